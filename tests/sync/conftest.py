@@ -27,7 +27,7 @@ from podwatch.stores.local import LocalStore
 from podwatch.sync.lease.protocol import LeaseClock, LeaseProtocol, LeaseTerms
 from podwatch.sync.lease.requests import perform
 from podwatch.sync.restore.child_process import FetchProcess
-from podwatch.sync.restore.restore import Restorer
+from podwatch.sync.restore.restore import Restorer, StorePlace
 from podwatch.sync.syncer import Syncer
 from podwatch.sync.types import RunIdentity
 from podwatch.system.clock import SystemClock
@@ -226,14 +226,11 @@ class World:
 
     def restorer(self) -> Restorer:
         return Restorer(
-            self.store,
-            self.keys,
+            StorePlace(self.store, self.keys, self.store_url, self.writer_id),
             self.layout,
             Workspace(self.output),
             self.journal,
-            store_url=self.store_url,
-            writer_id=self.writer_id,
-            fetcher=FetchProcess(self.credentials),
+            FetchProcess(self.credentials),
         )
 
     def pointer(self) -> Pointer | None:

@@ -27,10 +27,11 @@ from podwatch.domain.secrets import scrub_argv
 from podwatch.journal import Journal
 from podwatch.policy.resume import RemoteSave
 from podwatch.recovery.state import RecordHolder
+from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open import open_store, same_filesystem
 from podwatch.sync.restore.child_process import FetchProcess
-from podwatch.sync.restore.restore import FetchPace, Restorer
+from podwatch.sync.restore.restore import FetchPace, Restorer, StorePlace
 from podwatch.sync.types import RunIdentity
 from podwatch.sync.upload.job import keys_for
 from podwatch.system.clock import Clock
@@ -232,21 +233,18 @@ def make_restorer(
     settings: Settings, layout: Layout, workspace: Workspace, journal: Journal, writer_id: str
 ) -> Restorer:
     """The Restorer of this run; also used by ``podwatch restore`` without a daemon."""
+    sync = settings.sync
+
+    def opened() -> ObjectStore:
+        return open_store(sync.store, credentials_for(settings), writer_id=writer_id, connections=sync.connections)
+
     return Restorer(
-        lambda: open_store(
-            settings.sync.store,
-            credentials_for(settings),
-            writer_id=writer_id,
-            connections=settings.sync.connections,
-        ),
-        keys_for(settings.sync.store, settings.run_id),
+        StorePlace(opened, keys_for(sync.store, settings.run_id), sync.store, writer_id),
         layout,
         workspace,
         journal,
-        store_url=settings.sync.store,
-        writer_id=writer_id,
-        fetcher=FetchProcess(lambda: credentials_for(settings)),
-        pace=FetchPace(settings.sync.connections, settings.sync.connections_max, float(settings.sync.max_rate or 0)),
+        FetchProcess(lambda: credentials_for(settings)),
+        pace=FetchPace(sync.connections, sync.connections_max, float(sync.max_rate or 0)),
         user=settings.trainer.user,
     )
 

@@ -19,6 +19,12 @@ OpenStore = Callable[[], "ObjectStore"]
 """Opens the run's store again, with the credentials of this moment. Raises RemoteError or ConfigurationError."""
 
 
+class CannotDelete(str):
+    """The warning of ``ObjectStore.check`` that the key cannot delete."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class StoredObject:
     """One version of one object as the store reports it.
@@ -156,7 +162,7 @@ class ObjectStore(Protocol):
         ...
 
     def check(self) -> tuple[str, ...]:
-        """Prove that the store is usable; returns warnings (a key that cannot delete...). Raises RemoteError."""
+        """Prove that the store is usable; returns warnings, ``CannotDelete`` among them. Raises RemoteError."""
         ...
 
     def close(self) -> None: ...

@@ -13,7 +13,7 @@ from pathlib import Path
 from podwatch.client.format import size as in_words
 from podwatch.domain.errors import HostError, IntegrityError
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink, check_links
-from podwatch.stores.base import ObjectStore
+from podwatch.stores.base import OpenStore
 from podwatch.stores.parts import part_spans
 from podwatch.sync.restore.job import Fetched, FetchJob
 from podwatch.sync.restore.pieces import COMPLETE, DIFFERS, LOOK, PIECE, WHOLE, Pieces, staged_file
@@ -50,7 +50,7 @@ class Fetching:
     def __init__(
         self,
         job: FetchJob,
-        open_store: Callable[[], ObjectStore],
+        open_store: OpenStore,
         progress: Progress,
         *,
         parent: int = -1,

@@ -3,14 +3,13 @@ Each of these can be repeated after an interruption. Used by several threads at 
 
 import hashlib
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.manifest import ManifestFile
-from podwatch.stores.base import ObjectStore
+from podwatch.stores.base import ObjectStore, OpenStore, Take
 from podwatch.sync.connections import RateLimit
 from podwatch.sync.errors import SaveGone
 from podwatch.sync.restore.job import FetchJob
@@ -28,11 +27,9 @@ class Pieces:
     """``roots`` are the open staging directories by part (none for only checking). ``rate`` is this worker's share of
     the limit, in bytes per second; 0: none. Calling it raises IntegrityError, SaveGone, RemoteError or OSError."""
 
-    def __init__(
-        self, job: FetchJob, roots: Mapping[str, int], open_store: Callable[[], ObjectStore], rate: float
-    ) -> None:
+    def __init__(self, job: FetchJob, roots: Mapping[str, int], open_store: OpenStore, rate: float) -> None:
         self._job, self._roots, self._open_store = job, roots, open_store
-        self._limit = RateLimit(rate, time.monotonic, time.sleep)
+        self._limit = RateLimit(rate)
         self._store: ObjectStore | None = None
         self._opening = threading.Lock()
         self._turns: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
@@ -84,7 +81,7 @@ class Pieces:
             raise IntegrityError("the object's size differs from the recorded one", where=self._place(file))
         return CAME if digest.hexdigest() == file.parts_sha1[number] else DIFFERS
 
-    def _ask(self, file: ManifestFile, offset: int, length: int, take: Callable[[memoryview], None]) -> int:
+    def _ask(self, file: ManifestFile, offset: int, length: int, take: Take) -> int:
         store = self._opened()
         try:
             return store.get_range(file.key, offset, length, take, file_id=file.file_id)

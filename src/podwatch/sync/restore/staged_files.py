@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from podwatch.domain.errors import HostError
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink
+from podwatch.stores.base import Take
 from podwatch.stores.parts import part_spans
 from podwatch.system.files import open_below, open_dir_below, start_writeback
 from podwatch.system.pinned import Pin, open_pinned, open_regular
@@ -90,7 +91,7 @@ class StagedFile:
         write = self.writer(number, fresh=True)
         return self._hash_of(self._seed, number, write) == self.file.parts_sha1[number]
 
-    def _hash_of(self, descriptor: int, number: int, also: Callable[[memoryview], None] | None) -> str:
+    def _hash_of(self, descriptor: int, number: int, also: Take | None) -> str:
         position, left = self.spans[number]
         digest = hashlib.sha1(usedforsecurity=False)
         while left and (data := os.pread(descriptor, min(_BLOCK, left), position)):
@@ -100,7 +101,7 @@ class StagedFile:
             position, left = position + len(data), left - len(data)
         return "" if left else digest.hexdigest()
 
-    def writer(self, number: int, *, fresh: bool) -> Callable[[memoryview], None]:
+    def writer(self, number: int, *, fresh: bool) -> Take:
         """A function that writes blocks one after the other. In a fresh piece, blocks of zeros stay holes."""
         position = self.spans[number][0]
 

@@ -13,7 +13,7 @@ from podwatch.domain.errors import Busy, HostError, IntegrityError
 from podwatch.domain.manifest import Keys, Pointer
 from podwatch.policy.store_archive import Decision, Keep, StoredSave, plan_archive, sign_of_life
 from podwatch.policy.store_retention import Leftover, abandoned_uploads
-from podwatch.stores.base import ObjectStore, store_time
+from podwatch.stores.base import CannotDelete, ObjectStore, store_time
 from podwatch.sync.inventory import SavedSet, inventory, verify_save
 from podwatch.sync.publish import read_pointer
 from podwatch.sync.runs.archive_record import ArchiveRecord, read_record, write_record
@@ -98,7 +98,7 @@ class Archiver:
 
     def may_delete(self) -> str:
         """Why the key cannot delete; empty if it can."""
-        return next((warning for warning in self._store.check() if "delete" in warning), "")
+        return next((warning for warning in self._store.check() if isinstance(warning, CannotDelete)), "")
 
     def carry_out(self, plan: ArchivePlan) -> None:
         """Remove it. Raises Busy when a podwatch became active on the run or its pointer moved, RemoteError. A repeated

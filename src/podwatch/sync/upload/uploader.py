@@ -20,7 +20,7 @@ from podwatch.stores.base import Progress
 from podwatch.sync.publish import ObjectsMissing, Publisher
 from podwatch.sync.types import RunSource, SetSource, Tell, rfc3339
 from podwatch.sync.upload import job as jobs
-from podwatch.sync.upload.child_process import Children, ChildReplaced, Heard, OwnUnit, SetVoid, Upload, UploadStopped
+from podwatch.sync.upload.child_process import Children, ChildReplaced, OwnUnit, SetVoid, Upload, UploadStopped
 from podwatch.sync.upload.hardlinks import Held, Holder
 from podwatch.sync.upload.ownership import check_contents, owners_of
 from podwatch.sync.upload.priority import Priority, watched
@@ -34,6 +34,63 @@ OUTRUN = "sync.outrun"
 """Journal key: true once the trainer removed a checkpoint while it was being sent."""
 HELD_LOOK = 5.0
 """Seconds between checks of disk space while a checkpoint is held: the disk fills no faster than a save is written."""
+
+
+class _Record:
+    """Records what a child reports: in the journal, and in ``done`` what arrived."""
+
+    def __init__(self, journal: AsyncJournal, job: jobs.UploadJob, done: dict[str, UploadedObject]) -> None:
+        self._journal, self._job, self._done = journal, job, done
+        self._files = {f.remote: f for f in job.files}
+        self._uploads = {f.remote: f.upload for f in job.files}
+
+    async def heard(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Raises SetVoid when a file is not the one that was to be sent."""
+        kinds = {"begun": self._begun, "part": self._part, "object": self._arrived}
+        writes: list[Write] = []
+        try:
+            writes.extend(kinds[m["type"]](m) for m in messages)
+        finally:
+            await self._journal.run(Journal.together, writes)  # also what came before a changed file
+
+    def _begun(self, message: dict[str, Any]) -> Write:
+        job, file = self._job, self._files[str(message["remote"])]
+        self._uploads[file.remote] = upload = str(message["upload"])
+        record = BegunUpload(
+            path=file.remote,
+            upload=upload,
+            key=file.key,
+            part_size=job.part_size,
+            size=file.size,
+            mtime_ns=file.mtime_ns,
+            inode=file.inode,
+            device=file.device,
+            ctime_ns=int(message.get("ctime_ns", 0)),
+        )
+        return lambda journal: journal.save_begun(job.step, job.save_id, record)
+
+    def _part(self, message: dict[str, Any]) -> Write:
+        upload, number = self._uploads[str(message["remote"])], int(message["number"])
+        return lambda journal: journal.save_part(upload, number, str(message["sha1"]))
+
+    def _arrived(self, message: dict[str, Any]) -> Write:
+        job, file = self._job, self._files[str(message["remote"])]
+        source = {"device": file.device, "inode": file.inode, "size": file.size, "mtime_ns": file.mtime_ns}
+        if message["source"] != source or message["size"] != file.size:
+            raise SetVoid("a file changed while it was read", where=file.remote)
+        self._done[file.remote] = stored = UploadedObject(
+            path=file.remote,
+            part=file.part,
+            size=file.size,
+            mtime_ns=file.mtime_ns,
+            mode=file.mode,
+            inode=file.inode,
+            device=file.device,
+            key=file.key,
+            file_id=str(message["file_id"]),
+            parts_sha1=tuple(str(h) for h in message["parts_sha1"]),
+        )
+        return lambda journal: journal.save_object(job.step, job.save_id, stored)
 
 
 class Sender:
@@ -217,14 +274,14 @@ class Sender:
                 if before is not None and not missing:
                     whole = True
                     return
-                job, heard = await self._job(contents, missing, done, held=held)
+                job = await self._job(contents, missing, held=held)
                 credentials = await self._worker.call(self._run.credentials)
                 if before is not None and before.killed:  # in between
                     raise UploadStopped("the upload was stopped", where=f"step {job.step}")
                 there = total - sum(f.size for f in missing)
                 upload = self.running = Upload(job, self.children)
                 try:
-                    sending = upload.run(credentials, heard, _beyond(there, progress))
+                    sending = upload.run(credentials, _Record(self._journal, job, done).heard, _beyond(there, progress))
                     await watched(self.priority, upload, sending)
                     whole = True
                     return
@@ -240,11 +297,9 @@ class Sender:
         self,
         contents: SetContents,
         todo: tuple[jobs.JobFile, ...],
-        done: dict[str, UploadedObject],
         *,
         held: bool,
-    ) -> tuple[jobs.UploadJob, Heard]:
-        """The child's job, and the handler of its messages: they are recorded in the journal and in ``done``."""
+    ) -> jobs.UploadJob:
         pins = await self._worker.call(self._workspace.tree.pins)
         owners = None if held else await self._worker.call(owners_of, self._workspace.tree)
         step, save_id = contents.set.step, contents.set.save_id
@@ -266,59 +321,8 @@ class Sender:
             pins=pins,
             owners=owners,
         )
-        expected = {f.remote: f for f in job.files}
-        uploads = {f.remote: f.upload for f in job.files}
-
-        def begun(message: dict[str, Any]) -> Write:
-            file = expected[str(message["remote"])]
-            uploads[file.remote] = upload = str(message["upload"])
-            record = BegunUpload(
-                path=file.remote,
-                upload=upload,
-                key=file.key,
-                part_size=job.part_size,
-                size=file.size,
-                mtime_ns=file.mtime_ns,
-                inode=file.inode,
-                device=file.device,
-                ctime_ns=int(message.get("ctime_ns", 0)),
-            )
-            return lambda journal: journal.save_begun(step, save_id, record)
-
-        def part(message: dict[str, Any]) -> Write:
-            upload, number = uploads[str(message["remote"])], int(message["number"])
-            return lambda journal: journal.save_part(upload, number, str(message["sha1"]))
-
-        def arrived(message: dict[str, Any]) -> Write:
-            file = expected[str(message["remote"])]
-            source = {"device": file.device, "inode": file.inode, "size": file.size, "mtime_ns": file.mtime_ns}
-            if message["source"] != source or message["size"] != file.size:
-                raise SetVoid("a file changed while it was read", where=file.remote)
-            done[file.remote] = obj = UploadedObject(
-                path=file.remote,
-                part=file.part,
-                size=file.size,
-                mtime_ns=file.mtime_ns,
-                mode=file.mode,
-                inode=file.inode,
-                device=file.device,
-                key=file.key,
-                file_id=str(message["file_id"]),
-                parts_sha1=tuple(str(h) for h in message["parts_sha1"]),
-            )
-            return lambda journal: journal.save_object(step, save_id, obj)
-
-        kinds = {"begun": begun, "part": part, "object": arrived}
-
-        async def heard(messages: Sequence[dict[str, Any]]) -> None:
-            writes: list[Write] = []
-            try:
-                writes.extend(kinds[m["type"]](m) for m in messages)
-            finally:
-                await self._journal.run(Journal.together, writes)  # also what came before a changed file
-
         await self._worker.call(lambda: lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700))
-        return job, heard
+        return job
 
     async def publish(
         self,
