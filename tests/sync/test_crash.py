@@ -242,7 +242,7 @@ async def test_killed_child_sends_only_what_is_missing(b2: World, run: Run, afte
     await until(lambda: syncer._sender.running is not None and syncer._sender.running.pid and stored() >= after)
     before = b2.journal.objects(5, b2.catalogue.sets[0].save_id)
     kill(syncer._sender.running.pid)
-    await until(lambda: syncer.state.last_step == 5)
+    await until(lambda: syncer.status().last_step == 5)
     assert b2.violations() == []
     for path, obj in before.items():
         versions = [v for v in b2.server.versions(path) if v["action"] == "upload"]
@@ -265,7 +265,7 @@ async def test_stopped_daemon_leaves_no_child_and_goes_on(b2: World, run: Run) -
     b2.server.admin("clear")
     b2.journal = Journal.open(b2.directory / "state" / "journal.sqlite")
     second = await run(b2)
-    await until(lambda: second.state.last_step == 5)
+    await until(lambda: second.status().last_step == 5)
     assert b2.violations() == []
 
 

@@ -235,7 +235,7 @@ async def test_a_killed_upload_goes_on_where_it_was(b2: World, run: Run) -> None
     kill(syncer._sender.running.pid)
     known = parts()
     b2.server.admin("clear")
-    await until(lambda: syncer.state.last_step == 5)
+    await until(lambda: syncer.status().last_step == 5)
     assert b2.violations() == []
     sent = sum(e["ep"] == "b2_upload_part" for e in b2.server.events())
     whole = 9  # 45 MB in parts of 5 MB

@@ -63,7 +63,7 @@ class _OwnArtefacts:
         return own | secret_values({**os.environ, **self._parts.recovery.tools.pod.environment()})
 
     def may_write(self) -> bool:
-        return not self._syncer.state.superseded and not self._parts.run.guard.blocked_reason(Mutation.PUBLISH)
+        return not self._syncer.status().superseded and not self._parts.run.guard.blocked_reason(Mutation.PUBLISH)
 
     def may_delete(self) -> bool:
         return self._parts.settings.mode == "act" and not self._parts.run.guard.blocked_reason(Mutation.DELETE)

@@ -29,7 +29,7 @@ from podwatch.sync.lease.holder import Follower, LeaseHolder
 from podwatch.sync.lease.protocol import LeaseTerms, NotHolding
 from podwatch.sync.publish import Publisher, Superseded
 from podwatch.sync.retention import RemoteRetention, Sweeper, told
-from podwatch.sync.types import GuardedRun, SetSource, SyncState, Tell
+from podwatch.sync.types import GuardedRun, SetSource, SyncStatus, Tell
 from podwatch.sync.upload.job import keys_for
 from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker
@@ -62,7 +62,7 @@ class StoreSession:
         self._tell, self._backoff = tell, backoff
         self.url = settings.sync.store
         self.keys = keys_for(self.url, settings.run_id) if self.url else None
-        self.known = SyncState(store_url=self.url)
+        self.known = SyncStatus(store_url=self.url)
         """What the store has and how it is; the uploads are ``Syncer``'s to add."""
         self.worker = Worker("sync")
         self.idle = asyncio.Event()

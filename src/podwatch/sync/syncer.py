@@ -22,10 +22,11 @@ from podwatch.journal.records import PublishedSave, UploadedObject
 from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.policy.resume import NO_TRAINING
 from podwatch.policy.uploads import GivenUp, Waiting, next_upload, sort_begun
+from podwatch.stores.base import TOTAL
 from podwatch.sync.lease.protocol import LeaseTerms
 from podwatch.sync.publish import Publisher, Superseded
 from podwatch.sync.store_session import BACKOFF_MAX, BACKOFF_MIN, StoreSession, internal
-from podwatch.sync.types import Emit, GuardedRun, SetSource, SyncState
+from podwatch.sync.types import Emit, GuardedRun, SetSource, SyncStatus
 from podwatch.sync.upload import job as jobs
 from podwatch.sync.upload.child_process import SetForeign, SetVoid, UploadStopped
 from podwatch.sync.upload.optional_parts import OptionalParts
@@ -132,8 +133,7 @@ class Syncer:
 
     # -- for other parts -------------------------------------------------------------------------------------------
 
-    @property
-    def state(self) -> SyncState:
+    def status(self) -> SyncStatus:
         flight, lease = self._in_flight, self.session.lease
         known = replace(
             self.session.known,
@@ -141,6 +141,7 @@ class Syncer:
             uploaded_bytes=flight.sent,
             total_bytes=flight.total,
             abandoned_in_a_row=self._abandoned_in_a_row,
+            calls=TOTAL.snapshot(),
         )
         if lease is None:
             return known

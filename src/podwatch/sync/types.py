@@ -9,7 +9,7 @@ from podwatch.checkpoints.catalogue import SetContents
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
-from podwatch.policy.lease import Decision, LeaseAction
+from podwatch.policy.lease import Decision
 from podwatch.policy.uploads import Tally
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
@@ -138,8 +138,9 @@ class UploadPace:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncState:
-    """For status. ``ok`` is None until the store has answered or failed for the first time."""
+class SyncStatus:
+    """The store, the lease and the upload in flight at one moment, for status, findings and metrics. The defaults are
+    those of a run without a store. ``ok`` is None until the store has answered or failed for the first time."""
 
     store_url: str = ""
     ok: bool | None = None
@@ -156,8 +157,8 @@ class SyncState:
     uploaded_bytes: int = 0
     total_bytes: int = 0
     superseded: bool = False
-    standing: Decision = field(default_factory=lambda: Decision(LeaseAction.ASK))
-    """Whether this pod holds the run's lease."""
+    standing: Decision | None = None
+    """Whether this pod holds the run's lease; None without a store."""
     stored: frozenset[tuple[int, str]] = frozenset()
     """(step, save_id) of every checkpoint that is whole in the store."""
     newest_of: Mapping[str, int] = field(default_factory=dict)
@@ -169,3 +170,12 @@ class SyncState:
     pace: UploadPace = field(default_factory=UploadPace)
     tally: Tally = field(default_factory=Tally)
     """Outcome of the last checkpoints: stored, skipped, abandoned."""
+    calls: Mapping[str, int] = field(default_factory=dict)
+    """Calls to the store since podwatch started, by class (A free, B, C)."""
+
+    @property
+    def upload_left_seconds(self) -> float | None:
+        """Remaining seconds at the current rate; None without an upload or without progress."""
+        if self.uploading_step is None or not self.pace.rate:
+            return None
+        return max(0, self.total_bytes - self.uploaded_bytes) / self.pace.rate
