@@ -17,8 +17,19 @@ from podwatch.domain.lease import HolderState, Pod
 from podwatch.domain.manifest import Keys, Pointer
 from podwatch.policy.lease import LeaseAction, Timing, next_pointer
 from podwatch.stores.base import StoredObject
-from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, NotHolding, Superseded
-from podwatch.sync.lease.requests import Create, Delete, Get, ListAll, Put, Request, TooLate
+from podwatch.sync.lease.protocol import (
+    Create,
+    Delete,
+    Get,
+    LeaseProtocol,
+    LeaseTerms,
+    ListAll,
+    NotHolding,
+    Put,
+    Request,
+    Superseded,
+    TooLate,
+)
 
 RUN = Keys("run")
 HEARTBEAT = 60.0

@@ -24,8 +24,7 @@ from podwatch.stores.b2 import B2Store, Retry
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
-from podwatch.sync.lease.protocol import LeaseClock, LeaseProtocol, LeaseTerms
-from podwatch.sync.lease.requests import perform
+from podwatch.sync.lease.protocol import LeaseClock, LeaseProtocol, LeaseTerms, perform
 from podwatch.sync.restore.child_process import FetchProcess
 from podwatch.sync.restore.restore import Restorer, StorePlace
 from podwatch.sync.syncer import Syncer

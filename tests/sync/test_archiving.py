@@ -10,8 +10,7 @@ from podwatch.domain.manifest import Keys
 from podwatch.policy.store_archive import Keep
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.sync.inventory import inventory, verify_save
-from podwatch.sync.runs.archive import Archiver
-from podwatch.sync.runs.archive_record import read_record
+from podwatch.sync.runs.archive import Archiver, read_record
 from podwatch.sync.runs.list import list_runs
 from tests.support.past_runs import past_run, point, save
 from tests.sync.conftest import Shifted, World

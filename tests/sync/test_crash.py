@@ -20,8 +20,7 @@ from podwatch.journal.journal import Journal
 from podwatch.journal.records import BegunUpload, UploadedObject
 from podwatch.policy.lease import Timing
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms
-from podwatch.sync.lease.requests import perform
+from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, perform
 from podwatch.sync.publish import Publisher
 from podwatch.sync.retention import RemoteRetention
 from podwatch.sync.upload import job as jobs

@@ -17,9 +17,8 @@ from podwatch.domain.policy import RemotePolicy
 from podwatch.policy.store_retention import EXTRA
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.inventory import inventory, verify_optional, verify_save
-from podwatch.sync.publish import read_manifest
+from podwatch.sync.publish import read_manifest, read_optional
 from podwatch.sync.retention import RemoteRetention
-from podwatch.sync.upload.optional_manifest import read_optional
 from podwatch.sync.upload.optional_parts import OptionalParts, look
 from podwatch.system.clock import SystemClock
 from tests.support.checkpoints import write_prime_rl_step

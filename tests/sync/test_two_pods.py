@@ -16,8 +16,18 @@ from podwatch.domain.policy import RemotePolicy
 from podwatch.domain.run import IntentKind
 from podwatch.policy.lease import LeaseAction, Timing
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, NotHolding, Superseded
-from podwatch.sync.lease.requests import Create, Put, Request, TooLate, perform, put_before
+from podwatch.sync.lease.protocol import (
+    Create,
+    LeaseProtocol,
+    LeaseTerms,
+    NotHolding,
+    Put,
+    Request,
+    Superseded,
+    TooLate,
+    perform,
+    put_before,
+)
 from podwatch.sync.publish import Publisher, named_by_others, newest_pointer, read_pointer
 from podwatch.sync.retention import RemoteRetention
 from tests.sync.conftest import AtWall, Held, World

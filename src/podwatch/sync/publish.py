@@ -10,20 +10,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from podwatch.domain.errors import IntegrityError, RemoteError
+from podwatch.domain.errors import IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave
 from podwatch.policy.lease import next_pointer
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.errors import SaveGone
-from podwatch.sync.lease.protocol import LeaseClock
+from podwatch.sync.lease.protocol import LeaseClock, put_before
 from podwatch.sync.lease.protocol import Superseded as Superseded
-from podwatch.sync.lease.requests import put_before
 from podwatch.sync.types import Lease, RunIdentity, RunSource, rfc3339
 
-_POINTER_LIMIT = 1 << 20
+_POINTER_LIMIT, _OPTIONAL_LIMIT = 1 << 20, 64 << 20
 SEQ, LAST = "sync.seq", "sync.pointer"
 """Journal keys: the highest seq and the last pointer that this writer has published."""
 POINTER_VERSIONS = 50
@@ -122,6 +120,25 @@ def checked_manifest(keys: Keys, data: bytes, step: int, save_id: str, *, where:
         if not link.path.startswith(f"{link.part}/"):
             raise IntegrityError("the manifest names a link outside its part", where=where)
     return manifest
+
+
+def read_optional(store: ObjectStore, keys: Keys, step: int, save_id: str) -> Manifest | None:
+    """``optional.json`` beside a checkpoint's manifest: the stored parts that a resume does not need. None if there is
+    none. Raises IntegrityError if it cannot be used, RemoteError for store trouble.
+
+    It is a manifest of its own, in the same form, so that ``manifest.json`` and the pointer stay as they were
+    published. A store without versions can replace one file at a time: a rewritten manifest would, for a moment, not
+    match the pointer. A podwatch that does not know ``optional.json`` restores the rest as always.
+    """
+    key = keys.optional(step, save_id)
+    found = store.stat(key)
+    if found is None:
+        return None
+    where = f"{store.url}/{key}"
+    if not found.ours:
+        raise IntegrityError("optional.json is not podwatch's", where=where)
+    data = store.get_bytes(key, found.file_id, limit=_OPTIONAL_LIMIT)
+    return None if data is None else checked_manifest(keys, data, step, save_id, where=where)
 
 
 class Publisher:

@@ -18,8 +18,7 @@ from podwatch.domain.lease import HolderState
 from podwatch.domain.manifest import Keys
 from podwatch.policy.lease import Decision, LeaseAction, locked_out
 from podwatch.stores.base import ObjectStore, OpenStore
-from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, Memory
-from podwatch.sync.lease.requests import perform
+from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, Memory, perform
 from podwatch.sync.types import PodSide, Tell
 from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker

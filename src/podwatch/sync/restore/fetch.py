@@ -16,8 +16,17 @@ from podwatch.domain.manifest import ManifestFile, ManifestSymlink, check_links
 from podwatch.stores.base import OpenStore
 from podwatch.stores.parts import part_spans
 from podwatch.sync.restore.job import Fetched, FetchJob
-from podwatch.sync.restore.pieces import COMPLETE, DIFFERS, LOOK, PIECE, WHOLE, Pieces, staged_file
-from podwatch.sync.restore.staged_files import link_there, same_on_disk
+from podwatch.sync.restore.staged_files import (
+    COMPLETE,
+    DIFFERS,
+    LOOK,
+    PIECE,
+    WHOLE,
+    Pieces,
+    link_there,
+    same_on_disk,
+    staged_file,
+)
 from podwatch.sync.restore.staging import allocated, give_away, open_staging, strip
 from podwatch.sync.restore.worker_processes import Order, Workers, how_many
 from podwatch.system.files import open_dir_below, sync_filesystem

@@ -13,10 +13,10 @@ from podwatch.domain.errors import ConfigurationError, IntegrityError
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestSymlink, check_links, sha1_hex
 from podwatch.policy.store_retention import EXTRA
 from podwatch.stores.base import ObjectStore
+from podwatch.sync.publish import read_optional
 from podwatch.sync.restore.fetch import by_part
 from podwatch.sync.restore.job import Fetched
 from podwatch.sync.restore.staging import StagingArea
-from podwatch.sync.upload.optional_manifest import read_optional
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 

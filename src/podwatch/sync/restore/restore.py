@@ -15,13 +15,12 @@ from typing import Any
 
 from podwatch.checkpoints.layouts import shared_rules
 from podwatch.checkpoints.layouts.base import Layout
-from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError
+from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys, Manifest, Pointer, check_links, sha1_hex
 from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState, valid_ids
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave
 from podwatch.stores.base import ObjectStore, OpenStore, Progress, StoredObject
-from podwatch.sync.errors import SaveGone
 from podwatch.sync.publish import checked_manifest, newest_pointer, published_from, read_manifest
 from podwatch.sync.restore.child_process import Fetcher
 from podwatch.sync.restore.fetch import by_part, is_marker

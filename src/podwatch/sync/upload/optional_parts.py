@@ -30,13 +30,12 @@ from podwatch.journal.journal import Journal
 from podwatch.journal.records import UploadedObject
 from podwatch.policy.store_retention import EXTRA, Occasion, SaveKey, occasions, still_owed
 from podwatch.stores.base import ObjectStore, Progress
-from podwatch.sync.lease.requests import put_before
-from podwatch.sync.publish import matches_store
+from podwatch.sync.lease.protocol import put_before
+from podwatch.sync.publish import matches_store, read_optional
 from podwatch.sync.types import GuardedRun, Lease, SetSource, Tell, rfc3339
 from podwatch.sync.upload import job as jobs
 from podwatch.sync.upload.artifacts import looks_like_a_key
 from podwatch.sync.upload.child_process import SetVoid, UploadStopped
-from podwatch.sync.upload.optional_manifest import read_optional
 from podwatch.sync.upload.uploader import Sender
 from podwatch.system.clock import Clock
 from podwatch.system.pinned import HIDDEN
