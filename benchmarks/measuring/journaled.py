@@ -66,13 +66,17 @@ def sender_for(url: str, home: str, paths: list[Path]) -> Sender:
         }
     )
     return Sender(
-        settings=settings,
-        identity=cast(Any, lambda: SimpleNamespace(writer_id="bench")),
-        catalogue=cast(Any, None),
-        journal=AsyncJournal(Journal.open(Path(home) / "journal.sqlite")),
-        clock=SystemClock(),
-        credentials=lambda: Credentials("id", "key", url),
-        worker=Worker("bench"),
+        settings,
+        cast(
+            Any,
+            SimpleNamespace(
+                identity=lambda: SimpleNamespace(writer_id="bench"), credentials=lambda: Credentials("id", "key", url)
+            ),
+        ),
+        cast(Any, None),
+        AsyncJournal(Journal.open(Path(home) / "journal.sqlite")),
+        SystemClock(),
+        Worker("bench"),
     )
 
 

@@ -13,7 +13,7 @@ from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.snapshot import Reading, SensorState, Supervision, TrainerSample, observed, unobserved
 from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.policy.uploads import Outcome, Tally
-from podwatch.sync.types import SyncState, UploadPace
+from podwatch.sync.types import SyncStatus, UploadPace
 
 
 def test_a_restart_by_init_after_a_freeze_is_a_warning_for_ten_minutes() -> None:
@@ -84,7 +84,7 @@ def test_a_command_that_has_saved_does_not_save_nothing() -> None:
         assert same == other
 
 
-BUSY = SyncState(
+BUSY = SyncStatus(
     store_url="b2://bucket",
     ok=True,
     pace=UploadPace(
@@ -92,7 +92,7 @@ BUSY = SyncState(
     ),
     tally=Tally((Outcome.SKIPPED, Outcome.STORED)),
 )
-BEHIND = SyncState(
+BEHIND = SyncStatus(
     store_url="b2://bucket",
     ok=True,
     tally=Tally((Outcome.SKIPPED, Outcome.SKIPPED, Outcome.STORED) * 12, 1260.0, 420.0),
@@ -135,7 +135,7 @@ def test_an_uplink_that_is_slower_than_the_saves() -> None:
         replace(BEHIND, tally=replace(BEHIND.tally, upload_seconds=400.0)),
     ],
 )
-def test_no_word_of_slow_uploads_without_cause(sync: SyncState | None) -> None:
+def test_no_word_of_slow_uploads_without_cause(sync: SyncStatus | None) -> None:
     assert upload_findings(sync, now=150.0) == ()
 
 

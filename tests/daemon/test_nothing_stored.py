@@ -9,9 +9,9 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.finding import FindingKind
 from podwatch.policy.backup import safekeeping
 from podwatch.policy.lease import Decision, LeaseAction
-from podwatch.sync.types import SyncState
+from podwatch.sync.types import SyncStatus
 
-EMPTY = SyncState(store_url="b2://bucket", ok=True, saves=0, standing=Decision(LeaseAction.HOLD))
+EMPTY = SyncStatus(store_url="b2://bucket", ok=True, saves=0, standing=Decision(LeaseAction.HOLD))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ EMPTY = SyncState(store_url="b2://bucket", ok=True, saves=0, standing=Decision(L
     ],
     ids=["empty", "not asked", "refused", "30 saves", "published", "stored", "another pod's", "no store", "no syncer"],
 )
-def test_nothing_is_stored_only_where_that_is_known(state: SyncState | None, nothing: bool) -> None:
+def test_nothing_is_stored_only_where_that_is_known(state: SyncStatus | None, nothing: bool) -> None:
     assert kept_of(state, (), lambda _found: True, 7).nothing_stored is nothing
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from podwatch.daemon import preempt
 from podwatch.daemon.preempt import Budget, fits, system_is_stopping, upload_if_it_fits
-from podwatch.sync.types import SyncState
+from podwatch.sync.types import SyncStatus
 from tests.support.asking import leaves_within, messages, published, running
 from tests.support.rig import Rig, alive
 
@@ -113,16 +113,16 @@ def test_what_fits() -> None:
 async def test_an_upload_that_fits_is_waited_for_and_one_that_does_not_is_dropped_soon() -> None:
     began = time.monotonic()
 
-    def going(rate: float, total: int) -> SyncState:
+    def going(rate: float, total: int) -> SyncStatus:
         sent = min(total, int(rate * (time.monotonic() - began)))
-        return SyncState(uploading_step=None if sent >= total else 5, uploaded_bytes=sent, total_bytes=total)
+        return SyncStatus(uploading_step=None if sent >= total else 5, uploaded_bytes=sent, total_bytes=total)
 
     assert await upload_if_it_fits(lambda: going(1000, 1000), Budget(20))
     assert 0.9 < time.monotonic() - began < 15, "long before the budget's end"
     began = time.monotonic()
     assert not await upload_if_it_fits(lambda: going(1000, 100_000), Budget(20))
     assert time.monotonic() - began < 15
-    assert await upload_if_it_fits(SyncState, Budget(3)), "none is in flight"
+    assert await upload_if_it_fits(SyncStatus, Budget(3)), "none is in flight"
 
 
 async def test_training_is_told_even_when_everything_before_it_hangs() -> None:
@@ -135,7 +135,7 @@ async def test_training_is_told_even_when_everything_before_it_hangs() -> None:
     async def tell() -> None:
         told.append(time.monotonic() - began)
 
-    state = SyncState(uploading_step=5, total_bytes=10)
+    state = SyncStatus(uploading_step=5, total_bytes=10)
     await preempt.say_goodbye(Budget(3), state=lambda: state, beat=hang, end_sync=hang, tell=tell)
     assert told
     assert told[0] < 30, "what hangs, hangs for a minute"

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from podwatch.domain.snapshot import GpuState
 from podwatch.reporting.metrics import exposition, make_registry
 from podwatch.reporting.status import build_status
+from podwatch.sync.types import UploadPace
 from tests.reporting import views
 
 
@@ -50,9 +51,10 @@ def test_values():
     counted = replace(view, counters=replace(view.counters, skipped=14, abandoned=2))
     assert value(counted, "podwatch_skipped_sets_total") == 14
     assert value(counted, "podwatch_abandoned_sets_total") == 2
-    still = replace(view, sync=replace(view.sync, upload_rate=0.0))
+    still = replace(view, sync=replace(view.sync, pace=UploadPace(85, rate=0.0)))
     assert value(still, "podwatch_upload_left_seconds") is None
-    assert value(replace(view, sync=replace(view.sync, upload_rate=None)), "podwatch_upload_bytes_per_second") is None
+    unknown = replace(view, sync=replace(view.sync, pace=UploadPace(85)))
+    assert value(unknown, "podwatch_upload_bytes_per_second") is None
 
 
 @pytest.mark.parametrize("name", views.ALL)

@@ -13,8 +13,9 @@ from podwatch.daemon.status_view import headline, heartbeat_fields, steps_at_ris
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, observed
 from podwatch.reporting.metrics import exposition, make_registry
 from podwatch.reporting.status import build_status
-from podwatch.reporting.view import DaemonView, RecoveryView, SyncView
+from podwatch.reporting.view import DaemonView, RecoveryView
 from podwatch.reporting.wandb import metrics_of
+from podwatch.sync.types import SyncStatus
 from tests.reporting import views
 
 LAST = "; the trainer is alive, last step 85"
@@ -126,7 +127,7 @@ def test_what_a_death_would_cost(
     sets = () if here is None else (views.checkpoint(here),)
     sync = replace(view.sync, last_step=stored, saves=30 if read else None)
     assert steps_at_risk(view.snapshot, sets, resumed, sync) == lost
-    assert steps_at_risk(view.snapshot, (), None, SyncView()) == 205, "without a store nothing is unknown"
+    assert steps_at_risk(view.snapshot, (), None, SyncStatus()) == 205, "without a store nothing is unknown"
     counted = steps_at_risk(view.snapshot, sets, resumed, sync, saves_counted=True)
     assert counted == (205 if here is resumed is stored is None and read else None), "a save's number is no step"
 
@@ -135,11 +136,11 @@ def test_without_steps_between_checkpoints_the_cost_of_a_death_is_unknown() -> N
     saved = ProgressSample(ProgressSource.CHECKPOINT, "checkpoint", views.NOW - 1, 205)
     sets = (views.checkpoint(205),)
     view = seen(saved)
-    assert steps_at_risk(view.snapshot, sets, None, SyncView()) is None
+    assert steps_at_risk(view.snapshot, sets, None, SyncStatus()) is None
     status = render(build_status(replace(view, steps_at_risk=None)))
     assert "podwatch finds no later step in training's logs" in " ".join(status.split())
     counted = seen(saved, ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - 1, 205))
-    assert steps_at_risk(counted.snapshot, sets, None, SyncView()) == 0
+    assert steps_at_risk(counted.snapshot, sets, None, SyncStatus()) == 0
 
 
 @pytest.mark.parametrize(

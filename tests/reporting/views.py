@@ -35,7 +35,8 @@ from podwatch.domain.snapshot import (
 from podwatch.incidents.bundle import plain
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
 from podwatch.recovery.failure import given_up
-from podwatch.reporting.view import Counters, DaemonView, RecoveryView, SyncView
+from podwatch.reporting.view import Counters, DaemonView, RecoveryView
+from podwatch.sync.types import SyncStatus, UploadPace
 from tests.detection.looks import world
 
 GB = 10**9
@@ -108,7 +109,7 @@ def healthy() -> DaemonView:
         pid=99,
         opening="adopted the running trainer at step 40",
         sensors={"gpu": seeing, "trainer": seeing, "disk": seeing, "inference": seeing, "progress": seeing},
-        sync=SyncView(
+        sync=SyncStatus(
             store_url="b2://beautifulsoup-rl",
             ok=True,
             last_step=80,
@@ -116,7 +117,7 @@ def healthy() -> DaemonView:
             uploading_step=85,
             uploaded_bytes=12 * GB,
             total_bytes=47 * GB,
-            upload_rate=15e6,
+            pace=UploadPace(85, rate=15e6),
             stored=frozenset({(80, "s80")}),
         ),
         learned=Learned(gpu_baseline_bytes=((0, 71 * GIB),), step_seconds=(240.0,), startups=(900.0,)),
@@ -275,7 +276,7 @@ def gave_up() -> DaemonView:
             detail=decision.reason,
         ),
         checkpoints=(checkpoint(80, age=10_500), checkpoint(85, age=9300)),
-        sync=SyncView(
+        sync=SyncStatus(
             store_url=view.sync.store_url, ok=True, last_step=85, last_published_wall=WALL - 6100, stored=stored
         ),
         incident=incident(resolved=False, cause=cause),
@@ -286,7 +287,7 @@ def not_backed_up() -> DaemonView:
     view = healthy()
     checkpoints = (checkpoint(80, age=1260), checkpoint(85), checkpoint(83, complete=False))
     findings = backup_findings(None, checkpoints, now=NOW, wall=WALL, max_lag=3600.0, since=NOW - 9000)
-    return replace(view, sync=SyncView(), findings=findings, checkpoints=checkpoints)
+    return replace(view, sync=SyncStatus(), findings=findings, checkpoints=checkpoints)
 
 
 def blind() -> DaemonView:

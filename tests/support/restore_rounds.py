@@ -20,7 +20,7 @@ from podwatch.domain.run import IntentKind
 from podwatch.journal.journal import Journal
 from podwatch.sync.restore import staging as staging_module
 from podwatch.sync.restore.child_process import FetchProcess
-from podwatch.sync.restore.restore import FetchPace, Restorer
+from podwatch.sync.restore.restore import FetchPace, Restorer, StorePlace
 from podwatch.system import procfs
 from podwatch.system.pinned import PinnedTree
 from podwatch.system.workspace import Workspace
@@ -53,9 +53,8 @@ def restore(pod: World) -> None:
     """What a podwatch does; ours is the process that is killed."""
     pace = FetchPace(CONNECTIONS, CONNECTIONS, 0.0 if pod.endpoint else LINE * CONNECTIONS)
     Restorer(
-        pod.store, pod.keys, pod.layout, Workspace(pod.output), pod.journal,
-        store_url=pod.store_url, writer_id="w2",
-        fetcher=FetchProcess(pod.credentials), pace=pace,
+        StorePlace(pod.store, pod.keys, pod.store_url, "w2"), pod.layout, Workspace(pod.output), pod.journal,
+        FetchProcess(pod.credentials), pace=pace,
     ).fetch()  # fmt: skip
 
 

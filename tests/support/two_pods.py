@@ -17,8 +17,19 @@ from podwatch.domain.lease import HolderState, Pod
 from podwatch.domain.manifest import Keys, Pointer
 from podwatch.policy.lease import LeaseAction, Timing, next_pointer
 from podwatch.stores.base import StoredObject
-from podwatch.sync.lease.protocol import LeaseProtocol, NotHolding, Superseded
-from podwatch.sync.lease.requests import Create, Delete, Get, ListAll, Put, Request, TooLate
+from podwatch.sync.lease.protocol import (
+    Create,
+    Delete,
+    Get,
+    LeaseProtocol,
+    LeaseTerms,
+    ListAll,
+    NotHolding,
+    Put,
+    Request,
+    Superseded,
+    TooLate,
+)
 
 RUN = Keys("run")
 HEARTBEAT = 60.0
@@ -232,10 +243,8 @@ class SimPod:
         self._busy, self._queue, self._spoke = False, [], False
         self._first_look = world.now
         self.claims = LeaseProtocol(
-            self.me, RUN, self.memory,
-            exclusive=world.store.exclusive, boottime=lambda: world.now + self.offset, stamp=lambda: f"{world.now:.3f}",
-            timing=Timing(), take_over=take_over, nonce=lambda: f"{world.random.getrandbits(64):016x}",
-            training=lambda: self.training, trained=lambda: self.trained,
+            LeaseTerms(self.me, Timing(), take_over), RUN, self.memory, self, self,
+            exclusive=world.store.exclusive, nonce=lambda: f"{world.random.getrandbits(64):016x}",
         )  # fmt: skip
         self._round(self.life)
         self._soon(world.random.uniform(0, HEARTBEAT), lambda: self._beats(life), life := self.life)
@@ -260,6 +269,18 @@ class SimPod:
         if not self.frozen:
             self.frozen_at = self.world.now
         self.frozen_until = max(self.frozen_until, self.world.now + seconds)
+
+    def boottime(self) -> float:
+        return self.world.now + self.offset
+
+    def wall(self) -> float:
+        return self.world.now
+
+    def trainer_alive(self) -> bool:
+        return self.training
+
+    def ever_started(self) -> bool:
+        return self.trained
 
     @property
     def frozen(self) -> bool:

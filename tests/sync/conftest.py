@@ -24,8 +24,9 @@ from podwatch.stores.b2 import B2Store, Retry
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
+from podwatch.sync.lease.protocol import LeaseClock, LeaseProtocol, LeaseTerms, perform
 from podwatch.sync.restore.child_process import FetchProcess
-from podwatch.sync.restore.restore import Restorer
+from podwatch.sync.restore.restore import Restorer, StorePlace
 from podwatch.sync.syncer import Syncer
 from podwatch.sync.types import RunIdentity
 from podwatch.system.clock import SystemClock
@@ -58,9 +59,41 @@ def local_violations(root: Path, keys: Keys) -> list[str]:
     return []
 
 
+class Shifted(SystemClock):
+    """``later``: seconds by which its time of day is ahead."""
+
+    def __init__(self, later: float = 0.0) -> None:
+        self.later = later
+
+    def wall(self) -> float:
+        return super().wall() + self.later
+
+
+class AtWall(SystemClock):
+    """With this time of day."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def wall(self) -> float:
+        return self.now
+
+
+@dataclass
+class Held:
+    """A lease held by the protocol's own rules, without a daemon."""
+
+    claims: LeaseProtocol
+    clock: LeaseClock
+
+    def confirm(self, store: ObjectStore) -> tuple[int, float]:
+        found: tuple[int, float] = perform(store, self.claims.confirm(), self.clock)
+        return found
+
+
 @dataclass
 class World:
-    """One pod. ``other`` makes a second pod on the same store."""
+    """One pod, and what the syncer asks about it. ``other`` makes a second pod on the same store."""
 
     directory: Path
     store_url: str
@@ -129,6 +162,24 @@ class World:
             has_parent=self.has_parent,
         )
 
+    def trainer_alive(self) -> bool:
+        return self.trains
+
+    def ever_started(self) -> bool:
+        return False
+
+    def must_not_train(self, why: str) -> None:
+        self.refused.append(why)
+
+    def store_refuses(self, error: PodwatchError) -> None:
+        self.locked_out.append(error)
+
+    def training_finished(self) -> bool:
+        return self.finished
+
+    def withheld(self) -> str:
+        return ""
+
     def store(self) -> ObjectStore:
         if self.endpoint:
             credentials = self.credentials()
@@ -160,34 +211,25 @@ class World:
     def syncer(self) -> Syncer:
         journal = AsyncJournal(self.journal)
         self.journals.append(journal)
+        me = Pod(self.writer_id, f"machine-{self.writer_id}", "boot", "place", f"host-{self.writer_id}")
         return Syncer(
-            settings=self.settings,
-            identity=self.identity,
-            catalogue=self.catalogue,
-            journal=journal,
-            clock=SystemClock(),
-            credentials=self.credentials,
-            emit=self.events.append,
+            self.settings,
+            self,
+            self.catalogue,
+            journal,
+            SystemClock(),
+            self.events.append,
+            terms=LeaseTerms(me, self.timing, self.take_over),
             backoff=self.backoff,
-            me=Pod(self.writer_id, f"machine-{self.writer_id}", "boot", "place", f"host-{self.writer_id}"),
-            timing=self.timing,
-            take_over=self.take_over,
-            training=lambda: self.trains,
-            refused=self.refused.append,
-            locked_out=self.locked_out.append,
-            finished=lambda: self.finished,
         )
 
     def restorer(self) -> Restorer:
         return Restorer(
-            self.store,
-            self.keys,
+            StorePlace(self.store, self.keys, self.store_url, self.writer_id),
             self.layout,
             Workspace(self.output),
             self.journal,
-            store_url=self.store_url,
-            writer_id=self.writer_id,
-            fetcher=FetchProcess(self.credentials),
+            FetchProcess(self.credentials),
         )
 
     def pointer(self) -> Pointer | None:

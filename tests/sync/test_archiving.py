@@ -10,17 +10,16 @@ from podwatch.domain.manifest import Keys
 from podwatch.policy.store_archive import Keep
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.sync.inventory import inventory, verify_save
-from podwatch.sync.runs.archive import Archiver
-from podwatch.sync.runs.archive_record import read_record
+from podwatch.sync.runs.archive import Archiver, read_record
 from podwatch.sync.runs.list import list_runs
 from tests.support.past_runs import past_run, point, save
-from tests.sync.conftest import World
+from tests.sync.conftest import Shifted, World
 
 DAY = 86400.0
 
 
 def archiver(store: ObjectStore, keys: Keys, days: float = 3.0) -> Archiver:
-    return Archiver(store, keys, lambda: time.time() + days * DAY)
+    return Archiver(store, keys, Shifted(days * DAY))
 
 
 def steps(store: ObjectStore, keys: Keys) -> list[int]:
@@ -39,7 +38,7 @@ def test_only_the_newest_stays(world: World) -> None:
     assert [(d.save.step, d.stays) for d in plan.decisions] == [(10, False), (20, False), (30, True)]
     assert plan.freed_bytes == sum(d.save.size_bytes for d in plan.decisions[:2]) > 0
     forgotten: list[int] = []
-    Archiver(store, keys, lambda: time.time() + 3 * DAY, forget=lambda step, _: forgotten.append(step)).carry_out(plan)
+    Archiver(store, keys, Shifted(3 * DAY), forget=lambda step, _: forgotten.append(step)).carry_out(plan)
     assert steps(store, keys) == [30]
     assert forgotten == [10, 20]
     assert not [o.key for o in store.list(keys.step(10))]

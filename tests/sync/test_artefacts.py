@@ -21,7 +21,6 @@ from podwatch.sync.upload import artifacts
 from podwatch.sync.upload.artifacts import (
     MOST_LOGS,
     Artefact,
-    ArtefactSources,
     Artifacts,
     LogEnds,
     bundles,
@@ -29,10 +28,47 @@ from podwatch.sync.upload.artifacts import (
     plain_name,
     scrubber,
 )
+from podwatch.system.clock import SystemClock
 from tests.sync.conftest import World
 
 SECRET = "s3cr3t-value-of-this-pod"
 LOG_BYTES = 4000
+
+
+class Later(SystemClock):
+    """The pod's clock."""
+
+    def __init__(self, pod: "Pod") -> None:
+        self.pod = pod
+
+    def wall(self) -> float:
+        return super().wall() + self.pod.later
+
+
+class PodSources:
+    """What the pod of a test keeps of itself."""
+
+    def __init__(self, pod: "Pod", host: str = "pod-1") -> None:
+        self.pod, self.host = pod, host
+        self.incidents, self.log_bytes = pod.incidents, LOG_BYTES
+
+    def logs(self) -> Sources:
+        return Sources(self.pod.out, ("logs/*.log",))
+
+    def configs(self) -> tuple[str, ...]:
+        return tuple(self.pod.paths)
+
+    def secrets(self) -> frozenset[str]:
+        return self.pod.secrets
+
+    def may_write(self) -> bool:
+        return True
+
+    def may_delete(self) -> bool:
+        return self.pod.delete
+
+    def trouble(self, problem: str) -> None:
+        self.pod.told.append(problem)
 
 
 @dataclass
@@ -48,22 +84,7 @@ class Pod:
         self.out, self.incidents = self.world.output, self.world.directory / "incidents"
 
     def artefacts(self, host: str = "pod-1") -> Artifacts:
-        sources = ArtefactSources(
-            logs=lambda: Sources(self.out, ("logs/*.log",)),
-            configs=lambda: tuple(self.paths),
-            incidents=self.incidents,
-            secrets=lambda: self.secrets,
-            host=host,
-            log_bytes=LOG_BYTES,
-        )
-        return Artifacts(
-            self.world.store,
-            self.world.keys,
-            sources,
-            lambda: time.time() + self.later,
-            may_delete=lambda: self.delete,
-            tell=self.told.append,
-        )
+        return Artifacts(self.world.store, self.world.keys, PodSources(self, host), Later(self))
 
     def log(self, name: str, text: str) -> Path:
         path = self.out / "logs" / name
@@ -200,17 +221,12 @@ async def test_a_store_that_hangs_never_reaches_the_loop(b2: World) -> None:
 async def test_unknown_secrets_mean_nothing_is_sent(local: World) -> None:
     pod = Pod(local)
     pod.log("trainer.log", "1\n")
-    sources = pod.artefacts()._sources
 
-    def unknown() -> frozenset[str]:
-        raise ConfigurationError("env file cannot be read")
+    class Unknown(PodSources):
+        def secrets(self) -> frozenset[str]:
+            raise ConfigurationError("env file cannot be read")
 
-    blind = Artifacts(
-        local.store,
-        local.keys,
-        ArtefactSources(sources.logs, sources.configs, sources.incidents, unknown, "pod-1", LOG_BYTES),
-        time.time,
-    )
+    blind = Artifacts(local.store, local.keys, Unknown(pod), SystemClock())
     await blind.store()
     assert "env file" in blind.problem
     assert pod.stored() == {}
@@ -365,18 +381,18 @@ def test_a_file_that_looks_like_a_key_is_no_configuration(tmp_path: Path) -> Non
 
 
 def test_bundles_that_are_no_bundles(tmp_path: Path) -> None:
-    assert bundles(tmp_path / "absent", lambda _: False, 0.0, scrubber(frozenset())) == []
+    assert bundles(tmp_path / "absent", (), 0.0, scrubber(frozenset())) == []
     (tmp_path / ".3.partial").mkdir()
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to("/etc")
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "link").symlink_to("/etc/passwd")
-    (found,) = bundles(tmp_path, lambda _: False, 0.0, scrubber(frozenset()))
+    (found,) = bundles(tmp_path, (), 0.0, scrubber(frozenset()))
     assert found.name.endswith("-7.tar.gz")
     with tarfile.open(fileobj=io.BytesIO(found.data)) as archive:
         assert archive.getnames() == []
-    assert bundles(tmp_path, lambda _: True, 0.0, scrubber(frozenset())) == []
-    assert bundles(tmp_path, lambda _: False, time.time() + 60, scrubber(frozenset())) == []
+    assert bundles(tmp_path, {found.name}, 0.0, scrubber(frozenset())) == []
+    assert bundles(tmp_path, (), time.time() + 60, scrubber(frozenset())) == []
 
 
 @given(st.text(max_size=300))

@@ -134,7 +134,7 @@ async def test_the_syncer_has_one_wait_while_a_save_is_written(local: World, run
 
     sender.publish = published  # type: ignore[method-assign]
     syncer.notify()
-    while syncer.state.last_step != 5:
+    while syncer.status().last_step != 5:
         if sender.running is not None:
             seen.add(sender.running.pid)
         await asyncio.sleep(0.001)

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,15 +20,17 @@ from podwatch.journal.journal import Journal
 from podwatch.journal.records import BegunUpload, UploadedObject
 from podwatch.policy.lease import Timing
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.lease.protocol import LeaseProtocol
-from podwatch.sync.lease.requests import perform
+from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, perform
 from podwatch.sync.publish import Publisher
 from podwatch.sync.retention import RemoteRetention
 from podwatch.sync.upload import job as jobs
 from podwatch.sync.upload.send_parts import Sending
+from podwatch.system.clock import SystemClock
 from podwatch.system.pinned import pin_of
 from tests.support.forking import in_child, kill
-from tests.sync.conftest import Run, World, until
+from tests.sync.conftest import AtWall, Held, Run, World, until
+
+CLOCK = SystemClock()
 
 
 def part_size(world: World) -> int:
@@ -81,12 +82,13 @@ JOURNAL = (
 
 def hold(world: World, store: ObjectStore, journal: Journal) -> LeaseProtocol:
     """What comes first: the claim, which is killed at its writes like everything else."""
+    me = Pod(world.writer_id, "machine", "boot", "place")
     claims = LeaseProtocol(
-        Pod(world.writer_id, "machine", "boot", "place"), world.keys, journal, exclusive=store.exclusive,
-        boottime=time.monotonic, stamp=lambda: "", timing=Timing(patience=0.0, claim_wait=0.0),
+        LeaseTerms(me, Timing(patience=0.0, claim_wait=0.0)), world.keys, journal, CLOCK, world,
+        exclusive=store.exclusive,
     )  # fmt: skip
     while not claims.holding:
-        perform(store, claims.look(), time.monotonic)
+        perform(store, claims.look(), CLOCK)
     return claims
 
 
@@ -98,10 +100,8 @@ def once(world: World, step: int, fuse: Fuse) -> None:
     store: ObjectStore = fuse.wrap(opened, STORE)
     try:
         claims = hold(world, store, journal)
-        publisher = Publisher(
-            store, world.keys, journal, world.identity, lambda: float(step),
-            confirm=lambda _: perform(store, claims.confirm(), time.monotonic), boottime=time.monotonic,
-        )  # fmt: skip
+        lease, clock = Held(claims, CLOCK), AtWall(float(step))
+        publisher = Publisher(store, world.keys, journal, world, clock, lease)
         publisher.recover()
         world.scan()
         contents = world.catalogue.contents(step)
@@ -151,9 +151,8 @@ def once(world: World, step: int, fuse: Fuse) -> None:
             )
         policy = RemotePolicy(keep_last=1, keep_every=0, superseded_grace_seconds=0.0)
         RemoteRetention(
-            store, world.keys, journal, policy, lambda: float(step) + 1, writer_id=world.writer_id,
-            confirm=lambda _: perform(store, claims.confirm(), time.monotonic),
-        ).carry_out()  # fmt: skip
+            store, world.keys, journal, policy, AtWall(float(step) + 1), world.identity(), lease
+        ).carry_out()
     finally:
         opened.close()
         real.close()
@@ -242,7 +241,7 @@ async def test_killed_child_sends_only_what_is_missing(b2: World, run: Run, afte
     await until(lambda: syncer._sender.running is not None and syncer._sender.running.pid and stored() >= after)
     before = b2.journal.objects(5, b2.catalogue.sets[0].save_id)
     kill(syncer._sender.running.pid)
-    await until(lambda: syncer.state.last_step == 5)
+    await until(lambda: syncer.status().last_step == 5)
     assert b2.violations() == []
     for path, obj in before.items():
         versions = [v for v in b2.server.versions(path) if v["action"] == "upload"]
@@ -265,7 +264,7 @@ async def test_stopped_daemon_leaves_no_child_and_goes_on(b2: World, run: Run) -
     b2.server.admin("clear")
     b2.journal = Journal.open(b2.directory / "state" / "journal.sqlite")
     second = await run(b2)
-    await until(lambda: second.state.last_step == 5)
+    await until(lambda: second.status().last_step == 5)
     assert b2.violations() == []
 
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.domain.errors import IntegrityError
+from podwatch.domain.errors import IntegrityError, SaveGone
 from podwatch.domain.manifest import Manifest
 from podwatch.stores import b2_receive, b2_session
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.errors import SaveGone
 from podwatch.sync.restore.fetch import Fetching
 from podwatch.sync.restore.job import Fetched, FetchJob
 from podwatch.system.pinned import pin_of

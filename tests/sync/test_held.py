@@ -87,7 +87,7 @@ def test_what_a_killed_podwatch_held_is_let_go_at_the_next_start(pod: World) -> 
     held(pod)
     shutil.rmtree(pod.output / "checkpoints" / "step_5")
     assert ours(pod)
-    holder(pod).take_over()  # another object, as after a restart
+    holder(pod).take_over(None)  # another object, as after a restart
     assert ours(pod) == []
     assert pod.journal.open_intents(IntentKind.HOLD) == []
 
@@ -95,7 +95,7 @@ def test_what_a_killed_podwatch_held_is_let_go_at_the_next_start(pod: World) -> 
 def test_what_is_still_wanted_is_taken_over(pod: World) -> None:
     was = held(pod)
     shutil.rmtree(pod.output / "checkpoints" / "step_5")
-    kept = holder(pod).take_over(lambda found: found.lineage == was.lineage)
+    kept = holder(pod).take_over(was.lineage)
     assert kept is not None
     assert (kept.contents.set, kept.contents.files, kept.contents.symlinks) == (
         was.contents.set,
@@ -131,7 +131,7 @@ def test_what_is_not_whole_any_more_is_let_go(pod: World, tmp_path: Path, harm: 
         if harm == "older":
             data.pop("contents")
         pod.journal.open_intent(IntentKind.HOLD, data | changed)
-    assert holder(pod).take_over(lambda _: True) is None
+    assert holder(pod).take_over(was.lineage) is None
     assert ours(pod) == []
     assert pod.journal.open_intents(IntentKind.HOLD) == []
     assert tmp_path.exists()

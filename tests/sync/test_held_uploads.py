@@ -23,7 +23,7 @@ async def test_a_trainer_that_keeps_one_set_gets_every_set_stored_that_is_begun(
     b2.scan()
     b2.server.fault("b2_upload_part", "slow", seconds=6, count=500)
     syncer = await run(b2)
-    await until(lambda: syncer.state.uploaded_bytes > 0)
+    await until(lambda: syncer.status().uploaded_bytes > 0)
     b2.write_set(10, size=9 * MB)
     shutil.rmtree(first)  # as its retention does, right after the save
     b2.scan()
@@ -33,16 +33,16 @@ async def test_a_trainer_that_keeps_one_set_gets_every_set_stored_that_is_begun(
 
     def held_and_sent(step: int) -> bool:
         held = any(f"uploading/{step}." in name for name in ours(b2))
-        return held and syncer.protect == {step} and syncer.state.uploaded_bytes > 0
+        return held and syncer.protect == {step} and syncer.status().uploaded_bytes > 0
 
     for step in (10, 15):
         await until(partial(held_and_sent, step))
         newer = b2.write_set(step + 5, size=9 * MB if step == 10 else MB)
         shutil.rmtree(newer.with_name(f"step_{step}"))
         b2.scan()
-        await until(partial(lambda step: bool(syncer.state.last_step == step), step))
+        await until(partial(lambda step: bool(syncer.status().last_step == step), step))
         assert b2.violations() == []
-    await until(lambda: syncer.state.last_step == 20)
+    await until(lambda: syncer.status().last_step == 20)
     await until(lambda: ours(b2) == [])
     assert b2.names().count("upload-abandoned") == 1
     assert b2.journal.open_intents(IntentKind.HOLD) == []
@@ -84,7 +84,7 @@ async def test_a_held_set_that_is_written_into_is_void(b2: World, run: Run) -> N
     b2.scan()
     b2.server.fault("b2_upload_part", "slow", seconds=6, count=500)
     syncer = await run(b2)
-    await until(lambda: syncer.state.uploaded_bytes > 0)
+    await until(lambda: syncer.status().uploaded_bytes > 0)
     with (root / "model.bin").open("r+b") as file:
         file.write(b"other")
     shutil.rmtree(root)

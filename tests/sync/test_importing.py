@@ -17,8 +17,8 @@ from podwatch.domain.manifest import Keys, Pointer
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.inventory import inventory, verify_save
 from podwatch.sync.publish import read_pointer
-from podwatch.sync.runs.import_backups import Backup, Importer, find_backups, judge
-from podwatch.sync.runs.import_skeleton import Fit, Unfit
+from podwatch.sync.runs.import_backups import Backup, Fit, Importer, Unfit, find_backups, judge
+from podwatch.system.clock import SystemClock
 from tests.support.checkpoints import safetensors_bytes, write_hf_step, write_prime_rl_step
 from tests.support.past_runs import PART_SIZE, into_bucket, into_directory, past_run, tree
 from tests.sync.conftest import World
@@ -50,7 +50,7 @@ def custom_step(root: Path, size: int = 3_000_000) -> Path:
 
 
 def importer(store: ObjectStore, notes: Path | None = None, source: str = "old") -> Importer:
-    return Importer(store, KEYS, source=source, part_size=PART_SIZE, wall=time.time, notes=notes)
+    return Importer(store, KEYS, source=source, part_size=PART_SIZE, clock=SystemClock(), notes=notes)
 
 
 def fits(store: ObjectStore, make: Callable[[Path], Layout], source: str = "old") -> dict[int, Fit | str]:

@@ -55,7 +55,7 @@ async def test_the_interrupted_one_is_published_before_the_newest(b2: World, run
     await until(lambda: published(b2) == [5, 10])
     assert part_calls(b2) - before == 2 + 5, "only what was missing of step 5"
     assert b2.pointer() is not None
-    assert syncer.state.last_step == 10
+    assert syncer.status().last_step == 10
     assert b2.violations() == []
     assert ours(b2) == []
 
@@ -131,7 +131,7 @@ async def test_a_kill_after_the_pointer_leaves_no_links(b2: World, run: Run) -> 
     holder = Holder(Workspace(b2.output), b2.journal, 0.0)
     assert holder.hold(b2.catalogue.contents(5), b2.identity().lineage) is not None
     third = await run(b2)
-    await until(lambda: third.state.last_step == 5)
+    await until(lambda: third.status().last_step == 5)
     await until(lambda: ours(b2) == [] and b2.journal.open_intents() == [])
     assert published(b2) == [5], "not once more"
 

@@ -25,7 +25,7 @@ async def test_a_key_that_is_corrected_in_time(b2: World, run: Run) -> None:
     right, b2.key = b2.key, "wrong"
     b2.timing = dataclasses.replace(SOON, refusal=1000.0)
     syncer = await run(b2)
-    await until(lambda: syncer.state.refused)
+    await until(lambda: syncer.status().refused)
     b2.key = right
     await until(lambda: syncer.standing.act is LeaseAction.HOLD)
     assert not b2.locked_out
@@ -52,7 +52,7 @@ async def test_the_last_recorded_holder_trains_on(b2: World, run: Run) -> None:
     await first.stop()
     b2.key = "wrong"
     second = await run(b2)
-    await until(lambda: second.state.refused)
-    await until(lambda: second._holding is not None and second._holding._refusals > 3)
+    await until(lambda: second.status().refused)
+    await until(lambda: second.session.lease is not None and second.session.lease._refusals > 3)
     assert not second.standing.why_not
     assert not b2.locked_out

@@ -15,14 +15,21 @@ from podwatch.domain.errors import RemoteError
 from podwatch.domain.manifest import Manifest
 from podwatch.domain.policy import RemotePolicy
 from podwatch.policy.store_retention import EXTRA
+from podwatch.stores.base import ObjectStore
 from podwatch.sync.inventory import inventory, verify_optional, verify_save
-from podwatch.sync.publish import read_manifest
+from podwatch.sync.publish import read_manifest, read_optional
 from podwatch.sync.retention import RemoteRetention
-from podwatch.sync.upload.optional_manifest import read_optional
 from podwatch.sync.upload.optional_parts import OptionalParts, look
 from podwatch.system.clock import SystemClock
 from tests.support.checkpoints import write_prime_rl_step
-from tests.sync.conftest import Run, World, until
+from tests.sync.conftest import Run, Shifted, World, until
+
+
+class Confirmed:
+    """A lease that is always held."""
+
+    def confirm(self, _store: ObjectStore) -> tuple[int, float]:
+        return 1, 1e18
 
 
 def prime(world: World, **sync: object) -> World:
@@ -129,7 +136,7 @@ async def test_the_end_of_the_run_sends_the_export_that_came_after_the_last_save
     (world.output / "final" / "model.bin").write_bytes(b"early")
     save(world, 5)
     syncer = await run(world)
-    await until(lambda: told(world) and not syncer.state.uploading_step)
+    await until(lambda: told(world) and not syncer.status().uploading_step)
     early = optional(world, 5)
     (world.output / "final" / "model.bin").write_bytes(b"the end")
     syncer.notify()
@@ -149,7 +156,7 @@ async def test_the_end_of_the_run_sends_the_export_that_came_after_the_last_save
     assert pointer is not None
     assert pointer.seq == 1
     assert world.violations() == []
-    await until(lambda: not syncer.state.uploading_step)
+    await until(lambda: not syncer.status().uploading_step)
     count = len(told(world))
     syncer.notify()
     await until(lambda: syncer._wake.is_set() is False)
@@ -179,11 +186,11 @@ async def test_what_is_not_whole_or_too_large_is_left_out_and_the_set_is_not(loc
     save(local, 5, "gone.safetensors")
     syncer = await run(local)
     await until(lambda: len(told(local)) == 2)
-    assert syncer.state.last_step == 5
+    assert syncer.status().last_step == 5
     assert optional(local, 5) is None
     assert "weights is not stored: model.safetensors.index.json names gone.safetensors" in told(local)[0]
     assert "its 2 kB exceed sync.extra_max (1 kB)" in told(local)[1]
-    assert syncer.state.abandoned_in_a_row == 0
+    assert syncer.status().abandoned_in_a_row == 0
 
 
 async def test_a_new_set_goes_first(b2: World, run: Run) -> None:
@@ -197,7 +204,7 @@ async def test_a_new_set_goes_first(b2: World, run: Run) -> None:
     assert syncer.protect == {5}, "not removed while it is read"
     save(b2, 10)
     syncer.notify()
-    await until(lambda: syncer.state.last_step == 10)
+    await until(lambda: syncer.status().last_step == 10)
     assert optional(b2, 5) is None
     b2.server.admin("clear")
     await until(lambda: len(told(b2)) == 2)
@@ -231,9 +238,9 @@ async def test_a_write_that_fails_sends_nothing_twice(world: World, run: Run, mo
         world.keys,
         world.journal,
         RemotePolicy(keep_last=1, keep_every=0),
-        lambda: time.time() + 1e6,
-        writer_id=world.writer_id,
-        confirm=lambda _store: (1, 1e18),
+        Shifted(1e6),
+        world.identity(),
+        Confirmed(),
     )
     save(world, 10)
     await syncer.sync_now()

@@ -63,7 +63,7 @@ async def test_another_pod_gets_the_same_files_and_sends_nothing_again(world: Wo
     syncer = await run(pod)
     await syncer.sync_now()
     assert "upload-started" not in pod.names()
-    assert (10, newest.save_id) in syncer.state.stored
+    assert (10, newest.save_id) in syncer.status().stored
     await syncer.stop()
     pod.journal.close()
 

@@ -14,6 +14,7 @@ from podwatch.domain.errors import Busy, HostError, RemoteError
 from podwatch.sync.restore import staging
 from podwatch.sync.restore.child_process import FetchProcess
 from podwatch.sync.restore.job import Fetched, FetchJob
+from podwatch.sync.restore.restore import Patience
 from podwatch.sync.restore.staging import StagingArea
 from podwatch.system.workspace import Workspace
 from tests.sync.conftest import World
@@ -105,8 +106,7 @@ def test_an_outage_is_waited_out(b2: World, monkeypatch: pytest.MonkeyPatch) -> 
     stored(b2)
     pod = fresh(b2)
     restorer, server, heard = pod.restorer(), b2.server, []
-    restorer._patience = 60.0
-    restorer._waiting = lambda error, seconds: heard.append((error.what, seconds))
+    restorer._patience = Patience(60.0, lambda error, seconds: heard.append((error.what, seconds)))
     failures = [RemoteError("store cannot be reached"), RemoteError("store cannot be reached")]
     real = restorer._fetcher.fetch
 

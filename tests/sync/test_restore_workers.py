@@ -24,8 +24,7 @@ from podwatch.sync.restore import worker_processes
 from podwatch.sync.restore.child_process import FetchProcess
 from podwatch.sync.restore.fetch import Fetching
 from podwatch.sync.restore.job import Fetched, FetchJob
-from podwatch.sync.restore.pieces import COMPLETE, DIFFERS, PIECE, Pieces
-from podwatch.sync.restore.staged_files import StagedFile
+from podwatch.sync.restore.staged_files import COMPLETE, DIFFERS, PIECE, Pieces, StagedFile
 from podwatch.sync.restore.worker_processes import MOST_DEATHS, RATE_OF_ONE, Order, Workers, how_many
 from podwatch.system import procfs
 from podwatch.system.child import scrubbed_environment

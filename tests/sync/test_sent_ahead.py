@@ -26,7 +26,7 @@ async def test_a_new_run_sends_at_once_and_publishes_when_the_claim_is_decided(b
     assert b2.pointer() is None
     assert not b2.server.versions("manifest.json")
     before = b2.server.calls()["b2_upload_part"]
-    await until(lambda: syncer.state.last_step == 5)
+    await until(lambda: syncer.status().last_step == 5)
     assert b2.server.calls()["b2_upload_part"] == before, "nothing is sent twice"
     assert b2.names().count("upload-started") == 1
     assert b2.violations() == []
@@ -37,7 +37,7 @@ async def test_nothing_leaves_while_another_pod_is_watched(b2: World, run: Run) 
     b2.write_set(5)
     b2.scan()
     first = await run(b2)
-    await until(lambda: first.state.last_step == 5)
+    await until(lambda: first.status().last_step == 5)
     await first.beat({})
     second = b2.other("second", writer_id="writer-2", timing=Timing(patience=1000.0, claim_wait=0.1, poll=0.05))
     second.write_set(10)
@@ -57,10 +57,10 @@ async def test_a_claim_that_is_lost_stops_what_is_sent_ahead(b2: World, run: Run
     b2.server.fault("b2_upload_part", "slow", seconds=60, count=500)
     syncer = await run(b2)
     await until(lambda: syncer.protect == {5} and syncer._sender.running is not None and syncer._sender.running.pid)
-    assert syncer._holding is not None
-    claims = syncer._holding._claims
+    assert syncer.session.lease is not None
+    claims = syncer.session.lease._claims
     claims.decision = dataclasses.replace(claims.decision, act=LeaseAction.REFUSE, why_not="another pod was first")
-    syncer._standing_changed()
+    syncer.standing_changed()
     await until(lambda: syncer.protect == frozenset())
     assert b2.pointer() is None
     assert "upload-abandoned" not in b2.names()
@@ -74,7 +74,7 @@ async def test_a_set_that_changes_while_it_is_sent_ahead_is_abandoned(b2: World,
     b2.scan()
     b2.server.fault("b2_upload_part", "slow", seconds=2, count=500)
     syncer = await run(b2)
-    await until(lambda: syncer.state.uploaded_bytes > 0)
+    await until(lambda: syncer.status().uploaded_bytes > 0)
     if harm == "written":
         with (root / "model.bin").open("r+b") as file:
             file.write(b"other")
@@ -106,12 +106,12 @@ async def test_after_an_abandoned_upload_the_next_checkpoint_is_published_once_t
     b2.scan()
     b2.server.fault("b2_upload_part", "slow", seconds=1, count=3)
     syncer = await run(b2)
-    await until(lambda: syncer.state.uploaded_bytes > 0)
+    await until(lambda: syncer.status().uploaded_bytes > 0)
     with (root / "model.bin").open("r+b") as file:
         file.write(b"other")
     await until(lambda: "upload-abandoned" in b2.names())
     b2.write_set(10)
     b2.scan()
     syncer.notify()
-    await until(lambda: syncer.state.last_step == 10)
+    await until(lambda: syncer.status().last_step == 10)
     assert b2.violations() == []

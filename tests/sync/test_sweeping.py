@@ -19,14 +19,14 @@ from podwatch.stores.base import StoredObject, Unfinished
 from podwatch.stores.parts import StreamSource
 from podwatch.sync.inventory import inventory, verify_save
 from podwatch.sync.retention import Sweeper
-from tests.sync.conftest import Run, World, until
+from tests.sync.conftest import Run, Shifted, World, until
 
 DAY = 86400.0
 NOW = 1_800_000_000.0
 
 
 def sweeper(world: World, later: float) -> Sweeper:
-    return Sweeper(world.store(), world.keys, world.journal, lambda: time.time() + later)
+    return Sweeper(world.store(), world.keys, world.journal, Shifted(later))
 
 
 async def published(world: World, run: Run, *steps: int) -> None:
@@ -35,7 +35,7 @@ async def published(world: World, run: Run, *steps: int) -> None:
         world.write_set(step, size=1000)
         world.scan()
         syncer.notify()
-        await until(lambda step=step: syncer.state.last_step == step)  # type: ignore[misc]
+        await until(lambda step=step: syncer.status().last_step == step)  # type: ignore[misc]
     await syncer.stop()
 
 
@@ -97,7 +97,7 @@ async def test_an_upload_that_goes_on_is_not_swept(b2: World, run: Run) -> None:
     await until(b2.journal.begun)
     assert [i.what for i in sweeper(b2, 30 * DAY).look([(5, b2.catalogue.sets[0].save_id)])] == []
     b2.server.admin("clear")
-    await until(lambda: syncer.state.last_step == 5)
+    await until(lambda: syncer.status().last_step == 5)
 
 
 async def test_a_key_that_may_not_delete(b2: World, run: Run) -> None:

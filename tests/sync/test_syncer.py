@@ -29,7 +29,7 @@ async def test_the_newest_set_is_sent_and_published_once(world: World, run: Run)
     world.write_set(10)
     world.scan()
     syncer = await run(world)
-    await until(lambda: syncer.state.last_step == 10)
+    await until(lambda: syncer.status().last_step == 10)
     pointer = world.pointer()
     assert pointer is not None
     assert (pointer.step, pointer.generation, pointer.seq, pointer.lineage) == (10, 1, 1, "line-1")
@@ -43,7 +43,7 @@ async def test_the_newest_set_is_sent_and_published_once(world: World, run: Run)
     assert [(s.path, s.target) for s in manifest.symlinks] == [("checkpoint/link", "sub/optim.bin")]
     assert next(f for f in manifest.files if f.path.endswith("model.bin")).mode == 0o640
     assert world.violations() == []
-    assert syncer.state.ok is True
+    assert syncer.status().ok is True
     assert syncer.protect == frozenset()
     assert world.names() == ["upload-started", "published"]
     before = sorted(o.uploaded_wall for o in store.list("run/"))
@@ -55,7 +55,7 @@ async def test_the_newest_set_is_sent_and_published_once(world: World, run: Run)
     world.write_set(15)
     world.scan()
     syncer.notify()
-    await until(lambda: syncer.state.last_step == 15)
+    await until(lambda: syncer.status().last_step == 15)
     pointer = world.pointer()
     assert pointer is not None
     assert (pointer.step, pointer.seq) == (15, 2)
@@ -72,7 +72,7 @@ async def test_a_new_podwatch_sends_nothing_again_even_without_its_journal(world
     again = World(world.directory, world.store_url, world.endpoint, world.server)
     again.scan()
     syncer = await run(again)
-    await until(lambda: {step for step, _ in syncer.state.stored} == {5})
+    await until(lambda: {step for step, _ in syncer.status().stored} == {5})
     assert "upload-started" not in again.names()
     again.journal.close()
 
@@ -87,21 +87,21 @@ async def test_a_new_pod_shows_what_the_store_holds(world: World, run: Run) -> N
         await first.stop()
     new = world.other("new-pod")
     syncer = new.syncer()
-    assert (syncer.state.saves, syncer.state.last_step) == (None, None)
+    assert (syncer.status().saves, syncer.status().last_step) == (None, None)
     await syncer.start()
-    await until(lambda: syncer.state.saves is not None)
+    await until(lambda: syncer.status().saves is not None)
     await until(lambda: "state-rebuilt" in new.names())  # this journal knows one of the two from here on
-    assert (syncer.state.saves, syncer.state.last_step) == (2, 10)
+    assert (syncer.status().saves, syncer.status().last_step) == (2, 10)
     await syncer.stop()
     again = new.syncer()
     await again.start()
-    assert again.state.last_step == 10, "the journal knows it"
-    await until(lambda: again.state.saves is not None)
-    assert again.state.saves == 2, "what another pod has stored counts, too"
+    assert again.status().last_step == 10, "the journal knows it"
+    await until(lambda: again.status().saves is not None)
+    assert again.status().saves == 2, "what another pod has stored counts, too"
     new.write_set(15)
     new.scan()
     await again.sync_now()
-    assert (again.state.saves, again.state.last_step) == (3, 15)
+    assert (again.status().saves, again.status().last_step) == (3, 15)
     await again.stop()
     new.journal.close()
 
@@ -116,7 +116,7 @@ async def test_an_older_set_on_demand_does_not_move_the_pointer(local: World, ru
     pointer = local.pointer()
     assert pointer is not None
     assert pointer.step == 10
-    assert {s for s, _ in syncer.state.stored} == {5, 10}
+    assert {s for s, _ in syncer.status().stored} == {5, 10}
 
 
 async def test_sync_now_says_what_is_missing(local: World, run: Run) -> None:
@@ -133,8 +133,8 @@ async def test_without_a_store_it_says_so(local: World, run: Run) -> None:
     local.store_url = ""
     local.__post_init__()
     syncer = await run(local)
-    assert syncer.state.store_url == ""
-    assert syncer.state.ok is None
+    assert syncer.status().store_url == ""
+    assert syncer.status().ok is None
     with pytest.raises(PodwatchError, match="NOT BACKED UP"):
         await syncer.sync_now()
     await syncer.beat({})
@@ -146,18 +146,18 @@ async def test_wrong_key_is_degraded_and_heals(b2: World, run: Run) -> None:
     b2.scan()
     b2.key = "wrong"
     syncer = await run(b2)
-    await until(lambda: syncer.state.ok is False)
-    assert "refuses the key" in syncer.state.error
-    assert syncer.state.refused
-    await until(lambda: syncer.state.next_attempt_wall is not None)
+    await until(lambda: syncer.status().ok is False)
+    assert "refuses the key" in syncer.status().error
+    assert syncer.status().refused
+    await until(lambda: syncer.status().next_attempt_wall is not None)
     assert [e.severity for e in b2.events if e.name == "sync-failed"] == [Severity.CRITICAL]
     with pytest.raises(RemoteError, match="refuses the key"):
         await syncer.sync_now()
     await asyncio.sleep(0.2)
     assert b2.names().count("sync-failed") == 1, "told once, not at every try"
     b2.key = "secret-never-to-be-seen"  # the person corrects the env file; credentials are read again
-    await until(lambda: syncer.state.last_step == 5)
-    assert (syncer.state.ok, syncer.state.refused, syncer.state.next_attempt_wall) == (True, False, None)
+    await until(lambda: syncer.status().last_step == 5)
+    assert (syncer.status().ok, syncer.status().refused, syncer.status().next_attempt_wall) == (True, False, None)
     assert "store-recovered" in b2.names()
     assert not any("secret-never" in str(e) for e in b2.events)
 
@@ -170,8 +170,8 @@ async def test_a_wrong_clock_is_shown_and_stops_nothing(b2: World, run: Run, ahe
     b2.write_set(5)
     b2.scan()
     syncer = await run(b2)
-    await until(lambda: syncer.state.last_step == 5)
-    skew = syncer.state.clock_skew
+    await until(lambda: syncer.status().last_step == 5)
+    skew = syncer.status().clock_skew
     assert skew is not None
     assert skew == pytest.approx(-ahead, abs=60)
     (finding,) = clock_findings(skew, since=0.0)
@@ -192,8 +192,8 @@ async def test_no_bucket(b2: World, run: Run) -> None:
     b2.write_set(5)
     b2.scan()
     syncer = await run(b2)
-    await until(lambda: syncer.state.ok is False)
-    assert "not found" in syncer.state.error
+    await until(lambda: syncer.status().ok is False)
+    assert "not found" in syncer.status().error
 
 
 async def test_outage_in_the_middle_then_recovery(b2: World, run: Run) -> None:
@@ -206,7 +206,7 @@ async def test_outage_in_the_middle_then_recovery(b2: World, run: Run) -> None:
     b2.server.stop()
     task = asyncio.create_task(asyncio.to_thread(b2.server.start))
     await task
-    await until(lambda: syncer.state.last_step == 5, 40)
+    await until(lambda: syncer.status().last_step == 5, 40)
     assert b2.violations() == []
 
 
@@ -222,7 +222,7 @@ async def test_key_that_may_not_delete_is_fine_and_said_so(b2: World, run: Run) 
     await syncer.sync_now()
     await syncer.beat({"step": 1})
     await syncer.beat({"step": 2})
-    assert syncer.state.ok is True
+    assert syncer.status().ok is True
 
 
 async def test_heartbeat_keeps_one_version(world: World, run: Run) -> None:
@@ -253,7 +253,7 @@ async def test_a_beat_does_not_wait_for_the_repair_of_the_pointer(world: World, 
     store = world.store()
     store.put_bytes(world.keys.latest, old.to_bytes())
     busy = threading.Event()
-    waiting = asyncio.ensure_future(syncer._worker.call(busy.wait))
+    waiting = asyncio.ensure_future(syncer.session.worker.call(busy.wait))
     try:
         for number in range(7):  # the pointer is read at the first and the sixth
             await asyncio.wait_for(syncer.beat({"number": number}), 60)
@@ -275,7 +275,7 @@ async def test_podwatch_leaves_while_a_repair_waits(local: World, run: Run) -> N
     syncer = await run(local)
     await syncer.sync_now()
     busy = threading.Event()
-    waiting = asyncio.ensure_future(syncer._worker.call(busy.wait))
+    waiting = asyncio.ensure_future(syncer.session.worker.call(busy.wait))
     await asyncio.wait_for(syncer.beat({}), 60)
     try:
         await asyncio.wait_for(syncer.stop(), 60)
@@ -290,16 +290,16 @@ async def test_a_failed_beat_leaves_the_store_of_a_publication_open(b2: World, r
     b2.scan()
     syncer = await run(b2)
     await syncer.sync_now()
-    used = syncer._store
+    used = syncer.session.store
     assert used is not None
     b2.server.fault("b2_upload_file", "status", status=403, code="transaction_cap_exceeded", count=100)
     await syncer.beat({})
-    assert syncer.state.ok is False
+    assert syncer.status().ok is False
     assert b2.names().count("sync-failed") == 1
-    assert syncer._store is used
+    assert syncer.session.store is used
     b2.server.admin("clear")
     await syncer.beat({})
-    assert syncer.state.ok is True
+    assert syncer.status().ok is True
     assert b2.names().count("store-recovered") == 1
 
 
@@ -307,8 +307,8 @@ async def test_whatever_fails_inside_the_question_who_holds_the_run_is_told_and_
     local: World, run: Run
 ) -> None:
     syncer = local.syncer()
-    assert syncer._holding is not None
-    holding, really, seen = syncer._holding, syncer._holding._open, []
+    assert syncer.session.lease is not None
+    holding, really, seen = syncer.session.lease, syncer.session.lease._open, []
 
     def broken_twice() -> ObjectStore:
         seen.append(holding.error)
@@ -341,7 +341,7 @@ async def test_a_set_written_to_during_upload_is_void(b2: World, run: Run) -> No
     b2.server.admin("clear")
     b2.scan()
     syncer.notify()
-    await until(lambda: syncer.state.last_step == 5)
+    await until(lambda: syncer.status().last_step == 5)
     assert b2.violations() == []
 
 
@@ -367,8 +367,8 @@ async def test_deleted_sets_are_abandoned_quietly_then_loudly(b2: World, run: Ru
     abandoned = [e for e in b2.events if e.name == "upload-abandoned"]
     assert abandoned[-1].severity is Severity.CRITICAL
     b2.server.admin("clear")
-    await until(lambda: syncer.state.last_step == 15)
-    assert syncer.state.abandoned_in_a_row == 0
+    await until(lambda: syncer.status().last_step == 15)
+    assert syncer.status().abandoned_in_a_row == 0
     assert b2.violations() == []
 
 
@@ -438,8 +438,8 @@ async def test_remote_retention(world: World, run: Run) -> None:
         world.write_set(step, size=1000)
         world.scan()
         await syncer.sync_now()
-    assert {s for s, _ in syncer.state.stored} == {10, 15}, "5 was superseded 7 h ago, 10 only now"
-    await until(lambda: syncer.state.saves == 2)
+    assert {s for s, _ in syncer.status().stored} == {10, 15}, "5 was superseded 7 h ago, 10 only now"
+    await until(lambda: syncer.status().saves == 2)
     left = [o.key for o in stranger.list("run/podwatch/")]
     assert not any("step_5/" in k for k in left)
     assert any("step_10/" in k for k in left)
@@ -455,11 +455,11 @@ async def test_an_object_lost_in_the_store_is_sent_again(b2: World, run: Run) ->
     b2.scan()
     b2.server.fault("b2_get_file_info", "status", status=403, code="transaction_cap_exceeded", count=10_000)
     syncer = await run(b2)
-    await until(lambda: syncer.state.ok is False)
+    await until(lambda: syncer.status().ok is False)
     victim = b2.server.versions("sub/optim.bin")[-1]
     b2.server.admin("drop", file_id=victim["file_id"])
     b2.server.admin("clear")
-    await until(lambda: syncer.state.last_step == 5, 60)
+    await until(lambda: syncer.status().last_step == 5, 60)
     uploads = [e["name"] for e in b2.server.events() if e["ep"] in ("b2_upload_file", "b2_finish_large_file")]
     assert sum(n.endswith("optim.bin") for n in uploads) == 2
     assert sum(n.endswith("model.bin") for n in uploads) == 1
@@ -503,7 +503,7 @@ async def test_a_link_that_no_restore_would_take_is_left_out(local: World, run: 
     (root / "odd").symlink_to("sub\\optim.bin")
     local.scan()
     syncer = await run(local)
-    await until(lambda: syncer.state.last_step == 5)
+    await until(lambda: syncer.status().last_step == 5)
     pointer = local.pointer()
     assert pointer is not None
     manifest = read_manifest(local.store(), local.keys, pointer)
@@ -543,11 +543,11 @@ async def test_nothing_is_published_from_directories_that_were_replaced(
     with pytest.raises(HostError, match="podwatch's own directory"):
         await syncer.sync_now()
     assert local.pointer() is None
-    assert syncer.state.ok is not False
+    assert syncer.status().ok is not False
     hidden.rmdir()
     if (local.directory / "kept").exists():
         (local.directory / "kept").rename(hidden)
         monkeypatch.undo()
     await syncer.sync_now()
-    assert syncer.state.last_step == 5
+    assert syncer.status().last_step == 5
     assert local.names().count("sync-failed") == 0

@@ -23,10 +23,10 @@ async def test_older_checkpoints_that_wait_are_skipped_for_the_newest(local: Wor
     local.scan()
     first = await run(local)
     first.notify()
-    await until(lambda: first.state.last_step == 15, PATIENCE)
+    await until(lambda: first.status().last_step == 15, PATIENCE)
     await until(lambda: steps(local, "upload-skipped") == [5, 10], PATIENCE)
     assert {e.fields["newer_step"] for e in local.events if e.name == "upload-skipped"} == {15}
-    assert first.state.tally.outcomes == (SKIPPED, SKIPPED, STORED)
+    assert first.status().tally.outcomes == (SKIPPED, SKIPPED, STORED)
     await first.stop()
     local.journal = Journal.open(local.directory / "state" / "journal.sqlite")
     local.events.clear()
@@ -34,8 +34,8 @@ async def test_older_checkpoints_that_wait_are_skipped_for_the_newest(local: Wor
     local.write_set(20, tiny=True, size=1000)
     local.scan()
     again.notify()
-    await until(lambda: len(again.state.tally.outcomes) == 4, PATIENCE)
-    assert again.state.tally.outcomes == (SKIPPED, SKIPPED, STORED, STORED)
+    await until(lambda: len(again.status().tally.outcomes) == 4, PATIENCE)
+    assert again.status().tally.outcomes == (SKIPPED, SKIPPED, STORED, STORED)
     assert steps(local, "upload-skipped") == []
 
 

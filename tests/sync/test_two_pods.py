@@ -16,18 +16,31 @@ from podwatch.domain.policy import RemotePolicy
 from podwatch.domain.run import IntentKind
 from podwatch.policy.lease import LeaseAction, Timing
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.lease.protocol import LeaseProtocol, NotHolding, Superseded
-from podwatch.sync.lease.requests import Create, Put, Request, TooLate, perform, put_before
+from podwatch.sync.lease.protocol import (
+    Create,
+    LeaseProtocol,
+    LeaseTerms,
+    NotHolding,
+    Put,
+    Request,
+    Superseded,
+    TooLate,
+    perform,
+    put_before,
+)
 from podwatch.sync.publish import Publisher, named_by_others, newest_pointer, read_pointer
 from podwatch.sync.retention import RemoteRetention
-from tests.sync.conftest import World
+from tests.sync.conftest import AtWall, Held, World
 
 
 @dataclass
 class Clock:
     now: float = 1000.0
 
-    def __call__(self) -> float:
+    def boottime(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
         return self.now
 
 
@@ -49,15 +62,14 @@ class Writer:
 
     def start(self, boot: str = "boot") -> None:
         world = self.world
+        me = Pod(world.writer_id, f"machine-{world.writer_id}", boot, "place", f"host-{world.writer_id}")
         self.claims = LeaseProtocol(
-            Pod(world.writer_id, f"machine-{world.writer_id}", boot, "place", f"host-{world.writer_id}"),
-            world.keys, world.journal, exclusive=self.store.exclusive, boottime=self.clock, stamp=lambda: "now",
-            timing=Timing(), take_over=self.take_over, training=lambda: world.trains,
+            LeaseTerms(me, Timing(), self.take_over), world.keys, world.journal, self.clock, world,
+            exclusive=self.store.exclusive,
         )  # fmt: skip
         self.publisher = Publisher(
-            self.store, world.keys, world.journal, world.identity, lambda: self.clock.now,
-            confirm=lambda _: perform(self.store, self.claims.confirm(), self.clock), boottime=self.clock,
-        )  # fmt: skip
+            self.store, world.keys, world.journal, world, self.clock, Held(self.claims, self.clock)
+        )
 
     def look(self) -> LeaseAction:
         perform(self.store, self.claims.look(), self.clock)
@@ -146,8 +158,8 @@ def test_a_woken_pod_does_not_replay_what_it_was_about_to_do(pods: Pods, world: 
     with pytest.raises(Superseded):
         first.publisher.recover()
     retention = RemoteRetention(
-        first.store, world.keys, world.journal, RemotePolicy(keep_last=1, keep_every=0), lambda: 1e9,
-        writer_id=world.writer_id, confirm=lambda s: perform(s, first.claims.confirm(), pods.clock),
+        first.store, world.keys, world.journal, RemotePolicy(keep_last=1, keep_every=0), AtWall(1e9),
+        world.identity(), Held(first.claims, pods.clock),
     )  # fmt: skip
     with pytest.raises(Superseded):
         retention.carry_out(own_generation=1)

@@ -26,20 +26,20 @@ async def test_the_gap_outlives_podwatch(pod: World, run: Run) -> None:
     pod.write_set(5, tiny=True)
     pod.scan()
     first = await run(pod)
-    await until(lambda: first.state.last_step == 5)
+    await until(lambda: first.status().last_step == 5)
     await first.stop()
     pod.write_set(10, tiny=True)
     pod.scan()
     second = await run(pod)
-    await until(lambda: second.state.ok)
+    await until(lambda: second.status().ok)
     await asyncio.sleep(0.3)
-    assert second.state.uploading_step is None
-    assert second.state.last_step == 5
+    assert second.status().uploading_step is None
+    assert second.status().last_step == 5
     began = pod.journal.learned(BEGUN)
     await second.stop()
     pod.journal.learn(BEGUN, [began[0] - GAP, *began[1:]])  # as if so much time had passed
     third = await run(pod)
-    await until(lambda: third.state.last_step == 10)
+    await until(lambda: third.status().last_step == 10)
 
 
 async def test_an_upload_that_was_interrupted_goes_on_at_once(pod: World, run: Run) -> None:
@@ -48,18 +48,18 @@ async def test_an_upload_that_was_interrupted_goes_on_at_once(pod: World, run: R
     chosen = pod.catalogue.sets[0]
     pod.journal.learn(BEGUN, [time.time() - 1, chosen.step, chosen.save_id])
     syncer = await run(pod)
-    await until(lambda: syncer.state.last_step == 5)
+    await until(lambda: syncer.status().last_step == 5)
 
 
 async def test_a_person_does_not_wait_for_it(pod: World, run: Run) -> None:
     pod.write_set(5, tiny=True)
     pod.scan()
     syncer = await run(pod)
-    await until(lambda: syncer.state.last_step == 5)
+    await until(lambda: syncer.status().last_step == 5)
     pod.write_set(10, tiny=True)
     pod.scan()
     await asyncio.wait_for(syncer.sync_now(), 60)
-    assert syncer.state.last_step == 10
+    assert syncer.status().last_step == 10
 
 
 async def test_what_is_asked_for_while_another_set_is_finished_is_not_answered_by_that(
@@ -75,11 +75,11 @@ async def test_what_is_asked_for_while_another_set_is_finished_is_not_answered_b
     pod.write_set(5, tiny=True)
     pod.scan()
     syncer = await run(pod)
-    await until(lambda: syncer.state.last_step == 5)
+    await until(lambda: syncer.status().last_step == 5)
     pod.write_set(10, tiny=True)
     pod.scan()
     asked = asyncio.ensure_future(syncer.sync_now())
     await asyncio.sleep(0)
     finish.set()
     await asyncio.wait_for(asked, 60)
-    assert syncer.state.last_step == 10
+    assert syncer.status().last_step == 10

@@ -60,7 +60,7 @@ async def one_stored(world: World, run: Run) -> Syncer:
     world.scan()
     with hurrying():
         syncer = await run(world)
-        await until(lambda: syncer.state.last_step == 1, PATIENCE)
+        await until(lambda: syncer.status().last_step == 1, PATIENCE)
     syncer._sender.priority.timing = QUICK
     return syncer
 
@@ -82,15 +82,15 @@ async def test_nice_is_raised_while_the_disk_waits_and_lowered_afterwards(b2: Wo
         await until(lambda: has(syncer, 19), PATIENCE)
         await until(lambda: has(syncer, 0), PATIENCE)
         assert changes(b2) == ["raised", "ordinary"]
-        pace = syncer.state.pace
+        pace = syncer.status().pace
         assert pace.level == "ordinary"
         assert "the disk needs the space" in pace.reason
         assert pace.rate is not None
         waits = False
         await until(lambda: has(syncer, 19), PATIENCE)
     assert changes(b2) == ["raised", "ordinary", "raised", "lowest"]
-    assert syncer.state.pace.level == "lowest"
-    assert syncer.state.uploading_step == 5, "all of that while one upload ran"
+    assert syncer.status().pace.level == "lowest"
+    assert syncer.status().uploading_step == 5, "all of that while one upload ran"
 
 
 async def test_nice_stays_the_lowest_while_the_backup_keeps_pace(b2: World, run: Run) -> None:
@@ -98,7 +98,7 @@ async def test_nice_stays_the_lowest_while_the_backup_keeps_pace(b2: World, run:
     looks: list[float] = []
 
     def calm() -> Outlook:
-        looks.append(syncer.state.pace.cpu_wait or 0.0)
+        looks.append(syncer.status().pace.cpu_wait or 0.0)
         return Outlook(steps_at_risk=1, steps_per_save=10)
 
     syncer.prospects = calm
@@ -128,7 +128,7 @@ async def test_nice_cannot_be_lowered_without_the_right_so_that_another_child_co
         await until(lambda: values(syncer)[0] not in (None, first) and (values(syncer)[2] or 0) < nice, PATIENCE)
     b2.server.pace()
     with hurrying():
-        await until(lambda: syncer.state.last_step == 5, PATIENCE)
+        await until(lambda: syncer.status().last_step == 5, PATIENCE)
     replaced = [e for e in b2.events if e.name == "upload-priority" and e.fields["new_process"]]
     assert replaced
     again = b2.server.calls().get("b2_upload_part", 0) - before - parts

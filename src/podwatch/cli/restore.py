@@ -120,25 +120,21 @@ def make_restorer(settings: "Settings", journal: "Journal", showing: "Showing", 
     from podwatch.daemon.paths import workspace_of
     from podwatch.stores.base import ObjectStore
     from podwatch.sync.restore.child_process import FetchProcess
-    from podwatch.sync.restore.restore import FetchPace, Restorer
+    from podwatch.sync.restore.restore import FetchPace, Patience, Restorer, StorePlace
     from podwatch.sync.upload.job import keys_for
 
     def open_one() -> ObjectStore:
         return open_configured_store(settings)
 
     return Restorer(
-        open_one,
-        keys_for(settings.sync.store, settings.run_id),
+        StorePlace(open_one, keys_for(settings.sync.store, settings.run_id), settings.sync.store, "by-hand"),
         make_layout(settings),
         _workspace(settings) if in_place else workspace_of(settings),
         journal,
-        store_url=settings.sync.store,
-        writer_id="by-hand",
-        fetcher=FetchProcess(lambda: credentials(settings)),
+        FetchProcess(lambda: credentials(settings)),
         pace=FetchPace(settings.sync.connections, settings.sync.connections_max, float(settings.sync.max_rate or 0)),
         user=settings.trainer.user,
-        patience=PATIENCE_SECONDS,
-        waiting=showing.waiting,
+        patience=Patience(PATIENCE_SECONDS, showing.waiting),
     )
 
 

@@ -186,10 +186,12 @@ def archive(where: Where, run_id: str, keep: str, dry_run: bool, yes: bool, as_j
     from podwatch.domain.manifest import Keys
     from podwatch.policy.store_archive import Keep
     from podwatch.sync.runs.archive import FINISHED, Archiver
+    from podwatch.system.clock import SystemClock
 
     settings, keys_run = load(where), checked_run_id(run_id)
     with state_here(settings, keys_run) as here, store_and_prefix(settings) as (store, prefix):
-        archiver = Archiver(store, Keys(keys_run, prefix), time.time, host=socket.gethostname(), forget=here.forget)
+        keys, host = Keys(keys_run, prefix), socket.gethostname()
+        archiver = Archiver(store, keys, SystemClock(), host=host, forget=here.forget)
         plan = archiver.look(Keep(keep), keep_every=settings.sync.keep_every, pins=here.pins)
         document = _plan_document(plan, dry_run=dry_run)
         refused = "" if dry_run or plan.nothing else archiver.may_delete()

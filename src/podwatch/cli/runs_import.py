@@ -13,8 +13,7 @@ from podwatch.domain.errors import ExitCode, IntegrityError, UsageError
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
     from podwatch.stores.base import ObjectStore
-    from podwatch.sync.runs.import_backups import Backup
-    from podwatch.sync.runs.import_skeleton import Fit
+    from podwatch.sync.runs.import_backups import Backup, Fit
 
 
 @click.command("import", short_help="Import another tool's backups from <run>/step_N/.")
@@ -48,6 +47,7 @@ def import_command(
     from podwatch.stores.base import store_time
     from podwatch.sync.runs.archive import signs
     from podwatch.sync.runs.import_backups import Importer, find_backups
+    from podwatch.system.clock import SystemClock
 
     settings = load(where)
     with store_and_prefix(settings) as (store, prefix):
@@ -63,7 +63,7 @@ def import_command(
             keys,
             source=place,
             part_size=settings.sync.part_size,
-            wall=time.time,
+            clock=SystemClock(),
             host=socket.gethostname(),
             notes=settings.state_dir / "imports",
         )
@@ -106,8 +106,7 @@ def _judge(
 
     from podwatch.checkpoints.layouts import KINDS, Layout, kind_of, make_layout, site_of
     from podwatch.config import plugins
-    from podwatch.sync.runs.import_backups import judge
-    from podwatch.sync.runs.import_skeleton import Unfit
+    from podwatch.sync.runs.import_backups import Unfit, judge
 
     site = replace(site_of(settings), checkpoint_dir=None)
     if run != settings.run_id:

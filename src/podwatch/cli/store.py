@@ -106,20 +106,19 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
 def sweep(where: Where, dry_run: bool, as_json: bool) -> None:
     """Delete useless objects older than a day: unfinished uploads, superseded versions, and checkpoints without a
     manifest. Deletes only objects with podwatch's writer tag."""
-    import time
-
     from podwatch.cli.offline import journal_path, load, look
     from podwatch.domain.manifest import Keys
     from podwatch.journal.journal import Journal
     from podwatch.stores.open import parse_store_url
     from podwatch.sync.retention import Sweeper
+    from podwatch.system.clock import SystemClock
 
     settings = load(where)
     journal = Journal.open(journal_path(settings))
     store = _open(settings)
     try:
         keys = Keys(settings.run_id, parse_store_url(settings.sync.store).prefix)
-        sweeper = Sweeper(store, keys, journal, time.time)
+        sweeper = Sweeper(store, keys, journal, SystemClock())
         live = [(s.step, s.save_id) for s in look(settings).sets if s.complete]
         found, warning = sweeper.look(live), ""
         if not dry_run:

@@ -4,6 +4,7 @@ import os
 import socket
 from pathlib import Path
 
+from podwatch.config.settings import Settings
 from podwatch.daemon.environment import credentials_for
 from podwatch.daemon.wiring import Components
 from podwatch.domain.event import Event, EventName
@@ -12,7 +13,8 @@ from podwatch.domain.secrets import secret_values
 from podwatch.sensors.log_tail import Sources
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.open import open_store
-from podwatch.sync.upload.artifacts import ArtefactSources, Artifacts
+from podwatch.sync.syncer import Syncer
+from podwatch.sync.upload.artifacts import Artifacts
 from podwatch.sync.upload.job import keys_for
 
 TELLING = frozenset(
@@ -31,41 +33,44 @@ def make_artifacts(parts: Components) -> Artifacts | None:
     def opened() -> ObjectStore:
         return open_store(settings.sync.store, credentials_for(parts.settings), writer_id=writer_id, connections=1)
 
-    def logs() -> Sources:
-        trainer = settings.trainer
-        globs = trainer.logs or parts.run.layout.log_globs()
-        return Sources(trainer.output_dir, globs, (Path(parts.training.launcher.log_path()),))
+    sources = _OwnArtefacts(parts, settings, syncer)
+    return Artifacts(opened, keys_for(settings.sync.store, settings.run_id), sources, parts.run.clock)
 
-    def configs() -> tuple[str, ...]:
-        record = parts.training.record.current
+
+class _OwnArtefacts:
+    """Implements ``ArtefactSources`` over the daemon's components."""
+
+    def __init__(self, parts: Components, settings: Settings, syncer: Syncer) -> None:
+        self._parts, self._settings, self._syncer = parts, settings, syncer
+        self.incidents = parts.run.paths.incidents
+        self.host = socket.gethostname()
+        self.log_bytes = settings.sync.artefacts_log
+
+    def logs(self) -> Sources:
+        trainer = self._settings.trainer
+        globs = trainer.logs or self._parts.run.layout.log_globs()
+        return Sources(trainer.output_dir, globs, (Path(self._parts.training.launcher.log_path()),))
+
+    def configs(self) -> tuple[str, ...]:
+        record = self._parts.training.record.current
         last = record.last_start if record is not None else None
-        private = str(parts.settings.trainer.env_file or "")
+        private = str(self._parts.settings.trainer.env_file or "")
         return tuple(name for name, _ in last.config_digests if name != private) if last is not None else ()
 
-    def secrets() -> frozenset[str]:
-        key = credentials_for(parts.settings)
+    def secrets(self) -> frozenset[str]:
+        key = credentials_for(self._parts.settings)
         own = frozenset({key.key, key.key_id}) if key is not None else frozenset[str]()
-        return own | secret_values({**os.environ, **parts.recovery.context.tools.pod.environment()})
+        return own | secret_values({**os.environ, **self._parts.recovery.context.tools.pod.environment()})
 
-    sources = ArtefactSources(
-        logs=logs,
-        configs=configs,
-        incidents=parts.run.paths.incidents,
-        secrets=secrets,
-        host=socket.gethostname(),
-        log_bytes=settings.sync.artefacts_log,
-    )
-    return Artifacts(
-        opened,
-        keys_for(settings.sync.store, settings.run_id),
-        sources,
-        parts.run.clock.wall,
-        may_write=lambda: not syncer.state.superseded and not parts.run.guard.blocked_reason(Mutation.PUBLISH),
-        may_delete=lambda: parts.settings.mode == "act" and not parts.run.guard.blocked_reason(Mutation.DELETE),
-        tell=lambda problem: parts.run.emit(
-            Event(EventName.SYNC_FAILED, parts.run.clock.wall(), f"cannot upload logs and incident bundles: {problem}")
-        ),
-    )
+    def may_write(self) -> bool:
+        return not self._syncer.status().superseded and not self._parts.run.guard.blocked_reason(Mutation.PUBLISH)
+
+    def may_delete(self) -> bool:
+        return self._parts.settings.mode == "act" and not self._parts.run.guard.blocked_reason(Mutation.DELETE)
+
+    def trouble(self, problem: str) -> None:
+        text = f"cannot upload logs and incident bundles: {problem}"
+        self._parts.run.emit(Event(EventName.SYNC_FAILED, self._parts.run.clock.wall(), text))
 
 
 WRITER_ID = "writer_id"

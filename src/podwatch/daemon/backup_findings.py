@@ -15,11 +15,11 @@ from podwatch.domain.snapshot import Reading, TrainerSample
 from podwatch.policy.backup import Kept
 from podwatch.policy.lease import LeaseAction
 from podwatch.policy.uploads import Outcome, Tally, every, in_words, uplink_behind
-from podwatch.sync.types import SyncState, UploadPace
+from podwatch.sync.types import SyncStatus, UploadPace
 
 
 def backup_findings(
-    sync: SyncState | None, sets: tuple[CheckpointSet, ...], *, now: float, wall: float, max_lag: float, since: float
+    sync: SyncStatus | None, sets: tuple[CheckpointSet, ...], *, now: float, wall: float, max_lag: float, since: float
 ) -> tuple[Finding, ...]:
     """Findings about the store and the age of the backup. ``now`` monotonic, ``wall`` epoch seconds; ``since``: when
     this daemon started (monotonic)."""
@@ -35,7 +35,7 @@ def backup_findings(
         )
     found: list[Finding] = []
     standing = sync.standing
-    if standing.stop:
+    if standing is not None and standing.stop:
         lost = standing.act is LeaseAction.SUPERSEDED
         fix = "shut this pod down, or take the run back: stop podwatch here, then `podwatch run --take-over`"
         found.append(
@@ -82,7 +82,7 @@ def backup_findings(
     return tuple(found)
 
 
-def upload_findings(sync: SyncState | None, *, now: float) -> tuple[Finding, ...]:
+def upload_findings(sync: SyncStatus | None, *, now: float) -> tuple[Finding, ...]:
     """A finding if uploads are slower than saves, because of the CPU or the uplink. ``now`` monotonic."""
     if sync is None or lost_run(sync) or sync.ok is False:
         return ()  # another finding says why nothing is stored
@@ -159,12 +159,12 @@ def clock_findings(skew: float | None, *, since: float) -> tuple[Finding, ...]:
     )
 
 
-def lost_run(sync: SyncState) -> bool:
-    return sync.standing.act in (LeaseAction.SUPERSEDED, LeaseAction.ASIDE)
+def lost_run(sync: SyncStatus) -> bool:
+    return sync.standing is not None and sync.standing.act in (LeaseAction.SUPERSEDED, LeaseAction.ASIDE)
 
 
 def kept_of(
-    sync: SyncState | None,
+    sync: SyncStatus | None,
     sets: tuple[CheckpointSet, ...],
     owns: Callable[[CheckpointSet], bool],
     steps_at_risk: int | None,
@@ -172,7 +172,7 @@ def kept_of(
     """The input of the safekeeping rules; checkpoints that are not this run's are left out. ``nothing_stored`` is False
     until the store has answered or failed, and where another pod publishes for this run."""
     own = tuple(s for s in sets if owns(s))
-    if sync is None or not sync.store_url or sync.standing.stop or lost_run(sync):
+    if sync is None or not sync.store_url or (sync.standing is not None and sync.standing.stop) or lost_run(sync):
         return Kept(own, steps_at_risk=steps_at_risk)
     known = sync.saves is not None or sync.ok is False
     none = sync.last_step is None and not sync.stored and not sync.saves

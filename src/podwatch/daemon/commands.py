@@ -167,7 +167,7 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         await asyncio.sleep(0)  # a permanent refusal fails in the first step of the task
         if params.get("wait") or task.done():
             await task
-            state = parts.syncer.state
+            state = parts.syncer.status()
             return {"message": f"step {state.last_step} is in the store", "step": state.last_step}
         daemon.keep(task)
         return {"message": "upload started; `podwatch status` shows its progress", "step": step}

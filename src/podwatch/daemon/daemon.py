@@ -377,7 +377,7 @@ class Daemon(Turning):
         syncer, recovery = self.parts.syncer, self.parts.recovery
         await preempt.say_goodbye(
             budget,
-            state=None if syncer is None else lambda: syncer.state,
+            state=None if syncer is None else syncer.status,
             beat=lambda: self.backing.say(HolderState.PREEMPTED),
             end_sync=syncer.stop if syncer is not None else preempt.nothing,
             tell=lambda: tell_to_end(recovery.context.tools, recovery.handle, self._preempted),

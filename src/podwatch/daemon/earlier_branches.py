@@ -10,7 +10,7 @@ def kept_branch(parts: Components) -> int | None:
     record = parts.training.record.current
     if record is None or not record.earlier:
         return None
-    stored = parts.syncer.state.newest_of.get(record.lineage.id) if parts.syncer is not None else None
+    stored = parts.syncer.status().newest_of.get(record.lineage.id) if parts.syncer is not None else None
     return kept_step(
         parts.checkpoints.catalogue.sets, record.lineage, has_store=parts.syncer is not None, stored=stored
     )

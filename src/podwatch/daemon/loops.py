@@ -70,14 +70,14 @@ class _Store:
     @property
     def stored(self) -> frozenset[tuple[int, str]] | None:
         syncer = self.parts.syncer
-        return None if syncer is None else syncer.state.stored
+        return None if syncer is None else syncer.status().stored
 
     @property
     def verified(self) -> int:
         """The newest safe step of the current lineage: earlier quarantined checkpoints can expire. The pointer's step
         counts, not the highest one: a higher step of an earlier lineage proves nothing."""
         if self.parts.syncer is not None:
-            last = self.parts.syncer.state.last_step
+            last = self.parts.syncer.status().last_step
             return -1 if last is None else last
         newest = newest_complete(self.parts.checkpoints.catalogue.sets)
         return -1 if newest is None else newest.step
@@ -242,7 +242,7 @@ def _prospects(parts: Components, snapshot: Snapshot, pruner: Pruner) -> Outlook
     saves = parts.deletion.forecast.saves
     due_in, gap = next_save_in(saves, parts.run.clock.wall())
     plan, newest = pruner.last_plan, snapshot.newest_step
-    stored = parts.syncer.state.last_step if parts.syncer is not None else None
+    stored = parts.syncer.status().last_step if parts.syncer is not None else None
     at_risk = None
     if newest is not None and newest.step is not None and stored is not None and snapshot.steps_between_saves:
         at_risk = max(0, newest.step - stored)

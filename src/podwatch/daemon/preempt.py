@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.daemon.shutdown import briefly
-from podwatch.sync.types import SyncState
+from podwatch.sync.types import SyncStatus
 
 BOOTED = Path("/run/systemd/system")
 ASK_SECONDS = 0.5
@@ -77,7 +77,7 @@ def fits(left_bytes: int, sent_bytes: int, took_seconds: float, left_seconds: fl
     return took_seconds > 0 and left_bytes * took_seconds <= left_seconds * sent_bytes
 
 
-async def upload_if_it_fits(state: Callable[[], SyncState], budget: Budget) -> bool:
+async def upload_if_it_fits(state: Callable[[], SyncStatus], budget: Budget) -> bool:
     """Wait for the upload in progress if it can finish in time; returns whether none is in progress now."""
     began, before = time.monotonic(), state()
     step = before.uploading_step
@@ -95,7 +95,7 @@ async def upload_if_it_fits(state: Callable[[], SyncState], budget: Budget) -> b
 async def say_goodbye(
     budget: Budget,
     *,
-    state: Callable[[], SyncState] | None,
+    state: Callable[[], SyncStatus] | None,
     beat: Callable[[], Awaitable[None]],
     end_sync: Callable[[], Awaitable[None]],
     tell: Callable[[], Awaitable[object]],

@@ -21,9 +21,8 @@ from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.recovery.state import Phase, RecoveryState
 from podwatch.reporting.status import build_status
-from podwatch.reporting.view import Counters, DaemonView, RecoveryView, SyncView
-from podwatch.stores.base import TOTAL
-from podwatch.sync.types import SyncState
+from podwatch.reporting.view import Counters, DaemonView, RecoveryView
+from podwatch.sync.types import SyncStatus
 
 _ACTIVE = (Phase.LOOKING, Phase.STARTING, Phase.CONFIRMING, Phase.STOPPING)
 
@@ -43,39 +42,11 @@ def recovery_view(state: RecoveryState) -> RecoveryView:
     )
 
 
-def sync_view(state: SyncState | None) -> SyncView:
-    if state is None:
-        return SyncView()
-    return SyncView(
-        store_url=state.store_url,
-        ok=state.ok,
-        error=state.error,
-        refused=state.refused,
-        next_attempt_wall=state.next_attempt_wall,
-        clock_skew=state.clock_skew,
-        last_step=state.last_step,
-        last_published_wall=state.last_published_wall,
-        uploading_step=state.uploading_step,
-        uploaded_bytes=state.uploaded_bytes,
-        total_bytes=state.total_bytes,
-        upload_rate=state.pace.rate,
-        upload_priority=state.pace.level,
-        upload_priority_reason=state.pace.reason,
-        superseded=state.superseded,
-        standing=str(state.standing.act),
-        generation=state.standing.generation,
-        holder=state.standing.holder,
-        saves=state.saves,
-        stored=state.stored,
-        calls=TOTAL.snapshot(),
-    )
-
-
 def steps_at_risk(
     snapshot: Snapshot,
     sets: tuple[CheckpointSet, ...],
     resumed: int | None,
-    sync: SyncView,
+    sync: SyncStatus,
     *,
     saves_counted: bool = False,
 ) -> int | None:
@@ -137,7 +108,7 @@ def view_of(
     record, state = parts.training.record.current, parts.recovery.state
     snapshot, _ = present(sensing.snapshot, watched_of(state), now=now, wall=wall)
     recovery = recovery_view(state)
-    sync = sync_view(parts.syncer.state if parts.syncer is not None else None)
+    sync = parts.syncer.status() if parts.syncer is not None else SyncStatus()
     return DaemonView(
         version=__version__,
         run_id=settings.run_id,
@@ -275,6 +246,6 @@ def readiness(parts: Components, snapshot: Snapshot) -> tuple[bool, list[str]]:
         for name, reading in snapshot.readings.items()
         if reading.state in ("blind", "denied", "pending")
     ]
-    if parts.syncer is not None and parts.syncer.state.ok is False:
-        reasons.append(f"the store cannot be used: {parts.syncer.state.error}")
+    if parts.syncer is not None and (sync := parts.syncer.status()).ok is False:
+        reasons.append(f"the store cannot be used: {sync.error}")
     return not reasons, reasons

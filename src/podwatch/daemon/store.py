@@ -12,6 +12,7 @@ from typing import Protocol
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
+from podwatch.daemon.configuration import Configuration
 from podwatch.daemon.environment import credentials_for
 from podwatch.daemon.events import Events
 from podwatch.daemon.startup_checks import Exits
@@ -20,20 +21,24 @@ from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import Pod
+from podwatch.domain.mutation_guard import Mutation, MutationGuard
 from podwatch.domain.run import identity
 from podwatch.domain.secrets import scrub_argv
 from podwatch.journal import Journal
 from podwatch.policy.resume import RemoteSave
 from podwatch.recovery.state import RecordHolder
+from podwatch.stores.base import ObjectStore
+from podwatch.stores.credentials import Credentials
 from podwatch.stores.open import open_store, same_filesystem
 from podwatch.sync.restore.child_process import FetchProcess
-from podwatch.sync.restore.restore import FetchPace, Restorer
+from podwatch.sync.restore.restore import FetchPace, Restorer, StorePlace
 from podwatch.sync.types import RunIdentity
 from podwatch.sync.upload.job import keys_for
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import boot_id, machine_id
 from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace
+from podwatch.trainer.base import TrainerHandle
 
 TAKEN_OVER = "sync.taken-over"
 """Journal key of the last executed `--take-over`."""
@@ -175,6 +180,52 @@ def first_time(journal: Journal, word: str) -> bool:
     return True
 
 
+# -- the run, as sync sees it ----------------------------------------------------------------------------------------
+
+
+class Guarded(Protocol):
+    @property
+    def config(self) -> Configuration: ...
+    @property
+    def guard(self) -> MutationGuard: ...
+    @property
+    def handle(self) -> TrainerHandle | None: ...
+    @property
+    def finished(self) -> bool: ...
+
+
+class SyncedRun:
+    """Implements sync's GuardedRun over the run record, recovery's view of the training and the guard."""
+
+    def __init__(self, identity: Identity, run: Guarded, refusals: Refusals) -> None:
+        self._identity, self._run, self._refusals = identity, run, refusals
+
+    def identity(self) -> RunIdentity:
+        return self._identity.now()
+
+    def credentials(self) -> Credentials | None:
+        return credentials_for(self._run.config.settings)
+
+    def trainer_alive(self) -> bool:
+        return self._run.handle is not None
+
+    def ever_started(self) -> bool:
+        current = self._identity.record.current
+        return current is not None and current.last_start is not None
+
+    def must_not_train(self, why: str) -> None:
+        self._refusals.held_elsewhere(why)
+
+    def store_refuses(self, error: PodwatchError) -> None:
+        self._refusals.locked_out(error)
+
+    def training_finished(self) -> bool:
+        return self._run.finished
+
+    def withheld(self) -> str:
+        return self._run.guard.blocked_reason(Mutation.PUBLISH)
+
+
 # -- restores --------------------------------------------------------------------------------------------------------
 
 
@@ -182,21 +233,18 @@ def make_restorer(
     settings: Settings, layout: Layout, workspace: Workspace, journal: Journal, writer_id: str
 ) -> Restorer:
     """The Restorer of this run; also used by ``podwatch restore`` without a daemon."""
+    sync = settings.sync
+
+    def opened() -> ObjectStore:
+        return open_store(sync.store, credentials_for(settings), writer_id=writer_id, connections=sync.connections)
+
     return Restorer(
-        lambda: open_store(
-            settings.sync.store,
-            credentials_for(settings),
-            writer_id=writer_id,
-            connections=settings.sync.connections,
-        ),
-        keys_for(settings.sync.store, settings.run_id),
+        StorePlace(opened, keys_for(sync.store, settings.run_id), sync.store, writer_id),
         layout,
         workspace,
         journal,
-        store_url=settings.sync.store,
-        writer_id=writer_id,
-        fetcher=FetchProcess(lambda: credentials_for(settings)),
-        pace=FetchPace(settings.sync.connections, settings.sync.connections_max, float(settings.sync.max_rate or 0)),
+        FetchProcess(lambda: credentials_for(settings)),
+        pace=FetchPace(sync.connections, sync.connections_max, float(sync.max_rate or 0)),
         user=settings.trainer.user,
     )
 

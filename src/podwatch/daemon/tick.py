@@ -22,7 +22,7 @@ from podwatch.daemon.configuration import policies_from, waits_for_restart
 from podwatch.daemon.core import Core
 from podwatch.daemon.earlier_branches import branch_findings
 from podwatch.daemon.environment import learn_secrets
-from podwatch.daemon.status_view import steps_at_risk, sync_view
+from podwatch.daemon.status_view import steps_at_risk
 from podwatch.daemon.wiring import LEARNED
 from podwatch.detection.corrected_snapshot import of_a_run_that_ends, of_this_trainer, present
 from podwatch.detection.one_failure import fold
@@ -32,6 +32,7 @@ from podwatch.domain.finding import Finding, Severity
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.journal import Journal
 from podwatch.policy.backup import Kept, safekeeping
+from podwatch.sync.types import SyncStatus
 
 REMEMBER_TURNS = 30
 """Turns between two writes of the learned state to the journal: a minute at the default poll."""
@@ -153,11 +154,11 @@ class Turning(Core):
     def _kept(self, snapshot: Snapshot) -> Kept:
         parts = self.parts
         sync, sets = (
-            parts.syncer.state if parts.syncer is not None else None,
+            parts.syncer.status() if parts.syncer is not None else None,
             parts.checkpoints.catalogue.sets,
         )
         step, counted = parts.recovery.state.step, counts_saves(parts.run.layout)
-        at_risk = steps_at_risk(snapshot, sets, step, sync_view(sync), saves_counted=counted)
+        at_risk = steps_at_risk(snapshot, sets, step, sync or SyncStatus(), saves_counted=counted)
         return kept_of(sync, sets, parts.recovery.context.owns, at_risk)
 
     def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
@@ -182,14 +183,14 @@ class Turning(Core):
         if parts.store.refused:
             return (*store_refused_finding(parts.store.refused, since=self._started), *config)
         backup = backup_findings(
-            parts.syncer.state if parts.syncer is not None else None,
+            parts.syncer.status() if parts.syncer is not None else None,
             parts.checkpoints.catalogue.sets,
             now=snapshot.at,
             wall=snapshot.wall,
             max_lag=parts.settings.sync.max_lag,
             since=self._started,
         )
-        uploads = upload_findings(parts.syncer.state if parts.syncer is not None else None, now=snapshot.at)
+        uploads = upload_findings(parts.syncer.status() if parts.syncer is not None else None, now=snapshot.at)
         return (*backup, *uploads, *config)
 
     def _on_event(self, event: Event) -> None:

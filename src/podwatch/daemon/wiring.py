@@ -20,7 +20,7 @@ from podwatch.config.settings import Settings
 from podwatch.daemon import two_writers
 from podwatch.daemon.checkpoint_loop import Rescans, RootWatch
 from podwatch.daemon.configuration import Configuration, policies_from
-from podwatch.daemon.environment import TrainingEnvironment, credentials_for, learn_secrets
+from podwatch.daemon.environment import TrainingEnvironment, learn_secrets
 from podwatch.daemon.events import Events
 from podwatch.daemon.implausible_steps import Implausible, believed_progress
 from podwatch.daemon.paths import RunPaths, workspace_of
@@ -32,6 +32,7 @@ from podwatch.daemon.store import (
     Identity,
     Refusals,
     StoreRestore,
+    SyncedRun,
     WandbIds,
     first_time,
     make_restorer,
@@ -43,7 +44,7 @@ from podwatch.detection.learned import Learned
 from podwatch.detection.log_rules import SHIPPED
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError
-from podwatch.domain.mutation_guard import Mutation, MutationGuard
+from podwatch.domain.mutation_guard import MutationGuard
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.secrets import register
 from podwatch.domain.snapshot import Desired
@@ -69,6 +70,8 @@ from podwatch.sensors.progress_bars import StepReader
 from podwatch.sensors.server_discovery import ServerFinder
 from podwatch.sensors.training_metrics import TrainingSensor
 from podwatch.sensors.xid import XidInbox
+from podwatch.sync.lease.protocol import LeaseTerms
+from podwatch.sync.store_session import timing_of
 from podwatch.sync.syncer import Syncer
 from podwatch.sync.types import OwnSets
 from podwatch.system.clock import Clock
@@ -455,25 +458,16 @@ def _store(
 def _syncer(
     settings: Settings, run: Run, catalogue: Catalogue, identity: Identity, exits: Exits, *, take_over: bool
 ) -> Syncer:
-    refusals = Refusals(run.emit, exits, run, run.clock)
-    record = identity.record
+    me = this_pod(identity.writer_id, settings.trainer.output_dir)
     return Syncer(
-        settings=settings,
-        identity=identity.now,
-        catalogue=OwnSets(catalogue, run.owns),
-        journal=run.journal,
-        clock=run.clock,
-        credentials=lambda: credentials_for(run.config.settings),
-        emit=run.emit,
+        settings,
+        SyncedRun(identity, run, Refusals(run.emit, exits, run, run.clock)),
+        OwnSets(catalogue, run.owns),
+        run.journal,
+        run.clock,
+        run.emit,
+        terms=LeaseTerms(me, timing_of(settings.sync), take_over),
         workspace=run.workspace,
-        me=this_pod(identity.writer_id, settings.trainer.output_dir),
-        take_over=take_over,
-        training=lambda: run.handle is not None,
-        trained=lambda: record.current is not None and record.current.last_start is not None,
-        refused=refusals.held_elsewhere,
-        locked_out=refusals.locked_out,
-        finished=lambda: run.finished,
-        withheld=partial(run.guard.blocked_reason, Mutation.PUBLISH),
     )
 
 

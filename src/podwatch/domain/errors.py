@@ -97,6 +97,10 @@ class IntegrityError(RemoteError):
         super().__init__(what, where=where, fix=fix, transient=False)
 
 
+class SaveGone(IntegrityError):  # noqa: N818
+    """An object that a pointer or manifest names is not in the store (any more)."""
+
+
 def is_refusal(error: BaseException) -> bool:
     """Whether retries cannot succeed until an operator changes something: a refused key, a cap, a missing bucket, a
     wrong configuration. An IntegrityError concerns one object and is no refusal."""

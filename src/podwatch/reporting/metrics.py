@@ -242,14 +242,14 @@ def _backups(view: DaemonView) -> Iterable[Metric]:
         sync.uploaded_bytes if sync.total_bytes else None,
     )
     yield from _gauge(
-        "podwatch_upload_bytes_per_second", "Rate of the upload in progress over the last seconds", sync.upload_rate
+        "podwatch_upload_bytes_per_second", "Rate of the upload in progress over the last seconds", sync.pace.rate
     )
     yield from _gauge(
         "podwatch_upload_left_seconds", "Remaining time of the upload in progress", sync.upload_left_seconds
     )
     family = GaugeMetricFamily("podwatch_upload_priority", "1 for the current priority of uploads", labels=["level"])
     for level in UPLOAD_PRIORITIES:
-        family.add_metric([level], float(level == sync.upload_priority))
+        family.add_metric([level], float(level == sync.pace.level))
     yield family
 
 

@@ -461,15 +461,15 @@ def _sync(view: DaemonView) -> dict[str, Any]:
         "uploading_step": s.uploading_step,
         "uploaded_bytes": s.uploaded_bytes,
         "total_bytes": s.total_bytes,
-        "upload_bytes_per_second": None if s.upload_rate is None else round(s.upload_rate),
+        "upload_bytes_per_second": None if s.pace.rate is None else round(s.pace.rate),
         "upload_left_seconds": None if s.upload_left_seconds is None else round(s.upload_left_seconds),
-        "upload_priority": s.upload_priority,
-        "upload_priority_reason": s.upload_priority_reason,
+        "upload_priority": s.pace.level,
+        "upload_priority_reason": s.pace.reason,
         "superseded": s.superseded,
         "calls": {name.lower(): count for name, count in s.calls.items()},
-        "standing": s.standing,
-        "generation": s.generation,
-        "holder": s.holder,
+        "standing": "alone" if s.standing is None else str(s.standing.act),
+        "generation": 0 if s.standing is None else s.standing.generation,
+        "holder": "" if s.standing is None else s.standing.holder,
     }
 
 

@@ -1,7 +1,6 @@
 """DaemonView: one frozen view of the daemon, the input of status, HTTP and metrics. Filled in daemon/.
 
-Plain data with defaults, without imports of control, recovery and sync: their state comes in the small dataclasses
-below. Times are monotonic seconds like ``now``, or epoch seconds where the name has ``wall``.
+Plain data with defaults. Times are monotonic seconds like ``now``, or epoch seconds where the name has ``wall``.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from podwatch.domain.finding import Finding
 from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Reading, Snapshot
+from podwatch.sync.types import SyncStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,47 +35,6 @@ class RecoveryView:
     confirmed: bool | None = None
     attempts: int = 0
     next_try_wall: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SyncView:
-    """The store and the upload in progress. ``stored``: (step, save_id) of every published checkpoint."""
-
-    store_url: str = ""
-    ok: bool | None = None
-    error: str = ""
-    refused: bool = False
-    """The error is permanent: the key, the cap, the bucket or the configuration is wrong."""
-    next_attempt_wall: float | None = None
-    clock_skew: float | None = None
-    """Seconds that this machine's clock is ahead of the store's; None if unknown."""
-    last_step: int | None = None
-    last_published_wall: float | None = None
-    uploading_step: int | None = None
-    uploaded_bytes: int = 0
-    total_bytes: int = 0
-    upload_rate: float | None = None
-    """Bytes per second on the network, of the upload in progress."""
-    upload_priority: str = "lowest"
-    upload_priority_reason: str = ""
-    superseded: bool = False
-    standing: str = "alone"
-    """Whether this pod holds the run in the store: ``alone`` without one, else judgement.claims.Act."""
-    generation: int = 0
-    holder: str = ""
-    """The pod that holds the run, if it is another one."""
-    saves: int | None = None
-    """Number of checkpoints in the store; None until the journal or the store was read."""
-    stored: frozenset[tuple[int, str]] = frozenset()
-    calls: Mapping[str, int] = field(default_factory=dict)
-    """Calls to the store since podwatch started, by class (A free, B, C)."""
-
-    @property
-    def upload_left_seconds(self) -> float | None:
-        """Remaining seconds at the current rate; None without an upload or without progress."""
-        if self.uploading_step is None or not self.upload_rate:
-            return None
-        return max(0, self.total_bytes - self.uploaded_bytes) / self.upload_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +79,7 @@ class DaemonView:
     sensors: Mapping[str, Reading[object]] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     recovery: RecoveryView = field(default_factory=RecoveryView)
-    sync: SyncView = field(default_factory=SyncView)
+    sync: SyncStatus = field(default_factory=SyncStatus)
     learned: Learned = field(default_factory=Learned)
     counters: Counters = field(default_factory=Counters)
     checkpoints: tuple[CheckpointSet, ...] = ()

@@ -19,7 +19,7 @@ from podwatch.stores.b2_errors import ResourceNotFound
 from podwatch.stores.b2_receive import receive
 from podwatch.stores.b2_session import Bucket, Retry
 from podwatch.stores.b2_wire import BLOCK
-from podwatch.stores.base import Progress, StoredObject, StoredPart, Unfinished
+from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfinished
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.parts import HEX_DIGITS, PartStream, Source, StreamSource
 
@@ -263,9 +263,7 @@ class B2Store:
         self._bucket.id(key)
         self._bucket.call(key, "readFiles", read)
 
-    def get_range(
-        self, key: str, offset: int, length: int, take: Callable[[memoryview], None], *, file_id: str = ""
-    ) -> int:
+    def get_range(self, key: str, offset: int, length: int, take: Take, *, file_id: str = "") -> int:
         done = 0
 
         def taken(data: memoryview) -> None:

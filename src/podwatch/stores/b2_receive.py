@@ -13,6 +13,7 @@ from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import IntegrityError
 from podwatch.stores.b2_wire import give_back, read_into
+from podwatch.stores.base import Take
 
 BLOCK = 1 << 18
 """Bytes received at once. The blocks of all connections of a core stay in its cache from the socket through the hash to
@@ -28,7 +29,7 @@ def receive(
     url: str,
     offset: int,
     length: int,
-    take: Callable[[memoryview], None],
+    take: Take,
     *,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> int:

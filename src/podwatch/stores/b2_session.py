@@ -21,7 +21,7 @@ from requests.exceptions import ChunkedEncodingError, ContentDecodingError
 from podwatch.domain.errors import RemoteError
 from podwatch.stores.b2_errors import B2Place, UploadTokenUsedConcurrently, is_damaged, translate
 from podwatch.stores.b2_wire import BLOCK, Wire
-from podwatch.stores.base import TOTAL
+from podwatch.stores.base import TOTAL, CannotDelete
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.parts import PartStream
 
@@ -258,7 +258,7 @@ class Bucket:
         prefix = allowed.get("namePrefix") or ""
         self.call(prefix, "listFiles", lambda: self.session.list_file_names(self._id, None, 1, prefix))
         if "deleteFiles" not in capabilities:
-            return ("the key cannot delete: old checkpoints stay in the store until you remove them",)
+            return (CannotDelete("the key cannot delete: old checkpoints stay in the store until you remove them"),)
         return ()
 
     def close(self) -> None:

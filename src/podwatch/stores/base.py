@@ -13,6 +13,16 @@ from podwatch.stores.parts import Source
 
 Progress = Callable[[int], None]
 """Called with the number of bytes newly sent or received; may raise to cancel."""
+Take = Callable[[memoryview], None]
+"""Called with each piece of what is received, in order; it must use the bytes before it returns."""
+OpenStore = Callable[[], "ObjectStore"]
+"""Opens the run's store again, with the credentials of this moment. Raises RemoteError or ConfigurationError."""
+
+
+class CannotDelete(str):
+    """The warning of ``ObjectStore.check`` that the key cannot delete."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +143,7 @@ class ObjectStore(Protocol):
         """Write the object's bytes from ``offset`` on to ``target``. Verifying them is the caller's job."""
         ...
 
-    def get_range(
-        self, key: str, offset: int, length: int, take: Callable[[memoryview], None], *, file_id: str = ""
-    ) -> int:
+    def get_range(self, key: str, offset: int, length: int, take: Take, *, file_id: str = "") -> int:
         """Pass ``length`` bytes (at least one) from ``offset`` on to ``take``, in order, in reused memory; returns the
         object's whole size. A broken connection is resumed where it broke. Exceptions of ``take`` pass unchanged; an
         object that is too short raises IntegrityError. Verifying the bytes is the caller's job."""
@@ -154,7 +162,7 @@ class ObjectStore(Protocol):
         ...
 
     def check(self) -> tuple[str, ...]:
-        """Prove that the store is usable; returns warnings (a key that cannot delete...). Raises RemoteError."""
+        """Prove that the store is usable; returns warnings, ``CannotDelete`` among them. Raises RemoteError."""
         ...
 
     def close(self) -> None: ...

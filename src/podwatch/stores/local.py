@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.manifest import WRITER_TAG, check_relative_path
-from podwatch.stores.base import Progress, StoredObject, StoredPart, Unfinished
+from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfinished
 from podwatch.stores.local_large import LargeUploads
 from podwatch.stores.parts import FileSource, PartStream, Source, StreamSource
 
@@ -263,9 +263,7 @@ class LocalStore:
                     if progress is not None:
                         progress(len(data))
 
-    def get_range(
-        self, key: str, offset: int, length: int, take: Callable[[memoryview], None], *, file_id: str = ""
-    ) -> int:
+    def get_range(self, key: str, offset: int, length: int, take: Take, *, file_id: str = "") -> int:
         with self._errors(key):
             try:
                 descriptor = self._open(key)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 # -- load of the machine ---------------------------------------------------------------------------------------------
 
@@ -69,25 +70,32 @@ class ConcurrencyController:
         return ConcurrencyController(min(self.most, self.lanes * 2), self.most, before=self.lanes, speed=speed)
 
 
+class Ticks(Protocol):
+    """The module ``time``, or a test's own."""
+
+    def monotonic(self) -> float: ...
+    def sleep(self, seconds: float, /) -> None: ...
+
+
 class RateLimit:
     """At most ``rate`` bytes per second over all threads (0: no limit). ``take`` sleeps; a quarter of a second of
     unused allowance is kept, so that short pauses do not cost speed."""
 
-    def __init__(self, rate: float, monotonic: Callable[[], float], sleep: Callable[[float], None]) -> None:
-        self._rate, self._monotonic, self._sleep = rate, monotonic, sleep
+    def __init__(self, rate: float, clock: Ticks = time) -> None:
+        self._rate, self._clock = rate, clock
         self._lock = threading.Lock()
-        self._free_at = monotonic()
+        self._free_at = clock.monotonic()
 
     def take(self, count: int) -> None:
         if self._rate <= 0:
             return
         with self._lock:
-            now = self._monotonic()
+            now = self._clock.monotonic()
             begin = max(self._free_at, now - 0.25)
             self._free_at = begin + count / self._rate
             wait = self._free_at - now
         if wait > 0:
-            self._sleep(wait)
+            self._clock.sleep(wait)
 
 
 # -- worker pool -----------------------------------------------------------------------------------------------------

@@ -1,17 +1,22 @@
 """Reads a run's contents from the store alone: every manifest, and the checkpoint that the pointer names."""
 
+import contextlib
 import hashlib
 import io
+import json
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from podwatch.domain.errors import IntegrityError
+from podwatch.domain.lease import HolderState
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, check_links
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
-from podwatch.sync.publish import checked_manifest, newest_pointer, read_pointer
-from podwatch.sync.upload.optional_manifest import read_optional
+from podwatch.sync.publish import checked_manifest, newest_pointer, read_optional, read_pointer
 
 _LIMIT = 64 << 20
+_SMALL_JSON = 1 << 20
+_LEFT = frozenset(HolderState) - {HolderState.RUNNING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,3 +193,15 @@ class _Hashing(io.RawIOBase):
         if self._left < self._part_size:
             self._close_part()
         return self._hashes
+
+
+def last_word(store: ObjectStore, keys: Keys) -> str:
+    """The run's last reported state: the state in which its pod left, else the phase in its last heartbeat; empty if
+    neither can be read. Raises RemoteError."""
+    with contextlib.suppress(IntegrityError, ValueError, RecursionError):
+        data = store.get_bytes(keys.heartbeat, limit=_SMALL_JSON)
+        doc: Any = json.loads(data) if data is not None else None
+        if isinstance(doc, dict):
+            state = str(doc.get("state", ""))
+            return (state if state in _LEFT or not doc.get("phase") else str(doc["phase"]))[:40]
+    return ""

@@ -6,31 +6,26 @@ Blocking; runs in a thread of the daemon. An intent is journaled before each wri
 
 import hashlib
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
-from podwatch.domain.errors import IntegrityError, RemoteError
+from podwatch.domain.errors import IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave
 from podwatch.policy.lease import next_pointer
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.errors import SaveGone
+from podwatch.sync.lease.protocol import LeaseClock, put_before
 from podwatch.sync.lease.protocol import Superseded as Superseded
-from podwatch.sync.lease.requests import put_before
-from podwatch.sync.types import RunIdentity
+from podwatch.sync.types import Lease, RunIdentity, RunSource, rfc3339
 
-_POINTER_LIMIT = 1 << 20
+_POINTER_LIMIT, _OPTIONAL_LIMIT = 1 << 20, 64 << 20
 SEQ, LAST = "sync.seq", "sync.pointer"
 """Journal keys: the highest seq and the last pointer that this writer has published."""
 POINTER_VERSIONS = 50
 """Versions of the pointer that are read at most to find the best one; a daily sweep removes the old ones."""
-
-Confirm = Callable[[ObjectStore], tuple[int, float]]
-"""Confirms that this pod still holds the lease: (generation, boottime until which a write may be sent)."""
 
 
 class ObjectsMissing(IntegrityError):  # noqa: N818
@@ -53,10 +48,6 @@ class _Named:
     file_id: str
     sha1: str
     size: int
-
-
-def rfc3339(wall: float) -> str:
-    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def read_pointer(store: ObjectStore, keys: Keys) -> Pointer | None:
@@ -131,23 +122,33 @@ def checked_manifest(keys: Keys, data: bytes, step: int, save_id: str, *, where:
     return manifest
 
 
+def read_optional(store: ObjectStore, keys: Keys, step: int, save_id: str) -> Manifest | None:
+    """``optional.json`` beside a checkpoint's manifest: the stored parts that a resume does not need. None if there is
+    none. Raises IntegrityError if it cannot be used, RemoteError for store trouble.
+
+    It is a manifest of its own, in the same form, so that ``manifest.json`` and the pointer stay as they were
+    published. A store without versions can replace one file at a time: a rewritten manifest would, for a moment, not
+    match the pointer. A podwatch that does not know ``optional.json`` restores the rest as always.
+    """
+    key = keys.optional(step, save_id)
+    found = store.stat(key)
+    if found is None:
+        return None
+    where = f"{store.url}/{key}"
+    if not found.ours:
+        raise IntegrityError("optional.json is not podwatch's", where=where)
+    data = store.get_bytes(key, found.file_id, limit=_OPTIONAL_LIMIT)
+    return None if data is None else checked_manifest(keys, data, step, save_id, where=where)
+
+
 class Publisher:
-    """One per opened store. ``identity`` is called at every publication: lineage and W&B ids may have changed."""
+    """One per opened store. ``run`` is asked at every publication: lineage and W&B ids may have changed."""
 
     def __init__(
-        self,
-        store: ObjectStore,
-        keys: Keys,
-        journal: Journal,
-        identity: Callable[[], RunIdentity],
-        wall: Callable[[], float],
-        *,
-        confirm: Confirm,
-        boottime: Callable[[], float],
+        self, store: ObjectStore, keys: Keys, journal: Journal, run: RunSource, clock: LeaseClock, lease: Lease
     ) -> None:
         self.store, self.keys = store, keys
-        self._journal, self._identity, self._wall = journal, identity, wall
-        self._confirm, self._boottime = confirm, boottime
+        self._journal, self._run, self._clock, self._lease = journal, run, clock, lease
 
     # -- publishing -------------------------------------------------------------------------------------------------
 
@@ -164,7 +165,7 @@ class Publisher:
         else:
             current = self._current()
             pointer = _pointer_for(
-                manifest, named, self._identity(), *(current.order if current else (0, 0)), self._wall()
+                manifest, named, self._run.identity(), *(current.order if current else (0, 0)), self._clock.wall()
             )
         return self._note(pointer, restored=False)
 
@@ -185,10 +186,10 @@ class Publisher:
 
     def _own(self, current: Pointer | None) -> tuple[int, int, float]:
         """The next (generation, seq) and the boottime until which the write may be sent, or Superseded."""
-        generation, until = self._confirm(self.store)
+        generation, until = self._lease.confirm(self.store)
         decision = next_pointer(
             current,
-            writer_id=self._identity().writer_id,
+            writer_id=self._run.identity().writer_id,
             generation=generation,
             own_seq=int(self._journal.learned(SEQ, 0)),
         )
@@ -251,14 +252,16 @@ class Publisher:
 
     def _move(self, manifest: Manifest | None, named: _Named | None) -> Pointer:
         generation, seq, until = self._own(self._current())
-        return self._write(_pointer_for(manifest, named, self._identity(), generation, seq, self._wall()), until)
+        return self._write(
+            _pointer_for(manifest, named, self._run.identity(), generation, seq, self._clock.wall()), until
+        )
 
     def _write(self, pointer: Pointer, until: float) -> Pointer:
         data = pointer.to_bytes()
         intent = self._journal.open_intent(
             IntentKind.PUBLISH, {"act": "pointer", "pointer": data.decode(), "sha1": hashlib.sha1(data).hexdigest()}
         )
-        put_before(self.store, self.keys.latest, data, until, self._boottime)
+        put_before(self.store, self.keys.latest, data, until, self._clock)
         seen = self._current()
         if seen != pointer:
             self._journal.settle(intent.id, IntentState.FAILED, "a different pointer was read back")
@@ -296,10 +299,10 @@ class Publisher:
             return None  # from before we took the lease over: others have written since
         if last.step is not None:
             self._verify(read_manifest(self.store, self.keys, last).files)
-        return self._write(replace(last, seq=seq, created_at=rfc3339(self._wall())), until)
+        return self._write(replace(last, seq=seq, created_at=rfc3339(self._clock.wall())), until)
 
     def _note(self, pointer: Pointer, *, restored: bool) -> PublishedSave:
-        saved = published_from(pointer, self._wall(), restored=restored)
+        saved = published_from(pointer, self._clock.wall(), restored=restored)
         self._journal.note_published(saved)
         return saved
 
@@ -322,7 +325,7 @@ class Publisher:
                 except IntegrityError as error:
                     lines.append(f"the newest checkpoint in the store is damaged: {error.what}")
                 else:
-                    self._note(current, restored=current.writer_id != self._identity().writer_id)
+                    self._note(current, restored=current.writer_id != self._run.identity().writer_id)
                     lines.append(f"found the checkpoint of step {current.step} in the store")
         return tuple(lines)
 

@@ -6,7 +6,7 @@ a crash.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from podwatch.domain.errors import IntegrityError, RemoteError
@@ -14,16 +14,19 @@ from podwatch.domain.manifest import Keys, Manifest, Pointer
 from podwatch.domain.policy import RemotePolicy
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.journal.journal import Journal
+from podwatch.journal.records import PublishedSave
 from podwatch.policy.store_retention import (
     Leftover,
-    StoredSave,
     abandoned_uploads,
+    earlier_newest,
     orphaned_saves,
     plan_remote,
     superseded_versions,
 )
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
-from podwatch.sync.publish import Confirm, named_by_others, read_pointer
+from podwatch.sync.publish import named_by_others, read_pointer
+from podwatch.sync.types import Lease, RunIdentity
+from podwatch.system.clock import Clock
 
 # -- old checkpoints -------------------------------------------------------------------------------------------------
 # The manifest is removed before its objects, and only objects of this run.
@@ -38,8 +41,9 @@ class RemotePruned:
 
 
 class RemoteRetention:
-    """Blocking. Never touches a checkpoint that the pointer names at this moment. Before any deletion ``confirm`` must
-    confirm that this pod still holds the lease."""
+    """Blocking. Never touches a checkpoint that the pointer names at this moment. Before any deletion ``lease`` must
+    confirm that this pod still holds it. Whatever the policy decides, the newest checkpoints of the branch that
+    ``identity`` continues stay."""
 
     def __init__(
         self,
@@ -47,22 +51,19 @@ class RemoteRetention:
         keys: Keys,
         journal: Journal,
         policy: RemotePolicy,
-        wall: Callable[[], float],
-        *,
-        writer_id: str,
-        confirm: Confirm,
-        kept: Callable[[Iterable[StoredSave]], Collection[tuple[int, str]]] = lambda saves: (),
+        clock: Clock,
+        identity: RunIdentity,
+        lease: Lease,
     ) -> None:
-        """``kept`` names checkpoints that must stay, whatever the policy decides."""
-        self._store, self._keys, self._journal, self._policy, self._wall = store, keys, journal, policy, wall
-        self._writer_id, self._confirm, self._kept = writer_id, confirm, kept
+        self._store, self._keys, self._journal, self._policy, self._clock = store, keys, journal, policy, clock
+        self._identity, self._lease = identity, lease
 
     def carry_out(self, *, own_generation: int | None = None) -> RemotePruned:
         """Finish what a crash interrupted, then remove what may be removed. Raises RemoteError for store trouble,
         Superseded when another pod has taken the lease; a key that cannot delete is not an error."""
         removed: list[tuple[int, str, str]] = []
         try:
-            self._confirm(self._store)
+            self._lease.confirm(self._store)
             for intent in self._journal.open_intents(IntentKind.REMOTE_DELETE):
                 step, save_id = int(str(intent.data["step"])), str(intent.data["save_id"])
                 if save_id in self._named():
@@ -74,19 +75,19 @@ class RemoteRetention:
             others = frozenset[str]()
             if own_generation is not None and own_generation > 1:
                 # Another pod may have published, and may be restoring what it named.
-                others = named_by_others(self._store, self._keys, self._writer_id)
+                others = named_by_others(self._store, self._keys, self._identity.writer_id)
             published = self._journal.published()
             plan = plan_remote(
                 published,
                 self._named() | others,
                 self._journal.pins(),
                 self._policy,
-                self._wall(),
+                self._clock.wall(),
                 own_generation=own_generation,
                 kept=self._kept(published),
             )
             for item in plan:
-                self._confirm(self._store)
+                self._lease.confirm(self._store)
                 if item.save_id in self._named():
                     continue
                 data = {"step": item.step, "save_id": item.save_id, "reason": item.reason}
@@ -104,6 +105,10 @@ class RemoteRetention:
                 raise
             return RemotePruned(tuple(removed), f"old checkpoints stay in the store: {error.what}")
         return RemotePruned(tuple(removed))
+
+    def _kept(self, published: Iterable[PublishedSave]) -> frozenset[tuple[int, str]]:
+        identity = self._identity
+        return earlier_newest(published, identity.lineage, identity.parent_step) if identity.has_parent else frozenset()
 
     def _named(self) -> frozenset[str]:
         pointer = read_pointer(self._store, self._keys)
@@ -150,15 +155,15 @@ class Swept:
 class Sweeper:
     """Blocking. ``live_saves`` are (step, save_id) of checkpoints on this pod that are being uploaded or will be."""
 
-    def __init__(self, store: ObjectStore, keys: Keys, journal: Journal, wall: Callable[[], float]) -> None:
-        self._store, self._keys, self._journal, self._wall = store, keys, journal, wall
+    def __init__(self, store: ObjectStore, keys: Keys, journal: Journal, clock: Clock) -> None:
+        self._store, self._keys, self._journal, self._clock = store, keys, journal, clock
 
     def look(self, live_saves: Collection[tuple[int, str]] = ()) -> tuple[Leftover, ...]:
         """What would be removed. Raises RemoteError; IntegrityError when a pointer or manifest cannot be parsed,
         because the objects that it names are then unknown."""
         root = f"{self._keys.root}/"
         unfinished, versions = list(self._store.unfinished(root)), list(self._store.versions(root))
-        now = store_time(self._store, self._wall())
+        now = store_time(self._store, self._clock.wall())
         uploads = abandoned_uploads(unfinished, set(self._journal.begun()), now)
         live = {self._keys.save(step, save_id) for step, save_id in live_saves}
         saves = orphaned_saves(versions, self._saves(versions), live, now)

@@ -6,26 +6,41 @@ Store trouble never leaves this object as an exception: it is a state (``degrade
 import asyncio
 import contextlib
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from podwatch.checkpoints.catalogue import SetContents
+from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, RemoteError
-from podwatch.domain.event import EventName
+from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
+from podwatch.domain.lease import HolderState
+from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave, UploadedObject
-from podwatch.policy.lease import LeaseAction
+from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.policy.resume import NO_TRAINING
 from podwatch.policy.uploads import GivenUp, Waiting, next_upload, sort_begun
+from podwatch.stores.base import TOTAL
+from podwatch.sync.lease.protocol import LeaseTerms
 from podwatch.sync.publish import Publisher, Superseded
-from podwatch.sync.store_session import BEGUN as BEGUN
-from podwatch.sync.store_session import NOT_OURS, StoreSide, internal
+from podwatch.sync.store_session import BACKOFF_MAX, BACKOFF_MIN, StoreSession, internal
+from podwatch.sync.types import Emit, GuardedRun, SetSource, SyncStatus
 from podwatch.sync.upload import job as jobs
 from podwatch.sync.upload.child_process import SetForeign, SetVoid, UploadStopped
+from podwatch.sync.upload.optional_parts import OptionalParts
+from podwatch.sync.upload.priority import Outlook
+from podwatch.sync.upload.tally import CheckpointTally
+from podwatch.sync.upload.uploader import Sender
+from podwatch.system.clock import Clock
 from podwatch.system.pinned import RootReplaced
+from podwatch.system.workspace import Workspace
 
 CHANGED = "the checkpoint changed on disk while it was uploaded"
+NOT_OURS = (LeaseAction.SUPERSEDED, LeaseAction.REFUSE, LeaseAction.ASIDE)
+BEGUN = "sync.begun"
+"""Journal key: [epoch second, step, save_id] of the newest upload's start, for ``upload_gap`` after a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +52,135 @@ class _Plan:
     done: dict[str, UploadedObject]
 
 
-class Syncer(StoreSide):
-    """Loop-side object. ``emit`` is called on the loop."""
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """The upload in flight, in bytes; ``step`` is None where there is none."""
+
+    step: int | None = None
+    sent: int = 0
+    total: int = 0
+
+
+class _SpareTime:
+    """The time for optional parts (sync/upload/optional_parts.py), until something more urgent waits."""
+
+    def __init__(self, syncer: "Syncer") -> None:
+        self._syncer = syncer
+
+    def over(self) -> bool:
+        return self._syncer.more_urgent()
+
+    def progress(self, count: int, total: int) -> None:
+        self._syncer.note_progress(count, total)
+
+
+class Syncer:
+    """Loop-side object. ``emit`` is called on the loop; ``terms`` are those of the lease (None: any pod's)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        run: GuardedRun,
+        catalogue: SetSource,
+        journal: AsyncJournal,
+        clock: Clock,
+        emit: Emit,
+        *,
+        terms: LeaseTerms | None = None,
+        workspace: Workspace | None = None,
+        backoff: tuple[float, float] = (BACKOFF_MIN, BACKOFF_MAX),
+    ) -> None:
+        self._settings, self._run, self._catalogue = settings, run, catalogue
+        self._journal, self._clock, self._emit, self._backoff = journal, clock, emit, backoff
+        self._wake, self._hurry = asyncio.Event(), asyncio.Event()
+        self.session = StoreSession(settings, run, journal, clock, self._tell, self, terms=terms, backoff=backoff)
+        self._requests: list[tuple[int | None, asyncio.Future[None]]] = []
+        self._serving: tuple[int | None, asyncio.Future[None]] | None = None
+        """The request that this turn serves; later requests wait for the next turn."""
+        self._task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._sender = Sender(
+            settings, run, catalogue, journal, clock, self.session.worker, workspace=workspace, tell=self._tell
+        )
+        self._tally = CheckpointTally(journal, self._tell)
+        self._sender.priority.outlook = self._outlook
+        self.prospects: Callable[[], Outlook] = Outlook
+        """What the daemon knows of the next save, the steps and the disk."""
+        self._optional: OptionalParts | None = None
+        if self.session.keys is not None and self.session.lease is not None:
+            self._optional = OptionalParts(
+                settings,
+                run,
+                self.session.keys,
+                catalogue,
+                journal,
+                clock,
+                worker=self.session.worker,
+                sender=self._sender,
+                lease=self.session.lease,
+                tell=self._tell,
+            )
+        self._in_flight = _InFlight()
+        self._abandoned_in_a_row = 0
+        self._void: dict[tuple[int, str], str] = {}
+        """Checkpoints that are not sent again, and why."""
+        self._begun_at: float | None = None
+        self._begun_set: tuple[int, str] | None = None
+        self._ahead = False
+        """Data is being sent while our own lease claim settles."""
+        self._unfinished = True
+        """An upload may be unfinished, from before this podwatch or by it."""
 
     # -- for other parts -------------------------------------------------------------------------------------------
+
+    def status(self) -> SyncStatus:
+        flight, lease = self._in_flight, self.session.lease
+        known = replace(
+            self.session.known,
+            uploading_step=flight.step,
+            uploaded_bytes=flight.sent,
+            total_bytes=flight.total,
+            abandoned_in_a_row=self._abandoned_in_a_row,
+            calls=TOTAL.snapshot(),
+        )
+        if lease is None:
+            return known
+        standing = lease.decision
+        return replace(
+            known,
+            pace=self._sender.priority.pace,
+            tally=self._tally.now,
+            standing=standing,
+            superseded=standing.act in NOT_OURS,
+            clock_skew=lease.clock_skew,
+        )
+
+    @property
+    def standing(self) -> Decision:
+        """Which pod may train, as far as the lease shows; without a store every pod may."""
+        return self.session.standing
+
+    def ask(self) -> None:
+        """Start reading the lease from the store; ``start`` does it too."""
+        self.session.ask()
+
+    async def until_speaking(self, speaks: bool) -> None:
+        """Returns once this pod writes the run's heartbeat, or once it no longer does."""
+        await self.session.until_speaking(speaks)
+
+    async def beat(self, fields: Mapping[str, object], state: HolderState = HolderState.RUNNING) -> None:
+        """Write heartbeat.json, if this pod holds the lease. Store trouble shows in the state, never as an
+        exception."""
+        await self.session.beat(fields, state)
+
+    async def sweep_store(self) -> None:
+        """Remove unneeded objects from the store, if that was not done within a day."""
+        await self.session.sweep(self._catalogue)
 
     @property
     def protect(self) -> frozenset[int]:
         """Steps being uploaded right now: not to be removed without ``abandon``."""
-        step = self._state.uploading_step
+        step = self._in_flight.step
         return frozenset() if step is None else frozenset({step})
 
     def notify(self) -> None:
@@ -53,7 +188,7 @@ class Syncer(StoreSide):
         self._wake.set()
         if self._task is not None:
             self._note_sets()
-        if self._task is not None and self._idle.is_set():  # an upload in progress has its child already
+        if self._task is not None and self.session.idle.is_set():  # an upload in progress has its child already
             self._sender.children.expect(self._will_send())
 
     def sweep(self) -> None:
@@ -62,17 +197,17 @@ class Syncer(StoreSide):
 
     async def start(self) -> None:
         published = await self._journal.run(Journal.published)
-        self._note_stored(published)
+        self.session.note_stored(published)
         await self._tally.load()
-        if not self._withheld():
-            await self._sender.take_over(self._state.stored)
+        if not self._run.withheld():
+            await self._sender.take_over(self.session.known.stored)
         if begun := await self._journal.run(Journal.learned, BEGUN):
             self._begun_at = self._clock.monotonic() - max(0.0, self._clock.wall() - float(begun[0]))
             self._begun_set = (int(begun[1]), str(begun[2]))
         self.ask()
-        if self._url:
-            self._reading = asyncio.create_task(self._read_stock(), name="store content")
-        self._task = asyncio.create_task(self._run(), name="sync")
+        if self.session.url:
+            self._reading = asyncio.create_task(self._list_store(), name="store content")
+        self._task = asyncio.create_task(self._work(), name="sync")
 
     async def stop(self) -> None:
         """Prompt: an upload in flight is ended, and the next podwatch continues it from the journal."""
@@ -83,31 +218,27 @@ class Syncer(StoreSide):
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await self._sender.close()
-        if self._repairing is not None:
-            self._repairing.cancel()
-            await asyncio.gather(self._repairing, return_exceptions=True)
-        self._answer(RemoteError("podwatch is stopping", where=self._url, fix="the next podwatch continues"))
-        if self._holding is not None:
-            await self._holding.stop()
-        self._worker.close()
+        await self.session.end_repair()
+        self._answer(RemoteError("podwatch is stopping", where=self.session.url, fix="the next podwatch continues"))
+        await self.session.close()
 
     async def sync_now(self, step: int | None = None) -> None:
         """Upload and publish the newest complete checkpoint, or that of ``step``, now. Returns when it is in the store.
 
         Raises PodwatchError when there is nothing to send, no store, or the attempt fails.
         """
-        if not self._url:
+        if not self.session.url:
             raise ConfigurationError(
                 "NOT BACKED UP: no store is configured", where="[sync] store", fix='set it, e.g. "b2://bucket"'
             )
-        if why := self._withheld():
+        if why := self._run.withheld():
             raise HostError(f"podwatch uploads nothing now: {why}")
         self._pick(step)  # raises if there is nothing to send
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests.append((step, future))
         self._hurry.set()
-        if self._holding is not None:
-            self._holding.hurry()
+        if self.session.lease is not None:
+            self.session.lease.hurry()
         self._wake.set()
         await future
 
@@ -120,17 +251,17 @@ class Syncer(StoreSide):
         if self._sender.running is not None and self._sender.running.job.step == step:
             self._void[step, self._sender.running.job.save_id] = CHANGED
             self._sender.running.kill()
-            await self._idle.wait()
+            await self.session.idle.wait()
         await self._sender.drop(step)
 
     async def repoint(self, step: int | None) -> None:
         """After a step back: make the stored checkpoint of ``step`` the newest at once, so that the bad one is not
         fetched again; None at a deliberate fresh start. Does nothing without a store or if ``step`` was never
         stored."""
-        if not self._url:
+        if not self.session.url:
             return
         saved = None
-        if why := self._withheld():
+        if why := self._run.withheld():
             raise HostError(f"podwatch publishes nothing now: {why}")
         if step is not None:
             found = [p for p in await self._journal.run(Journal.published) if p.step == step]
@@ -138,25 +269,33 @@ class Syncer(StoreSide):
                 return
             saved = found[-1]
         try:
-            publisher = await self._ready()
-            await self._worker.call(self._follow, publisher, step, saved)
+            publisher = await self.session.ready()
+            await self.session.worker.call(self._follow, publisher, step, saved)
         except PodwatchError as error:
-            self._trouble(error)
+            self.session.trouble(error)
             raise
-        self._note_stored(await self._journal.run(Journal.published))
+        self.session.note_stored(await self._journal.run(Journal.published))
 
     def _follow(self, publisher: Publisher, step: int | None, saved: PublishedSave | None) -> None:
         """Blocks. Does nothing if a later checkpoint of this lineage was published meanwhile."""
-        identity = self._identity()
+        identity = self._run.identity()
         base = -1 if step is None else step
         own = (p for p in self._journal.sync.published() if p.lineage == identity.lineage and p.step > base)
         if not (identity.has_parent and identity.parent_step == step and any(own)):
             publisher.repoint(saved)
 
+    def standing_changed(self) -> None:
+        """The lease's decision or its error may have changed."""
+        self._wake.set()
+        self._hurry.set()
+        running = self._sender.running
+        if self._ahead and running is not None and self.standing.act not in (LeaseAction.SETTLE, LeaseAction.HOLD):
+            running.kill()
+
     # -- the loop ---------------------------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
-        if not self._url:
+    async def _work(self) -> None:
+        if not self.session.url:
             return
         while True:
             self._wake.clear()
@@ -164,9 +303,9 @@ class Syncer(StoreSide):
             try:
                 more = await self._turn()
             except Exception as error:
-                self._trouble(error if isinstance(error, PodwatchError) else internal(error))
+                self.session.trouble(error if isinstance(error, PodwatchError) else internal(error))
                 self._answer(error if isinstance(error, PodwatchError) else internal(error))
-                self._failures += 1
+                self.session.failures += 1
                 await self._pause()
                 continue
             if not more and not self._requests:
@@ -177,17 +316,21 @@ class Syncer(StoreSide):
         newest = newest_complete(self._catalogue.sets)
         if self._begun_at is None or newest is None:
             return 0.0
-        if (newest.step, newest.save_id) == self._begun_set or (newest.step, newest.save_id) in self._state.stored:
+        if (newest.step, newest.save_id) == self._begun_set or (
+            newest.step,
+            newest.save_id,
+        ) in self.session.known.stored:
             return 0.0
         return self._begun_at + self._settings.sync.upload_gap - self._clock.monotonic()
 
     def _will_send(self) -> bool:
         """Is a save being written, or pending, that may be sent as soon as it is complete? Not during an outage of the
         store: its child would hold memory for hours."""
-        if self._holding is None or not self._holding.decision.publish or self._failures or self._withheld():
+        session = self.session
+        if session.lease is None or not session.lease.decision.publish or session.failures or self._run.withheld():
             return False
         writing = any(s.completeness is Completeness.WRITING for s in self._catalogue.sets)
-        return self._more_urgent() or (writing and self._gap_left() <= 0)
+        return self.more_urgent() or (writing and self._gap_left() <= 0)
 
     def _begin_gap(self, chosen: CheckpointSet) -> None:
         if self._begun_set != (chosen.step, chosen.save_id):
@@ -196,9 +339,8 @@ class Syncer(StoreSide):
 
     async def _pause(self) -> None:
         low, high = self._backoff
-        seconds = random.uniform(low / 2, min(high, low * 2.0 ** min(self._failures, 20)))
-        if self._state.ok is False:
-            self._state = replace(self._state, next_attempt_wall=self._clock.wall() + seconds)
+        seconds = random.uniform(low / 2, min(high, low * 2.0 ** min(self.session.failures, 20)))
+        self.session.tries_again_in(seconds)
         await self._rest(seconds)
 
     async def _rest(self, seconds: float) -> None:
@@ -207,24 +349,25 @@ class Syncer(StoreSide):
 
     async def _turn(self) -> bool:
         """Do one thing, if there is one; whether something was done, so that the caller looks again."""
-        assert self._holding is not None
+        lease = self.session.lease
+        assert lease is not None
         self._serving = self._requests[0] if self._requests else None
-        standing = self._holding.decision
+        standing = lease.decision
         if standing.act in NOT_OURS:
             why = f"another pod holds this run's lease: {standing.why_not}"
-            self._answer(Superseded(why, where=self._url, fix="to take it over, run podwatch run --take-over"))
+            self._answer(Superseded(why, where=self.session.url, fix="to take it over, run podwatch run --take-over"))
             return False
         if not standing.publish:
-            if self._holding.error is not None:
-                raise self._holding.error
+            if lease.error is not None:
+                raise lease.error
             if standing.act is not LeaseAction.SETTLE or not await self._send_ahead():
                 await self._wake.wait()  # a new decision, an error, or a rescan that may have found a checkpoint
             return True
-        if why := self._withheld():  # each rescan checks again
+        if why := self._run.withheld():  # each rescan checks again
             self._answer(HostError(f"podwatch uploads nothing now: {why}"))
             return False
-        publisher = await self._ready()
-        await self._sender.drop_stored(self._state.stored)
+        publisher = await self.session.ready()
+        await self._sender.drop_stored(self.session.known.stored)
         step = self._serving[0] if self._serving is not None else None
         try:
             await self._sender.check()
@@ -236,10 +379,10 @@ class Syncer(StoreSide):
         except PodwatchError as error:
             self._answer(error)
             return False
-        if begun is None and (chosen.step, chosen.save_id) in self._state.stored:
+        if begun is None and (chosen.step, chosen.save_id) in self.session.known.stored:
             self._answer(None)
-            if not self._tidied:  # an earlier podwatch was killed between publishing and retention
-                await self._prune_remote((await self._journal.run(Journal.published))[-1])
+            if not self.session.tidied:  # an earlier podwatch was killed between publishing and retention
+                await self.session.prune((await self._journal.run(Journal.published))[-1])
             return await self._carry_optional()
         if begun is None and (chosen.step, chosen.save_id) in self._void:
             self._answer(SetVoid(self._void[chosen.step, chosen.save_id], where=f"step {chosen.step}"))
@@ -260,16 +403,16 @@ class Syncer(StoreSide):
         except (SetVoid, UploadStopped) as error:
             await self._abandoned(chosen, error)
             return error
-        self._failures = 0
+        self.session.failures = 0
         return None
 
     async def _send_ahead(self) -> bool:
         """While our own lease claim settles, data may be sent already: only the publication waits for the decision.
         True if something was sent. Raises as ``_send``."""
         newest = newest_complete(self._catalogue.sets)
-        if newest is None or not self._sendable(newest) or self._withheld() or self._gap_left() > 0:
+        if newest is None or not self._sendable(newest) or self._run.withheld() or self._gap_left() > 0:
             return False
-        if self._listed is None or (newest.step, newest.save_id) in self._listed:
+        if self.session.listed is None or (newest.step, newest.save_id) in self.session.listed:
             return False  # a lost journal does not know that it is in the store already
         if any(key != (newest.step, newest.save_id) for key in await self._journal.run(Journal.unfinished)):
             return False  # interrupted uploads are judged once the lease is ours
@@ -287,12 +430,6 @@ class Syncer(StoreSide):
         finally:
             self._ahead = False
 
-    def _standing_changed(self) -> None:
-        super()._standing_changed()
-        running = self._sender.running
-        if self._ahead and running is not None and self.standing.act not in (LeaseAction.SETTLE, LeaseAction.HOLD):
-            running.kill()
-
     async def _begun(self) -> CheckpointSet | None:
         """The checkpoint whose interrupted upload is finished now (policy/uploads.py). All other interrupted
         uploads are given up and cancelled in the store, once it is certain that they will not be finished."""
@@ -302,7 +439,7 @@ class Syncer(StoreSide):
         if not self._unfinished or not sets:  # no scan yet
             return None
         published = await self._journal.run(Journal.published)
-        lineage = self._identity().lineage
+        lineage = self._run.identity().lineage
         last = max((p.step for p in published if p.lineage == lineage and p.step < NO_TRAINING), default=-1)
         begun = await self._journal.run(Journal.unfinished)
         self._unfinished = bool(begun)
@@ -322,14 +459,14 @@ class Syncer(StoreSide):
 
     def _sendable(self, found: CheckpointSet) -> bool:
         key = (found.step, found.save_id)
-        return key not in self._state.stored and key not in self._void
+        return key not in self.session.known.stored and key not in self._void
 
     async def _waiting(self, found: CheckpointSet) -> Waiting:
         """With its bytes that are not in the store. An unreadable checkpoint counts as nothing left: sending it reports
         the reason."""
-        assert self._keys is not None
+        assert self.session.keys is not None
         try:
-            files = jobs.all_files(await self._sender.contents(found), self._keys)
+            files = jobs.all_files(await self._sender.contents(found), self.session.keys)
         except PodwatchError:
             return Waiting(found.step, found.save_id, 0)
         done = await self._journal.run(Journal.objects, found.step, found.save_id)
@@ -351,8 +488,8 @@ class Syncer(StoreSide):
     async def _plan(self, chosen: CheckpointSet) -> _Plan:
         """Its files to send. Raises SetVoid, IntegrityError."""
         contents = await self._sender.contents(chosen)
-        assert self._keys is not None
-        files = jobs.all_files(contents, self._keys)
+        assert self.session.keys is not None
+        files = jobs.all_files(contents, self.session.keys)
         return _Plan(contents, files, await self._journal.run(Journal.objects, chosen.step, chosen.save_id))
 
     async def _upload(self, plan: _Plan, *, hold: bool) -> bool:
@@ -365,10 +502,10 @@ class Syncer(StoreSide):
         before = total - sum(f.size for f in todo)
 
         def progress(count: int) -> None:
-            self._state = replace(self._state, uploaded_bytes=min(before + count, total))
+            self._in_flight = replace(self._in_flight, sent=min(before + count, total))
 
-        self._state = replace(self._state, uploading_step=chosen.step, uploaded_bytes=before, total_bytes=total)
-        self._idle.clear()
+        self._in_flight = _InFlight(chosen.step, before, total)
+        self.session.idle.clear()
         self._unfinished = True
         try:
             self._begin_gap(chosen)
@@ -376,8 +513,8 @@ class Syncer(StoreSide):
             self._tell(EventName.UPLOAD_STARTED, message, step=chosen.step, bytes=total)
             await self._sender.upload(plan.contents, todo, done, progress, hold=hold)
         finally:
-            self._state = replace(self._state, uploading_step=None, uploaded_bytes=0, total_bytes=0)
-            self._idle.set()
+            self._in_flight = _InFlight()
+            self.session.idle.set()
         return True
 
     async def _send(self, publisher: Publisher, chosen: CheckpointSet, *, hold: bool) -> None:
@@ -385,16 +522,16 @@ class Syncer(StoreSide):
         plan = await self._plan(chosen)
         await self._upload(plan, hold=hold)
         total = sum(f.size for f in plan.files)
-        self._state = replace(self._state, uploading_step=chosen.step, uploaded_bytes=total, total_bytes=total)
-        self._idle.clear()
+        self._in_flight = _InFlight(chosen.step, total, total)
+        self.session.idle.clear()
         try:
             saved = await self._sender.publish(publisher, plan.contents, plan.files, plan.done)
         finally:
-            self._state = replace(self._state, uploading_step=None, uploaded_bytes=0, total_bytes=0)
-            self._idle.set()
-        self._note_stored(await self._journal.run(Journal.published))
-        self._state = replace(self._state, abandoned_in_a_row=0)
-        self._well()
+            self._in_flight = _InFlight()
+            self.session.idle.set()
+        self.session.note_stored(await self._journal.run(Journal.published))
+        self._abandoned_in_a_row = 0
+        self.session.well()
         self._tell(
             EventName.PUBLISHED,
             f"step {saved.step} is in the store",
@@ -409,7 +546,7 @@ class Syncer(StoreSide):
             save_seconds=self.prospects().save_seconds,
             starved=self._sender.priority.starved,
         )
-        await self._prune_remote(saved)
+        await self.session.prune(saved)
 
     async def _carry_optional(self) -> bool:
         """Send optional parts once everything else is in the store; true if anything was tried."""
@@ -417,35 +554,58 @@ class Syncer(StoreSide):
         ready = await self._optional.next(self._catalogue.sets)
         if ready is None:
             return False
-        await self._ready()  # a failed repair may have closed it
-        assert self._store is not None
-
-        def progress(count: int, total: int) -> None:
-            self._state = replace(self._state, uploaded_bytes=min(count, total), total_bytes=total)
-
-        self._state = replace(self._state, uploading_step=ready.occasion.step)
-        self._idle.clear()
+        await self.session.ready()  # a failed repair may have closed it
+        assert self.session.store is not None
+        self._in_flight = replace(self._in_flight, step=ready.occasion.step)
+        self.session.idle.clear()
         try:
-            await self._optional.send(self._store, ready, self._more_urgent, progress)
+            await self._optional.send(self.session.store, ready, _SpareTime(self))
         finally:
-            self._state = replace(self._state, uploading_step=None, uploaded_bytes=0, total_bytes=0)
-            self._idle.set()
-        self._well()
+            self._in_flight = _InFlight()
+            self.session.idle.set()
+        self.session.well()
         return True
 
-    def _more_urgent(self) -> bool:
+    def note_progress(self, count: int, total: int) -> None:
+        """Of the upload in flight."""
+        self._in_flight = replace(self._in_flight, sent=min(count, total), total=total)
+
+    def more_urgent(self) -> bool:
+        """Does anything wait that is more urgent than optional parts?"""
         newest = newest_complete(self._catalogue.sets)
         new = newest is not None and self._sendable(newest)
         return bool(self._requests) or (new and self._gap_left() <= 0)
 
+    async def _list_store(self) -> None:
+        await self.session.list_store()
+        self._wake.set()  # it is now known what may be sent before the lease is won
+
     # -- reporting --------------------------------------------------------------------------------------------------
+
+    def _tell(
+        self, name: EventName, message: str, severity: Severity = Severity.INFO, **fields: str | int | float | bool
+    ) -> None:
+        self._emit(Event(name, self._clock.wall(), message, severity, fields))
+
+    def _outlook(self) -> Outlook:
+        """What makes the upload in flight urgent."""
+        step, known = self._in_flight.step, self.session.known
+        newer = step is not None and self._tally.newer_waits(step)
+        nothing = known.last_step is None and not known.stored
+        return replace(self.prospects(), newer_waits=newer, nothing_stored=nothing)
+
+    def _note_sets(self) -> None:
+        """After a rescan: record which checkpoints are pending."""
+        lineage, known = self._run.identity().lineage, self.session.known
+        last = known.newest_of.get(lineage, -1)
+        self._tally.see(self._catalogue.sets, known.stored, lineage, last)
 
     async def _abandoned(self, chosen: CheckpointSet, error: PodwatchError) -> None:
         not_ours = isinstance(error, SetForeign)
         self._void[chosen.step, chosen.save_id] = error.what if not_ours else CHANGED
         await self._cancel(chosen.step, chosen.save_id)
-        in_a_row = self._state.abandoned_in_a_row + (isinstance(error, SetVoid) and not not_ours)
-        self._state = replace(self._state, abandoned_in_a_row=in_a_row)
+        in_a_row = self._abandoned_in_a_row + (isinstance(error, SetVoid) and not not_ours)
+        self._abandoned_in_a_row = in_a_row
         newer = any(s.complete and s.step > chosen.step for s in self._catalogue.sets)
         if not_ours:
             severity, hint = Severity.CRITICAL, ". Find out which user made it, remove it, and save again"
@@ -464,9 +624,9 @@ class Syncer(StoreSide):
         await self._sender.drop(step, save_id)
         begun = await self._journal.run(Journal.begun, step, save_id)
         for upload in begun.values():  # a sweep finds what cannot be cancelled now
-            if self._store is not None:
+            if self.session.store is not None:
                 with contextlib.suppress(PodwatchError):
-                    await self._worker.call(self._store.cancel_large, upload.upload)
+                    await self.session.worker.call(self.session.store.cancel_large, upload.upload)
         await self._journal.run(Journal.forget_save, step, save_id)
 
     def _answer(self, error: Exception | None) -> None:

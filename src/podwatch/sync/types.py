@@ -2,12 +2,26 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Protocol
 
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.policy.lease import Decision, LeaseAction
+from podwatch.domain.errors import PodwatchError
+from podwatch.domain.event import Event
+from podwatch.policy.lease import Decision
 from podwatch.policy.uploads import Tally
+from podwatch.stores.base import ObjectStore
+from podwatch.stores.credentials import Credentials
+
+Emit = Callable[[Event], None]
+Tell = Callable[..., None]
+"""``tell(EventName, message, severity, **fields)``: makes an event of it."""
+
+
+def rfc3339(wall: float) -> str:
+    """As manifests, pointers and heartbeats have it: whole seconds."""
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class SetSource(Protocol):
@@ -55,6 +69,57 @@ class RunIdentity:
     has_parent: bool = False
 
 
+class RunSource(Protocol):
+    """Who publishes, and with which key: both may change while podwatch runs, so each use asks again."""
+
+    def identity(self) -> RunIdentity: ...
+    def credentials(self) -> Credentials | None:
+        """Raises PodwatchError where they cannot be read."""
+        ...
+
+
+class TrainingFacts(Protocol):
+    """What the lease must know of this pod's training."""
+
+    def trainer_alive(self) -> bool: ...
+    def ever_started(self) -> bool:
+        """Has this pod ever started a trainer of this run?"""
+        ...
+
+
+class PodSide(TrainingFacts, Protocol):
+    """This pod, which trains only where the lease allows it."""
+
+    def must_not_train(self, why: str) -> None:
+        """Called when this pod must not train at all."""
+        ...
+
+    def store_refuses(self, error: PodwatchError) -> None:
+        """Called at each refusal while only the store's refusal keeps this pod from training."""
+        ...
+
+
+class GuardedRun(RunSource, PodSide, Protocol):
+    """The run as the syncer sees it."""
+
+    def training_finished(self) -> bool:
+        """Has training reached its end?"""
+        ...
+
+    def withheld(self) -> str:
+        """Why nothing may be uploaded, published or deleted in the store now; empty where it may."""
+        ...
+
+
+class Lease(Protocol):
+    """What each write that readers see rests on."""
+
+    def confirm(self, store: ObjectStore) -> tuple[int, float]:
+        """Confirm that this pod still holds the lease: (generation, boottime until which a write may be sent). Raises
+        Superseded, NotHolding or what the store raises."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class UploadPace:
     """Progress of the upload in flight; ``step`` is None while there is none, or before its first figures. Rates in
@@ -73,8 +138,9 @@ class UploadPace:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncState:
-    """For status. ``ok`` is None until the store has answered or failed for the first time."""
+class SyncStatus:
+    """The store, the lease and the upload in flight at one moment, for status, findings and metrics. The defaults are
+    those of a run without a store. ``ok`` is None until the store has answered or failed for the first time."""
 
     store_url: str = ""
     ok: bool | None = None
@@ -91,8 +157,8 @@ class SyncState:
     uploaded_bytes: int = 0
     total_bytes: int = 0
     superseded: bool = False
-    standing: Decision = field(default_factory=lambda: Decision(LeaseAction.ASK))
-    """Whether this pod holds the run's lease."""
+    standing: Decision | None = None
+    """Whether this pod holds the run's lease; None without a store."""
     stored: frozenset[tuple[int, str]] = frozenset()
     """(step, save_id) of every checkpoint that is whole in the store."""
     newest_of: Mapping[str, int] = field(default_factory=dict)
@@ -104,3 +170,12 @@ class SyncState:
     pace: UploadPace = field(default_factory=UploadPace)
     tally: Tally = field(default_factory=Tally)
     """Outcome of the last checkpoints: stored, skipped, abandoned."""
+    calls: Mapping[str, int] = field(default_factory=dict)
+    """Calls to the store since podwatch started, by class (A free, B, C)."""
+
+    @property
+    def upload_left_seconds(self) -> float | None:
+        """Remaining seconds at the current rate; None without an upload or without progress."""
+        if self.uploading_step is None or not self.pace.rate:
+            return None
+        return max(0, self.total_bytes - self.uploaded_bytes) / self.pace.rate

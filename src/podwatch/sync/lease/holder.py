@@ -7,20 +7,19 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from podwatch.domain.errors import InternalError, PodwatchError, is_refusal
-from podwatch.domain.event import Event, EventName
+from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.lease import HolderState, Pod
+from podwatch.domain.lease import HolderState
 from podwatch.domain.manifest import Keys
-from podwatch.policy.lease import Decision, LeaseAction, Timing, locked_out
-from podwatch.stores.base import ObjectStore
-from podwatch.sync.lease.protocol import LeaseProtocol, Memory, News
-from podwatch.sync.lease.requests import perform
+from podwatch.policy.lease import Decision, LeaseAction, locked_out
+from podwatch.stores.base import ObjectStore, OpenStore
+from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, Memory, perform
+from podwatch.sync.types import PodSide, Tell
 from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker
 
@@ -41,39 +40,35 @@ _NEWS = {
 }
 
 
+class Follower(Protocol):
+    """Acts on the lease."""
+
+    def standing_changed(self) -> None:
+        """Called on the loop when the holder's decision or ``error`` may have changed."""
+        ...
+
+
 class LeaseHolder:
-    """Loop-side object, except ``confirm``. ``open_store`` opens a store for this object's thread; ``changed`` is
-    called on the loop when the decision or ``error`` may have changed; ``refused`` when this pod must not train at all;
-    ``locked_out`` at each refusal while only the store's refusal keeps this pod from training."""
+    """Loop-side object, except ``confirm``. ``open_store`` opens a store for this object's thread."""
 
     def __init__(
         self,
-        *,
-        me: Pod,
+        terms: LeaseTerms,
         keys: Keys,
         memory: Memory,
         clock: Clock,
-        open_store: Callable[[], ObjectStore],
+        pod: PodSide,
+        *,
         exclusive: bool,
-        emit: Callable[[Event], None],
-        timing: Timing,
-        take_over: bool = False,
-        training: Callable[[], bool] = lambda: False,
-        trained: Callable[[], bool] = lambda: False,
-        changed: Callable[[], None] = lambda: None,
-        refused: Callable[[str], None] = lambda why: None,
-        locked_out: Callable[[PodwatchError], None] = lambda error: None,
+        open_store: OpenStore,
+        follower: Follower,
+        tell: Tell,
         retry: tuple[float, float] = (RETRY_MIN, RETRY_MAX),
     ) -> None:
-        self._clock, self._open, self._emit = clock, open_store, emit
-        self._changed, self._refused, self._locked_out, self._retry = changed, refused, locked_out, retry
-        self._timing = timing
+        self._clock, self._pod, self._open, self._follower, self._say = clock, pod, open_store, follower, tell
+        self._retry, self._timing = retry, terms.timing
         self._refusals, self._refused_since = 0, 0.0
-        self._claims = LeaseProtocol(
-            me, keys, memory,
-            exclusive=exclusive, boottime=clock.boottime, stamp=self._stamp, timing=timing, take_over=take_over,
-            training=training, trained=trained,
-        )  # fmt: skip
+        self._claims = LeaseProtocol(terms, keys, memory, clock, pod, exclusive=exclusive)
         self._worker = Worker("claims")
         self._lock = threading.Lock()
         self._store: ObjectStore | None = None
@@ -146,9 +141,9 @@ class LeaseHolder:
             self._tell()
             decision = self.decision
             if self.error is not None and locked_out(decision, *self._refusal_so_far(), self._timing):
-                self._locked_out(self.error)
+                self._pod.store_refuses(self.error)
             if decision.act is LeaseAction.REFUSE:
-                self._refused(decision.why_not)
+                self._pod.must_not_train(decision.why_not)
             if decision.act in (LeaseAction.SUPERSEDED, LeaseAction.REFUSE):
                 return
             if decision.act is LeaseAction.HOLD:
@@ -178,7 +173,7 @@ class LeaseHolder:
     def _look(self) -> None:
         with self._lock:
             store = self._opened()
-            perform(store, self._claims.look(), self._clock.boottime)
+            perform(store, self._claims.look(), self._clock)
             self._skew = store.clock_skew
 
     def _opened(self) -> ObjectStore:
@@ -207,7 +202,7 @@ class LeaseHolder:
 
     def _tidy_now(self) -> None:
         with self._lock:
-            perform(self._opened(), self._claims.tidy(), self._clock.boottime)
+            perform(self._opened(), self._claims.tidy(), self._clock)
 
     async def beat(self, state: HolderState, fields: Mapping[str, object]) -> bytes | None:
         """Write a heartbeat, if this pod is the one to write it. Returns the pointer if it was read. Raises
@@ -219,7 +214,7 @@ class LeaseHolder:
             with self._lock:
                 store = self._opened()
                 steps = self._claims.beat(state, fields, versioned=store.versioned)
-                found: bytes | None = perform(store, steps, self._clock.boottime)
+                found: bytes | None = perform(store, steps, self._clock)
                 self._skew = store.clock_skew
                 return found
 
@@ -233,7 +228,7 @@ class LeaseHolder:
         what the store raises."""
         try:
             with self._lock:
-                answer: tuple[int, float] = perform(store, self._claims.confirm(), self._clock.boottime)
+                answer: tuple[int, float] = perform(store, self._claims.confirm(), self._clock)
                 return answer
         finally:
             if self._loop is not None:
@@ -245,14 +240,13 @@ class LeaseHolder:
     def _tell(self) -> None:
         news, self._claims.news = self._claims.news, []
         for item in news:
-            self._say(item)
+            name, severity = _NEWS[item.kind]
+            self._say(name, item.text, severity, **_facts(self.decision))
         decision = self.decision
         if self._told is None or self._told.act is not decision.act:
             if decision.act in (LeaseAction.WATCH, LeaseAction.REFUSE):
                 severity = Severity.WARNING if decision.act is LeaseAction.WATCH else Severity.CRITICAL
-                self._emit(
-                    Event(EventName.RUN_HELD_ELSEWHERE, self._clock.wall(), decision.reason, severity, _facts(decision))
-                )
+                self._say(EventName.RUN_HELD_ELSEWHERE, decision.reason, severity, **_facts(decision))
             if self._told is not None and self._told.act is LeaseAction.HOLD:
                 self._woken.set()
         turned = self._told is None or (self._told.act, self._told.publish) != (decision.act, decision.publish)
@@ -260,14 +254,7 @@ class LeaseHolder:
         self._told = decision
         self._turned.set()
         if turned:
-            self._changed()
-
-    def _say(self, item: News) -> None:
-        name, severity = _NEWS[item.kind]
-        self._emit(Event(name, self._clock.wall(), item.text, severity, _facts(self.decision)))
-
-    def _stamp(self) -> str:
-        return datetime.fromtimestamp(self._clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            self._follower.standing_changed()
 
 
 def _told(error: Exception) -> PodwatchError:

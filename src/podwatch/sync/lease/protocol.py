@@ -8,6 +8,7 @@ written. Only the clock that continues during suspend counts: a pod does not not
 import secrets
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
+from io import BytesIO
 from typing import Any, Protocol
 
 from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
@@ -37,8 +38,116 @@ from podwatch.policy.lease import (
     watched,
     winner,
 )
-from podwatch.stores.base import StoredObject
-from podwatch.sync.lease.requests import Create, Delete, Get, ListAll, Put, Request
+from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.stores.parts import StreamSource
+from podwatch.sync.types import TrainingFacts, rfc3339
+
+# -- store requests ---------------------------------------------------------------------------------------------------
+# As data, so that a simulation can answer the same requests.
+
+LIMIT = 1 << 20
+"""Largest document, in bytes, that is read this way."""
+
+
+class TooLate(RemoteError):  # noqa: N818
+    """The confirmation that this write rests on is too old (a freeze, a slow store): nothing was sent."""
+
+
+class Boottime(Protocol):
+    """The clock that continues during suspend; ``system.clock.Clock`` is one."""
+
+    def boottime(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListAll:
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """``until``: the boottime second after which no byte may be sent any more."""
+
+    key: str
+    data: bytes
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Answered with None if the name is taken."""
+
+    key: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    item: StoredObject
+
+
+Request = Get | ListAll | Put | Create | Delete
+
+
+def perform(store: ObjectStore, steps: Generator[Request, Any, Any], clock: Boottime) -> Any:
+    """Perform the requests against a real store; returns what the generator returns. Raises as both do."""
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = _answer(store, request, clock)
+            except PodwatchError as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as end:
+        return end.value
+
+
+def _answer(store: ObjectStore, request: Request, clock: Boottime) -> Any:
+    match request:
+        case Get(key):
+            return store.get_bytes(key, limit=LIMIT)
+        case ListAll(prefix):
+            return list(store.list(prefix))
+        case Create(key, data):
+            return store.create(key, data)
+        case Delete(item):
+            return store.delete(item)
+        case Put(key, data, until):
+            return put_before(store, key, data, until, clock)
+
+
+def put_before(store: ObjectStore, key: str, data: bytes, until: float, clock: Boottime) -> StoredObject:
+    """Store a small object; sends no byte after ``until``, also not in a retry. Raises TooLate."""
+    return store.put_small(key, _Fenced(data, until, clock), len(data))
+
+
+class _Fenced:
+    """A document that can be read until ``until`` only."""
+
+    def __init__(self, data: bytes, until: float, clock: Boottime) -> None:
+        self._source, self._until, self._clock = StreamSource(BytesIO(data)), until, clock
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        self._in_time()
+        return self._source.read_at(offset, size)
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        self._in_time()
+        return self._source.read_into(offset, buffer)
+
+    def _in_time(self) -> None:
+        if self._clock.boottime() > self._until:
+            raise TooLate("this write came too late: podwatch must confirm again that this pod holds the lease")
+
+
+# -- one pod's side ---------------------------------------------------------------------------------------------------
 
 REMEMBERED = "sync.claim"
 """Journal key: the lease that this pod won last, so that a restarted podwatch continues with it."""
@@ -74,33 +183,43 @@ class News:
     text: str
 
 
+class LeaseClock(Boottime, Protocol):
+    """``wall`` is for people only."""
+
+    def wall(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """With what this pod asks for the lease. ``take_over``: the operator has requested that it takes the run over."""
+
+    me: Pod
+    timing: Timing
+    take_over: bool = False
+
+
 class LeaseProtocol:
-    """One pod's side. Not thread-safe: one generator at a time. ``training``: whether a trainer of ours is alive;
-    ``trained``: whether this pod has ever started one. ``stamp`` is the time of day, for people."""
+    """One pod's side. Not thread-safe: one generator at a time. ``exclusive``: the store creates names exclusively."""
 
     def __init__(
         self,
-        me: Pod,
+        terms: LeaseTerms,
         keys: Keys,
         memory: Memory,
+        clock: LeaseClock,
+        training: TrainingFacts,
         *,
         exclusive: bool,
-        boottime: Callable[[], float],
-        stamp: Callable[[], str],
-        timing: Timing | None = None,
-        take_over: bool = False,
-        training: Callable[[], bool] = lambda: False,
-        trained: Callable[[], bool] = lambda: False,
         nonce: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
-        self._training, self._trained = training, trained
-        self.me, self._keys, self._memory, self._exclusive = me, keys, memory, exclusive
-        self._boottime, self._stamp, self._nonce = boottime, stamp, nonce
-        self._timing = timing or Timing()
+        self.me, self._timing, self._exclusive = terms.me, terms.timing, exclusive
+        self._keys, self._memory, self._clock, self._training, self._nonce = keys, memory, clock, training, nonce
         self.news: list[News] = []
         self.contested = False
         """This pod took over from a pod that may still write."""
-        self._known = Known(me, answers=False, take_over=take_over, exclusive=exclusive, own=self._recorded())
+        self._known = Known(
+            terms.me, answers=False, take_over=terms.take_over, exclusive=exclusive, own=self._recorded()
+        )
         self._put_at = 0.0
         self._looked_at: float | None = None
         self._rival_seen: tuple[int, str] | None = None
@@ -145,7 +264,7 @@ class LeaseProtocol:
 
     def look(self) -> Generator[Request, Any, Decision]:
         """Read the leases in the store, decide, and claim if that is the decision. Raises what the store raises."""
-        began = self._boottime()
+        began = self._clock.boottime()
         yield from self._read_control()
         sign = parse_sign((yield Get(self._keys.heartbeat)))
         since = began - self._looked_at if self._looked_at is not None else -1.0
@@ -155,7 +274,7 @@ class LeaseProtocol:
         self._known = replace(self._known, sign=sign, watch=watch, answers=True)
         if not quiet or before not in (LeaseAction.WATCH, LeaseAction.ASIDE) or self._decide().act is not before:
             # Watching costs one cheap read at a time; every decision rests on a fresh listing.
-            began = self._boottime()
+            began = self._clock.boottime()
             yield from self._list()
             if self._decide().act is LeaseAction.CLAIM:
                 yield from self._claim(began)
@@ -187,7 +306,7 @@ class LeaseProtocol:
         self._known = replace(self._known, claims=tuple(found), rival=rival, floor=floor, own=self._timed(own))
 
     def _timed(self, own: Own | None) -> Own | None:
-        return own if own is None or own.won else replace(own, waited=self._boottime() - self._put_at)
+        return own if own is None or own.won else replace(own, waited=self._clock.boottime() - self._put_at)
 
     def _read_control(self) -> Generator[Request, Any, None]:
         data = yield Get(self._keys.control)
@@ -207,7 +326,9 @@ class LeaseProtocol:
             self._known = replace(self._known, control=wish)
 
     def _decide(self) -> Decision:
-        self._known = replace(self._known, training=self._training(), trained=self._trained())
+        self._known = replace(
+            self._known, training=self._training.trainer_alive(), trained=self._training.ever_started()
+        )
         before, known = self.decision, self._known
         decision = decide(known, self._timing)
         own = known.own
@@ -235,13 +356,13 @@ class LeaseProtocol:
         others = [c for c in self._known.claims if c.writer_id != self.me.writer_id]
         self.contested = self.contested or bool(others) or self._known.rival is not None
         claim = Claim(generation, EXCLUSIVE_NAME if self._exclusive else self._nonce(), writer_id=self.me.writer_id)
-        data = claim_document(claim, self.me, self._stamp())
-        began = self._boottime()
+        data = claim_document(claim, self.me, rfc3339(self._clock.wall()))
+        began = self._clock.boottime()
         if self._exclusive:
             stored = yield Create(self._key(claim), data)
         else:
             stored = yield Put(self._key(claim), data, listed_at + CONFIRMED_SECONDS)
-        now = self._boottime()
+        now = self._clock.boottime()
         if stored is None:  # another pod was first; the next look shows which
             self._known = replace(self._known, watch=Watch(), answers=False)
             self.decision = replace(wanted, act=LeaseAction.WATCH, wait=0.0)
@@ -276,7 +397,7 @@ class LeaseProtocol:
         """Confirm that this pod holds the lease: (generation, boottime until which a write may be sent). One listing,
         unless one was made just now. Raises Superseded, NotHolding, or what the store raises."""
         self._must_hold()
-        now = self._boottime()
+        now = self._clock.boottime()
         if fresh or self._confirmed_at is None or now - self._confirmed_at > CONFIRMED_SECONDS / 2:
             yield from self._list()
             self._decide()
@@ -310,7 +431,7 @@ class LeaseProtocol:
         nothing unless this pod holds the lease and trains; raises Superseded when it has lost the lease."""
         if not self.speaks:
             return None
-        now = self._boottime()
+        now = self._clock.boottime()
         gap = self._said_at is None or now - self._said_at > MOST_BETWEEN
         seen = parse_sign((yield Get(self._keys.heartbeat)))
         self._known = replace(self._known, sign=seen)
@@ -330,11 +451,13 @@ class LeaseProtocol:
         own = self._known.own
         if not self.speaks or own is None:
             return None
-        data = sign_document(self.me, own.claim, {**fields, "state": str(state), "written_at": self._stamp()})
-        written = yield Put(self._keys.heartbeat, data, self._boottime() + CONFIRMED_SECONDS)
+        data = sign_document(
+            self.me, own.claim, {**fields, "state": str(state), "written_at": rfc3339(self._clock.wall())}
+        )
+        written = yield Put(self._keys.heartbeat, data, self._clock.boottime() + CONFIRMED_SECONDS)
         sign = parse_sign(data)
         assert sign is not None
-        self._said, self._said_at = sign.mark, self._boottime()
+        self._said, self._said_at = sign.mark, self._clock.boottime()
         previous, self._written = self._written, written
         pointer: bytes | None = None
         if often or gap or foreign or self.contested:

@@ -9,11 +9,10 @@ import sys
 from functools import partial
 from typing import Any
 
-from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError
+from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
 from podwatch.stores.base import TOTAL
 from podwatch.stores.open import load, open_store, parse_store_url
 from podwatch.sync.child_protocol import JsonLinesOut, end_with_input, first_line, leave
-from podwatch.sync.errors import SaveGone
 from podwatch.sync.restore.fetch import Fetching
 from podwatch.sync.restore.job import FetchJob
 from podwatch.system.child import die_with_parent

@@ -8,11 +8,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from podwatch.domain.errors import HostError, IntegrityError, InternalError, PodwatchError, RemoteError
+from podwatch.domain.errors import HostError, IntegrityError, InternalError, PodwatchError, RemoteError, SaveGone
 from podwatch.stores.base import ChildCalls
 from podwatch.stores.credentials import Credentials
 from podwatch.sync.child_protocol import parse_line
-from podwatch.sync.errors import SaveGone
 from podwatch.sync.restore.job import Fetched, FetchJob
 from podwatch.system.child import scrubbed_environment
 

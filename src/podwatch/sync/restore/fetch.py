@@ -13,11 +13,20 @@ from pathlib import Path
 from podwatch.client.format import size as in_words
 from podwatch.domain.errors import HostError, IntegrityError
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink, check_links
-from podwatch.stores.base import ObjectStore
+from podwatch.stores.base import OpenStore
 from podwatch.stores.parts import part_spans
 from podwatch.sync.restore.job import Fetched, FetchJob
-from podwatch.sync.restore.pieces import COMPLETE, DIFFERS, LOOK, PIECE, WHOLE, Pieces, staged_file
-from podwatch.sync.restore.staged_files import link_there, same_on_disk
+from podwatch.sync.restore.staged_files import (
+    COMPLETE,
+    DIFFERS,
+    LOOK,
+    PIECE,
+    WHOLE,
+    Pieces,
+    link_there,
+    same_on_disk,
+    staged_file,
+)
 from podwatch.sync.restore.staging import allocated, give_away, open_staging, strip
 from podwatch.sync.restore.worker_processes import Order, Workers, how_many
 from podwatch.system.files import open_dir_below, sync_filesystem
@@ -50,7 +59,7 @@ class Fetching:
     def __init__(
         self,
         job: FetchJob,
-        open_store: Callable[[], ObjectStore],
+        open_store: OpenStore,
         progress: Progress,
         *,
         parent: int = -1,

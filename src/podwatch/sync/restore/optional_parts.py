@@ -4,19 +4,19 @@ A part that is damaged in the store, or has no place here, is left out and repor
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import ConfigurationError, IntegrityError
-from podwatch.domain.manifest import Keys, Manifest, check_links, sha1_hex
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestSymlink, check_links, sha1_hex
 from podwatch.policy.store_retention import EXTRA
 from podwatch.stores.base import ObjectStore
+from podwatch.sync.publish import read_optional
 from podwatch.sync.restore.fetch import by_part
-from podwatch.sync.restore.job import Fetched, FetchJob
+from podwatch.sync.restore.job import Fetched
 from podwatch.sync.restore.staging import StagingArea
-from podwatch.sync.upload.optional_manifest import read_optional
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
@@ -30,6 +30,25 @@ class Brought:
     downloaded: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One optional part to fetch. ``lock`` is the descriptor of the staging area's lock."""
+
+    name: str
+    part_size: int
+    files: tuple[ManifestFile, ...]
+    symlinks: tuple[ManifestSymlink, ...]
+    staging: Path
+    target: Path
+    lock: int
+
+
+class PartFetcher(Protocol):
+    def fetch(self, part: Part) -> Fetched:
+        """Fetch it into its staging directory. Raises IntegrityError, SaveGone, RemoteError, HostError or OSError."""
+        ...
+
+
 def bring_optional(
     store: ObjectStore,
     keys: Keys,
@@ -37,10 +56,9 @@ def bring_optional(
     required: Manifest,
     placer: StagingArea,
     to: Path | None,
-    job: Callable[..., FetchJob],
-    fetch: Callable[[FetchJob, int], Fetched],
+    fetcher: PartFetcher,
 ) -> Brought:
-    """``job`` makes a job from these fields; ``placer`` is a new one. Raises RemoteError for store trouble, HostError
+    """``placer`` is a new one. Raises RemoteError for store trouble, HostError
     and OSError for trouble on this pod."""
     try:
         manifest = read_optional(store, keys, required.step, required.save_id)
@@ -63,16 +81,9 @@ def bring_optional(
                 target = _target(layout, part, manifest.step, to)
                 places = placer.homes({part: target}, frozenset())
                 try:
-                    done = fetch(
-                        job(
-                            part_size=manifest.part_size,
-                            files=tuple(files),
-                            symlinks=links,
-                            staging={part: str(places[part].home / name)},
-                            targets={part: str(target)},
-                        ),
-                        lock,
-                    )
+                    staging = places[part].home / name
+                    wanted = Part(part, manifest.part_size, tuple(files), links, staging, target, lock)
+                    done = fetcher.fetch(wanted)
                 except IntegrityError:
                     placer.forget(places, name)
                     raise

@@ -10,30 +10,30 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.layouts import shared_rules
 from podwatch.checkpoints.layouts.base import Layout
-from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError
+from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys, Manifest, Pointer, check_links, sha1_hex
 from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState, valid_ids
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave
-from podwatch.stores.base import ObjectStore, StoredObject
-from podwatch.sync.errors import SaveGone
+from podwatch.stores.base import ObjectStore, OpenStore, Progress, StoredObject
 from podwatch.sync.publish import checked_manifest, newest_pointer, published_from, read_manifest
 from podwatch.sync.restore.child_process import Fetcher
 from podwatch.sync.restore.fetch import by_part, is_marker
 from podwatch.sync.restore.job import Fetched, FetchJob
-from podwatch.sync.restore.optional_parts import Brought, bring_optional
+from podwatch.sync.restore.optional_parts import Brought, Part, bring_optional
 from podwatch.sync.restore.staging import StagingArea
 from podwatch.system.pinned import pin_of
 from podwatch.system.workspace import Workspace
 
 RestoreProgress = Callable[[int, int], None]
 """(bytes verified so far, bytes in all)."""
+Waiting = Callable[[RemoteError, float], None]
+"""(the reason, the pause in seconds)."""
 _PART = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 
 
@@ -78,34 +78,48 @@ class FetchPace:
     max_rate: float = 0.0
 
 
-class Restorer:
-    """``store_factory`` opens the store again for each call, so that any thread can use it. ``store_url`` and
-    ``fetcher`` are for the child that fetches. ``user`` is the user that training runs as, empty for podwatch's own.
+@dataclass(frozen=True, slots=True)
+class StorePlace:
+    """A run's place in a store. ``open`` is called for each restore, so that any thread can use it; ``url`` and
+    ``writer_id`` are for the child that fetches."""
 
-    ``patience``: for so many seconds a fetch waits for a store that does not answer; ``waiting`` is called each time
-    with the reason and the pause. 0 leaves that to the caller."""
+    open: OpenStore
+    keys: Keys
+    url: str
+    writer_id: str
+
+
+def _silently(_error: RemoteError, _pause: float) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """For so many ``seconds`` a fetch waits for a store that does not answer; ``waiting`` is called each time. 0 leaves
+    that to the caller."""
+
+    seconds: float = 0.0
+    waiting: Waiting = _silently
+
+
+class Restorer:
+    """``fetcher`` runs the child that fetches. ``user`` is the user that training runs as, empty for podwatch's own."""
 
     def __init__(
         self,
-        store_factory: Callable[[], ObjectStore],
-        keys: Keys,
+        store: StorePlace,
         layout: Layout,
         workspace: Workspace,
         journal: Journal,
-        *,
-        store_url: str,
-        writer_id: str,
         fetcher: Fetcher,
+        *,
         pace: FetchPace = FetchPace(),
         user: str = "",
-        patience: float = 0.0,
-        waiting: Callable[[RemoteError, float], None] = lambda _error, _seconds: None,
+        patience: Patience = Patience(),
     ) -> None:
-        self._open, self._keys, self._layout = store_factory, keys, layout
-        self._workspace, self._journal = workspace, journal
-        self._store_url, self._writer_id, self._fetcher, self._pace = store_url, writer_id, fetcher, pace
-        self._user = user
-        self._patience, self._waiting = patience, waiting
+        self._store, self._keys, self._layout = store, store.keys, layout
+        self._workspace, self._journal, self._fetcher = workspace, journal, fetcher
+        self._pace, self._user, self._patience = pace, user, patience
         self._killed = threading.Event()
 
     # -- what is there ----------------------------------------------------------------------------------------------
@@ -113,7 +127,7 @@ class Restorer:
     def newest(self, *, exclude: frozenset[int] = frozenset()) -> RemoteSave | None:
         """The checkpoint that the pointer names, or the next older one with a sound manifest; steps in ``exclude`` are
         passed over. None when there is none, also after a deliberate fresh start. Raises RemoteError."""
-        store = self._open()
+        store = self._store.open()
         try:
             return next((s for s in self._candidates(store, [], None) if s.step not in exclude), None)
         finally:
@@ -200,7 +214,7 @@ class Restorer:
         replaced it. Raises RemoteError when none is whole, HostError for trouble on this pod. ``all_parts``: also the
         optional parts, where they are whole.
         """
-        store = self._open()
+        store = self._store.open()
         refused: list[str] = []
         tried: set[tuple[str, str]] = set()
         try:
@@ -317,27 +331,37 @@ class Restorer:
     def _job(self, to: Path | None, **fields: Any) -> FetchJob:
         """Call when all staging directories exist. Raises RootReplaced."""
         pins = self._workspace.tree.pins() if to is None else (pin_of(to),)
-        return FetchJob(store=self._store_url, writer_id=self._writer_id, pins=pins, **fields, **asdict(self._pace))
+        return FetchJob(
+            store=self._store.url, writer_id=self._store.writer_id, pins=pins, **fields, **asdict(self._pace)
+        )
 
     def _beside(self, store: ObjectStore, save: RemoteSave, to: Path | None) -> Brought:
         owner = self._owner(to)
+        place = StagingArea(self._workspace, to, owner)
         return bring_optional(
-            store,
-            self._keys,
-            self._layout,
-            save.manifest,
-            StagingArea(self._workspace, to, owner),
-            to,
-            partial(self._job, to, step=save.step, owner=owner),
-            lambda job, lock: self._fetch_patiently(job, lambda _here: None, lock),
+            store, self._keys, self._layout, save.manifest, place, to, _PartFetch(self, save.step, to, owner)
         )
+
+    def fetch_part(self, part: Part, *, step: int, to: Path | None, owner: tuple[int, int] | None) -> Fetched:
+        """Fetch one optional part into its staging directory."""
+        job = self._job(
+            to,
+            step=step,
+            owner=owner,
+            part_size=part.part_size,
+            files=part.files,
+            symlinks=part.symlinks,
+            staging={part.name: str(part.staging)},
+            targets={part.name: str(part.target)},
+        )
+        return self._fetch_patiently(job, lambda _here: None, part.lock)
 
     def kill(self) -> None:
         """End a running fetch, from any thread; the next one continues from there."""
         self._killed.set()
         self._fetcher.kill()
 
-    def _fetch_patiently(self, job: FetchJob, told: Callable[[int], None], lock: int) -> Fetched:
+    def _fetch_patiently(self, job: FetchJob, told: Progress, lock: int) -> Fetched:
         """Fetch through outages: staged bytes stay, so each try continues the one before."""
         self._killed.clear()
         before, last, waited = 0, 0, 0.0
@@ -356,9 +380,9 @@ class Restorer:
             except RemoteError as error:
                 waited = 0.0 if last else waited  # bytes arrived: this is a new outage
                 pause = min(60.0, max(5.0, waited))
-                if not error.transient or waited + pause > self._patience:
+                if not error.transient or waited + pause > self._patience.seconds:
                     raise
-                self._waiting(error, pause)
+                self._patience.waiting(error, pause)
             before, last, waited = before + last, 0, waited + pause
             if self._killed.wait(pause):
                 raise HostError("the restore was stopped", where=f"step {job.step}", fix="the next one continues there")
@@ -408,6 +432,19 @@ class Restorer:
                 restored=True,
             )
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _PartFetch:
+    """Fetches the optional parts of one checkpoint."""
+
+    restorer: Restorer
+    step: int
+    to: Path | None
+    owner: tuple[int, int] | None
+
+    def fetch(self, part: Part) -> Fetched:
+        return self.restorer.fetch_part(part, step=self.step, to=self.to, owner=self.owner)
 
 
 def owner_of(path: Path, user: str) -> tuple[int, int] | None:

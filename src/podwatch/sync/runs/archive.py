@@ -6,18 +6,103 @@ interrupted one. Never touched: objects without podwatch's mark, the checkpoint 
 on which a podwatch is still active.
 """
 
+import json
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from podwatch.domain.errors import Busy, HostError, IntegrityError
-from podwatch.domain.manifest import Keys, Pointer
+from podwatch.domain.manifest import SCHEMA_VERSION, Keys, Pointer
 from podwatch.policy.store_archive import Decision, Keep, StoredSave, plan_archive, sign_of_life
 from podwatch.policy.store_retention import Leftover, abandoned_uploads
-from podwatch.stores.base import ObjectStore, store_time
-from podwatch.sync.inventory import SavedSet, inventory, verify_save
+from podwatch.stores.base import CannotDelete, ObjectStore, StoredObject, store_time
+from podwatch.sync.inventory import SavedSet, inventory, last_word, verify_save
 from podwatch.sync.publish import read_pointer
-from podwatch.sync.runs.archive_record import ArchiveRecord, read_record, write_record
-from podwatch.sync.runs.list import last_word
+from podwatch.system.clock import Clock
+
+# -- archive.json -----------------------------------------------------------------------------------------------------
+# What an archive removes, written before the first removal, and the result. The intent is in the store, not in a
+# journal: the pod that archives need not be the pod that trained, and any pod can finish an interrupted archive.
+
+_SAVE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_LIMIT = 4 << 20
+_LARGEST = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveRecord:
+    """``removing``: (step, save_id) of the checkpoints to remove. ``pointer``: (generation, seq) of the pointer at the
+    decision. ``keep``: ``latest`` or ``milestones``."""
+
+    run_id: str
+    keep: str
+    pointer: tuple[int, int]
+    wall: float
+    host: str
+    removing: tuple[tuple[int, str], ...] = ()
+    done: bool = False
+
+    def to_bytes(self) -> bytes:
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "podwatch-archive",
+            "run_id": self.run_id,
+            "state": "done" if self.done else "begun",
+            "keep": self.keep,
+            "generation": self.pointer[0],
+            "seq": self.pointer[1],
+            "wall": self.wall,
+            "host": self.host,
+            "removing": [{"step": step, "save_id": save_id} for step, save_id in self.removing],
+        }
+        return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+
+
+def read_record(store: ObjectStore, keys: Keys) -> ArchiveRecord | None:
+    """None if podwatch wrote none, or it cannot be parsed (it is then ignored). Raises RemoteError."""
+    found = store.stat(keys.archive)
+    if found is None or not found.ours:
+        return None
+    try:
+        data = store.get_bytes(keys.archive, found.file_id, limit=_LIMIT)
+        return None if data is None else _parsed(data, keys)
+    except (IntegrityError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def write_record(store: ObjectStore, keys: Keys, record: ArchiveRecord) -> StoredObject:
+    return store.put_bytes(keys.archive, record.to_bytes())
+
+
+def _parsed(data: bytes, keys: Keys) -> ArchiveRecord:
+    doc = json.loads(data)
+    if doc["kind"] != "podwatch-archive" or doc["run_id"] != keys.run_id or doc["schema_version"] != SCHEMA_VERSION:
+        raise ValueError("not an archive record of this run")
+    removing = tuple((_number(item["step"]), _save_id(item["save_id"])) for item in doc["removing"])
+    return ArchiveRecord(
+        keys.run_id,
+        str(doc["keep"])[:20],
+        (_number(doc["generation"]), _number(doc["seq"])),
+        float(doc["wall"]),
+        str(doc["host"])[:255],
+        removing,
+        doc["state"] == "done",
+    )
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
+        raise ValueError("not a valid number")
+    return value
+
+
+def _save_id(value: object) -> str:
+    if not isinstance(value, str) or not _SAVE_ID.fullmatch(value):
+        raise ValueError("not a valid save id")
+    return value
+
+
+# -- archive ----------------------------------------------------------------------------------------------------------
 
 FINISHED = frozenset({"finished", "stopped", "released", "preempted", ""})
 """Last reported states after which archiving needs no warning. A podwatch that reported ``restarting`` left training
@@ -56,20 +141,20 @@ class Archiver:
         self,
         store: ObjectStore,
         keys: Keys,
-        wall: Callable[[], float],
+        clock: Clock,
         *,
         host: str = "",
         forget: Callable[[int, str], None] = lambda step, save_id: None,
     ) -> None:
-        self._store, self._keys, self._wall, self._host, self._forget = store, keys, wall, host, forget
+        self._store, self._keys, self._clock, self._host, self._forget = store, keys, clock, host, forget
 
     def look(self, keep: Keep, *, keep_every: int, pins: Collection[int] = ()) -> ArchivePlan:
         """What an archive would remove. Raises Busy while a podwatch is active on the run, IntegrityError when the
         newest checkpoint cannot be determined or is damaged, RemoteError for store trouble."""
         self._refuse_alive()
         pointer = self._pointer()
-        found, problem = inventory(self._store, self._keys, self._wall())
-        now = store_time(self._store, self._wall())
+        found, problem = inventory(self._store, self._keys, self._clock.wall())
+        now = store_time(self._store, self._clock.wall())
         if problem:
             raise IntegrityError(f"latest.json cannot be used: {problem}", where=self._where, fix="do not archive")
         named = next((s for s in found if s.named), None)
@@ -97,7 +182,7 @@ class Archiver:
 
     def may_delete(self) -> str:
         """Why the key cannot delete; empty if it can."""
-        return next((warning for warning in self._store.check() if "delete" in warning), "")
+        return next((warning for warning in self._store.check() if isinstance(warning, CannotDelete)), "")
 
     def carry_out(self, plan: ArchivePlan) -> None:
         """Remove it. Raises Busy when a podwatch became active on the run or its pointer moved, RemoteError. A repeated
@@ -105,7 +190,7 @@ class Archiver:
         self._refuse_alive()
         removing = (*((s.step, s.save_id) for s in plan.going), *plan.leftovers)
         record = ArchiveRecord(
-            self._keys.run_id, str(plan.keep), plan.pointer.order, self._wall(), self._host, removing
+            self._keys.run_id, str(plan.keep), plan.pointer.order, self._clock.wall(), self._host, removing
         )
         written = write_record(self._store, self._keys, record)
         for step, save_id in removing:
@@ -120,7 +205,9 @@ class Archiver:
             self._remove(step, save_id)
         for upload in plan.uploads:
             self._store.cancel_large(upload.identifier)
-        done = ArchiveRecord(self._keys.run_id, str(plan.keep), plan.pointer.order, self._wall(), self._host, done=True)
+        done = ArchiveRecord(
+            self._keys.run_id, str(plan.keep), plan.pointer.order, self._clock.wall(), self._host, done=True
+        )
         write_record(self._store, self._keys, done)
         if self._store.versioned:
             self._store.delete(written)
@@ -143,7 +230,7 @@ class Archiver:
 
     def _refuse_alive(self) -> None:
         walls = list(signs(self._store, self._keys))
-        age = sign_of_life(walls, store_time(self._store, self._wall()))
+        age = sign_of_life(walls, store_time(self._store, self._clock.wall()))
         if age is not None:
             raise Busy(
                 f"podwatch is active on run {self._keys.run_id}: its last heartbeat is {age:.0f} s old",

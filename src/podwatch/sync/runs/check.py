@@ -5,14 +5,13 @@ import contextlib
 import json
 from typing import Any
 
-from podwatch.domain.errors import IntegrityError, RemoteError
+from podwatch.domain.errors import IntegrityError, RemoteError, SaveGone
 from podwatch.domain.lease import parse_control
 from podwatch.domain.manifest import Keys, Pointer, valid_run_id
 from podwatch.policy.run_check import Beat, Evidence, parse_beat
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
-from podwatch.sync.errors import SaveGone
 from podwatch.sync.publish import newest_pointer, read_manifest
-from podwatch.sync.runs.archive_record import read_record
+from podwatch.sync.runs.archive import read_record
 
 SMALL_JSON = 1 << 20
 

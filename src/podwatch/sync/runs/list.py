@@ -4,26 +4,21 @@ One listing of everything below the store's prefix (a class C call per 1,000 obj
 each podwatch run. Names are only shown and grouped, never used as paths.
 """
 
-import contextlib
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.domain.lease import HolderState
 from podwatch.domain.manifest import Keys, Pointer, valid_run_id
 from podwatch.policy.store_archive import sign_of_life
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
+from podwatch.sync.inventory import last_word
 from podwatch.sync.publish import read_pointer
-from podwatch.sync.runs.archive_record import read_record
+from podwatch.sync.runs.archive import read_record
 
-SMALL_JSON = 1 << 20
 OLD_STEP = re.compile(r"^step_(0|[1-9]\d{0,17})/")
 _MANIFEST = re.compile(r"^step_(\d{1,18})/([^/]+)/manifest\.json\Z")
 _MOST_RUNS = 10_000
-_LEFT = frozenset(HolderState) - {HolderState.RUNNING}
 
 
 @dataclass(slots=True)
@@ -127,15 +122,3 @@ def _read(store: ObjectStore, keys: Keys, run: RemoteRun, now_wall: float) -> No
         record = read_record(store, keys)
         if record is not None and record.done and record.pointer == pointer.order:
             run.archived_wall = record.wall
-
-
-def last_word(store: ObjectStore, keys: Keys) -> str:
-    """The run's last reported state: the state in which its pod left, else the phase in its last heartbeat; empty if
-    neither can be read. Raises RemoteError."""
-    with contextlib.suppress(IntegrityError, ValueError, RecursionError):
-        data = store.get_bytes(keys.heartbeat, limit=SMALL_JSON)
-        doc: Any = json.loads(data) if data is not None else None
-        if isinstance(doc, dict):
-            state = str(doc.get("state", ""))
-            return (state if state in _LEFT or not doc.get("phase") else str(doc["phase"]))[:40]
-    return ""

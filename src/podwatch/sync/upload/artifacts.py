@@ -11,17 +11,19 @@ import re
 import stat
 import tarfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from podwatch.domain.errors import PodwatchError, RemoteError
 from podwatch.domain.manifest import Keys
 from podwatch.domain.secrets import scrub
 from podwatch.policy.store_archive import stale_artefacts
 from podwatch.sensors.log_tail import Sources, find
-from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.stores.base import ObjectStore, OpenStore, StoredObject
+from podwatch.system.clock import Clock
 from podwatch.system.reading import open_file
 from podwatch.system.workers import Worker
 
@@ -159,8 +161,8 @@ def _last(text: str, most: int) -> str:
     return text if len(text) <= most else text[-most:].partition("\n")[2]
 
 
-def bundles(directory: Path, known: Callable[[str], bool], since_wall: float, clean: Scrub) -> list[Artefact]:
-    """Every incident bundle written since ``since_wall`` whose name is not ``known`` yet, newest last."""
+def bundles(directory: Path, known: Collection[str], since_wall: float, clean: Scrub) -> list[Artefact]:
+    """Every incident bundle written since ``since_wall`` whose name is not among the ``known``, newest last."""
     found = []
     try:
         entries = [e for e in os.scandir(directory) if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
@@ -170,7 +172,7 @@ def bundles(directory: Path, known: Callable[[str], bool], since_wall: float, cl
     for mtime, entry in dated:
         when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(mtime))
         name = f"{when}-{plain_name(entry.name)}.tar.gz"
-        if mtime >= since_wall and not known(name):
+        if mtime >= since_wall and name not in known:
             found.append(Artefact("incidents", name, _packed(Path(entry.path), int(mtime), clean), fixed=True))
     return found
 
@@ -256,17 +258,34 @@ SETTLE_SECONDS = 20.0
 """Delay after an incident: by then the bundle is written and the stopped trainer has written its last lines."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArtefactSources:
-    """``configs``: paths of the files that the last start's command named. ``secrets``: values that must not appear;
-    raises where they cannot be known, and then nothing is sent."""
+class ArtefactSources(Protocol):
+    """What this pod keeps of itself in the store. ``incidents``: the directory of the incident bundles; ``log_bytes``
+    of each log are sent."""
 
-    logs: Callable[[], Sources]
-    configs: Callable[[], tuple[str, ...]]
     incidents: Path
-    secrets: Callable[[], frozenset[str]]
     host: str
     log_bytes: int
+
+    def logs(self) -> Sources: ...
+    def configs(self) -> tuple[str, ...]:
+        """Paths of the files that the last start's command named."""
+        ...
+
+    def secrets(self) -> frozenset[str]:
+        """Values that must not appear. Raises where they cannot be known, and then nothing is sent."""
+        ...
+
+    def may_write(self) -> bool:
+        """False where another pod owns the run."""
+        ...
+
+    def may_delete(self) -> bool:
+        """False where deletions are only reported."""
+        ...
+
+    def trouble(self, problem: str) -> None:
+        """Called once when trouble begins."""
+        ...
 
 
 @dataclass(slots=True)
@@ -284,22 +303,10 @@ class _Store:
 
 
 class Artifacts:
-    """Loop-side object. ``may_write`` is false where another pod owns the run; ``may_delete`` where deletions are only
-    reported. ``tell`` is called once when trouble begins."""
+    """Loop-side object."""
 
-    def __init__(
-        self,
-        open_store: Callable[[], ObjectStore],
-        keys: Keys,
-        sources: ArtefactSources,
-        wall: Callable[[], float],
-        *,
-        may_write: Callable[[], bool] = lambda: True,
-        may_delete: Callable[[], bool] = lambda: True,
-        tell: Callable[[str], None] = lambda problem: None,
-    ) -> None:
-        self._open, self._keys, self._sources, self._wall = open_store, keys, sources, wall
-        self._may_write, self._may_delete, self._tell = may_write, may_delete, tell
+    def __init__(self, open_store: OpenStore, keys: Keys, sources: ArtefactSources, clock: Clock) -> None:
+        self._open, self._keys, self._sources, self._clock = open_store, keys, sources, clock
         self._worker = Worker("artefacts")
         self._logs = LogEnds(sources.log_bytes)
         self._opened: _Store | None = None
@@ -310,7 +317,7 @@ class Artifacts:
 
     async def store(self, *, urgent: bool = False, within: float = ROUND_SECONDS) -> None:
         """One round. Raises only CancelledError. ``urgent``: also send what would otherwise wait."""
-        if not self._may_write():
+        if not self._sources.may_write():
             return
         before, self.problem = self.problem, ""
         try:
@@ -322,7 +329,7 @@ class Artifacts:
         if self.problem:
             self._forget()
         if self.problem and not before:
-            self._tell(self.problem)
+            self._sources.trouble(self.problem)
         self.rounds += 1
 
     def soon(self, after: float = SETTLE_SECONDS) -> None:
@@ -357,13 +364,14 @@ class Artifacts:
         clean = scrubber(secrets)
         opened = self._opened or self._look()
         found = configs(sources.configs(), clean)
-        incidents, since = self._keys.artefacts("incidents"), self._wall() - KEEP_SECONDS
-        found += bundles(sources.incidents, lambda name: f"{incidents}{name}" in opened.there, since, clean)
+        incidents, since = self._keys.artefacts("incidents"), self._clock.wall() - KEEP_SECONDS
+        known = {key.removeprefix(incidents) for key in opened.there if key.startswith(incidents)}
+        found += bundles(sources.incidents, known, since, clean)
         if urgent or not opened.keeps:
             found += self._logs.read(sources.logs(), sources.host, secrets)
         for artefact in found:
             self._put(opened, artefact)
-        if opened.swept is None or self._wall() - opened.swept >= SWEEP_SECONDS:
+        if opened.swept is None or self._clock.wall() - opened.swept >= SWEEP_SECONDS:
             self._sweep(opened)
 
     def _look(self) -> _Store:
@@ -389,7 +397,7 @@ class Artifacts:
 
     def _delete(self, opened: _Store, old: StoredObject) -> bool:
         """Whether the object is gone."""
-        if opened.keeps or not self._may_delete():
+        if opened.keeps or not self._sources.may_delete():
             return False
         try:
             opened.store.delete(old)
@@ -405,8 +413,8 @@ class Artifacts:
             found = {o.key: o for o in opened.store.list(self._keys.artefacts(kind)) if o.ours}
             opened.there |= found
             kinds[kind] = [(o.key, o.uploaded_wall) for o in found.values()]
-        for key in stale_artefacts(kinds, self._wall(), most=KEEP, seconds=KEEP_SECONDS):
+        for key in stale_artefacts(kinds, self._clock.wall(), most=KEEP, seconds=KEEP_SECONDS):
             if self._delete(opened, opened.there[key]):
                 del opened.there[key]
                 opened.gone.add(key)
-        opened.swept = self._wall()
+        opened.swept = self._clock.wall()

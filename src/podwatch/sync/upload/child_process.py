@@ -15,7 +15,7 @@ from typing import Any
 
 from podwatch.domain.errors import HostError, InternalError, PodwatchError, RemoteError
 from podwatch.policy.upload_priority import Level
-from podwatch.stores.base import ChildCalls
+from podwatch.stores.base import ChildCalls, Progress
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open import parse_store_url
 from podwatch.sync.child_protocol import parse_line
@@ -301,7 +301,7 @@ class Upload:
         """Set the running child to this level; False where that did not fully work."""
         return self._child is None or await self._children.give(self._child, level)
 
-    async def run(self, credentials: Credentials | None, heard: Heard, on_progress: Callable[[int], None]) -> None:
+    async def run(self, credentials: Credentials | None, heard: Heard, on_progress: Progress) -> None:
         """Raises SetVoid, RootReplaced, RemoteError (with ``transient``), UploadStopped after ``kill``, or
         ChildReplaced after ``replace``."""
         child = self._child = await self._children.take()

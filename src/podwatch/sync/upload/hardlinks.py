@@ -12,7 +12,7 @@ The intent records what was judged, so that a podwatch that starts later can fin
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,10 @@ class Held:
 
     def is_of(self, step: int, save_id: str) -> bool:
         return (self.contents.set.step, self.contents.set.save_id) == (step, save_id)
+
+    def is_wanted(self, lineage: str | None, published: Collection[tuple[int, str]]) -> bool:
+        found = self.contents.set
+        return self.lineage == lineage and (found.step, found.save_id) not in published
 
 
 class Holder:
@@ -117,14 +121,14 @@ class Holder:
         with contextlib.suppress(HostError):
             self._journal.settle(held.intent, IntentState.DONE, "let go")
 
-    def take_over(self, wanted: Callable[[Held], bool] = lambda held: False) -> Held | None:
-        """At the start: return what an earlier podwatch held and is still ``wanted``, if its links are whole and the
-        next save fits beside it. All other held checkpoints are removed."""
+    def take_over(self, lineage: str | None, published: Collection[tuple[int, str]] = ()) -> Held | None:
+        """At the start: return what an earlier podwatch held of this lineage and did not publish, if its links are
+        whole and the next save fits beside it. All other held checkpoints are removed; with None all."""
         kept: Held | None = None
         with contextlib.suppress(HostError):
             for intent in reversed(self._journal.open_intents(IntentKind.HOLD)):
                 held = _recorded(intent)
-                if kept is None and held is not None and self._is_whole(held) and wanted(held):
+                if kept is None and held is not None and self._is_whole(held) and held.is_wanted(lineage, published):
                     kept = held
                 else:
                     self._journal.settle(intent.id, IntentState.UNDONE, "let go after a restart")

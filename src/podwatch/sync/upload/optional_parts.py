@@ -10,9 +10,10 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from podwatch import __version__
 from podwatch.checkpoints.catalogue import SetContents
@@ -22,19 +23,19 @@ from podwatch.client.format import size as in_words
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, FileEntry
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError
+from podwatch.domain.event import EventName
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, restorable
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import UploadedObject
 from podwatch.policy.store_retention import EXTRA, Occasion, SaveKey, occasions, still_owed
-from podwatch.stores.base import ObjectStore
-from podwatch.sync.lease.requests import put_before
-from podwatch.sync.publish import Confirm, matches_store, rfc3339
-from podwatch.sync.types import RunIdentity, SetSource
+from podwatch.stores.base import ObjectStore, Progress
+from podwatch.sync.lease.protocol import put_before
+from podwatch.sync.publish import matches_store, read_optional
+from podwatch.sync.types import GuardedRun, Lease, SetSource, Tell, rfc3339
 from podwatch.sync.upload import job as jobs
 from podwatch.sync.upload.artifacts import looks_like_a_key
 from podwatch.sync.upload.child_process import SetVoid, UploadStopped
-from podwatch.sync.upload.optional_manifest import read_optional
 from podwatch.sync.upload.uploader import Sender
 from podwatch.system.clock import Clock
 from podwatch.system.pinned import HIDDEN
@@ -147,27 +148,38 @@ class Ready:
         return tuple(p.part.name for p in self.contents.parts)
 
 
+class SpareTime(Protocol):
+    """The time for optional parts."""
+
+    def over(self) -> bool:
+        """Does something more urgent wait?"""
+        ...
+
+    def progress(self, count: int, total: int) -> None:
+        """Called with the bytes in the store, of ``total``."""
+        ...
+
+
 class OptionalParts:
-    """Loop-side object of the syncer. ``say`` reports what was sent and what was left out, with the step."""
+    """Loop-side object of the syncer. Reports what was sent and what was left out."""
 
     def __init__(
         self,
-        *,
         settings: Settings,
-        identity: Callable[[], RunIdentity],
+        run: GuardedRun,
         keys: Keys,
         catalogue: SetSource,
         journal: AsyncJournal,
         clock: Clock,
+        *,
         worker: Worker,
         sender: Sender,
-        confirm: Confirm,
-        finished: Callable[[], bool],
-        say: Callable[[str, int], None],
+        lease: Lease,
+        tell: Tell,
     ) -> None:
-        self._settings, self._identity, self._keys, self._catalogue = settings, identity, keys, catalogue
+        self._settings, self._run, self._keys, self._catalogue = settings, run, keys, catalogue
         self._journal, self._clock, self._worker, self._sender = journal, clock, worker, sender
-        self._confirm, self._finished, self._say = confirm, finished, say
+        self._lease, self._tell = lease, tell
         self._again: dict[Occasion, float] = {}
         self._told: set[tuple[Occasion, str, str]] = set()
 
@@ -182,21 +194,19 @@ class OptionalParts:
             {(s.step, s.save_id) for s in sets if s.complete},
             when=sync.optional_parts,
             keep_every=sync.keep_every,
-            finished=self._finished(),
+            finished=self._run.training_finished(),
         ):
             if self._again.get(occasion, now) <= now and (contents := await self._look(occasion)) is not None:
                 return Ready(occasion, contents)
         return None
 
-    async def send(
-        self, store: ObjectStore, ready: Ready, in_the_way: Callable[[], bool], progress: Callable[[int, int], None]
-    ) -> None:
+    async def send(self, store: ObjectStore, ready: Ready, time: SpareTime) -> None:
         """Send and record it; leave out what cannot be sent. Raises RemoteError for store trouble, Superseded when
         another pod has taken the lease."""
         try:
-            sent = await self._send(store, ready, in_the_way, progress)
+            sent = await self._send(store, ready, time)
         except UploadStopped:
-            if not in_the_way():  # the disk needs this checkpoint's space: it is about to be removed
+            if not time.over():  # the disk needs this checkpoint's space: it is about to be removed
                 self._again[ready.occasion] = self._clock.monotonic() + AGAIN_SECONDS
             else:
                 self._again.pop(ready.occasion, None)  # continues as soon as there is time
@@ -207,7 +217,8 @@ class OptionalParts:
             return
         if sent:
             step = ready.occasion.step
-            self._say(f"step {step}: {', '.join(ready.parts)} stored with it ({ready.occasion.kind})", step)
+            text = f"step {step}: {', '.join(ready.parts)} stored with it ({ready.occasion.kind})"
+            self._tell(EventName.OPTIONAL_PARTS, text, step=step)
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
@@ -254,7 +265,8 @@ class OptionalParts:
     def _leave_out(self, occasion: Occasion, what: str, why: str) -> None:
         if (occasion, what, why) not in self._told:
             self._told.add((occasion, what, why))
-            self._say(f"step {occasion.step}: {what} is not stored: {why}", occasion.step)
+            text = f"step {occasion.step}: {what} is not stored: {why}"
+            self._tell(EventName.OPTIONAL_PARTS, text, step=occasion.step)
 
     async def _carried(self) -> dict[SaveKey, dict[str, str]]:
         kept = await self._journal.run(Journal.learned, CARRIED, {})
@@ -271,9 +283,7 @@ class OptionalParts:
 
     # -- sending it ---------------------------------------------------------------------------------------------------
 
-    async def _send(
-        self, store: ObjectStore, ready: Ready, in_the_way: Callable[[], bool], progress: Callable[[int, int], None]
-    ) -> bool:
+    async def _send(self, store: ObjectStore, ready: Ready, time: SpareTime) -> bool:
         occasion, contents = ready.occasion, ready.contents
         key, call = occasion.key, self._worker.call
         files = jobs.all_files(contents, self._keys)
@@ -286,7 +296,7 @@ class OptionalParts:
         if todo:
             total = sum(f.size for f in files)
             missing = sum(f.size for f in todo)
-            await self._upload(contents, todo, done, in_the_way, lambda n: progress(total - missing + n, total))
+            await self._upload(contents, todo, done, time, lambda n: time.progress(total - missing + n, total))
         broken = await call(lambda: [f.remote for f in files if not matches_store(store, _named(f, done))])
         for path in broken:  # sent again at the next check
             await self._journal.run(Journal.save_object, *key, replace(done[path], mtime_ns=-1))
@@ -304,14 +314,14 @@ class OptionalParts:
         contents: SetContents,
         todo: tuple[jobs.JobFile, ...],
         done: dict[str, UploadedObject],
-        in_the_way: Callable[[], bool],
-        progress: Callable[[int], None],
+        time: SpareTime,
+        progress: Progress,
     ) -> None:
         sending = asyncio.ensure_future(self._sender.send(contents, todo, done, progress))
         try:
             while not sending.done():
                 await asyncio.wait({sending}, timeout=LOOK_SECONDS)
-                if in_the_way() and self._sender.running is not None and not sending.done():
+                if time.over() and self._sender.running is not None and not sending.done():
                     self._sender.running.kill()
             await sending
         finally:
@@ -326,7 +336,7 @@ class OptionalParts:
         if before is not None and before.part_size == part_size:
             files = (*(f for f in before.files if f.part not in ready.parts), *files)
             links = (*(x for x in before.symlinks if x.part not in ready.parts), *links)
-        identity, chosen = self._identity(), ready.contents.set
+        identity, chosen = self._run.identity(), ready.contents.set
         return Manifest(
             run_id=identity.run_id,
             lineage=identity.lineage,
@@ -343,18 +353,18 @@ class OptionalParts:
         )
 
     def _forget(self, store: ObjectStore, key: SaveKey) -> None:
-        self._confirm(store)
+        self._lease.confirm(store)
         found = store.stat(self._keys.optional(*key))
         if found is not None:
             store.delete(found)
 
     def _write(self, store: ObjectStore, manifest: Manifest) -> bool:
         """False when the checkpoint itself was removed: write nothing beside a removed checkpoint."""
-        _, until = self._confirm(store)
+        _, until = self._lease.confirm(store)
         if store.stat(self._keys.manifest(manifest.step, manifest.save_id)) is None:
             return False
         key = self._keys.optional(manifest.step, manifest.save_id)
-        put_before(store, key, manifest.to_bytes(), until, self._clock.boottime)
+        put_before(store, key, manifest.to_bytes(), until, self._clock)
         return True
 
 

@@ -18,7 +18,7 @@ from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.policy import upload_priority as policy
 from podwatch.policy.upload_priority import Change, Level, Look, Standing, Timing
-from podwatch.sync.types import UploadPace
+from podwatch.sync.types import Tell, UploadPace
 from podwatch.sync.upload.child_process import Children
 from podwatch.system.child import cpu_waits, waited_share
 from podwatch.system.clock import Clock
@@ -31,9 +31,6 @@ LEAST_SECONDS, LEAST_BYTES = 1.0, 8 << 20
 """A shorter upload shows little about the line."""
 WINDOW = 3
 """Measurements over which the rate is taken."""
-
-Tell = Callable[..., None]
-"""``tell(EventName, message, severity, **fields)``."""
 
 
 @dataclass(frozen=True, slots=True)

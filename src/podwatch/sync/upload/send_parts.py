@@ -9,12 +9,11 @@ import contextlib
 import errno
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from podwatch.domain.errors import IntegrityError, PodwatchError
-from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.stores.base import ObjectStore, Progress, StoredObject
 from podwatch.stores.parts import FileSource, part_sha1, part_spans
 from podwatch.sync.connections import RateLimit, WorkerPool
 from podwatch.sync.upload.job import JobFile, UploadJob
@@ -84,13 +83,13 @@ class Sending:
         job: UploadJob,
         store: ObjectStore,
         say: Say,
-        progress: Callable[[int], None],
-        there: Callable[[int], None] | None = None,
+        progress: Progress,
+        there: Progress | None = None,
     ) -> None:
         """``progress``: bytes sent; ``there``: bytes that the store had already (not part of ``progress``)."""
         self._there = there or progress
         self._job, self._store, self._say = job, store, say
-        self._limit = RateLimit(job.max_rate, time.monotonic, time.sleep)
+        self._limit = RateLimit(job.max_rate)
         self._progress_out = progress
         self._lanes = WorkerPool(job.connections, job.connections_max)
 

@@ -16,14 +16,14 @@ from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import BegunUpload, PublishedSave, UploadedObject
 from podwatch.policy.resume import NO_TRAINING
-from podwatch.stores.credentials import Credentials
-from podwatch.sync.publish import ObjectsMissing, Publisher, rfc3339
-from podwatch.sync.types import RunIdentity, SetSource
+from podwatch.stores.base import Progress
+from podwatch.sync.publish import ObjectsMissing, Publisher
+from podwatch.sync.types import RunSource, SetSource, Tell, rfc3339
 from podwatch.sync.upload import job as jobs
-from podwatch.sync.upload.child_process import Children, ChildReplaced, Heard, OwnUnit, SetVoid, Upload, UploadStopped
+from podwatch.sync.upload.child_process import Children, ChildReplaced, OwnUnit, SetVoid, Upload, UploadStopped
 from podwatch.sync.upload.hardlinks import Held, Holder
 from podwatch.sync.upload.ownership import check_contents, owners_of
-from podwatch.sync.upload.priority import Priority, Tell, watched
+from podwatch.sync.upload.priority import Priority, watched
 from podwatch.system.clock import Clock
 from podwatch.system.pinned import RootReplaced
 from podwatch.system.workers import Worker
@@ -36,24 +36,80 @@ HELD_LOOK = 5.0
 """Seconds between checks of disk space while a checkpoint is held: the disk fills no faster than a save is written."""
 
 
+class _Record:
+    """Records what a child reports: in the journal, and in ``done`` what arrived."""
+
+    def __init__(self, journal: AsyncJournal, job: jobs.UploadJob, done: dict[str, UploadedObject]) -> None:
+        self._journal, self._job, self._done = journal, job, done
+        self._files = {f.remote: f for f in job.files}
+        self._uploads = {f.remote: f.upload for f in job.files}
+
+    async def heard(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Raises SetVoid when a file is not the one that was to be sent."""
+        kinds = {"begun": self._begun, "part": self._part, "object": self._arrived}
+        writes: list[Write] = []
+        try:
+            writes.extend(kinds[m["type"]](m) for m in messages)
+        finally:
+            await self._journal.run(Journal.together, writes)  # also what came before a changed file
+
+    def _begun(self, message: dict[str, Any]) -> Write:
+        job, file = self._job, self._files[str(message["remote"])]
+        self._uploads[file.remote] = upload = str(message["upload"])
+        record = BegunUpload(
+            path=file.remote,
+            upload=upload,
+            key=file.key,
+            part_size=job.part_size,
+            size=file.size,
+            mtime_ns=file.mtime_ns,
+            inode=file.inode,
+            device=file.device,
+            ctime_ns=int(message.get("ctime_ns", 0)),
+        )
+        return lambda journal: journal.save_begun(job.step, job.save_id, record)
+
+    def _part(self, message: dict[str, Any]) -> Write:
+        upload, number = self._uploads[str(message["remote"])], int(message["number"])
+        return lambda journal: journal.save_part(upload, number, str(message["sha1"]))
+
+    def _arrived(self, message: dict[str, Any]) -> Write:
+        job, file = self._job, self._files[str(message["remote"])]
+        source = {"device": file.device, "inode": file.inode, "size": file.size, "mtime_ns": file.mtime_ns}
+        if message["source"] != source or message["size"] != file.size:
+            raise SetVoid("a file changed while it was read", where=file.remote)
+        self._done[file.remote] = stored = UploadedObject(
+            path=file.remote,
+            part=file.part,
+            size=file.size,
+            mtime_ns=file.mtime_ns,
+            mode=file.mode,
+            inode=file.inode,
+            device=file.device,
+            key=file.key,
+            file_id=str(message["file_id"]),
+            parts_sha1=tuple(str(h) for h in message["parts_sha1"]),
+        )
+        return lambda journal: journal.save_object(job.step, job.save_id, stored)
+
+
 class Sender:
     """``running`` is the working child, if there is one."""
 
     def __init__(
         self,
-        *,
         settings: Settings,
-        identity: Callable[[], RunIdentity],
+        run: RunSource,
         catalogue: SetSource,
         journal: AsyncJournal,
         clock: Clock,
-        credentials: Callable[[], Credentials | None],
         worker: Worker,
+        *,
         workspace: Workspace | None = None,
         tell: Tell = lambda *_said, **_fields: None,
     ) -> None:
-        self._settings, self._identity, self._catalogue = settings, identity, catalogue
-        self._journal, self._clock, self._credentials, self._worker = journal, clock, credentials, worker
+        self._settings, self._run, self._catalogue = settings, run, catalogue
+        self._journal, self._clock, self._worker = journal, clock, worker
         self.running: Upload | None = None
         trainer = settings.trainer
         beside = (trainer.checkpoint_dir,) if trainer.checkpoint_dir is not None else ()
@@ -67,19 +123,18 @@ class Sender:
 
     async def take_over(self, published: Collection[tuple[int, str]]) -> None:
         """At the start: keep what an earlier podwatch held and did not publish, and release all else."""
-        lineage = self._identity().lineage
-
-        def wanted(held: Held) -> bool:
-            return held.lineage == lineage and (held.contents.set.step, held.contents.set.save_id) not in published
-
-        held = await self._worker.call(self._holder.take_over, wanted)
+        held = await self._worker.call(self._holder.take_over, self._run.identity().lineage, published)
         if held is not None:
             self._keep(held)
 
     @property
     def held(self) -> CheckpointSet | None:
         """The checkpoint of which podwatch holds every file by hard links, whatever the trainer removes."""
-        return None if self._held is None or self._held.lineage != self._identity().lineage else self._held.contents.set
+        return (
+            None
+            if self._held is None or self._held.lineage != self._run.identity().lineage
+            else self._held.contents.set
+        )
 
     async def drop(self, step: int, save_id: str | None = None) -> None:
         """Release this checkpoint, if it is held and not being sent."""
@@ -127,7 +182,7 @@ class Sender:
         contents: SetContents,
         todo: tuple[jobs.JobFile, ...],
         done: dict[str, UploadedObject],
-        progress: Callable[[int], None],
+        progress: Progress,
         *,
         hold: bool = False,
     ) -> None:
@@ -164,7 +219,7 @@ class Sender:
         """Held files are sent from our own directories, so their owners must be judged before. Blocks."""
         with contextlib.suppress(OSError):
             check_contents(self._workspace.tree, contents, owners_of(self._workspace.tree))
-            return self._holder.hold(contents, self._identity().lineage)
+            return self._holder.hold(contents, self._run.identity().lineage)
         return None
 
     def _keep(self, held: Held) -> None:
@@ -199,7 +254,7 @@ class Sender:
         contents: SetContents,
         todo: tuple[jobs.JobFile, ...],
         done: dict[str, UploadedObject],
-        progress: Callable[[int], None],
+        progress: Progress,
         *,
         held: bool = False,
         urgent: bool = False,
@@ -219,14 +274,14 @@ class Sender:
                 if before is not None and not missing:
                     whole = True
                     return
-                job, heard = await self._job(contents, missing, done, held=held)
-                credentials = await self._worker.call(self._credentials)
+                job = await self._job(contents, missing, held=held)
+                credentials = await self._worker.call(self._run.credentials)
                 if before is not None and before.killed:  # in between
                     raise UploadStopped("the upload was stopped", where=f"step {job.step}")
                 there = total - sum(f.size for f in missing)
                 upload = self.running = Upload(job, self.children)
                 try:
-                    sending = upload.run(credentials, heard, _beyond(there, progress))
+                    sending = upload.run(credentials, _Record(self._journal, job, done).heard, _beyond(there, progress))
                     await watched(self.priority, upload, sending)
                     whole = True
                     return
@@ -242,11 +297,9 @@ class Sender:
         self,
         contents: SetContents,
         todo: tuple[jobs.JobFile, ...],
-        done: dict[str, UploadedObject],
         *,
         held: bool,
-    ) -> tuple[jobs.UploadJob, Heard]:
-        """The child's job, and the handler of its messages: they are recorded in the journal and in ``done``."""
+    ) -> jobs.UploadJob:
         pins = await self._worker.call(self._workspace.tree.pins)
         owners = None if held else await self._worker.call(owners_of, self._workspace.tree)
         step, save_id = contents.set.step, contents.set.save_id
@@ -255,7 +308,7 @@ class Sender:
             step=step,
             save_id=save_id,
             store=self._settings.sync.store,
-            writer_id=self._identity().writer_id,
+            writer_id=self._run.identity().writer_id,
             part_size=self._settings.sync.part_size,
             connections=self._settings.sync.connections,
             lock=str(lock),
@@ -268,59 +321,8 @@ class Sender:
             pins=pins,
             owners=owners,
         )
-        expected = {f.remote: f for f in job.files}
-        uploads = {f.remote: f.upload for f in job.files}
-
-        def begun(message: dict[str, Any]) -> Write:
-            file = expected[str(message["remote"])]
-            uploads[file.remote] = upload = str(message["upload"])
-            record = BegunUpload(
-                path=file.remote,
-                upload=upload,
-                key=file.key,
-                part_size=job.part_size,
-                size=file.size,
-                mtime_ns=file.mtime_ns,
-                inode=file.inode,
-                device=file.device,
-                ctime_ns=int(message.get("ctime_ns", 0)),
-            )
-            return lambda journal: journal.save_begun(step, save_id, record)
-
-        def part(message: dict[str, Any]) -> Write:
-            upload, number = uploads[str(message["remote"])], int(message["number"])
-            return lambda journal: journal.save_part(upload, number, str(message["sha1"]))
-
-        def arrived(message: dict[str, Any]) -> Write:
-            file = expected[str(message["remote"])]
-            source = {"device": file.device, "inode": file.inode, "size": file.size, "mtime_ns": file.mtime_ns}
-            if message["source"] != source or message["size"] != file.size:
-                raise SetVoid("a file changed while it was read", where=file.remote)
-            done[file.remote] = obj = UploadedObject(
-                path=file.remote,
-                part=file.part,
-                size=file.size,
-                mtime_ns=file.mtime_ns,
-                mode=file.mode,
-                inode=file.inode,
-                device=file.device,
-                key=file.key,
-                file_id=str(message["file_id"]),
-                parts_sha1=tuple(str(h) for h in message["parts_sha1"]),
-            )
-            return lambda journal: journal.save_object(step, save_id, obj)
-
-        kinds = {"begun": begun, "part": part, "object": arrived}
-
-        async def heard(messages: Sequence[dict[str, Any]]) -> None:
-            writes: list[Write] = []
-            try:
-                writes.extend(kinds[m["type"]](m) for m in messages)
-            finally:
-                await self._journal.run(Journal.together, writes)  # also what came before a changed file
-
         await self._worker.call(lambda: lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700))
-        return job, heard
+        return job
 
     async def publish(
         self,
@@ -348,7 +350,7 @@ class Sender:
     ) -> PublishedSave:
         await self._still_there(contents.set)
         await self.check()
-        identity, chosen = self._identity(), contents.set
+        identity, chosen = self._run.identity(), contents.set
         sent = jobs.manifest_files(files, done)
         manifest = Manifest(
             run_id=identity.run_id,
@@ -400,7 +402,7 @@ class Sender:
             raise SetVoid("the checkpoint changed while it was uploaded", where=f"step {chosen.step}")
 
 
-def _beyond(there: int, progress: Callable[[int], None]) -> Callable[[int], None]:
+def _beyond(there: int, progress: Progress) -> Progress:
     return lambda count: progress(there + count)
 
 
