@@ -14,10 +14,12 @@ from podwatch.detection.base import Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress
 from podwatch.domain.policy import Policies
+from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import HostSample, SensorState, Snapshot, observed
 from podwatch.reporting.notify import NotSent
 from podwatch.sensors.log_tail import StepLine, StepLines, clean
 from podwatch.system.clock import SystemClock
+from podwatch.trainer.roles import Roles
 from tests.cli.conftest import ROOT, Machine
 from tests.sensors.waiting import until
 from tests.support.package import PAGE, examples
@@ -66,6 +68,7 @@ def test_the_layout(example: Any) -> None:
     kind = example("podwatch_shelf").KIND
     found = StepLines((kind.log,)).parse(clean(b"shelf step 7: loss 0.5"))
     assert found == StepLine(7)
+    assert Roles((kind.processes,)).classify("shelf", "shelf --resume x") is ProcessRole.TRAINER
 
 
 def test_the_detector(example: Any) -> None:

@@ -15,6 +15,7 @@ from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.recovery import Phase
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 from tests.recovery.test_with_keeper import RealTime, running_trainers
+from tests.support.known_trainers import ROLES
 from tests.support.recovery_world import GIB, Podwatch, World, death
 
 TRAINER = """
@@ -54,7 +55,7 @@ class Pod:
         command = [sys.executable, "-S", str(self.script), str(world.output)]
         world.settings_extra = {"trainer": {"command": command, "stop_grace": 0.3, "save_grace": 0.3}}
         self.launcher = KeeperLauncher(
-            "r1", world.output, world.root / "state", RealTime(), use_systemd=False,
+            "r1", world.output, world.root / "state", RealTime(), use_systemd=False, roles=ROLES,
             options=KeeperOptions(lock_dir=world.root / "locks", grace=1.0, linger=5.0),
         )  # fmt: skip
         self.podwatch = Podwatch(world, policies=policies)

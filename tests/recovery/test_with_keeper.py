@@ -15,6 +15,7 @@ from podwatch.domain.event import EventName
 from podwatch.recovery import Phase
 from podwatch.system.clock import Clock
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
+from tests.support.known_trainers import ROLES
 from tests.support.recovery_world import Podwatch, World, death
 
 TRAINER = """
@@ -49,6 +50,7 @@ def life(world: World, root: Path) -> Podwatch:
         root / "state",
         RealTime(),
         use_systemd=False,
+        roles=ROLES,
         options=KeeperOptions(lock_dir=root / "locks", grace=1.0, linger=60.0),
     )
     podwatch = Podwatch(world)

@@ -18,7 +18,7 @@ from podwatch.sensors.log_tail import (
     role_of_file,
     split_lines,
 )
-from tests.support.trainer_lines import LINES
+from tests.support.known_trainers import LINES
 
 COLOURED = b"\x1b[2m12:00:01\x1b[0m\x1b[1m SUCCESS\x1b[0m \x1b[22mStep 80 | Time: 183.22s | Loss: 0.1 | \x1b[0m"
 

@@ -22,7 +22,7 @@ from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
 from tests.support.clock import ManualClock
-from tests.support.trainer_lines import step_reader
+from tests.support.known_trainers import step_reader
 
 COMPILED = prepare(SHIPPED, SHIPPED)
 

@@ -15,7 +15,7 @@ from podwatch.sensors.log_tail import Sources
 from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
-from tests.support.trainer_lines import step_reader
+from tests.support.known_trainers import step_reader
 
 FINISH = ("RL trainer finished!", "Orchestrator finished.")
 

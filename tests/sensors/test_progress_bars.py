@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.sensors.log_tail import Carry, clean, split_lines
-from tests.support.trainer_lines import LINES, step_reader
+from tests.support.known_trainers import LINES, step_reader
 
 CAPTURED = Path(__file__).parent / "captured"
 

@@ -23,7 +23,7 @@ from podwatch.system.procfs import identify
 from tests.sensors.test_processes import seen_alive
 from tests.sensors.test_progress import FINISH, log, step_line
 from tests.sensors.waiting import until
-from tests.support.trainer_lines import step_reader
+from tests.support.known_trainers import step_reader
 
 
 class Podwatch:

@@ -21,6 +21,7 @@ from podwatch.trainer.handle import _local_sockets
 from podwatch.trainer.process_tree import sample
 from podwatch.trainer.roles import port_of
 from tests.sensors.waiting import until
+from tests.support.known_trainers import ROLES
 
 SERVER = """
     import http.server, socket, sys
@@ -45,7 +46,7 @@ class Process:
         self.port, self.noise = (int(word) for word in self.popen.stdout.readline().split())
 
     def seen(self, command: str) -> ProcessSample:
-        found = sample(self.popen.pid)
+        found = sample(self.popen.pid, ROLES)
         assert found is not None
         return replace(found, role=ProcessRole.INFERENCE, command=command)
 

@@ -19,8 +19,8 @@ from podwatch.sensors.inference import probe
 from podwatch.simulation.gpus import SimulatedGpus
 from podwatch.simulation.pod import Pod, Shape
 from podwatch.system.clock import SystemClock
-from podwatch.trainer.roles import classify
 from tests.support import forking
+from tests.support.known_trainers import ROLES
 
 SHAPE = Shape(
     speed=8.0,
@@ -112,7 +112,7 @@ def test_the_launcher_ignores_an_engine_that_dies(run: Run) -> None:
     assert engine is not None
     name = Path(f"/proc/{engine}/comm").read_text().strip()
     command = Path(f"/proc/{engine}/cmdline").read_bytes().decode().split("\0")
-    assert classify(name, command) is ProcessRole.ENGINE
+    assert ROLES.classify(name, command) is ProcessRole.ENGINE
     os.kill(engine, signal.SIGKILL)
     until(lambda: _health(port) == 503)
     assert gpus.read()[0].memory_used_bytes == 0
@@ -132,7 +132,7 @@ def test_every_process_has_a_role(run: Run) -> None:
     roles = set()
     for pid in run.pod.processes():
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
-        roles.add(classify(Path(f"/proc/{pid}/comm").read_text().strip(), command))
+        roles.add(ROLES.classify(Path(f"/proc/{pid}/comm").read_text().strip(), command))
     assert roles == {
         ProcessRole.LAUNCHER,
         ProcessRole.INFERENCE,

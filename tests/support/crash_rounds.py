@@ -15,11 +15,13 @@ import sys
 import time
 from pathlib import Path
 
+from podwatch.checkpoints.layouts import process_names
 from podwatch.domain.errors import PodwatchError
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.trainer.base import StartPlan
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
+from podwatch.trainer.roles import Roles
 
 RUN = f"crash-{os.getpid()}"  # inherited by the forks
 NEVER = {"grace": 10.0, "save_grace": 10.0, "saving": lambda: False}
@@ -27,7 +29,9 @@ NEVER = {"grace": 10.0, "save_grace": 10.0, "saving": lambda: False}
 
 def launcher(root: Path, state: str) -> KeeperLauncher:
     options = KeeperOptions(lock_dir=root / "locks", linger=0.2)
-    return KeeperLauncher(RUN, root / "out", root / state, SystemClock(), use_systemd=False, options=options)
+    return KeeperLauncher(
+        RUN, root / "out", root / state, SystemClock(), use_systemd=False, roles=Roles(process_names()), options=options
+    )
 
 
 def plan(root: Path, start_id: str) -> StartPlan:

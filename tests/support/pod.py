@@ -12,6 +12,7 @@ from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.trainer.base import StartPlan
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
+from tests.support.known_trainers import ROLES
 
 
 class Pod:
@@ -37,6 +38,7 @@ class Pod:
             state,  # type: ignore[arg-type]
             SystemClock(),
             use_systemd=False,
+            roles=ROLES,
             options=KeeperOptions(**options),  # type: ignore[arg-type]
         )
         self.launchers.append(made)

@@ -33,6 +33,7 @@ from podwatch.system.pinned import PinnedTree
 from podwatch.system.procfs import is_alive
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 from tests.support import forking
+from tests.support.known_trainers import ROLES
 from tests.support.recovery_world import Killer, Podwatch, World, death
 
 TRAINER = """exec 9>>"$1/../alive"
@@ -80,7 +81,7 @@ def a_life(root: Path, killer: Killer | None = None) -> Podwatch:
     world.settings_extra = {"trainer": {"command": command, "stop_grace": 5}}
     options = KeeperOptions(lock_dir=root / "locks", grace=1.0, linger=2.0)
     launcher = KeeperLauncher(
-        run_id(root), world.output, root / "state", SystemClock(), use_systemd=False, options=options
+        run_id(root), world.output, root / "state", SystemClock(), use_systemd=False, roles=ROLES, options=options
     )
     life = Podwatch(world, killer=killer)
     object.__setattr__(life.recovery.context.tools, "launcher", launcher)

@@ -14,7 +14,8 @@ from podwatch.system import procfs
 from podwatch.trainer import discover
 from podwatch.trainer.base import Candidate
 from podwatch.trainer.discover import Judged, Process, Run, judge
-from podwatch.trainer.roles import classify, program
+from podwatch.trainer.roles import program
+from tests.support.known_trainers import ROLES
 from tests.support.pod import Pod, eventually
 
 OUT = "/app/outputs"
@@ -23,7 +24,7 @@ OUT = "/app/outputs"
 def proc(pid: int, parent: int, line: str, **more: object) -> Process:
     argv = tuple(line.split())
     name = str(more.pop("name", Path(argv[0]).name[:15]))
-    return Process(ProcessIdentity(pid, pid * 10), parent, name, argv, **more)  # type: ignore[arg-type]
+    return Process(ProcessIdentity(pid, pid * 10), parent, name, argv, roles=ROLES, **more)  # type: ignore[arg-type]
 
 
 INIT = proc(1, 0, "/sbin/init")
@@ -262,8 +263,8 @@ def test_who_holds_a_gpu_is_named_our_own_trees_too() -> None:
     ],
 )
 def test_roles(name: str, line: str, role: ProcessRole) -> None:
-    assert classify(name, line.split()) is role
-    assert classify(name, line) is role
+    assert ROLES.classify(name, line.split()) is role
+    assert ROLES.classify(name, line) is role
 
 
 def test_program_takes_wrappers_off() -> None:
@@ -292,7 +293,7 @@ async def test_a_real_launcher_is_found_attached_and_stopped(pod: Pod) -> None:
             eventually(lambda: [procfs.command(p)[:1] for p in procfs.children(person.pid)] == [("sleep",)])
             # This test is podwatch here, and its children are never candidates: look as another process would.
             run = Run(str(pod.output))
-            found = discover.judge(discover.gather(run, own_pid=tail.pid), run)
+            found = discover.judge(discover.gather(run, ROLES, own_pid=tail.pid), run)
             mine = [c for c in found.candidates if "writes" in c.reason]
             assert len(mine) == 1, found
             assert (await launcher.look()).candidates == ()

@@ -21,6 +21,7 @@ from podwatch.system.procfs import boot_id, patiently, pid_namespace
 from podwatch.system.workers import Worker
 from podwatch.trainer import discover, keeper
 from podwatch.trainer.process_tree import AllOurs, LocalTree, Process, in_session, marked
+from tests.support.known_trainers import ROLES
 from tests.support.pod import eventually
 
 MARK = b"PODWATCH_START_ID=s1\0"
@@ -199,7 +200,7 @@ def test_a_session_that_began_after_the_launchers_end_is_a_strangers(proc: FakeP
         assert sorted(i.pid for i in in_session(launcher, ended)) == found, ended
     known = ProcessIdentity(311, 9 * second, boot_id(), pid_namespace())
     assert len(in_session(launcher, 7.0, {known})) == 2, "one that was seen while it was ours holds the number"
-    tree = LocalTree(launcher, own_session=True)
+    tree = LocalTree(launcher, ROLES, own_session=True)
     assert {p.identity.pid for p in tree.living(sweep=True)} == {311, 312}, "nobody recorded the end: they may be ours"
     for pid in (311, 312):
         shutil.rmtree(proc.root / str(pid))
@@ -250,7 +251,10 @@ async def test_podwatch_looks_at_all_others(proc: FakeProc, tmp_path: Path) -> N
     worker = Worker("test")
     try:
         found = await patiently(
-            worker, lambda: discover.gather(discover.Run(str(tmp_path)), own_pid=1), timeout=20.0, patience=PATIENCE
+            worker,
+            lambda: discover.gather(discover.Run(str(tmp_path)), ROLES, own_pid=1),
+            timeout=20.0,
+            patience=PATIENCE,
         )
         seen = {p.identity.pid: (p.argv, p.cuda) for p in found}
         assert seen[401] == (("python", "x.py"), True)
@@ -259,7 +263,10 @@ async def test_podwatch_looks_at_all_others(proc: FakeProc, tmp_path: Path) -> N
         assert took(lambda: marked("s1")) < 30, "it is not asked, or this would not end at all"
         assert [i.pid for i in marked("s1")] == [401]
         found = await patiently(
-            worker, lambda: discover.gather(discover.Run(str(tmp_path)), own_pid=1), timeout=20.0, patience=PATIENCE
+            worker,
+            lambda: discover.gather(discover.Run(str(tmp_path)), ROLES, own_pid=1),
+            timeout=20.0,
+            patience=PATIENCE,
         )
         assert len(found) == 2
         assert worker.abandoned == 1, "it is known by now"
@@ -272,7 +279,7 @@ async def test_a_tree_with_a_stuck_process_is_seen_whole(proc: FakeProc) -> None
     proc.add(502, session=501, ticks=8, stuck=True)
     proc.add(503, session=9)
     launcher = ProcessIdentity(501, 7, boot_id(), pid_namespace())
-    tree = LocalTree(launcher, own_session=True)
+    tree = LocalTree(launcher, ROLES, own_session=True)
     worker = Worker("test")
     try:
         living = await patiently(worker, lambda: tree.living(sweep=True), timeout=20.0, patience=PATIENCE)
@@ -336,7 +343,7 @@ def test_a_launcher_that_is_stuck_is_not_taken_for_a_shell(proc: FakeProc, monke
         def spared(self, processes: Collection[Process]) -> frozenset[int]:
             return frozenset(p.pid for p in processes)
 
-    local = LocalTree(launcher, rules=AllAnOperators())
+    local = LocalTree(launcher, ROLES, rules=AllAnOperators())
     monkeypatch.setattr(procfs, "hangs", lambda pid: pid == 301)
     assert [p.identity.pid for p in local.living(sweep=True)] == [301]
     assert not local.turned

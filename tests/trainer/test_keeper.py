@@ -23,6 +23,7 @@ from podwatch.system import procfs
 from podwatch.system.procfs import is_alive
 from podwatch.trainer.base import CannotExecute, MayNotExecute
 from podwatch.trainer.keeper_client import KeeperClient
+from tests.support.known_trainers import ROLES
 from tests.support.pod import Pod, eventually
 
 NEVER = {"grace": 20.0, "save_grace": 20.0, "saving": lambda: False}
@@ -293,7 +294,7 @@ async def test_sigterm_to_the_keeper_ends_training_and_sighup_does_not(pod: Pod)
     eventually(ready.exists)
     os.kill(handle.record.keeper.pid, signal.SIGHUP)
     os.kill(handle.record.keeper.pid, signal.SIGINT)
-    assert (await KeeperClient(pod.directory).hello())["start_id"] == pod.start_id()
+    assert (await KeeperClient(pod.directory, ROLES).hello())["start_id"] == pod.start_id()
     os.kill(handle.record.keeper.pid, signal.SIGTERM)
     eventually(lambda: not is_alive(handle.record.keeper))
     assert pod.members() == []
@@ -312,7 +313,7 @@ async def test_the_log_is_rotated_and_bounded(pod: Pod) -> None:
     assert sorted(p.name for p in log.parent.iterdir()) == ["train.log", "train.log.1", "train.log.2"]
     assert "line-3" in Path(f"{log}.1").read_text()
     assert "line-2" in Path(f"{log}.2").read_text()
-    status = await KeeperClient(pod.directory).request("status")
+    status = await KeeperClient(pod.directory, ROLES).request("status")
     assert status["log_rotations"] >= 3
     assert status["log_dropped_bytes"] == 0
 
@@ -337,10 +338,10 @@ async def test_protocol_survives_nonsense(pod: Pod) -> None:
                 client.sendall(b"x" * 65_536 * 100)
     finally:
         os.close(here)
-    assert (await KeeperClient(pod.directory).request("status"))["ok"]
+    assert (await KeeperClient(pod.directory, ROLES).request("status"))["ok"]
     # a stranger's pid is not signalled, not even when asked for
     me = os.getpid()
-    answer = await KeeperClient(pod.directory).request("signal", sig=signal.SIGKILL, targets=[[me, 1]])
+    answer = await KeeperClient(pod.directory, ROLES).request("signal", sig=signal.SIGKILL, targets=[[me, 1]])
     assert answer["sent"] == 0
 
 
@@ -372,7 +373,7 @@ async def test_the_keeper_says_which_sockets_a_process_of_the_tree_holds(pod: Po
     ours: frozenset[int] = frozenset()
     table: dict[int, tuple[str, int]] = {}
     for _ in range(200):
-        answer = await KeeperClient(pod.directory).sockets([pid, os.getpid()])
+        answer = await KeeperClient(pod.directory, ROLES).sockets([pid, os.getpid()])
         assert set(answer) == {pid}, "a stranger's sockets are none of its business"
         ours = answer[pid] or frozenset()
         table = listening(Path("/proc/net/tcp").read_text())

@@ -12,6 +12,7 @@ from podwatch.system import procfs
 from podwatch.trainer import naming
 from podwatch.trainer.discover import Judged, Run, gather, judge
 from podwatch.trainer.naming import Target
+from tests.support.known_trainers import ROLES
 from tests.support.pod import eventually
 
 OUT = Target("/app/outputs")
@@ -134,7 +135,7 @@ def test_a_real_process_that_only_loads_yet_is_pending(tmp_path: Path, how: str)
     ):
         try:
             eventually(lambda: procfs.command(process.pid) == tuple(argv))
-            found = judge(gather(run, own_pid=observer.pid), run)
+            found = judge(gather(run, ROLES, own_pid=observer.pid), run)
             if how in ("nothing", "eval"):
                 assert found == Judged()
             else:

@@ -20,6 +20,7 @@ from podwatch.trainer.operator_shells import (
     starter,
 )
 from podwatch.trainer.process_tree import Process
+from tests.support.known_trainers import ROLES
 
 TTY = 34816
 OUT = "/app/outputs"
@@ -29,7 +30,7 @@ def proc(pid: int, parent: int, line: str, **more: Any) -> Process:
     argv = tuple(line.split())
     name = str(more.pop("name", argv[0].rpartition("/")[2][:15]))
     facts: dict[str, Any] = {"session": pid, "group": pid, "users": (0, 0), **more}
-    return Process(ProcessIdentity(pid, pid * 10), parent, name, argv, **facts)
+    return Process(ProcessIdentity(pid, pid * 10), parent, name, argv, roles=ROLES, **facts)
 
 
 AT_A_TERMINAL = """

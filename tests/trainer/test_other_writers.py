@@ -16,6 +16,7 @@ from podwatch.domain.process import ProcessIdentity
 from podwatch.system.procfs import identify
 from podwatch.trainer.discover import Process
 from podwatch.trainer.other_writers import Other, Others, Run, Seen, in_checkpoint, judge, names, program_of, reads_only
+from tests.support.known_trainers import ROLES
 
 OUT = "/work/out"
 ROOTS = (f"{OUT}/checkpoints", OUT)
@@ -27,7 +28,9 @@ def seen(
     pid: int, argv: tuple[str, ...], *, parent: int = 1, cuda: bool | None = False, files: tuple[str, ...] = (),
     uid: int = 0, name: str = "", group: int = 0, session: int = 0,
 ) -> Seen:  # fmt: skip
-    process = Process(ProcessIdentity(pid, 10 * pid), parent, name or argv[0].rpartition("/")[2], argv, "/work", cuda)
+    process = Process(
+        ProcessIdentity(pid, 10 * pid), parent, name or argv[0].rpartition("/")[2], argv, "/work", cuda, roles=ROLES
+    )
     return Seen(process, uid, group or pid, session or pid, files)
 
 
@@ -190,7 +193,7 @@ def test_real_processes_are_found_while_they_write_and_no_longer(tmp_path: Path)
         ours = identify(launcher)
         assert ours is not None
         run = Run(str(out), (str(out / "checkpoints"),), frozenset({ours}), frozenset({os.geteuid()}))
-        others = Others()
+        others = Others(ROLES)
         assert others.look(run) == ()
         process = subprocess.Popen(
             [sys.executable, "-S", str(script), str(step / "x.distcp")], stdin=subprocess.PIPE, start_new_session=True
@@ -210,8 +213,8 @@ def test_what_carries_the_marker_of_this_start_is_ours(tmp_path: Path) -> None:
     argv = [sys.executable, "-S", "-c", "import time; time.sleep(600)", "--output_dir", str(out)]
     process = subprocess.Popen(argv, env={**os.environ, "PODWATCH_START_ID": "s1"}, start_new_session=True)
     try:
-        until(lambda seen: [o.identity.pid for o in seen] == [process.pid], lambda: Others().look(run, "s2"))
-        assert Others().look(run, "s1") == ()
+        until(lambda seen: [o.identity.pid for o in seen] == [process.pid], lambda: Others(ROLES).look(run, "s2"))
+        assert Others(ROLES).look(run, "s1") == ()
     finally:
         process.kill()
         process.wait()

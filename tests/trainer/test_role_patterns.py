@@ -3,7 +3,8 @@
 import pytest
 
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
-from podwatch.trainer.roles import RolePatterns, classify
+from podwatch.trainer.roles import RolePatterns
+from tests.support.known_trainers import ROLES
 
 PATTERNS = {
     ProcessRole.TRAINER: [r"python\S* .*train\.py"],
@@ -16,7 +17,7 @@ LAUNCHER = ProcessIdentity(10, 100)
 
 def sample(pid: int, command: str) -> ProcessSample:
     name = command.split()[0].rpartition("/")[2][:15]
-    return ProcessSample(ProcessIdentity(pid, pid * 10), 1, name, command, classify(name, command))
+    return ProcessSample(ProcessIdentity(pid, pid * 10), 1, name, command, ROLES.classify(name, command))
 
 
 def role(command: str, pid: int = 11) -> ProcessRole:

@@ -13,6 +13,7 @@ import pytest
 from podwatch.system import procfs
 from podwatch.trainer.base import Candidate
 from podwatch.trainer.discover import Judged, Run, gather, judge, users_of
+from tests.support.known_trainers import ROLES
 from tests.support.pod import Pod, eventually
 from tests.support.ptys import terminal
 
@@ -54,7 +55,7 @@ class Desk:
         return pids
 
     def look(self) -> Judged:
-        return judge(gather(self.run, own_pid=self.observer.pid), self.run)
+        return judge(gather(self.run, ROLES, own_pid=self.observer.pid), self.run)
 
     def candidate(self) -> Candidate:
         found = self.look()
@@ -70,7 +71,7 @@ class Desk:
         return sorted(names)
 
     def none_left(self) -> bool:
-        return not any(process.writes for process in gather(self.run, own_pid=self.observer.pid))
+        return not any(process.writes for process in gather(self.run, ROLES, own_pid=self.observer.pid))
 
 
 @pytest.fixture
@@ -281,8 +282,8 @@ def test_another_users_process_is_never_a_candidate(desk: Desk, argv: list[str])
             run = Run(
                 str(desk.pod.output), users=frozenset({0, TRAINER}), command=tuple(argv), cwd=str(desk.save.parent)
             )
-            assert judge(gather(run, own_pid=desk.observer.pid), run) == Judged()
-            seen = next(p for p in gather(run, own_pid=desk.observer.pid) if p.pid == process.pid)
+            assert judge(gather(run, ROLES, own_pid=desk.observer.pid), run) == Judged()
+            seen = next(p for p in gather(run, ROLES, own_pid=desk.observer.pid) if p.pid == process.pid)
             assert seen.writes == (str(desk.save),)
             assert seen.users == (STRANGER, STRANGER)
         finally:
@@ -300,7 +301,7 @@ def test_the_user_that_training_runs_as_is_one_of_ours(desk: Desk) -> None:
             eventually(lambda: "python" in procfs.executable(process.pid))
             for users, expected in ((frozenset({0, TRAINER}), [process.pid]), (frozenset({0}), [])):
                 run = Run(str(desk.pod.output), users=users)
-                found = judge(gather(run, own_pid=desk.observer.pid), run)
+                found = judge(gather(run, ROLES, own_pid=desk.observer.pid), run)
                 assert [c.launcher.pid for c in found.candidates] == expected
         finally:
             process.kill()
@@ -313,7 +314,7 @@ def test_terminals_are_read_as_they_are(desk: Desk) -> None:
         tty.type("sleep 984 & sleep 983")
         eventually(lambda: len(procfs.children(tty.pid)) == 2)
         eventually(lambda: all(procfs.command(p)[:1] == ("sleep",) for p in procfs.children(tty.pid)))
-        seen = {p.pid: p for p in gather(desk.run, own_pid=desk.observer.pid)}
+        seen = {p.pid: p for p in gather(desk.run, ROLES, own_pid=desk.observer.pid)}
         shell, jobs = seen[tty.pid], [seen[p] for p in procfs.children(tty.pid)]
         assert (shell.session, shell.tty != 0, shell.stdin.startswith("/dev/pts/")) == (tty.pid, True, True)
         assert len({job.group for job in jobs} | {shell.group}) == 3

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from podwatch.checkpoints.layouts import process_names
 from podwatch.client.format import ago, gib
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PermissionDenied
@@ -28,6 +29,7 @@ from podwatch.trainer.discover import users_of
 from podwatch.trainer.keeper_client import KeeperRecord, read_end, read_record
 from podwatch.trainer.operator_shells import find_interactive, terminal_server
 from podwatch.trainer.process_tree import read
+from podwatch.trainer.roles import Roles
 
 TERM_SECONDS, KILL_SECONDS = 10.0, 5.0
 STUCK = "still running after SIGKILL: stuck in the kernel; reboot the machine"
@@ -132,7 +134,8 @@ def _tree(record: KeeperRecord | None, attached: int) -> set[int]:
 
 def _interactive() -> frozenset[ProcessIdentity]:
     """All interactive processes on this pod, and the servers of their terminals."""
-    seen = [found for pid in procfs.all_pids() if (found := read(pid)) is not None]
+    roles = Roles(process_names())
+    seen = [found for pid in procfs.all_pids() if (found := read(pid, roles)) is not None]
     pids = find_interactive(seen)
     return frozenset(p.identity for p in seen if p.pid in pids or terminal_server(p))
 

@@ -25,6 +25,7 @@ from podwatch.system.procfs import identify, is_alive
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.handle import KeptTrainer, started_wall
 from podwatch.trainer.other_writers import Other, Others, Run, program_of
+from podwatch.trainer.roles import Roles
 
 KEY = "two-writers"
 """Journal key of the time spans and of the released checkpoints."""
@@ -47,6 +48,7 @@ class TwoWriters:
         trainer: TrainerSettings,
         held: HeldBack,
         *,
+        roles: Roles,
         roots: Callable[[], tuple[Path, ...]],
         clock: Clock,
         journal: Journal,
@@ -56,7 +58,7 @@ class TwoWriters:
         self._output_dir, self._command, self._roots = trainer.output_dir, trainer.command, roots
         self._clock, self._journal, self._run, self._tree = clock, journal, run, tree
         self._users = frozenset({os.geteuid(), *_uid_of(trainer.user)})
-        self._others = Others()
+        self._others = Others(roles)
         me = identify(os.getpid())
         self._own = frozenset() if me is None else frozenset({me})
         self._looked_wall = 0.0

@@ -12,7 +12,7 @@ from podwatch.checkpoints.capabilities import Capabilities, probe
 from podwatch.checkpoints.catalogue import Catalogue, RunMemory
 from podwatch.checkpoints.expected_files import command_digest
 from podwatch.checkpoints.held_back import HeldBack
-from podwatch.checkpoints.layouts import Layout, make_layout, restart_concerns, trainer_logs
+from podwatch.checkpoints.layouts import Layout, make_layout, process_names, restart_concerns, trainer_logs
 from podwatch.checkpoints.layouts.command_line import save_interval
 from podwatch.checkpoints.reboot_check import RebootCheck, boot_wall
 from podwatch.checkpoints.watcher import Watcher
@@ -81,7 +81,7 @@ from podwatch.system.workspace import Workspace
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.discover import run_of
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
-from podwatch.trainer.roles import RolePatterns
+from podwatch.trainer.roles import RolePatterns, Roles
 
 QUARANTINE_SECONDS = 7 * 86400.0
 """Quarantined checkpoints are kept for a week, unless the disk needs the space and a verified successor exists."""
@@ -249,6 +249,7 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
         settings.trainer.output_dir,
         settings.state_dir,
         run.clock,
+        roles=Roles(process_names(settings)),
         run=lambda: run_of(run.config.settings),
         options=KeeperOptions(grace=settings.trainer.stop_grace),
     )
@@ -483,6 +484,7 @@ def _training(
         two_writers=TwoWriters(
             settings.trainer,
             checkpoints.held,
+            roles=Roles(process_names(settings)),
             roots=run.layout.watch_roots,
             clock=run.clock,
             journal=run.journal.sync,

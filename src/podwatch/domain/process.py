@@ -1,6 +1,7 @@
 """Processes: identity, role and exit status."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 TICKS_PER_SECOND = 100
@@ -37,6 +38,19 @@ class ProcessRole(StrEnum):
     ENGINE = "engine"
     """``VLLM::EngineCore`` and workers: the processes that hold the model."""
     OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessNames:
+    """How one trainer's processes call themselves. ``titles``: beginnings of a title (setproctitle). ``programs``:
+    names of programs and console scripts. ``modules``: modules of ``python -m``."""
+
+    titles: Mapping[str, ProcessRole] = field(default_factory=dict)
+    programs: Mapping[str, ProcessRole] = field(default_factory=dict)
+    modules: Mapping[str, ProcessRole] = field(default_factory=dict)
+
+
+NO_PROCESSES = ProcessNames()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from podwatch.trainer import naming
 from podwatch.trainer.base import Candidate
 from podwatch.trainer.operator_shells import barred, carries, children_of, find_interactive, of_users, starter
 from podwatch.trainer.process_tree import Process, read
-from podwatch.trainer.roles import looks_like_reader, looks_like_trainer, program, script_of
+from podwatch.trainer.roles import Roles, looks_like_reader, looks_like_trainer, program, script_of
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
@@ -283,7 +283,7 @@ def _below(path: str, root: str) -> bool:
 # -- reading of /proc ------------------------------------------------------------------------------------------------
 
 
-def gather(run: Run, *, own_pid: int) -> list[Process]:
+def gather(run: Run, roles: Roles, *, own_pid: int) -> list[Process]:
     """Read every process of the pod. Processes with a keeper's marker, and podwatch's own tree, are ``ours``."""
     roots = tuple(root for root in (run.output_dir, run.checkpoint_dir) if root)
     own = {own_pid, *procfs.descendants(own_pid)}
@@ -292,7 +292,7 @@ def gather(run: Run, *, own_pid: int) -> list[Process]:
     target = naming.Target(run.output_dir, follow_links=True)
     result: list[Process] = []
     for pid in procfs.all_pids():
-        found = read(pid)
+        found = read(pid, roles)
         if found is None:
             continue
         inside = {fd: path for fd, path in found.links.items() if any(_below(path, root) for root in roots)}

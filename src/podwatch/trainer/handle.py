@@ -26,6 +26,7 @@ from podwatch.trainer.keeper_client import (
 )
 from podwatch.trainer.operator_shells import ProcessKey, is_server_name, served, spared
 from podwatch.trainer.process_tree import LocalTree, Process, leads_session, read
+from podwatch.trainer.roles import Roles
 
 # -- terminal of an operator -----------------------------------------------------------------------------------------
 # The terminal in which an operator started a trainer, and when a key was last typed there (docs/detection.md, "An end
@@ -101,6 +102,7 @@ class _Trainer(ABC):
         launcher: ProcessIdentity,
         started_wall: float,
         local: LocalTree,
+        roles: Roles,
         worker: Worker,
         clock: Clock,
     ) -> None:
@@ -109,7 +111,7 @@ class _Trainer(ABC):
         self.warnings: tuple[str, ...] = ()
         self.launcher = launcher
         self.started_wall = started_wall
-        self._local = local
+        self._local, self._roles = local, roles
         self._worker = worker
         self._clock = clock
         self._swept_at = float("-inf")
@@ -201,7 +203,7 @@ class _KeptTree:
 class KeptTrainer(_Trainer):
     """A trainer under a keeper. It continues as an attached one if its keeper is killed."""
 
-    def __init__(self, record: KeeperRecord, *, worker: Worker, clock: Clock) -> None:
+    def __init__(self, record: KeeperRecord, *, roles: Roles, worker: Worker, clock: Clock) -> None:
         super().__init__(
             start_id=record.start_id,
             supervision=Supervision.KEEPER,
@@ -209,17 +211,19 @@ class KeptTrainer(_Trainer):
             started_wall=started_wall(record.launcher, clock),
             local=LocalTree(
                 record.launcher,
+                roles,
                 start_id=record.start_id,
                 keeper=record.keeper,
                 own_session=True,
                 rules=_KeptTree(record),
             ),
+            roles=roles,
             worker=worker,
             clock=clock,
         )
         self.record = record
         self.warnings = record.warnings
-        self._client = KeeperClient(record.directory)
+        self._client = KeeperClient(record.directory, roles)
         self._gone_since: float | None = None
         self.keeper_lives()
 
@@ -270,7 +274,7 @@ class KeptTrainer(_Trainer):
                 pass
             else:
                 if any(is_server_name(sample.name) for sample in found):
-                    found = await self._worker.call(_without_terminals, found, timeout=_PROC_DEADLINE)
+                    found = await self._worker.call(_without_terminals, found, self._roles, timeout=_PROC_DEADLINE)
                 self._local.remember(sample.identity for sample in found)
                 return tuple(sorted(found, key=lambda sample: sample.identity != self.launcher))
         return await super()._living(sweep=sweep)
@@ -335,6 +339,7 @@ class AttachedTrainer(_Trainer):
         launcher: ProcessIdentity,
         *,
         started_wall: float,
+        roles: Roles,
         worker: Worker,
         clock: Clock,
         users: frozenset[int] | None = None,
@@ -346,9 +351,11 @@ class AttachedTrainer(_Trainer):
             started_wall=started_wall,
             local=LocalTree(
                 launcher,
+                roles,
                 own_session=leads_session(launcher),
                 rules=_AttachedTree(users, (launcher, procfs.command(launcher.pid))),
             ),
+            roles=roles,
             worker=worker,
             clock=clock,
         )
@@ -375,9 +382,9 @@ class AttachedTrainer(_Trainer):
         """Nothing to release."""
 
 
-def _without_terminals(samples: Sequence[ProcessSample]) -> tuple[ProcessSample, ...]:
+def _without_terminals(samples: Sequence[ProcessSample], roles: Roles) -> tuple[ProcessSample, ...]:
     """Return the samples without those of an operator's terminal. Blocks: reads /proc."""
-    apart = served([found for sample in samples if (found := read(sample.identity.pid)) is not None])
+    apart = served([found for sample in samples if (found := read(sample.identity.pid, roles)) is not None])
     return tuple(sample for sample in samples if sample.identity.pid not in apart)
 
 

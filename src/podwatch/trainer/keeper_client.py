@@ -17,7 +17,7 @@ from typing import Any
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
 from podwatch.system.files import atomic_write, fsync_dir, read_small
 from podwatch.system.procfs import boot_id, pid_namespace
-from podwatch.trainer.roles import classify
+from podwatch.trainer.roles import Roles
 
 # -- program of a keeper ---------------------------------------------------------------------------------------------
 # Written completely, verified before use, replaced only by a complete one.
@@ -212,8 +212,8 @@ class KeeperSilent(Exception):  # noqa: N818
 class KeeperClient:
     """``directory`` is the keeper's. Raises KeeperSilent from every method."""
 
-    def __init__(self, directory: Path, *, timeout: float = 3.0) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, roles: Roles, *, timeout: float = 3.0) -> None:
+        self._directory, self._roles = directory, roles
         self._timeout = timeout
         self.ended: dict[tuple[int, int], ExitStatus] = {}
         """How processes ended that the keeper itself reaped, by (pid, start ticks); as of the last ``tree``."""
@@ -274,7 +274,7 @@ class KeeperClient:
     def _sample(self, item: dict[str, Any]) -> ProcessSample:
         """Return the same object as long as nothing changed: cheaper, and callers can compare by identity."""
         known = self._known.get(item["pid"])
-        return known[1] if known is not None and known[0] == item else _sample(item)
+        return known[1] if known is not None and known[0] == item else _sample(item, self._roles)
 
     async def sockets(self, pids: list[int]) -> dict[int, frozenset[int] | None]:
         """Return the socket inodes of these processes; None where even the keeper cannot read them. KeeperSilent from
@@ -293,14 +293,14 @@ class KeeperClient:
         return int(answer.get("sent", 0))
 
 
-def _sample(item: dict[str, Any]) -> ProcessSample:
+def _sample(item: dict[str, Any], roles: Roles) -> ProcessSample:
     argv = [str(word) for word in item["cmdline"]]
     return ProcessSample(
         identity=ProcessIdentity(int(item["pid"]), int(item["ticks"]), boot_id(), pid_namespace()),
         parent_pid=int(item["ppid"]),
         name=str(item["comm"]),
         command=" ".join(argv),
-        role=classify(str(item["comm"]), argv),
+        role=roles.classify(str(item["comm"]), argv),
         state=str(item["state"]),
         cuda=item["cuda"] if isinstance(item["cuda"], bool) else None,
         gpus=frozenset(int(minor) for minor in item["gpus"]),

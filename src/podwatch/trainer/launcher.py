@@ -24,6 +24,7 @@ from podwatch.trainer.discover import Run, kept_by, users_of
 from podwatch.trainer.environment import for_training
 from podwatch.trainer.handle import AttachedTrainer, KeptTrainer, started_wall
 from podwatch.trainer.keeper_client import KeeperClient, KeeperRecord, KeeperSilent, read_exit, read_record, read_result
+from podwatch.trainer.roles import Roles
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ def systemd_argv(
 
 class KeeperLauncher:
     """The Launcher of one run. ``run`` returns, for each look, how to recognise its trainer; by default any process of
-    our user on one of ``gpus`` counts (empty: any GPU).
+    our user counts.
 
     ``python`` defaults to the base interpreter behind our virtual environment, so that removing the environment
     (an upgrade) does not touch a running keeper.
@@ -108,7 +109,7 @@ class KeeperLauncher:
         state_dir: Path,
         clock: Clock,
         *,
-        gpus: frozenset[int] = frozenset(),
+        roles: Roles,
         run: Callable[[], Run] | None = None,
         use_systemd: bool | None = None,
         python: str | None = None,
@@ -120,7 +121,8 @@ class KeeperLauncher:
         self._directory = state_dir / run_id / "keeper"
         self._log = state_dir / run_id / "logs" / "train.log"
         self._clock = clock
-        default = Run(str(self._output_dir), gpus, users_of(""))
+        default = Run(str(self._output_dir), users=users_of(""))
+        self._roles = roles
         self._run = run or (lambda: default)
         self._systemd = runs_as_service(environ) if use_systemd is None else use_systemd
         self._python = python or getattr(sys, "_base_executable", "") or sys.executable
@@ -150,7 +152,7 @@ class KeeperLauncher:
 
     async def _adopt(self, record: KeeperRecord) -> KeptTrainer | None:
         """Return a handle for the trainer in the record; None if it never ran."""
-        handle = KeptTrainer(record, worker=self._worker, clock=self._clock)
+        handle = KeptTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
         if is_alive(record.keeper):
             await self._wait_until_kept(record)
             # Was it released, or did it fail, in the meantime?
@@ -171,7 +173,7 @@ class KeeperLauncher:
     async def _wait_until_kept(self, record: KeeperRecord) -> None:
         """Wait until a keeper in the middle of a start answers, which takes a moment. Return without an answer if it is
         stuck."""
-        client = KeeperClient(self._directory)
+        client = KeeperClient(self._directory, self._roles)
         deadline = self._clock.monotonic() + 5.0
         while is_alive(record.keeper) and self._clock.monotonic() < deadline:
             try:
@@ -185,7 +187,7 @@ class KeeperLauncher:
     def _survey(self) -> Look:
         """Blocks: reads every process of the pod."""
         run = self._run()
-        processes = discover.gather(run, own_pid=os.getpid())
+        processes = discover.gather(run, self._roles, own_pid=os.getpid())
         judged = discover.judge(processes, run)
         return Look(
             candidates=judged.candidates,
@@ -201,6 +203,7 @@ class KeeperLauncher:
         return AttachedTrainer(
             candidate.launcher,
             started_wall=started_wall(candidate.launcher, self._clock),
+            roles=self._roles,
             worker=self._worker,
             clock=self._clock,
             users=self._run().users,
@@ -222,7 +225,7 @@ class KeeperLauncher:
         record = await self._call(read_record, self._directory)
         if record is None or record.start_id != plan.start_id:
             raise HostError("the trainer ended and was released while it was being started", where=str(self._directory))
-        return KeptTrainer(record, worker=self._worker, clock=self._clock)
+        return KeptTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
 
     def _prepare(self, plan: StartPlan) -> list[str]:
         """Write the keeper's files; return its argv. The environment travels in a file that only the keeper and we can

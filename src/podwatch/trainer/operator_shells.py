@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 from podwatch.domain.process import ProcessIdentity, ProcessRole
 from podwatch.trainer.process_tree import Process
-from podwatch.trainer.roles import classify, looks_like_trainer, program, runs_program
+from podwatch.trainer.roles import looks_like_trainer, program
 
 _POSIX: Final = frozenset(
     {
@@ -220,7 +220,7 @@ def interactive(process: Process, children: Iterable[Process] = ()) -> bool:
         return False
     if process.name in _SCREENFUL or name in _SCREENFUL:
         return True
-    titled = classify(process.name, process.argv) is not ProcessRole.OTHER
+    titled = process.role is not ProcessRole.OTHER
     trains = titled or bool(process.cuda) or bool(process.writes)
     python = _is_python(process)
     if not (trains or python) and process.session == process.pid and not _has_argument(process.argv):
@@ -247,8 +247,8 @@ def carries(process: Process, child: Process) -> bool:
     does."""
     if process.cuda or process.writes or process.names_run:
         return True
-    if classify(process.name, process.argv) is not ProcessRole.OTHER:
-        return runs_program(process.exe, process.argv)
+    if process.role is not ProcessRole.OTHER:
+        return process.runs_what_it_says
     if shell_of(process):
         return True
     name, _ = program(process.argv)

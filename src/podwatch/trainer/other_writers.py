@@ -15,7 +15,7 @@ from podwatch.system import procfs
 from podwatch.system.procfs import boot_id, pid_namespace
 from podwatch.trainer.discover import Process, tool
 from podwatch.trainer.operator_shells import starter
-from podwatch.trainer.roles import SHELLS, classify, program
+from podwatch.trainer.roles import SHELLS, Roles, program
 
 _READERS = ("eval", "lm_eval", "lm-eval", "vllm", "inference", "serve", "generate", "sample", "plot", "convert",
             "merge", "export", "predict", "test", "pytest")  # fmt: skip
@@ -147,7 +147,7 @@ def look_of(one: Seen, run: Run) -> Other | None:
     saving = next((path for path in one.files if in_checkpoint(path, run.roots)), "")
     if saving:
         return other(f"it has {saving} open for writing", writes=True)
-    role = classify(process.name, process.argv)
+    role = process.role
     if one.uid not in run.users or role in _ENGINES or reads_only(process.argv):
         return None
     named = names(process.argv, process.cwd, run.output_dir)
@@ -195,7 +195,8 @@ def _below_another(pid: int, seen: Mapping[int, Seen], found: Mapping[int, Other
 class Others:
     """Repeated looks; keeps the facts of processes that have been idle since."""
 
-    def __init__(self) -> None:
+    def __init__(self, roles: Roles) -> None:
+        self._roles = roles
         self._turn = 0
         self._known: dict[int, _Known] = {}
         self._before: dict[int, _Known] = {}
@@ -226,9 +227,9 @@ class Others:
             if before is not None and before.mark == mark and settled:
                 known[pid] = before
             elif ours.get(pid) == status.start_ticks:  # known to be ours: its open files do not matter here
-                known[pid] = _Known(mark, Seen(_bare(pid, status), -1, status.group, status.session), None)
+                known[pid] = _Known(mark, Seen(_bare(pid, status, self._roles), -1, status.group, status.session), None)
             else:
-                seen = _read(pid, status, run.output_dir)
+                seen = _read(pid, status, run.output_dir, self._roles)
                 known[pid] = _Known(mark, seen, look_of(seen, run))
         self._before, self._known, self._asked = self._known, known, asked
         found = judge({p: k.seen for p, k in known.items()}, run, {p: k.other for p, k in known.items()})
@@ -248,8 +249,8 @@ class _Known:
     other: Other | None
 
 
-def _bare(pid: int, status: procfs.ProcStat) -> Process:
-    return Process(_identity(pid, status), status.parent_pid, status.name, ())
+def _bare(pid: int, status: procfs.ProcStat, roles: Roles) -> Process:
+    return Process(_identity(pid, status), status.parent_pid, status.name, (), roles=roles)
 
 
 def _identity(pid: int, status: procfs.ProcStat) -> ProcessIdentity:
@@ -260,7 +261,7 @@ def _marked(other: Other, start_id: str) -> bool:
     return bool(start_id) and procfs.environment_value(other.identity.pid, "PODWATCH_START_ID") == start_id
 
 
-def _read(pid: int, status: procfs.ProcStat, output_dir: str) -> Seen:
+def _read(pid: int, status: procfs.ProcStat, output_dir: str, roles: Roles) -> Seen:
     links = procfs.open_files(pid)
     use = None if links is None else procfs.cuda_use_of(links.values())
     root = output_dir.rstrip("/") + "/"
@@ -280,6 +281,7 @@ def _read(pid: int, status: procfs.ProcStat, output_dir: str) -> Seen:
         group=status.group,
         tty=status.tty,
         foreground=status.foreground,
+        roles=roles,
     )
     files = tuple(procfs.open_for_writing(pid, inside)) if inside else ()
     return Seen(process, _uid(pid), status.group, status.session, files)

@@ -13,7 +13,7 @@ from podwatch.domain.errors import PermissionDenied
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.system import procfs
 from podwatch.system.procfs import boot_id, from_here, is_alive, pid_namespace, send_signal
-from podwatch.trainer.roles import classify, runs_program
+from podwatch.trainer.roles import Roles
 
 # -- facts about one process -----------------------------------------------------------------------------------------
 # Before any judgement; ``read`` reads them from /proc and blocks.
@@ -50,6 +50,8 @@ class Process:
     stdin: str = ""
     names_run: str = ""
     above_us: bool = False
+    roles: Roles = field(kw_only=True, compare=False, repr=False)
+    """The names that are known of trainers."""
     links: dict[int, str] = field(default_factory=dict, compare=False, repr=False)
     """Descriptor -> what it points at, for callers that need more."""
 
@@ -58,15 +60,23 @@ class Process:
         return self.identity.pid
 
     @property
+    def role(self) -> ProcessRole:
+        return self.roles.classify(self.name, self.argv)
+
+    @property
+    def runs_what_it_says(self) -> bool:
+        """Whether the program that the kernel runs can be what argv says."""
+        return self.roles.runs_program(self.exe, self.argv)
+
+    @property
     def launcher_like(self) -> bool:
         """Whether its title or command is that of a known launcher or trainer, and its program can run one: a ``sleep``
         that calls itself torchrun does not count."""
-        role = classify(self.name, self.argv)
-        known = role in (ProcessRole.LAUNCHER, ProcessRole.TRAINER, ProcessRole.ORCHESTRATOR)
-        return known and runs_program(self.exe, self.argv)
+        known = self.role in (ProcessRole.LAUNCHER, ProcessRole.TRAINER, ProcessRole.ORCHESTRATOR)
+        return known and self.runs_what_it_says
 
 
-def read(pid: int) -> Process | None:
+def read(pid: int, roles: Roles) -> Process | None:
     """Return the facts that tell whether ``pid`` is interactive and whose it is; None if it is gone, ended, or a kernel
     thread. A process that is stuck in the kernel has its name as its command."""
     status = procfs.read_stat(pid)
@@ -95,6 +105,7 @@ def read(pid: int) -> Process | None:
         foreground=status.foreground,
         stdin=(links or {}).get(0, ""),
         links=links or {},
+        roles=roles,
     )
 
 
@@ -103,7 +114,7 @@ def read(pid: int) -> Process | None:
 _ENDED = frozenset("ZXx")
 
 
-def sample(pid: int) -> ProcessSample | None:
+def sample(pid: int, roles: Roles) -> ProcessSample | None:
     """Return one living process; None if it is gone or a zombie. ``cuda`` is None if /proc cannot be read."""
     status = procfs.read_stat(pid)
     if status is None or status.state in _ENDED:
@@ -117,7 +128,7 @@ def sample(pid: int) -> ProcessSample | None:
         parent_pid=status.parent_pid,
         name=status.name,
         command=" ".join(argv),
-        role=classify(status.name, argv),
+        role=roles.classify(status.name, argv),
         state=status.state,
         cuda=None if use is None else use.context,
         gpus=frozenset() if use is None else use.gpus,
@@ -205,13 +216,14 @@ class LocalTree:
     def __init__(
         self,
         launcher: ProcessIdentity,
+        roles: Roles,
         *,
         start_id: str = "",
         keeper: ProcessIdentity | None = None,
         own_session: bool = False,
         rules: TreeRules = _ALL_OURS,
     ) -> None:
-        self._launcher = launcher
+        self._launcher, self._roles = launcher, roles
         self._own_session = own_session
         self._rules = rules
         self._seen: frozenset[tuple[ProcessIdentity, int, str]] = frozenset()
@@ -254,7 +266,7 @@ class LocalTree:
         pids.update(identity.pid for identity in list(self._known))
         if self._keeper is not None and from_here(self._keeper):
             pids.discard(self._keeper.pid)
-        samples = [found for pid in sorted(pids) if (found := sample(pid)) is not None]
+        samples = [found for pid in sorted(pids) if (found := sample(pid, self._roles)) is not None]
         spared = self._spared(samples, fresh=sweep)
         samples = [found for found in samples if found.identity.pid not in spared]
         self._known.difference_update([identity for identity in self._known if identity.pid in spared])
@@ -272,7 +284,7 @@ class LocalTree:
 
     def _judge(self, identities: Iterable[ProcessIdentity]) -> frozenset[int]:
         """Judge who is spared. A process that is stuck in the kernel keeps its last judgement."""
-        facts = {identity.pid: read(identity.pid) for identity in identities}
+        facts = {identity.pid: read(identity.pid, self._roles) for identity in identities}
         stuck = frozenset(pid for pid in facts if procfs.hangs(pid))
         judged = self._rules.spared([found for pid, found in facts.items() if found is not None and pid not in stuck])
         return judged | (self._spares & stuck)

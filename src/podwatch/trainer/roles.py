@@ -4,11 +4,11 @@ Used only for display and to notice that the engine is gone: a process is *ours*
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.domain.process import ProcessIdentity, ProcessNames, ProcessRole, ProcessSample
 
 COMM_LENGTH = 15
 """The kernel cuts a process name to this many characters: ``VLLM::EngineCore`` is shown as ``VLLM::EngineCor``."""
@@ -18,66 +18,69 @@ _REMEMBERED = 1024
 _COMMAND_LENGTH = 4096
 """Characters of a command line that patterns are tried on."""
 
-# Titles set with setproctitle: prime-rl from v0.6.0, vLLM in every version of interest. The prefix of vLLM's titles
-# can be changed with VLLM_PROCESS_NAME_PREFIX, so only what follows "::" counts there.
-_TITLES: tuple[tuple[str, ProcessRole], ...] = (
-    ("PRIME-RL::Launcher", ProcessRole.LAUNCHER),
-    ("PRIME-RL::Inference", ProcessRole.INFERENCE),
-    ("PRIME-RL::Orchestrator", ProcessRole.ORCHESTRATOR),
-    ("PRIME-RL::Trainer", ProcessRole.TRAINER),
-    ("PRIME-RL::EnvServer", ProcessRole.OTHER),
-)
+# Titles of vLLM, in every version of interest. Their prefix can be changed with VLLM_PROCESS_NAME_PREFIX, so only what
+# follows "::" counts.
 _ENGINE = re.compile(r"\w+::(EngineCor|Worker|DPCoordinat)")
 _API = re.compile(r"\w+::APIServer")
 
-# Console scripts have the script's name as comm.
-_PROGRAMS = {
-    "rl": ProcessRole.LAUNCHER,
-    "accelerate": ProcessRole.LAUNCHER,
-    "deepspeed": ProcessRole.LAUNCHER,
-    "sft": ProcessRole.LAUNCHER,
-    "inference": ProcessRole.INFERENCE,
-    "vllm-router": ProcessRole.INFERENCE,
-    "orchestrator": ProcessRole.ORCHESTRATOR,
-    "torchrun": ProcessRole.TRAINER,
-    "trainer": ProcessRole.TRAINER,
-}
-_MODULES = {
-    "prime_rl.trainer.rl.train": ProcessRole.TRAINER,
-    "prime_rl.trainer.sft.train": ProcessRole.TRAINER,
-    "prime_rl.entrypoints.rl": ProcessRole.LAUNCHER,
-    "prime_rl.rl": ProcessRole.LAUNCHER,
-    "prime_rl.inference.server": ProcessRole.INFERENCE,
-    "prime_rl.entrypoints.inference": ProcessRole.INFERENCE,
-    "prime_rl.orchestrator.orchestrator": ProcessRole.ORCHESTRATOR,
-    "vllm.entrypoints.openai.api_server": ProcessRole.INFERENCE,
-    "vllm_router.launch_router": ProcessRole.INFERENCE,
-    "torch.distributed.run": ProcessRole.TRAINER,
-    "torch.distributed.launch": ProcessRole.TRAINER,
-    "accelerate.commands.launch": ProcessRole.LAUNCHER,
-}
+ANY_TRAINER = ProcessNames(
+    # Console scripts have the script's name as comm.
+    programs={"vllm-router": ProcessRole.INFERENCE, "torchrun": ProcessRole.TRAINER},
+    modules={
+        "vllm.entrypoints.openai.api_server": ProcessRole.INFERENCE,
+        "vllm_router.launch_router": ProcessRole.INFERENCE,
+        "torch.distributed.run": ProcessRole.TRAINER,
+        "torch.distributed.launch": ProcessRole.TRAINER,
+    },
+)
+"""What many trainers start. Their own processes are declared by their layouts."""
 _PYTHON = re.compile(r"python[\d.]*|pypy[\d.]*")
 
 
-def classify(name: str, command: Sequence[str] | str) -> ProcessRole:
-    """Return the role, from the kernel's name (cut to 15 characters) and the command line. Titles win over programs."""
-    return _classify(name, tuple(command.split() if isinstance(command, str) else command))
+class Roles:
+    """Tells the role of a process by its name and command. ``names`` are what the layouts declare."""
 
+    def __init__(self, names: Iterable[ProcessNames]) -> None:
+        every = (*names, ANY_TRAINER)
+        self._titles = tuple(title for known in every for title in known.titles.items())
+        self._programs = {name: role for known in reversed(every) for name, role in known.programs.items()}
+        self._modules = {name: role for known in reversed(every) for name, role in known.modules.items()}
+        # The same tree is classified every two seconds.
+        self._remembered = lru_cache(maxsize=1024)(self._classify)
 
-@lru_cache(maxsize=1024)
-def _classify(name: str, argv: tuple[str, ...]) -> ProcessRole:
-    """Cached, because the same tree is classified every two seconds."""
-    title = argv[0] if len(argv) == 1 else " ".join(argv)  # setproctitle replaces the whole command line
-    for text in (title, name):
-        for prefix, role in _TITLES:
-            if text.startswith(prefix) or (len(text) == COMM_LENGTH and prefix.startswith(text)):
-                # "PRIME-RL::Train" and the like are unique within 15 characters
-                return role
-        if _API.match(text):
-            return ProcessRole.INFERENCE
-        if _ENGINE.match(text):
-            return ProcessRole.ENGINE
-    return _program_role(argv) or _PROGRAMS.get(name) or ProcessRole.OTHER
+    def classify(self, name: str, command: Sequence[str] | str) -> ProcessRole:
+        """Return the role, from the kernel's name (cut to 15 characters) and the command line. Titles win over
+        programs."""
+        return self._remembered(name, tuple(command.split() if isinstance(command, str) else command))
+
+    def _classify(self, name: str, argv: tuple[str, ...]) -> ProcessRole:
+        title = argv[0] if len(argv) == 1 else " ".join(argv)  # setproctitle replaces the whole command line
+        for text in (title, name):
+            for prefix, role in self._titles:
+                if text.startswith(prefix) or (len(text) == COMM_LENGTH and prefix.startswith(text)):
+                    # "PRIME-RL::Train" and the like are unique within 15 characters
+                    return role
+            if _API.match(text):
+                return ProcessRole.INFERENCE
+            if _ENGINE.match(text):
+                return ProcessRole.ENGINE
+        return self._program_role(argv) or self._programs.get(name) or ProcessRole.OTHER
+
+    def _program_role(self, argv: Sequence[str]) -> ProcessRole | None:
+        name, arguments = program(argv)
+        if name in self._modules:
+            return self._modules[name]
+        if name == "vllm":
+            return ProcessRole.INFERENCE if arguments[:1] == ("serve",) else None
+        return self._programs.get(name)
+
+    def runs_program(self, exe: str, argv: Sequence[str]) -> bool:
+        """Return whether the executable (``exe``, empty if unknown) can be what argv says. Launchers are Python
+        programs, or uv, or a program of that name; after ``setproctitle`` argv names no program at all."""
+        base = _last(exe)
+        if not base or _PYTHON.match(base) or base in ("uv", "uvx", "pixi", "conda", "micromamba", "env"):
+            return True
+        return bool(argv) and base in (_last(argv[0]), program(argv)[0]) and base in self._programs
 
 
 class RolePatterns:
@@ -180,15 +183,6 @@ def script_of(argv: Sequence[str]) -> str:
     return "" if _PYTHON.fullmatch(name) else name
 
 
-def runs_program(exe: str, argv: Sequence[str]) -> bool:
-    """Return whether the executable (``exe``, empty if unknown) can be what argv says. Launchers are Python programs,
-    or uv, or a program of that name; after ``setproctitle`` argv names no program at all."""
-    base = _last(exe)
-    if not base or _PYTHON.match(base) or base in ("uv", "uvx", "pixi", "conda", "micromamba", "env"):
-        return True
-    return bool(argv) and base in (_last(argv[0]), program(argv)[0]) and base in _PROGRAMS
-
-
 _READS = re.compile(
     r"(?:^|[^a-z])(?:eval|bench|infer|serve|generat|sampl|test|plot|monitor|watch|sync|upload|back_?up|clean|prune|"
     r"convert|merg|export|view|dashboard|probe|inspect|analy[sz]|report|download|notebook|score|judge|chat|demo)",
@@ -249,12 +243,3 @@ def _skip_options(words: list[str], with_value: set[str]) -> list[str]:
     while n < len(words) and words[n].startswith("-"):
         n += 2 if words[n] in with_value else 1
     return words[n:]
-
-
-def _program_role(argv: Sequence[str]) -> ProcessRole | None:
-    name, arguments = program(argv)
-    if name in _MODULES:
-        return _MODULES[name]
-    if name == "vllm":
-        return ProcessRole.INFERENCE if arguments[:1] == ("serve",) else None
-    return _PROGRAMS.get(name)

@@ -32,6 +32,7 @@ from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
 from podwatch.config import plugins
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError, PodwatchError
+from podwatch.domain.process import ProcessNames
 from podwatch.domain.trainer_log import TrainerLog
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "concerns",
     "kind_of",
     "make_layout",
+    "process_names",
     "recognised",
     "restart_concerns",
     "site_of",
@@ -109,11 +111,20 @@ def _kind(settings: Settings, site: Site) -> tuple[Kind, str]:
 
 def trainer_logs(settings: Settings) -> tuple[TrainerLog, ...]:
     """The log lines of every trainer that podwatch knows, and of the configured one if a package added it: a script
-    can print the lines of another library than the one that saves its checkpoints. ConfigurationError as
-    ``make_layout``."""
-    own, _ = _kind(settings, site_of(settings))
-    added = () if own.name in KINDS else (own.log,)
-    return (*added, *(kind.log for kind in KINDS.values()))
+    can print the lines of another library than the one that saves its checkpoints. ConfigurationError: the package
+    fails."""
+    return tuple(kind.log for kind in _known(settings))
+
+
+def process_names(settings: Settings | None = None) -> tuple[ProcessNames, ...]:
+    """The process names of every trainer that podwatch knows, and of the configured one as ``trainer_logs``. Without
+    ``settings`` only podwatch's own: for commands that look at all processes."""
+    return tuple(kind.processes for kind in _known(settings))
+
+
+def _known(settings: Settings | None) -> tuple[Kind, ...]:
+    name = "auto" if settings is None else settings.trainer.layout
+    return (*(() if name == "auto" or name in KINDS else (kind_of(name),)), *KINDS.values())
 
 
 def kind_of(name: str) -> Kind:

@@ -18,6 +18,7 @@ from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, all_step_names
+from podwatch.domain.process import ProcessNames, ProcessRole
 from podwatch.domain.trainer_log import TrainerLog
 
 # -- contents of one save --------------------------------------------------------------------------------------------
@@ -165,5 +166,8 @@ def recognise(site: Site) -> Recognition | None:
 LOG = TrainerLog(run_bars=("steps", "training steps?", "global steps?"))
 """The bar of accelerate's examples, of diffusers and of scripts like them: one for the whole run, which starts at the
 resumed step."""
+PROCESSES = ProcessNames(
+    programs={"accelerate": ProcessRole.LAUNCHER}, modules={"accelerate.commands.launch": ProcessRole.LAUNCHER}
+)
 
-KIND = Kind("accelerate", Accelerate, recognise, log=LOG)
+KIND = Kind("accelerate", Accelerate, recognise, log=LOG, processes=PROCESSES)

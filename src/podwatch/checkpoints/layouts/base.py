@@ -8,6 +8,7 @@ from typing import Protocol
 
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
+from podwatch.domain.process import NO_PROCESSES, ProcessNames
 from podwatch.domain.trainer_log import NO_LINES, TrainerLog
 
 
@@ -297,3 +298,5 @@ class Kind:
     """Problems of the command or the directory that would make a restart fail. Reads small files; can block."""
     log: TrainerLog = NO_LINES
     """The lines of the trainer's log."""
+    processes: ProcessNames = NO_PROCESSES
+    """The names of its processes."""

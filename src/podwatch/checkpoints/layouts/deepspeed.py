@@ -22,6 +22,7 @@ from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, step_names
+from podwatch.domain.process import ProcessNames, ProcessRole
 from podwatch.domain.trainer_log import StepPattern, TrainerLog
 
 # -- files below one tag -----------------------------------------------------------------------------------------------
@@ -246,5 +247,6 @@ LOG = TrainerLog(
         ),
     )
 )
+PROCESSES = ProcessNames(programs={"deepspeed": ProcessRole.LAUNCHER})
 
-KIND = Kind("deepspeed", lambda site: StepDirs(site, RULES), recognise, log=LOG)
+KIND = Kind("deepspeed", lambda site: StepDirs(site, RULES), recognise, log=LOG, processes=PROCESSES)

@@ -35,6 +35,7 @@ from podwatch.checkpoints.layouts.shared_rules import WEIGHT_INDEXES
 from podwatch.checkpoints.layouts.step_dirs import OnDemand, is_plain_dir, step_names
 from podwatch.checkpoints.scan import is_temporary
 from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.process import ProcessNames, ProcessRole
 from podwatch.domain.trainer_log import StepPattern, TrainerLog
 
 # -- rule for a complete step ----------------------------------------------------------------------------------------
@@ -416,5 +417,31 @@ LOG = TrainerLog(
         StepPattern(re.compile(r"^Step (\d{1,12}) \|"), json_level="SUCCESS", roles=_COLUMNS),
     )
 )
+PROCESSES = ProcessNames(
+    # set with setproctitle from v0.6.0
+    titles={
+        "PRIME-RL::Launcher": ProcessRole.LAUNCHER,
+        "PRIME-RL::Inference": ProcessRole.INFERENCE,
+        "PRIME-RL::Orchestrator": ProcessRole.ORCHESTRATOR,
+        "PRIME-RL::Trainer": ProcessRole.TRAINER,
+        "PRIME-RL::EnvServer": ProcessRole.OTHER,
+    },
+    programs={
+        "rl": ProcessRole.LAUNCHER,
+        "sft": ProcessRole.LAUNCHER,
+        "inference": ProcessRole.INFERENCE,
+        "orchestrator": ProcessRole.ORCHESTRATOR,
+        "trainer": ProcessRole.TRAINER,
+    },
+    modules={
+        "prime_rl.trainer.rl.train": ProcessRole.TRAINER,
+        "prime_rl.trainer.sft.train": ProcessRole.TRAINER,
+        "prime_rl.entrypoints.rl": ProcessRole.LAUNCHER,
+        "prime_rl.rl": ProcessRole.LAUNCHER,
+        "prime_rl.inference.server": ProcessRole.INFERENCE,
+        "prime_rl.entrypoints.inference": ProcessRole.INFERENCE,
+        "prime_rl.orchestrator.orchestrator": ProcessRole.ORCHESTRATOR,
+    },
+)
 
-KIND = Kind("prime-rl", _make, prime_rl_run.recognise, prime_rl_run.concerns, log=LOG)
+KIND = Kind("prime-rl", _make, prime_rl_run.recognise, prime_rl_run.concerns, log=LOG, processes=PROCESSES)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from podwatch.checkpoints.layouts import process_names
 from podwatch.cli.check.report import Line, Sets, in_time
 from podwatch.config.settings import Settings
 from podwatch.daemon.paths import workspace_of
@@ -20,7 +21,7 @@ from podwatch.system import procfs
 from podwatch.system.procfs import is_alive
 from podwatch.trainer import discover
 from podwatch.trainer.keeper_client import read_record
-from podwatch.trainer.roles import SHELLS, program
+from podwatch.trainer.roles import SHELLS, Roles, program
 
 SHOWN = 4
 
@@ -45,7 +46,7 @@ def running(settings: Settings) -> Running:
 
 def candidates(settings: Settings) -> discover.Judged:
     run = discover.run_of(settings)
-    return discover.judge(discover.gather(run, own_pid=os.getpid()), run)
+    return discover.judge(discover.gather(run, Roles(process_names()), own_pid=os.getpid()), run)
 
 
 def supervise(settings: Settings, present: Running) -> Iterator[Line]:
@@ -207,7 +208,7 @@ def other_tools(settings: Settings) -> Iterator[Line]:
 
 
 def _running(ours: Ours, run: discover.Run) -> Iterator[str]:
-    for process in discover.gather(run, own_pid=os.getpid()):
+    for process in discover.gather(run, Roles(process_names()), own_pid=os.getpid()):
         if process.ours or process.cuda or process.launcher_like:
             continue
         if name := meddles(process.argv, process.cwd or "/", ours, _text):

@@ -1,12 +1,14 @@
-"""The step lines of all layouts, as the daemon's wiring gives them to the sensors."""
+"""What the layouts declare of their trainers, as the daemon's wiring passes it on."""
 
 import re
 
-from podwatch.checkpoints.layouts import KINDS
+from podwatch.checkpoints.layouts import KINDS, process_names
 from podwatch.sensors.log_tail import StepLines
 from podwatch.sensors.progress_bars import StepReader
+from podwatch.trainer.roles import Roles
 
 LINES = StepLines(kind.log for kind in KINDS.values())
+ROLES = Roles(process_names())
 
 
 def step_reader(*, target: int | None = None, custom: re.Pattern[str] | None = None) -> StepReader:
