@@ -160,3 +160,13 @@ async def test_what_the_journal_keeps_is_bounded_and_a_strange_journal_is_no_pro
     for strange in ([], "x", {"a": 1, "-1": "x", "10": 7}):
         pods.journal = strange
         assert await pods.start()(a_set(10)) == ["checkpoint-complete 10"]
+
+
+def test_more_checkpoints_than_the_journal_keeps_are_reported_once_each() -> None:
+    written: list[dict[str, str]] = []
+    announced = Announced(keep=written.append)
+    steps = range(KEPT + 50)
+    assert all(announced.learn(step, f"save{step}") for step in steps)
+    announced.save()
+    assert len(written[-1]) == KEPT
+    assert not any(announced.learn(step, f"save{step}") for step in steps), "reported a second time"

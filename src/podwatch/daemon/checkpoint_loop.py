@@ -52,8 +52,7 @@ class Announced:
         """Write the changes to the journal."""
         if self._dirty:
             self._dirty = False
-            self._known = {step: self._known[step] for step in sorted(self._known)[-KEPT:]}
-            self._keep({str(step): what for step, what in self._known.items()})
+            self._keep({str(step): self._known[step] for step in sorted(self._known)[-KEPT:]})
 
 
 class RootWatch:
