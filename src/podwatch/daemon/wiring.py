@@ -489,7 +489,7 @@ def _training(
         two_writers=TwoWriters(
             settings.trainer,
             checkpoints.held,
-            roots=run.layout.watch_roots,
+            layout=run.layout,
             clock=run.clock,
             journal=run.journal.sync,
             run=run,
