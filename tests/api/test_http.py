@@ -21,24 +21,30 @@ TOKEN = "abcdef0123456789"
 
 class Rig:
     def __init__(self, **options) -> None:
-        self.view = views.healthy()
+        self.shown = views.healthy()
         self.alive: tuple[bool, str] = (True, "")
         self.usable: tuple[bool, list[str]] = (True, [])
         self.pings: list[str] = []
         self.events_asked: list[tuple[int, int]] = []
-        self.server = HttpServer(
-            "127.0.0.1", options.pop("port", 0), self.source, self.events, self.pings.append, TOKEN,
-            lambda: self.alive, lambda: self.usable, **options,
-        )  # fmt: skip
+        self.server = HttpServer("127.0.0.1", options.pop("port", 0), self, TOKEN, **options)
 
-    def source(self):
-        if self.view is None:
+    def view(self):
+        if self.shown is None:
             raise RuntimeError("no view: secret-detail")
-        return self.view
+        return self.shown
 
-    async def events(self, after: int, limit: int) -> list[Event]:
-        self.events_asked.append((after, limit))
-        return [Event(EventName.PUBLISHED, views.WALL, "step 80", id=after + 1)]
+    def live(self) -> tuple[bool, str]:
+        return self.alive
+
+    def ready(self) -> tuple[bool, list[str]]:
+        return self.usable
+
+    def ping(self, role: str) -> None:
+        self.pings.append(role)
+
+    async def events(self, after_id: int, limit: int) -> list[Event]:
+        self.events_asked.append((after_id, limit))
+        return [Event(EventName.PUBLISHED, views.WALL, "step 80", id=after_id + 1)]
 
     async def ask(self, method: str, path: str, *, body: bytes | None = None, **headers: str):
         def request():
@@ -104,7 +110,7 @@ async def test_health(rig):
     ],
 )
 async def test_healthz_is_the_run_itself(rig, state, code, word):
-    rig.view = views.ALL[state]()
+    rig.shown = views.ALL[state]()
     status, body, _ = await rig.get("/healthz")
     assert status == code
     assert body.startswith(word)
@@ -182,7 +188,7 @@ async def test_configured_names_are_ours():
 
 
 async def test_an_error_inside_says_nothing_of_itself(rig):
-    rig.view = None
+    rig.shown = None
     status, body, _ = await rig.get("/status")
     assert status == 500
     assert b"secret-detail" not in body

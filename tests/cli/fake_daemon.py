@@ -17,6 +17,7 @@ from podwatch.domain.errors import Busy
 from podwatch.domain.event import Event, EventName
 from podwatch.reporting.documents import event_document, incident_document
 from podwatch.reporting.status import build_status
+from podwatch.reporting.view import DaemonView
 from tests.reporting import views
 
 
@@ -76,10 +77,23 @@ async def serve(root: Path, state: str) -> None:
         "checkpoints": checkpoints,
         "verify": verify,
     }
-    http = HttpServer(
-        "127.0.0.1", 0, lambda: view, lambda after, limit: events, lambda role: None, "t",
-        lambda: (True, ""), lambda: (True, []),
-    )  # fmt: skip
+
+    class Shown:
+        def view(self) -> DaemonView:
+            return view
+
+        async def events(self, after_id: int, limit: int) -> list[Event]:
+            return events
+
+        def ping(self, role: str) -> None: ...
+
+        def live(self) -> tuple[bool, str]:
+            return True, ""
+
+        def ready(self) -> tuple[bool, list[str]]:
+            return True, []
+
+    http = HttpServer("127.0.0.1", 0, Shown(), "t")
     url = await http.start()
     control = ControlServer(run / CONTROL, handlers)
     await control.start()

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from podwatch.daemon.sensing_loop import CONFIRM_POLL, SensingLoop, Sensors
 from podwatch.detection.engine import initial
-from podwatch.domain.snapshot import Health, Reading, Snapshot
+from podwatch.domain.finding import Finding
+from podwatch.domain.snapshot import CheckpointMark, Desired, Health, Reading, Snapshot
 from tests.detection.looks import URL, World, world
 from tests.support.clock import ManualClock
 
@@ -41,6 +42,27 @@ class Shown:
         return self._world.snapshot()
 
 
+class Now:
+    """What no sensor reads."""
+
+    saving, checkpoint = False, CheckpointMark()
+
+    def __init__(self, found: World) -> None:
+        self._world = found
+
+    @property
+    def desired(self) -> Desired:
+        return self._world.desired
+
+
+class Times:
+    def __init__(self, turns: list[float]) -> None:
+        self._turns = turns
+
+    def turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
+        self._turns.append(snapshot.at)
+
+
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -55,10 +77,10 @@ async def test_the_loop_turns_sooner_only_when_an_engine_ends() -> None:
     sensors = {name: FromWorld(name, shown) for name in names}
     turns: list[float] = []
     loop = SensingLoop(
-        senses=Sensors(**sensors), clock=clock, poll=POLL, policies=found.policies, state=initial(found.policies),  # type: ignore[arg-type]
-        saving=lambda: False, desired=lambda: found.desired, on_turn=lambda s, _: turns.append(s.at),
-        emit=lambda _: None,
+        Sensors(**sensors), Now(found), clock=clock, poll=POLL, policies=found.policies,  # type: ignore[arg-type]
+        state=initial(found.policies), emit=lambda _: None,
     )  # fmt: skip
+    loop.listeners.append(Times(turns))
     task = asyncio.create_task(loop.run())
     try:
         for _ in range(1200):  # two minutes

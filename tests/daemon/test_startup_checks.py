@@ -165,7 +165,7 @@ async def test_a_disk_that_hangs_is_waited_for_until_its_deadline(
         raise HostError("too late")
 
     monkeypatch.setattr(Journal, "open", hang)
-    journal, worker = await open_journal(tmp_path / "journal.sqlite", lambda: 1.0)
+    journal, worker = await open_journal(tmp_path / "journal.sqlite", SystemClock())
     assert journal.obstacle is not None
     assert not journal.obstacle.known
     assert "has not answered" in journal.obstacle.what

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.daemon import preempt
-from podwatch.daemon.preempt import Budget, fits, system_is_stopping, upload_if_it_fits
+from podwatch.daemon import shutdown
+from podwatch.daemon.shutdown import Budget, fits, system_is_stopping, upload_if_it_fits
 from podwatch.sync.types import SyncStatus
 from tests.support.asking import leaves_within, messages, published, running
 from tests.support.rig import Rig, alive
@@ -99,8 +99,8 @@ async def test_systemd_is_asked_in_bounded_time(
 async def test_only_pid_one_and_a_machine_that_stops_are_a_preemption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str
 ) -> None:
-    monkeypatch.setattr(preempt, "BOOTED", tmp_path / "none")
-    assert bool(await preempt.told_by(init)) is (init == "pid1")
+    monkeypatch.setattr(shutdown, "BOOTED", tmp_path / "none")
+    assert bool(await shutdown.told_by(init)) is (init == "pid1")
 
 
 def test_what_fits() -> None:
@@ -117,25 +117,41 @@ async def test_an_upload_that_fits_is_waited_for_and_one_that_does_not_is_droppe
         sent = min(total, int(rate * (time.monotonic() - began)))
         return SyncStatus(uploading_step=None if sent >= total else 5, uploaded_bytes=sent, total_bytes=total)
 
-    assert await upload_if_it_fits(lambda: going(1000, 1000), Budget(20))
+    class Sending:
+        def __init__(self, total: int) -> None:
+            self.total = total
+
+        def status(self) -> SyncStatus:
+            return going(1000, self.total) if self.total else SyncStatus()
+
+    assert await upload_if_it_fits(Sending(1000), Budget(20))
     assert 0.9 < time.monotonic() - began < 15, "long before the budget's end"
     began = time.monotonic()
-    assert not await upload_if_it_fits(lambda: going(1000, 100_000), Budget(20))
+    assert not await upload_if_it_fits(Sending(100_000), Budget(20))
     assert time.monotonic() - began < 15
-    assert await upload_if_it_fits(SyncStatus, Budget(3)), "none is in flight"
+    assert await upload_if_it_fits(Sending(0), Budget(3)), "none is in flight"
 
 
 async def test_training_is_told_even_when_everything_before_it_hangs() -> None:
     told: list[float] = []
     began = time.monotonic()
 
-    async def hang() -> None:
-        await asyncio.sleep(60)
+    class Hanging:
+        def status(self) -> SyncStatus:
+            return SyncStatus(uploading_step=5, total_bytes=10)
 
-    async def tell() -> None:
-        told.append(time.monotonic() - began)
+        async def stop(self) -> None:
+            await asyncio.sleep(60)
 
-    state = SyncStatus(uploading_step=5, total_bytes=10)
-    await preempt.say_goodbye(Budget(3), state=lambda: state, beat=hang, end_sync=hang, tell=tell)
+    class Last:
+        syncer = Hanging()
+
+        async def beat(self) -> None:
+            await asyncio.sleep(60)
+
+        async def end_training(self) -> None:
+            told.append(time.monotonic() - began)
+
+    await shutdown.say_goodbye(Budget(3), Last())
     assert told
     assert told[0] < 30, "what hangs, hangs for a minute"

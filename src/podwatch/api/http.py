@@ -14,8 +14,8 @@ import ipaddress
 import json
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 import h11
@@ -290,23 +290,39 @@ _DIGITS = len(str(MAX_NUMBER))
 _ROLE = re.compile(r"^[a-z]{1,32}$")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
-EventSource = Callable[[int, int], list[Event] | Awaitable[list[Event]]]
-"""(after_id, limit) -> events, oldest first; can be async because the journal runs in a thread."""
+
+class Source(Protocol):
+    """What the endpoints show."""
+
+    def view(self) -> DaemonView: ...
+
+    async def events(self, after_id: int, limit: int) -> list[Event]:
+        """Oldest first."""
+        ...
+
+    def ping(self, role: str) -> None:
+        """A process of this role reports progress."""
+        ...
+
+    def live(self) -> tuple[bool, str]:
+        """Whether podwatch works, and a text about it."""
+        ...
+
+    def ready(self) -> tuple[bool, list[str]]:
+        """Whether podwatch can guard the run, and the reasons if not."""
+        ...
 
 
 class HttpServer:
-    """The HTTP server. ``start`` returns once the port is bound and ``url`` is set."""
+    """The HTTP server. ``start`` returns once the port is bound and ``url`` is set. ``token`` is part of the address of
+    progress pings."""
 
     def __init__(
         self,
         host: str,
         port: int,
-        source: Callable[[], DaemonView],
-        events: EventSource,
-        ping: Callable[[str], None],
+        source: Source,
         token: str,
-        live: Callable[[], tuple[bool, str]],
-        ready: Callable[[], tuple[bool, list[str]]],
         *,
         allowed_hosts: Iterable[str] = (),
         head_seconds: float = HEAD_SECONDS,
@@ -314,7 +330,7 @@ class HttpServer:
     ) -> None:
         self._host, self._port = host, port
         self._limits = {"head_seconds": head_seconds, "connection_seconds": connection_seconds}
-        self._app = make_app(source, events, ping, token, live, ready, host=host, allowed_hosts=allowed_hosts)
+        self._app = make_app(source, token, host=host, allowed_hosts=allowed_hosts)
         self._server: LoopServer | None = None
         self._task: asyncio.Task[None] | None = None
         self.url = ""
@@ -347,75 +363,71 @@ class HttpServer:
                 await task
 
 
-def make_app(
-    source: Callable[[], DaemonView],
-    events: EventSource,
-    ping: Callable[[str], None],
-    token: str,
-    live: Callable[[], tuple[bool, str]],
-    ready: Callable[[], tuple[bool, list[str]]],
-    *,
-    host: str = "127.0.0.1",
-    allowed_hosts: Iterable[str] = (),
-) -> ASGIApp:
+def make_app(source: Source, token: str, *, host: str = "127.0.0.1", allowed_hosts: Iterable[str] = ()) -> ASGIApp:
     """The application alone, without a socket."""
-    registry: list[CollectorRegistry] = []
+    pages = Pages(source, token)
+    routes = [
+        Route("/livez", pages.livez),
+        Route("/readyz", pages.readyz),
+        Route("/healthz", pages.healthz),
+        Route("/status", pages.status),
+        Route("/metrics", pages.metrics),
+        Route("/events", pages.events),
+        Route("/heartbeat/{token}/{role}", pages.heartbeat, methods=["GET", "POST"]),
+    ]
+    app = Starlette(routes=routes, exception_handlers={Exception: _failed})
+    return HostCheck(app, HostRule(host, allowed_hosts))
 
-    async def livez(request: Request) -> Response:
-        ok, reason = live()
+
+class Pages:
+    """One method for each address."""
+
+    def __init__(self, source: Source, token: str) -> None:
+        self._source, self._token = source, token
+        self._registry: CollectorRegistry | None = None
+
+    async def livez(self, request: Request) -> Response:
+        ok, reason = self._source.live()
         return _text(ok, [reason] if reason else [])
 
-    async def readyz(request: Request) -> Response:
-        ok, reasons = ready()
+    async def readyz(self, request: Request) -> Response:
+        ok, reasons = self._source.ready()
         return _text(ok, reasons)
 
-    async def healthz(request: Request) -> Response:
-        document = build_status(source())
+    async def healthz(self, request: Request) -> Response:
+        document = build_status(self._source.view())
         reasons = [f"{r['severity']}: {r['summary']}" for r in document["reasons"]]
         return _text(document["overall"] in ("ok", "warning"), reasons, word=document["overall"])
 
-    async def status(request: Request) -> Response:
-        return _json(build_status(source()))
+    async def status(self, request: Request) -> Response:
+        return _json(build_status(self._source.view()))
 
-    async def metrics(request: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
         # Imported at the first request: 1.3 MiB that a daemon without Prometheus does not need.
         from podwatch.reporting.metrics import CONTENT_TYPE, exposition, make_registry
 
-        if not registry:
-            registry.append(make_registry(source))
-        return Response(exposition(registry[0]), media_type=CONTENT_TYPE)
+        self._registry = self._registry or make_registry(self._source.view)
+        return Response(exposition(self._registry), media_type=CONTENT_TYPE)
 
-    async def list_events(request: Request) -> Response:
+    async def events(self, request: Request) -> Response:
         try:
             after = whole_number(request.query_params.getlist("after_id"), "after_id", 0)
             limit = whole_number(request.query_params.getlist("limit"), "limit", 100)
         except ValueError as error:
             return _json({"error": str(error)}, 400)
-        found = events(after, max(1, min(limit, MAX_EVENTS)))
-        listed = await found if isinstance(found, Awaitable) else found
+        listed = await self._source.events(after, max(1, min(limit, MAX_EVENTS)))
         return _json({"schema_version": SCHEMA_VERSION, "events": [event_document(e) for e in listed]})
 
-    async def heartbeat(request: Request) -> Response:
-        given, role = request.path_params["token"], request.path_params["role"]
+    async def heartbeat(self, request: Request) -> Response:
+        token, given, role = self._token, request.path_params["token"], request.path_params["role"]
         if not token or not hmac.compare_digest(given.encode(), token.encode()) or not _ROLE.match(role):
             return Response(status_code=404)
-        ping(role)
+        self._source.ping(role)
         return Response(status_code=200 if request.method == "GET" else 204)
 
-    async def failed(request: Request, error: Exception) -> Response:
-        return _json({"error": f"internal error in podwatch: {type(error).__name__}"}, 500)
 
-    routes = [
-        Route("/livez", livez),
-        Route("/readyz", readyz),
-        Route("/healthz", healthz),
-        Route("/status", status),
-        Route("/metrics", metrics),
-        Route("/events", list_events),
-        Route("/heartbeat/{token}/{role}", heartbeat, methods=["GET", "POST"]),
-    ]
-    app = Starlette(routes=routes, exception_handlers={Exception: failed})
-    return HostCheck(app, _host_rule(host, allowed_hosts))
+async def _failed(request: Request, error: Exception) -> Response:
+    return _json({"error": f"internal error in podwatch: {type(error).__name__}"}, 500)
 
 
 def whole_number(given: Sequence[str], name: str, default: int) -> int:
@@ -434,8 +446,8 @@ class HostCheck:
     """Refuses requests beyond the limits, and requests with a foreign ``Host`` (421). A request without Host passes: it
     never comes from a browser."""
 
-    def __init__(self, app: ASGIApp, allowed: Callable[[str], bool]) -> None:
-        self._app, self._allowed = app, allowed
+    def __init__(self, app: ASGIApp, rule: "HostRule") -> None:
+        self._app, self._rule = app, rule
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -444,7 +456,7 @@ class HostCheck:
                 await refusal(scope, receive, send)
                 return
             for name, value in scope["headers"]:
-                if name == b"host" and not self._allowed(_hostname(value.decode("latin-1"))):
+                if name == b"host" and not self._rule.allows(_hostname(value.decode("latin-1"))):
                     await _json({"error": "Invalid value for Host (expected an address of this podwatch)"}, 421)(
                         scope, receive, send
                     )
@@ -452,27 +464,26 @@ class HostCheck:
         await self._app(scope, receive, send)
 
 
-def _host_rule(host: str, extra: Iterable[str]) -> Callable[[str], bool]:
-    """The test of a Host name: allows loopback and configured names, and beyond loopback any IP address, because DNS
-    rebinding needs a name."""
-    names = _LOOPBACK | {host.lower()} | {h.lower() for h in extra}
-    try:
-        open_to_all = not ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        open_to_all = host.lower() != "localhost"
+class HostRule:
+    """Allows loopback and configured names, and beyond loopback any IP address, because DNS rebinding needs a name."""
 
-    def allowed(name: str) -> bool:
-        if name in names:
+    def __init__(self, host: str, extra: Iterable[str]) -> None:
+        self._names = _LOOPBACK | {host.lower()} | {h.lower() for h in extra}
+        try:
+            self._open_to_all = not ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            self._open_to_all = host.lower() != "localhost"
+
+    def allows(self, name: str) -> bool:
+        if name in self._names:
             return True
-        if not open_to_all:
+        if not self._open_to_all:
             return False
         try:
             ipaddress.ip_address(name)
         except ValueError:
             return False
         return True
-
-    return allowed
 
 
 def _hostname(header: str) -> str:

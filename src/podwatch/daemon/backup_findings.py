@@ -11,9 +11,11 @@ from podwatch.config.units import format_size
 from podwatch.detection.clock_jumps import TOLD_SECONDS
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
+from podwatch.domain.run import RunRecord
 from podwatch.domain.snapshot import Reading, TrainerSample
 from podwatch.policy.backup import Kept
 from podwatch.policy.lease import LeaseAction
+from podwatch.policy.lineage import branch_line, kept_step
 from podwatch.policy.uploads import Outcome, Tally, every, in_words, uplink_behind
 from podwatch.sync.types import SyncStatus, UploadPace
 
@@ -297,3 +299,32 @@ def store_refused_finding(reason: str, *, since: float) -> tuple[Finding, ...]:
             "change sync.store and restart podwatch (training continues)",
         ),
     )
+
+
+# -- earlier branches ------------------------------------------------------------------------------------------------
+
+
+def kept_branch(sets: tuple[CheckpointSet, ...], record: RunRecord | None, sync: SyncStatus | None) -> int | None:
+    """The newest step of an earlier branch that must stay on this pod for now; None if there is none. ``sync``: None
+    without a store."""
+    if record is None or not record.earlier:
+        return None
+    stored = sync.newest_of.get(record.lineage.id) if sync is not None else None
+    return kept_step(sets, record.lineage, has_store=sync is not None, stored=stored)
+
+
+def branch_findings(
+    sets: tuple[CheckpointSet, ...], record: RunRecord | None, sync: SyncStatus | None, now: float, wall: float
+) -> tuple[Finding, ...]:
+    """A finding while the newest checkpoint of an earlier branch is kept, and for a day after an operator went back to
+    an earlier step. ``now`` monotonic, ``wall`` epoch seconds."""
+    if record is None or not record.lineage.parent:
+        return ()
+    kept = kept_branch(sets, record, sync)
+    line = branch_line(sets, record.lineage, kept, has_store=sync is not None, wall=wall)
+    if line is None:
+        return ()
+    summary, suggestion = line
+    opened = record.lineage.opened_wall
+    since = now - max(0.0, wall - opened) if opened else now
+    return (Finding(FindingKind.EARLIER_BRANCH, Severity.INFO, summary, since, suggestion),)

@@ -1,10 +1,15 @@
-"""The methods of the control socket. Each handler takes and returns JSON-safe dicts and raises PodwatchErrors."""
+"""The methods of the control socket. Each takes and returns JSON-safe dicts and raises PodwatchErrors."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
+from podwatch.api.control import Handler
+from podwatch.daemon.host import Host
 from podwatch.daemon.loops import DaemonLoops
+from podwatch.daemon.maintenance import MOST_SECONDS, Maintenance, described
+from podwatch.daemon.status_view import Remembered, StatusSource
+from podwatch.daemon.tick import Reload
 from podwatch.daemon.wiring import Components
 from podwatch.domain.checkpoint import HeldAs, newest_complete
 from podwatch.domain.errors import Busy, HostError, UsageError
@@ -18,12 +23,11 @@ from podwatch.reporting.documents import (
     event_document,
     incident_document,
     inspection_document,
+    pause_document,
     remote_document,
 )
-from podwatch.reporting.view import DaemonView
+from podwatch.reporting.status import build_status
 from podwatch.retention.pruner import plan_document
-
-Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 AT_ONCE = frozenset({"status", "events", "incidents", "shutdown", "preempt"})
 """Methods that run while podwatch is still starting."""
@@ -31,68 +35,89 @@ BEGIN_SECONDS = 20.0
 """How long the other methods wait for the end of the start: the client's deadline is 30 s."""
 
 
-class Steering(Protocol):
-    """The daemon as the handlers use it."""
+class Commands:
+    """One method for each method of the control socket; ``table`` lists them. They work only after ``begun``, except
+    those of ``AT_ONCE``: before that, podwatch has not read the state of the previous one, and would overwrite the
+    request or act in parallel."""
 
-    parts: Components
-    rounds: DaemonLoops
+    def __init__(
+        self,
+        parts: Components,
+        loops: DaemonLoops,
+        host: Host,
+        status: StatusSource,
+        memory: Remembered,
+        maintenance: Maintenance,
+        reload: Reload,
+    ) -> None:
+        self._parts, self._loops, self._host = parts, loops, host
+        self._status, self._memory = status, memory
+        self._maintenance, self._reload = maintenance, reload
+        self.begun = asyncio.Event()
 
-    def view(self) -> DaemonView: ...
+    def table(self) -> Mapping[str, Handler]:
+        """Method name -> coroutine."""
+        methods = (
+            self.status, self.start, self.restart, self.restart_plan, self.stop_training, self.checkpoints, self.verify,
+            self.sync, self.prune_plan, self.prune, self.pin, self.unpin, self.quarantine_return, self.clean,
+            self.events, self.incidents, self.reload, self.shutdown, self.pause, self.unpause, self.preempt,
+        )  # fmt: skip
+        named = {method.__name__: method for method in methods}
+        return {name: method if name in AT_ONCE else self._once_begun(method) for name, method in named.items()}
 
-    def status(self) -> dict[str, Any]: ...
+    def _once_begun(self, method: Handler) -> Handler:
+        async def call(params: dict[str, Any]) -> dict[str, Any]:
+            try:
+                async with asyncio.timeout(BEGIN_SECONDS):
+                    await self.begun.wait()
+            except TimeoutError:
+                raise Busy(
+                    "podwatch is still starting: it examines the pod and its checkpoints",
+                    fix="retry in a few seconds; `podwatch status` works already",
+                ) from None
+            return await method(params)
 
-    def keep(self, task: "asyncio.Task[Any]") -> None: ...
+        return call
 
-    def reload(self) -> str: ...
+    async def status(self, _: dict[str, Any]) -> dict[str, Any]:
+        return build_status(self._status.view())
 
-    def leave(self, code: int) -> None: ...
-
-    async def read_pins(self) -> None: ...
-
-
-def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
-    """Method name -> coroutine."""
-    parts, rounds = daemon.parts, daemon.rounds
-
-    async def status(_: dict[str, Any]) -> dict[str, Any]:
-        return daemon.status()
-
-    async def start(params: dict[str, Any]) -> dict[str, Any]:
+    async def start(self, params: dict[str, Any]) -> dict[str, Any]:
         step, fresh = _step(params), bool(params.get("fresh"))
         attach, beside = _pid(params, "attach"), _pid(params, "beside")
-        started = await parts.recovery.requests.start(step=step, fresh=fresh, attach=attach, beside=beside)
+        started = await self._parts.recovery.requests.start(step=step, fresh=fresh, attach=attach, beside=beside)
         found = [{"pid": c.launcher.pid, "command": c.command, "reason": c.reason} for c in started.choose_from]
         if found:
             return {"message": started.message, "needs_choice": True, "candidates": found}
         return _told(started.message)
 
-    async def restart(params: dict[str, Any]) -> dict[str, Any]:
-        await parts.recovery.requests.restart(step=_step(params))
+    async def restart(self, params: dict[str, Any]) -> dict[str, Any]:
+        await self._parts.recovery.requests.restart(step=_step(params))
         return _told("restarting training")
 
-    async def restart_plan(params: dict[str, Any]) -> dict[str, Any]:
-        return dict(await parts.recovery.requests.dry_run(_step(params)))
+    async def restart_plan(self, params: dict[str, Any]) -> dict[str, Any]:
+        return dict(await self._parts.recovery.requests.dry_run(_step(params)))
 
-    async def stop_training(params: dict[str, Any]) -> dict[str, Any]:
+    async def stop_training(self, params: dict[str, Any]) -> dict[str, Any]:
         after_save = bool(params.get("after_save"))
-        await parts.recovery.requests.stop(after_save=after_save)
-        if parts.recovery.handle is None:
+        await self._parts.recovery.requests.stop(after_save=after_save)
+        if self._parts.recovery.handle is None:
             return {"message": "no training is running, and podwatch starts none until `podwatch start`"}
         if after_save:
             return _told("podwatch stops training after its next save (at once if no save can come)")
         return _told("stopping training (`podwatch start` starts it again)")
 
-    async def checkpoints(_: dict[str, Any]) -> dict[str, Any]:
-        await rounds.guarding.look()
-        view = daemon.view()
-        found, sending = parts.checkpoints.catalogue.sets, view.sync.uploading_step
+    async def checkpoints(self, _: dict[str, Any]) -> dict[str, Any]:
+        await self._loops.guarding.look()
+        view = self._status.view()
+        found, sending = self._parts.checkpoints.catalogue.sets, view.sync.uploading_step
         newest = newest_complete(found)
         held = {newest.step: ["newest complete"]} if newest is not None else {}
-        for step in parts.recovery.state.protect:
+        for step in self._parts.recovery.state.protect:
             held.setdefault(step, []).append("a resume needs it")
         if sending is not None:
             held.setdefault(sending, []).append("uploading")
-        published = await parts.run.journal.run(Journal.published)
+        published = await self._parts.run.journal.run(Journal.published)
         here = {(s.step, s.save_id) for s in found}
         return {
             "sets": [
@@ -103,33 +128,35 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
             ],
             "remote": [remote_document(p, here) for p in published],
             "store_url": view.sync.store_url,
-            "layout": parts.run.layout.name,
-            "searched": [str(root) for root in parts.run.layout.watch_roots()],
-            "capabilities": parts.checkpoints.capabilities.to_dict(),
+            "layout": self._parts.run.layout.name,
+            "searched": [str(root) for root in self._parts.run.layout.watch_roots()],
+            "capabilities": self._parts.checkpoints.capabilities.to_dict(),
         }
 
-    async def pin(params: dict[str, Any]) -> dict[str, Any]:
+    async def pin(self, params: dict[str, Any]) -> dict[str, Any]:
         step = _needed_step(params)
-        await parts.run.journal.run(Journal.pin, step, str(params.get("reason") or "by hand")[:200])
-        await daemon.read_pins()
+        await self._parts.run.journal.run(Journal.pin, step, str(params.get("reason") or "by hand")[:200])
+        await self._memory.read_pins()
         return {
             "message": f"step {step} is pinned: podwatch never deletes its checkpoint, here or in the store",
             "step": step,
         }
 
-    async def unpin(params: dict[str, Any]) -> dict[str, Any]:
+    async def unpin(self, params: dict[str, Any]) -> dict[str, Any]:
         step = _needed_step(params)
-        if step not in await parts.run.journal.run(Journal.pins):
+        if step not in await self._parts.run.journal.run(Journal.pins):
             raise UsageError(f"step {step} is not pinned", fix="`podwatch checkpoints` shows what protects it")
-        await parts.run.journal.run(Journal.unpin, step)
-        await daemon.read_pins()
+        await self._parts.run.journal.run(Journal.unpin, step)
+        await self._memory.read_pins()
         return {"message": f"step {step} is no longer pinned", "step": step}
 
-    async def verify(params: dict[str, Any]) -> dict[str, Any]:
+    async def verify(self, params: dict[str, Any]) -> dict[str, Any]:
         wanted = _step(params)
         # Without a step only complete ones: a checkpoint that is being written is not damaged.
         steps = [
-            s.step for s in parts.checkpoints.catalogue.sets if s.step == wanted or (wanted is None and s.complete)
+            s.step
+            for s in self._parts.checkpoints.catalogue.sets
+            if s.step == wanted or (wanted is None and s.complete)
         ]
         if wanted is not None and not steps:
             raise UsageError(
@@ -138,19 +165,19 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         answers = []
         for step in steps:
             try:
-                looked = await parts.checkpoints.worker.call(parts.checkpoints.catalogue.inspect, step)
+                looked = await self._parts.checkpoints.worker.call(self._parts.checkpoints.catalogue.inspect, step)
             except HostError:
                 continue  # the trainer removed it since
             answers.append(inspection_document(step, looked.problems, looked.notes, looked.files))
         return {"steps": answers}
 
-    async def sync(params: dict[str, Any]) -> dict[str, Any]:
-        if reason := parts.run.guard.blocked_reason(Mutation.PUBLISH):
+    async def sync(self, params: dict[str, Any]) -> dict[str, Any]:
+        if reason := self._parts.run.guard.blocked_reason(Mutation.PUBLISH):
             raise HostError("podwatch uploads nothing now", where=reason, fix="`podwatch status` shows the fix")
-        if parts.syncer is None:
+        if self._parts.syncer is None:
             raise HostError("no store is configured", where="sync.store", fix='set it, for example "b2://my-bucket"')
         step = _step(params)
-        for found in parts.checkpoints.catalogue.sets:
+        for found in self._parts.checkpoints.catalogue.sets:
             if found.step == step and found.held:  # naming a held-back checkpoint releases it
                 if found.earlier:
                     raise Busy(
@@ -159,47 +186,48 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
                         fix=f"`podwatch restart --step {step}` returns to it; podwatch then uploads it",
                     )
                 if found.held_as is HeldAs.IMPLAUSIBLE:
-                    parts.checkpoints.implausible.release(found)
+                    self._parts.checkpoints.implausible.release(found)
                 else:
-                    await parts.checkpoints.worker.call(parts.training.two_writers.release, found)
-                parts.syncer.retry(found.step, found.save_id)
-        task = asyncio.create_task(parts.syncer.sync_now(step))
+                    await self._parts.checkpoints.worker.call(self._parts.training.two_writers.release, found)
+                self._parts.syncer.retry(found.step, found.save_id)
+        task = asyncio.create_task(self._parts.syncer.sync_now(step))
         await asyncio.sleep(0)  # a permanent refusal fails in the first step of the task
         if params.get("wait") or task.done():
             await task
-            state = parts.syncer.status()
+            state = self._parts.syncer.status()
             return {"message": f"step {state.last_step} is in the store", "step": state.last_step}
-        daemon.keep(task)
+        self._host.tasks.keep(task)
         return {"message": "upload started; `podwatch status` shows its progress", "step": step}
 
-    async def prune_plan(_: dict[str, Any]) -> dict[str, Any]:
-        await rounds.guarding.look()
-        return plan_document(rounds.pruner.plan())
+    async def prune_plan(self, _: dict[str, Any]) -> dict[str, Any]:
+        await self._loops.guarding.look()
+        return plan_document(self._loops.pruner.plan())
 
-    async def prune(_: dict[str, Any]) -> dict[str, Any]:
-        await rounds.guarding.look()
-        return plan_document(await rounds.pruner.prune_now(), done=True)
+    async def prune(self, _: dict[str, Any]) -> dict[str, Any]:
+        await self._loops.guarding.look()
+        return plan_document(await self._loops.pruner.prune_now(), done=True)
 
-    async def quarantine_return(params: dict[str, Any]) -> dict[str, Any]:
-        handle = parts.recovery.handle
+    async def quarantine_return(self, params: dict[str, Any]) -> dict[str, Any]:
+        handle = self._parts.recovery.handle
         if handle is not None and await handle.exit_status() is None:
             raise Busy("training is running", where="quarantine", fix="run `podwatch stop-training` first")
-        _may_move(parts.run.guard)
-        back = await parts.deletion.worker.call(quarantine.give_back, parts.run.workspace, _whole(params, "id", None))
-        parts.checkpoints.rescans.wake()
+        _may_move(self._parts.run.guard)
+        workspace, number = self._parts.run.workspace, _whole(params, "id", None)
+        back = await self._parts.deletion.worker.call(quarantine.give_back, workspace, number)
+        self._parts.checkpoints.rescans.wake()
         return {
             "message": f"moved {counted(len(back), 'entry', 'entries')} back from quarantine",
             "paths": [str(p) for p in back],
         }
 
-    async def clean(_: dict[str, Any]) -> dict[str, Any]:
-        _may_move(parts.run.guard)
-        cleaned = await request_clean(parts.recovery)
-        parts.checkpoints.rescans.wake()
+    async def clean(self, _: dict[str, Any]) -> dict[str, Any]:
+        _may_move(self._parts.run.guard)
+        cleaned = await request_clean(self._parts.recovery)
+        self._parts.checkpoints.rescans.wake()
         return cleaned_document(cleaned, daemon=True)
 
-    async def events(params: dict[str, Any]) -> dict[str, Any]:
-        found = await parts.run.journal.run(
+    async def events(self, params: dict[str, Any]) -> dict[str, Any]:
+        found = await self._parts.run.journal.run(
             Journal.events,
             after_id=_whole(params, "after_id", 0),
             since_wall=float(params.get("since_wall") or 0.0),
@@ -207,49 +235,47 @@ def make_handlers(daemon: Steering) -> Mapping[str, Handler]:
         )
         return {"events": [event_document(e) for e in found]}
 
-    async def incidents(params: dict[str, Any]) -> dict[str, Any]:
+    async def incidents(self, params: dict[str, Any]) -> dict[str, Any]:
         wanted = params.get("id")
         if wanted is None:
-            found = await parts.run.journal.run(Journal.incidents, min(_whole(params, "limit", 50), 10_000))
+            found = await self._parts.run.journal.run(Journal.incidents, min(_whole(params, "limit", 50), 10_000))
         else:
-            one = await parts.run.journal.run(Journal.incident, _whole(params, "id", None))
+            one = await self._parts.run.journal.run(Journal.incident, _whole(params, "id", None))
             if one is None:
                 raise UsageError(f"incident {wanted} not found", fix="`podwatch incidents` lists them")
             found = [one]
         return {"incidents": [incident_document(i) for i in found]}
 
-    async def reload(_: dict[str, Any]) -> dict[str, Any]:
-        return {"message": daemon.reload()}
+    async def reload(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"message": self._reload.now()}
 
-    async def shutdown(_: dict[str, Any]) -> dict[str, Any]:
-        daemon.leave(0)
+    async def shutdown(self, _: dict[str, Any]) -> dict[str, Any]:
+        self._host.exit.leave(0)
         return {"message": "podwatch exits; training continues, unguarded"}
 
-    return {f.__name__: f for f in (
-        status, start, restart, restart_plan, stop_training, checkpoints, verify, sync, prune_plan, prune,
-        pin, unpin, quarantine_return, clean, events, incidents, reload, shutdown,
-    )}  # fmt: skip
+    async def pause(self, params: dict[str, Any]) -> dict[str, Any]:
+        seconds = params.get("seconds")
+        if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds <= MOST_SECONDS):
+            raise UsageError(
+                f"Invalid value for the pause: {seconds!r} s (expected at most 30 days)",
+                fix="omit the time for a pause without end",
+            )
+        busy = "; the stop or start in progress is finished first" if self._parts.recovery.state.acting else ""
+        text = {name: str(params.get(name) or "")[:200] for name in ("by", "reason")}
+        begun = await self._maintenance.begin(seconds, **text)
+        message = f"{described(begun)}: podwatch stops and starts no training{busy}"
+        return {"message": message, "pause": pause_document(begun)}
 
+    async def unpause(self, _: dict[str, Any]) -> dict[str, Any]:
+        was = await self._maintenance.end("unpause")
+        return {"message": "podwatch acts again" if was else "podwatch was not paused", "pause": None}
 
-def once_begun(handlers: Mapping[str, Handler], begun: asyncio.Event) -> Mapping[str, Handler]:
-    """The same handlers, but all except ``AT_ONCE`` wait until ``begun``: before that, podwatch has not read the state
-    of the previous one, and would overwrite the request or act in parallel."""
-
-    def waiting(handler: Handler) -> Handler:
-        async def call(params: dict[str, Any]) -> dict[str, Any]:
-            try:
-                async with asyncio.timeout(BEGIN_SECONDS):
-                    await begun.wait()
-            except TimeoutError:
-                raise Busy(
-                    "podwatch is still starting: it examines the pod and its checkpoints",
-                    fix="retry in a few seconds; `podwatch status` works already",
-                ) from None
-            return await handler(params)
-
-        return call
-
-    return {name: handler if name in AT_ONCE else waiting(handler) for name, handler in handlers.items()}
+    async def preempt(self, params: dict[str, Any]) -> dict[str, Any]:
+        by = str(params.get("by") or "")[:100]
+        self._host.exit.preempt(f"preempted{f' by {by}' if by else ''}")
+        seconds = self._parts.settings.recovery.preempt_grace
+        message = f"preempted: podwatch requests training to end and exits, within {seconds:g} s"
+        return {"message": message, "grace_seconds": seconds}
 
 
 def _pid(params: dict[str, Any], name: str) -> int | None:

@@ -27,6 +27,8 @@ class Configuration:
     policies: Policies
     concerns: tuple[Concern, ...]
     """Reasons why a restart would fail, as far as they are known before the first one."""
+    problem: str = ""
+    """Why the file is not in force; empty if it is."""
 
 
 def policies_from(settings: Settings, *, max_steps: int | None, save_interval: int | None = None) -> Policies:

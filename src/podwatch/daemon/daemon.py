@@ -7,43 +7,43 @@ last, because it can stop and start training. At the end everything stops except
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from podwatch import __version__
 from podwatch.config.loading import LoadedSettings, save_last_good
-from podwatch.daemon import preempt, status_view
-from podwatch.daemon.artifacts import make_artifacts
-from podwatch.daemon.checkpoint_loop import ANNOUNCED, Announced, Rescans
-from podwatch.daemon.commands import make_handlers, once_begun
-from podwatch.daemon.core import AGAIN
+from podwatch.daemon import status_view
+from podwatch.daemon.checkpoint_loop import ANNOUNCED, Announced
+from podwatch.daemon.commands import Commands
 from podwatch.daemon.endpoints import Endpoints
 from podwatch.daemon.entry import BY_HAND, silent_seconds
-from podwatch.daemon.events import EventBus, OpenFindings
+from podwatch.daemon.host import STEP_SECONDS, Host, open_host
 from podwatch.daemon.init import UNDER_INIT
-from podwatch.daemon.loops import make_loops
+from podwatch.daemon.loops import DaemonLoops, make_loops, make_recorder
 from podwatch.daemon.maintenance import KEY as PAUSE
-from podwatch.daemon.maintenance import Maintenance, pause_handlers
-from podwatch.daemon.notifications import FAREWELL_SECONDS, make_notifying
-from podwatch.daemon.preempt import Budget, preempt_handlers
-from podwatch.daemon.recorder import make_recorder
+from podwatch.daemon.maintenance import Maintenance
+from podwatch.daemon.notifications import FAREWELL_SECONDS, Notifying, make_notifying
 from podwatch.daemon.run_lock import RunLock
-from podwatch.daemon.shutdown import briefly, end_tasks
-from podwatch.daemon.startup_checks import RECOVERED, last_pause, open_journal, take_ground
-from podwatch.daemon.store_jobs import StoreJobs
-from podwatch.daemon.tick import Turning
+from podwatch.daemon.shutdown import Budget, briefly, say_goodbye, told_by
+from podwatch.daemon.startup_checks import RECOVERED, last_pause, take_ground
+from podwatch.daemon.status_view import Remembered, StatusSource, TrainingInPause
+from podwatch.daemon.store_jobs import TELLING, Jobs, StoreJobs, make_artifacts
+from podwatch.daemon.tick import Findings, LoadAgain, Reload, Tick
 from podwatch.daemon.wiring import LEARNED as LEARNED
-from podwatch.daemon.wiring import READ_SO_FAR, Choices, Foundation, build
+from podwatch.daemon.wiring import READ_SO_FAR, Choices, Components, build
 from podwatch.detection.learned import Learned
 from podwatch.domain.errors import PodwatchError
-from podwatch.domain.event import EventName
+from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
-from podwatch.journal import AsyncJournal, Journal
+from podwatch.journal import Journal
+from podwatch.recording.recorder import Recorder
 from podwatch.recovery.stop import tell_to_end
 from podwatch.reporting import logging as log
 from podwatch.sensors.gpu import GpuReader
+from podwatch.sync.syncer import Syncer
 from podwatch.sync.upload.artifacts import LAST_SECONDS
 from podwatch.system.clock import Clock, SystemClock
+from podwatch.system.sd_notify import make_notifier
 from podwatch.system.workers import Worker, give_back, settle
 
 FIRST_LOOK_SECONDS = 10.0
@@ -57,47 +57,58 @@ GIVE_BACK_SECONDS = 30.0
 """Interval of returning freed memory to the system; takes less than a millisecond when there is none."""
 TASKS_END_SECONDS = 5.0
 """A loop that waits for a hung disk is abandoned after this: its thread is a daemon thread."""
-STEP_SECONDS = 8.0
-"""Deadline of one shutdown step."""
 LAST_WORDS_SECONDS = 2.0
 """Time that the shutdown takes after the last preemption step."""
 PREEMPTED_TASKS_SECONDS, PREEMPTED_ACT_SECONDS = 0.3, 0.4
 """Deadlines for the loops and for recovery's operation in progress at a preemption: the next podwatch completes it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How `podwatch run` starts the daemon. ``take_over`` is the id of an operator's `--take-over`, ``fresh`` that of a
+    `--fresh`; each id is executed once."""
+
+    adopt_existing: bool = False
+    gpu_reader: GpuReader | None = None
+    same_disk_store: bool = False
+    take_over: str = ""
+    fresh: str = ""
+
+
 async def serve(
     loaded: LoadedSettings,
+    start: Start | None = None,
     *,
-    adopt_existing: bool = False,
-    gpu_reader: GpuReader | None = None,
-    same_disk_store: bool = False,
     clock: Clock | None = None,
-    load_again: Callable[[], LoadedSettings] | None = None,
-    take_over: str = "",
-    fresh: str = "",
+    load_again: LoadAgain | None = None,
 ) -> int:
-    """Run the daemon until it is stopped; returns the exit code. Raises PodwatchError if it cannot start.
-
-    ``load_again`` loads the settings at a reload (None: the same file, with the environment). ``take_over`` is the id
-    of an operator's `--take-over`, ``fresh`` that of a `--fresh`; each id is executed once."""
-    settings = loaded.settings
+    """Run the daemon until it is stopped; returns the exit code. Raises PodwatchError if it cannot start."""
+    settings, start = loaded.settings, start or Start()
     logs = log.configure(settings.log.format, settings.log.level)
     lock: RunLock | None = None
     try:
-        paths, lock = await take_ground(settings)
+        ground = await take_ground(settings)
+        lock = ground[1]
         told: list[int] = []
         while True:
-            daemon = Daemon(loaded, clock or SystemClock(), load_again, (paths, lock), silent_seconds(os.environ))
+            silent = silent_seconds(os.environ)
+            host = await open_host(loaded.settings, clock or SystemClock(), ground, make_notifier(os.environ))
             try:
-                await daemon.start(gpu_reader, same_disk_store, adopt_existing, take_over, fresh)
+                daemon = await build_daemon(host, loaded, load_again, start, silent)
+            except BaseException:
+                host.systemd.stopping()
+                await host.tasks.end(within=TASKS_END_SECONDS)
+                await host.close()
+                raise
+            try:
+                await daemon.start(start)
                 if told:
-                    daemon.leave(0)
-                await daemon.run()
+                    host.exit.leave(0)
+                await host.exit.wait()
             finally:
                 await daemon.stop()
-            assert daemon.left_with is not None
-            if daemon.left_with != AGAIN:
-                return daemon.left_with
+            if not host.exit.again:
+                return host.exit.code
             loaded = daemon.loaded
             for number in (signal.SIGTERM, signal.SIGINT):  # until the next Daemon installs its own
                 asyncio.get_running_loop().add_signal_handler(number, told.append, number)
@@ -107,176 +118,162 @@ async def serve(
         logs.close()
 
 
-class Daemon(Turning):
-    """Start, run, stop. tick.py handles each turn of the sensing loop, core.py holds the state."""
+async def build_daemon(
+    host: Host, loaded: LoadedSettings, load_again: LoadAgain | None, start: Start, silent: float
+) -> "Daemon":
+    """The daemon with all that its parts remember of an earlier podwatch; starts nothing."""
+    journal, paths = host.journal, host.foundation.paths
+    choices = Choices(start.gpu_reader, start.same_disk_store, start.take_over)
+    parts = await host.disk.call(build, loaded.settings, host.foundation, choices)
+    parts.run.config.problem = loaded.refused
+    if parts.checks.unknown and (pause := await host.disk.call(last_pause, paths.runtime)):
+        await journal.run(Journal.learn, PAUSE, pause)
+    if not host.lock.complete and journal.sync.obstacle is None:
+        parts.checks.missing = f"podwatch cannot lock the run ({paths.lock})"
+    await parts.checks.prove()
+    memory = Remembered(journal)
+    await memory.load()
+    kept = await journal.run(Journal.learned, LEARNED, {})
+    learned = Learned.from_dict(kept) if isinstance(kept, dict) else Learned()
+    announced = Announced(
+        await journal.run(Journal.learned, ANNOUNCED), lambda known: journal.post(Journal.learn, ANNOUNCED, known)
+    )
+    loops = make_loops(parts, learned=learned, memory=memory, announced=announced)
+    maintenance = Maintenance(journal, host.clock, host.bus, TrainingInPause(parts.recovery))
+    await maintenance.load()
+    if journal.sync.recovered:
+        host.bus.say(EventName.STATE_RECOVERED, RECOVERED)
+    if journal.sync.rebuilt:
+        host.bus.say(EventName.STATE_REBUILT, journal.sync.rebuilt, Severity.WARNING)
+    notifying = await make_notifying(
+        parts.settings,
+        host.clock,
+        journal,
+        host.disk,
+        lambda text: host.bus.say(EventName.CONFIG_WARNING, text, Severity.WARNING),
+        paths.journal.parent,
+    )
+    findings = Findings(parts, loops, host.bus, maintenance, notifying, silent)
+    status = StatusSource(parts, loops, host.bus, findings, memory, maintenance, loaded.path)
+    recorder = make_recorder(parts, loops.sensing)
+    reload = Reload(parts, loops, host, loaded, load_again, status, recorder)
+    store_jobs = StoreJobs(parts, status)
+    tick = Tick(parts, loops, host, findings, status, store_jobs, maintenance, notifying, recorder)
+    loops.sensing.listeners.append(tick)
+    commands = Commands(parts, loops, host, status, memory, maintenance, reload)
+    return Daemon(host, parts, loops, status, memory, reload, store_jobs, commands, Outlets(notifying, recorder))
+
+
+@dataclass(frozen=True, slots=True)
+class Outlets:
+    """What a daemon has only if it is configured."""
+
+    notifying: Notifying | None
+    recorder: Recorder | None
+
+
+class LastWords:
+    """What a preempted daemon does last; see ``shutdown.Farewell``."""
+
+    def __init__(self, parts: Components, store_jobs: StoreJobs, why: str) -> None:
+        self._parts, self._store_jobs, self._why = parts, store_jobs, why
+
+    @property
+    def syncer(self) -> Syncer | None:
+        return self._parts.syncer
+
+    async def beat(self) -> None:
+        await self._store_jobs.say(HolderState.PREEMPTED)
+
+    async def end_training(self) -> None:
+        recovery = self._parts.recovery
+        await tell_to_end(recovery.context.tools, recovery.handle, self._why)
+
+
+class Daemon:
+    """Start, run, stop."""
+
+    def __init__(
+        self,
+        host: Host,
+        parts: Components,
+        loops: DaemonLoops,
+        status: StatusSource,
+        memory: Remembered,
+        reload: Reload,
+        store_jobs: StoreJobs,
+        commands: Commands,
+        outlets: Outlets,
+    ) -> None:
+        self._host, self._parts, self._loops, self._status, self._memory = host, parts, loops, status, memory
+        self._reload, self._store_jobs, self._commands = reload, store_jobs, commands
+        self._notifying, self._recorder = outlets.notifying, outlets.recorder
+        self._endpoints = Endpoints(parts, status, commands.table(), host.bus, str(reload.loaded.path or ""))
+        self._artifacts = make_artifacts(parts)
+        self._jobs = Jobs()
+        host.bus.listeners.append(self._on_event)
+        if self._notifying is not None:
+            host.bus.listeners.append(self._notifying.event)
+
+    @property
+    def loaded(self) -> LoadedSettings:
+        """The configuration in force."""
+        return self._reload.loaded
 
     # -- start
 
-    async def start(
-        self,
-        gpu_reader: GpuReader | None,
-        same_disk_store: bool,
-        adopt_existing: bool,
-        take_over: str = "",
-        fresh: str = "",
-    ) -> None:
+    async def start(self, start: Start) -> None:
         loop = asyncio.get_running_loop()
-        self._leaving = loop.create_future()
-        settings = self.loaded.settings
-        if self._ground is None:
-            self._ground = await take_ground(settings, lock=False)
-        paths, _ = self._ground
-        opened, worker = await open_journal(paths.journal, self._clock.wall)
-        journal = self._journal = AsyncJournal(opened)
-        emit = self._emit = EventBus(journal, self._clock)
-        await emit.load()
-        emit.listeners.append(self._on_event)
-        self.bulletin = OpenFindings(emit)
-        self.parts = await self._disk.call(
-            build,
-            settings,
-            Foundation(
-                paths,
-                self._clock,
-                journal,
-                emit,
-                self,
-                Rescans(settings.checkpoints.rescan),
-                self._ground[1],
-                worker,
-            ),
-            Choices(gpu_reader, same_disk_store, take_over),
-        )
-        if self.parts.checks.unknown and (pause := await self._disk.call(last_pause, paths.runtime)):
-            await journal.run(Journal.learn, PAUSE, pause)
-        lock = self._ground[1]
-        if lock is not None and not lock.complete and journal.sync.obstacle is None:
-            self.parts.checks.missing = f"podwatch cannot lock the run ({paths.lock})"
-        await self.parts.checks.prove()
-        self.backing = StoreJobs(self.parts, self.view)
-        await self._load_memory()
-        if journal.sync.recovered:
-            self._say(EventName.STATE_RECOVERED, RECOVERED)
-        if journal.sync.rebuilt:
-            self._say(EventName.STATE_REBUILT, journal.sync.rebuilt, Severity.WARNING)
-        await self._open_notifying()
-        self._open_outlets()
-        assert self._outlets is not None
-        await self._outlets.open()
+        await self._endpoints.open()
         await self._first_look()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.leave, 0)
-        loop.add_signal_handler(signal.SIGHUP, self.reload)
-        await self._begin(adopt_existing, fresh)
-        await self._disk.call(self._keep_last_good)
+            loop.add_signal_handler(number, self._host.exit.leave, 0)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.now)
+        await self._begin(start)
+        await self._host.disk.call(self._keep_last_good)
         settle()
-        self._notifier.ready(self._headline())
-
-    async def _load_memory(self) -> None:
-        journal = self.parts.run.journal
-        kept = await journal.run(Journal.learned, LEARNED, {})
-        self._pins = dict(await journal.run(Journal.pins))
-        self._incident = next(iter(await journal.run(Journal.incidents, 1)), None)
-        learned = Learned.from_dict(kept) if isinstance(kept, dict) else Learned()
-        announced = Announced(
-            await journal.run(Journal.learned, ANNOUNCED), lambda known: journal.post(Journal.learn, ANNOUNCED, known)
-        )
-        self.rounds = make_loops(
-            self.parts, learned=learned, pins=lambda: self._pins, on_turn=self._on_turn, announced=announced
-        )
-        parts = self.parts
-        self.pausing = Maintenance(
-            journal,
-            self._clock,
-            parts.run.emit,
-            lambda look: status_view.gpus_held(parts, look),
-            parts.recovery.context.pause,
-        )
-        await self.pausing.load()
-        self._recorder = make_recorder(self.parts, lambda: self.rounds.sensing.state.learned)
-
-    async def _open_notifying(self) -> None:
-        def complain(text: str) -> None:
-            self._say(EventName.CONFIG_WARNING, text, Severity.WARNING)
-
-        parts = self.parts
-        self._notifying = await make_notifying(
-            parts.settings,
-            self._clock,
-            parts.run.journal,
-            self._disk,
-            complain,
-            parts.run.paths.journal.parent,
-        )
-        if self._notifying is not None:
-            self._bus().listeners.append(self._notifying.event)
-
-    def _open_outlets(self) -> None:
-        self._outlets = Endpoints(
-            self.parts,
-            config_path=str(self.loaded.path or ""),
-            view=self.view,
-            status=self.status,
-            live=self.rounds.sensing.alive,
-            ready=lambda: status_view.readiness(self.parts, self.rounds.sensing.snapshot),
-            handlers=once_begun(
-                {
-                    **make_handlers(self),
-                    **pause_handlers(self.pausing, lambda: self.parts.recovery.state.acting),
-                    **preempt_handlers(self._preempt, lambda: self.parts.settings.recovery.preempt_grace),
-                },
-                self._begun,
-            ),
-            complain=lambda text: self._say(EventName.SENSOR_CHANGED, text, Severity.WARNING),
-        )
+        self._host.systemd.ready(self._status.headline())
 
     async def _first_look(self) -> None:
-        parts = self.parts
+        parts = self._parts
         if parts.settings.mode == "act":
             await parts.deletion.worker.call(parts.deletion.remover.sweep_trash)
         await parts.sensing.sensors.start()
-        await self._disk.call(parts.checkpoints.watcher.start)
-        await self.rounds.guarding.look()
-        end = self._clock.monotonic() + FIRST_LOOK_SECONDS
-        while self._clock.monotonic() < end and str(parts.sensing.gpus.latest().state) == "pending":
-            await self._clock.sleep(0.05)
+        await self._host.disk.call(parts.checkpoints.watcher.start)
+        await self._loops.guarding.look()
+        end = self._host.clock.monotonic() + FIRST_LOOK_SECONDS
+        while self._host.clock.monotonic() < end and str(parts.sensing.gpus.latest().state) == "pending":
+            await self._host.clock.sleep(0.05)
 
-    async def _begin(self, adopt_existing: bool, fresh: str) -> None:
-        parts = self.parts
-        self.backing.ask()
-        await parts.recovery.begin(adopt_existing=adopt_existing, by_hand=os.environ.get(BY_HAND, ""))
-        if fresh and await parts.run.journal.run(Journal.learned, STARTED_FRESH) != fresh:
-            await parts.run.journal.run(Journal.learn, STARTED_FRESH, fresh)  # once: init passes it again
+    async def _begin(self, start: Start) -> None:
+        parts, journal = self._parts, self._host.journal
+        self._store_jobs.ask()
+        await parts.recovery.begin(adopt_existing=start.adopt_existing, by_hand=os.environ.get(BY_HAND, ""))
+        if start.fresh and await journal.run(Journal.learned, STARTED_FRESH) != start.fresh:
+            await journal.run(Journal.learn, STARTED_FRESH, start.fresh)  # once: init passes it again
             await self._start_fresh()
         parts.checks.missing = parts.checks.missing or parts.training.record.problem
-        self._begun.set()
-        self._say(
-            EventName.DAEMON_STARTED,
-            status_view.opening(self.parts, self.pausing.pause),
-            version=__version__,
-            pid=os.getpid(),
-        )
+        self._commands.begun.set()
+        self._host.bus.say(EventName.DAEMON_STARTED, self._status.opening(), version=__version__, pid=os.getpid())
         for warning in (*self.loaded.warnings, *await self._exposed()):
-            self._say(EventName.CONFIG_WARNING, warning, Severity.WARNING)
-        self._spawn(self.rounds.sensing.run(), "sensing")
-        self._spawn(self.rounds.guarding.run(), "guarding")
-        await self.backing.begin(self._jobs, parts.settings, self._spawn)
-        assert self._outlets is not None
+            self._host.bus.say(EventName.CONFIG_WARNING, warning, Severity.WARNING)
+        self._host.tasks.spawn(self._loops.sensing.run(), "sensing")
+        self._host.tasks.spawn(self._loops.guarding.run(), "guarding")
+        await self._store_jobs.begin(self._jobs, self._host.tasks)
         if self._notifying is not None and self._notifying.wandb is not None:
             self._jobs.every(parts.settings.wandb.every, "wandb", self._push_metrics)
-        self._artefacts = make_artifacts(parts)
-        if self._artefacts is not None:
-            self._jobs.every(parts.settings.sync.artefacts_every, "artefacts", self._artefacts.store)
-        self._jobs.every(STATUS_FILE_SECONDS, "status file", self._outlets.refresh)
+        if self._artifacts is not None:
+            self._jobs.every(parts.settings.sync.artefacts_every, "artefacts", self._artifacts.store)
+        self._jobs.every(STATUS_FILE_SECONDS, "status file", self._endpoints.refresh)
         self._jobs.every(GIVE_BACK_SECONDS, "memory", _give_back)
         self._jobs.start()
 
     async def _start_fresh(self) -> None:
         """Execute `run --fresh` as `podwatch start --fresh`. A running trainer is kept, which is reported."""
         try:
-            await self.parts.recovery.requests.start(fresh=True)
+            await self._parts.recovery.requests.start(fresh=True)
         except PodwatchError as error:
-            self._say(
+            self._host.bus.say(
                 EventName.START_WARNING,
                 f"cannot start training from the beginning (--fresh): {error}",
                 Severity.WARNING,
@@ -286,108 +283,96 @@ class Daemon(Turning):
         """A warning where another user can move podwatch's directory away; reported once, not at each start."""
         worker = Worker("exposed")  # a thread of its own: a hung file system blocks it
         try:
-            text = await worker.call(self.parts.run.workspace.exposed, timeout=FIRST_LOOK_SECONDS)
+            text = await worker.call(self._parts.run.workspace.exposed, timeout=FIRST_LOOK_SECONDS)
         except TimeoutError:
             return ()
         finally:
             worker.close()
-        if text == await self.parts.run.journal.run(Journal.learned, EXPOSED, ""):
+        if text == await self._parts.run.journal.run(Journal.learned, EXPOSED, ""):
             return ()
-        await self.parts.run.journal.run(Journal.learn, EXPOSED, text)
+        await self._parts.run.journal.run(Journal.learn, EXPOSED, text)
         return (text,) if text else ()
 
     # -- run
 
-    async def run(self) -> int:
-        assert self._leaving is not None
-        return await self._leaving
+    def _on_event(self, event: Event) -> None:
+        if event.name in (EventName.INCIDENT_OPENED, EventName.INCIDENT_CLOSED, EventName.GAVE_UP):
+            self._host.tasks.spawn(self._memory.read_incident(), "incident")
+        if self._artifacts is not None and self._commands.begun.is_set() and event.name in TELLING:
+            self._artifacts.soon()
 
-    def _preempt(self, why: str) -> None:
-        self._preempted = self._preempted or why
-        self.leave(0)
+    async def _push_metrics(self) -> None:
+        if self._notifying is not None:
+            await self._notifying.push(self._status.view())
 
     # -- leave
 
     async def stop(self) -> None:
         """Stop everything in reverse order; each step has its own deadline, so that the shutdown never hangs."""
-        again = self.left_with == AGAIN
-        if not again:  # after STOPPING the service manager waits for our exit
-            self._notifier.stopping()
+        host, leaving = self._host, self._host.exit
+        if not leaving.again:  # after STOPPING the service manager waits for our exit
+            host.systemd.stopping()
         self._jobs.stop()
         budget = await self._time_left()
-        if self._preempted:  # init waits for the configured grace, and no longer
-            self._notifier.extend_timeout(self.loaded.settings.recovery.preempt_grace + LAST_WORDS_SECONDS)
-        await end_tasks(
-            self._tasks, within=budget.seconds(PREEMPTED_TASKS_SECONDS if self._preempted else TASKS_END_SECONDS)
-        )
-        if hasattr(self, "rounds"):
-            await self._let_go(budget)
-        if self._journal is not None:
-            await briefly(self._journal.close(), max(0.5, budget.seconds(STEP_SECONDS)))
-        self._disk.close()
-        self._notifier.close()
+        if leaving.preempted:  # init waits for the configured grace, and no longer
+            host.systemd.extend_timeout(self.loaded.settings.recovery.preempt_grace + LAST_WORDS_SECONDS)
+        await host.tasks.end(within=budget.seconds(PREEMPTED_TASKS_SECONDS if leaving.preempted else TASKS_END_SECONDS))
+        await self._let_go(budget)
+        await host.close(max(0.5, budget.seconds(STEP_SECONDS)))
 
     async def _time_left(self) -> Budget:
         """The time for the shutdown: ``preempt_grace`` at a preemption (docs/maintenance.md), else unlimited."""
-        grace = Budget(self.loaded.settings.recovery.preempt_grace)
-        leaving = self._leaving
-        if leaving is not None and leaving.done() and not leaving.cancelled() and leaving.result() == 0:
-            self._preempted = self._preempted or await preempt.told_by(os.environ.get(UNDER_INIT, ""))
-        return grace if self._preempted else Budget()
+        grace = Budget(self._reload.loaded.settings.recovery.preempt_grace)
+        leaving = self._host.exit
+        if leaving.first == 0:
+            leaving.preempted = leaving.preempted or await told_by(os.environ.get(UNDER_INIT, ""))
+        return grace if leaving.preempted else Budget()
 
     async def _let_go(self, budget: Budget) -> None:
-        parts, state, usual = self.parts, self.parts.recovery.state, STEP_SECONDS
-        self._say(
+        parts, state, usual = self._parts, self._parts.recovery.state, STEP_SECONDS
+        preempted = self._host.exit.preempted
+        self._host.bus.say(
             EventName.DAEMON_STOPPING,
-            status_view.farewell(training=state.handle is not None, preempted=self._preempted)
-            if self.left_with != AGAIN
+            status_view.farewell(training=state.handle is not None, preempted=preempted)
+            if not self._host.exit.again
             else "the state database can be read again: podwatch restarts itself to load it, training continues",
-            preempted=bool(self._preempted),
+            preempted=bool(preempted),
         )
-        await briefly(parts.recovery.close(), budget.seconds(PREEMPTED_ACT_SECONDS if self._preempted else usual))
+        await briefly(parts.recovery.close(), budget.seconds(PREEMPTED_ACT_SECONDS if preempted else usual))
         said = asyncio.ensure_future(self._last_artefacts())
-        if self._preempted:
-            await self._say_goodbye(budget)
+        if preempted:
+            await say_goodbye(budget, LastWords(parts, self._store_jobs, preempted))
         elif parts.syncer is not None:
-            if self.left_with != AGAIN:
-                await briefly(self.backing.say_leaving(), 3.0)
+            if not self._host.exit.again:
+                await briefly(self._store_jobs.say_leaving(), 3.0)
             await briefly(parts.syncer.stop())
         await briefly(parts.checks.stop(), budget.seconds(usual))
-        await briefly(self.rounds.pruner.stop(), budget.seconds(usual))
+        await briefly(self._loops.pruner.stop(), budget.seconds(usual))
         await said
         if self._notifying is not None:
             await briefly(self._notifying.farewell(budget.seconds(FAREWELL_SECONDS)), budget.seconds(usual))
-        if self._outlets is not None:
-            await briefly(self._outlets.close(), budget.seconds(usual))
+        await briefly(self._endpoints.close(), budget.seconds(usual))
         await briefly(parts.sensing.sensors.stop(), budget.seconds(usual))
-        await briefly(self._disk.call(parts.checkpoints.watcher.stop), budget.seconds(usual))
+        await briefly(self._host.disk.call(parts.checkpoints.watcher.stop), budget.seconds(usual))
         await briefly(parts.training.launcher.close(), budget.seconds(usual))
         if self._recorder is not None:
-            await briefly(self._disk.call(self._recorder.close), budget.seconds(usual))
-        parts.run.journal.post(Journal.learn, LEARNED, self.rounds.sensing.state.learned.to_dict())
+            await briefly(self._host.disk.call(self._recorder.close), budget.seconds(usual))
+        parts.run.journal.post(Journal.learn, LEARNED, self._loops.sensing.state.learned.to_dict())
         parts.run.journal.post(Journal.learn, READ_SO_FAR, parts.sensing.progress.remembered)
-        self._bus().save()
+        self._host.bus.save()
 
     async def _last_artefacts(self) -> None:
         """Upload logs and bundles a last time, parallel to the last heartbeat; skipped at a preemption."""
-        if self._artefacts is not None:
-            await briefly(self._artefacts.stop(last=not self._preempted), LAST_SECONDS + 0.5)
-
-    async def _say_goodbye(self, budget: Budget) -> None:
-        syncer, recovery = self.parts.syncer, self.parts.recovery
-        await preempt.say_goodbye(
-            budget,
-            state=None if syncer is None else syncer.status,
-            beat=lambda: self.backing.say(HolderState.PREEMPTED),
-            end_sync=syncer.stop if syncer is not None else preempt.nothing,
-            tell=lambda: tell_to_end(recovery.context.tools, recovery.handle, self._preempted),
-        )
+        if self._artifacts is not None and self._commands.begun.is_set():
+            await briefly(self._artifacts.stop(last=not self._host.exit.preempted), LAST_SECONDS + 0.5)
 
     def _keep_last_good(self) -> None:
         try:
             save_last_good(self.loaded)
         except OSError as error:
-            self._say(EventName.CONFIG_REFUSED, f"cannot save the last good copy of the configuration: {error}")
+            self._host.bus.say(
+                EventName.CONFIG_REFUSED, f"cannot save the last good copy of the configuration: {error}"
+            )
 
 
 async def _give_back() -> None:

@@ -3,20 +3,20 @@
 A failure of one is reported and does not stop the daemon.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from podwatch import __version__
-from podwatch.api.control import ControlServer
-from podwatch.api.http import HttpServer
+from podwatch.api.control import ControlServer, Handler
+from podwatch.api.http import HttpServer, Source
 from podwatch.client.discover import SNAPSHOT, Endpoint, own_endpoint, write_document, write_endpoint
-from podwatch.daemon.commands import Handler
+from podwatch.daemon.events import EventBus
 from podwatch.daemon.wiring import Components
 from podwatch.domain.errors import PodwatchError
-from podwatch.domain.event import Event
-from podwatch.journal import Journal
-from podwatch.reporting.view import DaemonView
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import Severity
+from podwatch.reporting.status import build_status
 from podwatch.system.workers import Worker
 
 WRITE_SECONDS = 10.0
@@ -24,27 +24,16 @@ WRITE_SECONDS = 10.0
 
 class Endpoints:
     def __init__(
-        self,
-        parts: Components,
-        *,
-        config_path: str,
-        view: Callable[[], DaemonView],
-        status: Callable[[], dict[str, Any]],
-        live: Callable[[], tuple[bool, str]],
-        ready: Callable[[], tuple[bool, list[str]]],
-        handlers: Mapping[str, Handler],
-        complain: Callable[[str], None],
+        self, parts: Components, source: Source, handlers: Mapping[str, Handler], emit: EventBus, config_path: str
     ) -> None:
-        self._parts, self._status, self._complain = parts, status, complain
+        self._parts, self._source, self._emit = parts, source, emit
         self._disk = Worker("outlets")
         http = parts.settings.http
-        self._http = HttpServer(
-            http.host, http.port, view, self._events, self._ping, parts.training.environment.token, live, ready
-        )
+        self._http = HttpServer(http.host, http.port, source, parts.training.environment.token)
         self._control = ControlServer(
             parts.run.paths.control_socket,
             handlers,
-            on_error=lambda method, error: complain(f"internal error in the command {method}: {error!r}"),
+            on_error=lambda method, error: self._complain(f"internal error in the command {method}: {error!r}"),
         )
         self._endpoint = own_endpoint(
             parts.settings.run_id,
@@ -86,20 +75,17 @@ class Endpoints:
 
     async def refresh(self) -> None:
         """Write status.json, which clients read when no daemon runs."""
-        document = self._status()
+        document = build_status(self._source.view())
         path = self._parts.run.paths.runtime / SNAPSHOT
-        await self._write(lambda: write_document(path, document))
+        await self._write(partial(write_document, path, document))
 
-    def _ping(self, role: str) -> None:
-        self._parts.sensing.inbox.ping(role)
-
-    async def _events(self, after_id: int, limit: int) -> list[Event]:
-        return await self._parts.run.journal.run(Journal.events, after_id=after_id, limit=limit)
+    def _complain(self, text: str) -> None:
+        self._emit.say(EventName.SENSOR_CHANGED, text, Severity.WARNING)
 
     async def _write_endpoint(self, endpoint: Endpoint) -> None:
-        await self._write(lambda: write_endpoint(self._parts.run.paths.runtime, endpoint))
+        await self._write(partial(write_endpoint, self._parts.run.paths.runtime, endpoint))
 
-    async def _write(self, write: Callable[[], None]) -> None:
+    async def _write(self, write: "partial[None]") -> None:
         try:
             await self._disk.call(write, timeout=WRITE_SECONDS)
         except OSError as error:  # TimeoutError included

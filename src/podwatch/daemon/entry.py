@@ -5,11 +5,12 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
+from functools import partial
 from pathlib import Path
 
 from podwatch.config.directory import move_to_root
-from podwatch.config.loading import LoadedSettings, load_or_last_good, load_settings, named_file
+from podwatch.config.loading import load_or_last_good, load_settings, named_file
 from podwatch.daemon.paths import RunPaths, guard_paths
 from podwatch.system.workers import few_arenas
 
@@ -79,15 +80,15 @@ def run_daemon(
             log_path=_log_path(paths),
             run_dir=paths.runtime,
         )
-    return asyncio.run(
-        _serve(
-            loaded,
-            adopt_existing,
-            lambda: load_settings(loaded.path, environ=os.environ, overrides=overrides, run=run_name),
-            secrets.token_hex(8) if take_over else os.environ.get(TAKE_OVER, ""),
-            secrets.token_hex(8) if fresh else os.environ.get(FRESH, ""),
-        )
+    from podwatch.daemon.daemon import Start, serve
+
+    start = Start(
+        adopt_existing=adopt_existing,
+        take_over=secrets.token_hex(8) if take_over else os.environ.get(TAKE_OVER, ""),
+        fresh=secrets.token_hex(8) if fresh else os.environ.get(FRESH, ""),
     )
+    again = partial(load_settings, loaded.path, environ=os.environ, overrides=overrides, run=run_name)
+    return asyncio.run(serve(loaded, start, load_again=again))
 
 
 def _log_path(paths: RunPaths) -> Path:
@@ -107,14 +108,6 @@ def typed() -> bool:
         return os.isatty(0)
     except OSError:
         return False
-
-
-async def _serve(
-    loaded: LoadedSettings, adopt_existing: bool, load_again: Callable[[], LoadedSettings], take_over: str, fresh: str
-) -> int:
-    from podwatch.daemon.daemon import serve
-
-    return await serve(loaded, adopt_existing=adopt_existing, load_again=load_again, take_over=take_over, fresh=fresh)
 
 
 def _own_command(

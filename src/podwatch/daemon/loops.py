@@ -1,24 +1,30 @@
-"""Builds the daemon's three loops: sensing (seconds), checkpoint rescans, pruning (under pressure)."""
+"""Builds the daemon's loops (sensing every few seconds, rescans, pruning under pressure) and the recorder."""
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from podwatch.checkpoints.scan import linked_steps
+from podwatch.daemon.backup_findings import kept_branch
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop
-from podwatch.daemon.earlier_branches import kept_branch
 from podwatch.daemon.sensing_loop import SensingLoop
 from podwatch.daemon.wiring import READ_SO_FAR, Components
 from podwatch.detection.engine import initial
 from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
-from podwatch.domain.finding import Finding
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Finding, Severity
 from podwatch.domain.mutation_guard import Mutation
 from podwatch.domain.policy import DiskPolicy
-from podwatch.domain.snapshot import CheckpointMark, Snapshot
+from podwatch.domain.secrets import scrub
+from podwatch.domain.snapshot import CheckpointMark, Desired, Snapshot
 from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import next_save_in, steps_per_save
 from podwatch.policy.retention import Protection
+from podwatch.recording.format import Header
+from podwatch.recording.recorder import Recorder
 from podwatch.retention.pruner import Disks, Pruner
 from podwatch.sync.upload.priority import Outlook
 
@@ -35,12 +41,19 @@ class DaemonLoops:
     pruner: Pruner
 
 
+class Pins(Protocol):
+    @property
+    def pins(self) -> Mapping[int, str]:
+        """The steps that the operator pinned, with the reason."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Checkpoints:
     """The checkpoints on this pod, for the pruner."""
 
     parts: Components
-    pinned: Callable[[], Mapping[int, str]]
+    memory: Pins
 
     @property
     def sets(self) -> tuple[CheckpointSet, ...]:
@@ -52,7 +65,7 @@ class _Checkpoints:
 
     @property
     def pins(self) -> Mapping[int, str]:
-        return {**self.parts.checkpoints.rescans.named, **self.pinned()}
+        return {**self.parts.checkpoints.rescans.named, **self.memory.pins}
 
     def paths(self, step: int) -> Sequence[Path]:
         return self.parts.run.layout.step_paths(step)
@@ -110,8 +123,9 @@ class _Trainer:
         if parts.syncer is not None:
             for step in parts.syncer.protect:
                 found.setdefault(step, Protection.UPLOADING)
-        if (kept := kept_branch(parts)) is not None:
-            for one in parts.checkpoints.catalogue.sets:
+        sets, sync = parts.checkpoints.catalogue.sets, parts.syncer.status() if parts.syncer is not None else None
+        if (kept := kept_branch(sets, parts.training.record.current, sync)) is not None:
+            for one in sets:
                 if one.earlier:
                     found.setdefault(one.step, Protection.EARLIER_BRANCH)
             found[kept] = Protection.EARLIER_NEWEST
@@ -168,32 +182,45 @@ def about_run(parts: Components) -> tuple[str, str]:
     return f"{parts.settings.run_id} {parts.run.layout.name}", f"{list(gpu.inference)} {list(gpu.trainer)}"
 
 
-def make_loops(
-    parts: Components,
-    *,
-    learned: Learned,
-    pins: Callable[[], Mapping[int, str]],
-    on_turn: Callable[[Snapshot, tuple[Finding, ...]], None],
-    announced: Announced,
-) -> DaemonLoops:
-    """Build the loops; starts nothing."""
+class _RunNow:
+    """Implements the sensing loop's RunNow."""
 
-    def checkpoint() -> CheckpointMark:
-        newest = newest_complete(parts.checkpoints.catalogue.sets)
+    def __init__(self, parts: Components) -> None:
+        self._catalogue, self._recovery = parts.checkpoints.catalogue, parts.recovery
+
+    @property
+    def saving(self) -> bool:
+        return self._catalogue.saving
+
+    @property
+    def desired(self) -> Desired:
+        return self._recovery.context.judged
+
+    @property
+    def checkpoint(self) -> CheckpointMark:
+        newest = newest_complete(self._catalogue.sets)
         return CheckpointMark() if newest is None else CheckpointMark(newest.step, newest.changed_wall)
 
-    pruner = Pruner(
-        checkpoints=_Checkpoints(parts, pins),
-        store=_Store(parts),
-        trainer=_Trainer(parts),
-        rules=_Rules(parts),
-        disks=Disks(parts.sensing.disk, parts.sensing.disks),
-        forecast=parts.deletion.forecast,
-        remover=parts.deletion.remover,
-        aside=parts.checkpoints.aside,
-        worker=parts.deletion.worker,
-        clock=parts.run.clock,
-    )
+
+class _ReadPositions:
+    """Writes the log read positions to the journal: at once with a new start, else every ``READ_TURNS`` turns. The next
+    podwatch finds a finish line that is printed while none runs, and reads no line twice."""
+
+    def __init__(self, parts: Components, sensing: SensingLoop) -> None:
+        self._progress, self._journal, self._sensing = parts.sensing.progress, parts.run.journal, sensing
+        self._read_so_far: dict[str, object] = {}
+
+    def turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
+        now, before = self._progress.remembered, self._read_so_far
+        if now.get("start_id") != before.get("start_id") or self._sensing.turns % READ_TURNS == 0:
+            if now != before:
+                self._journal.post(Journal.learn, READ_SO_FAR, now)
+            self._read_so_far = now
+
+
+def make_loops(parts: Components, *, learned: Learned, memory: Pins, announced: Announced) -> DaemonLoops:
+    """Build the loops; starts nothing."""
+    pruner = _pruner(parts, memory)
     guarding = CheckpointLoop(
         parts.checkpoints.catalogue,
         parts.checkpoints.worker,
@@ -205,36 +232,36 @@ def make_loops(
         removals=pruner,
         announced=announced,
     )
-    read_so_far: dict[str, object] = {}
-
-    def turn(snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
-        """Write the log read positions to the journal: at once with a new start, else every ``READ_TURNS`` turns. The
-        next podwatch finds a finish line that is printed while none runs, and reads no line twice."""
-        nonlocal read_so_far
-        now = parts.sensing.progress.remembered
-        if now.get("start_id") != read_so_far.get("start_id") or sensing.turns % READ_TURNS == 0:
-            if now != read_so_far:
-                parts.run.journal.post(Journal.learn, READ_SO_FAR, now)
-            read_so_far = now
-        on_turn(snapshot, findings)
-
     sensing = SensingLoop(
-        senses=parts.sensing.sensors,
+        parts.sensing.sensors,
+        _RunNow(parts),
         clock=parts.run.clock,
         poll=parts.settings.gpu.poll,
         policies=parts.run.config.policies,
         state=initial(parts.run.config.policies, learned.for_run(*about_run(parts))),
-        saving=lambda: parts.checkpoints.catalogue.saving,
-        desired=lambda: parts.recovery.context.judged,
-        on_turn=turn,
         emit=parts.run.emit,
-        checkpoint=checkpoint,
     )
+    sensing.listeners.append(_ReadPositions(parts, sensing))
     if parts.syncer is not None:
         parts.syncer.prospects = lambda: _prospects(parts, sensing.snapshot, pruner)
     parts.sensing.processes.hurry_at_engine_end(sensing)
     parts.deletion.forecast.save_seconds = lambda: sensing.state.learned.median_save_seconds
     return DaemonLoops(sensing, guarding, pruner)
+
+
+def _pruner(parts: Components, memory: Pins) -> Pruner:
+    return Pruner(
+        checkpoints=_Checkpoints(parts, memory),
+        store=_Store(parts),
+        trainer=_Trainer(parts),
+        rules=_Rules(parts),
+        disks=Disks(parts.sensing.disk, parts.sensing.disks),
+        forecast=parts.deletion.forecast,
+        remover=parts.deletion.remover,
+        aside=parts.checkpoints.aside,
+        worker=parts.deletion.worker,
+        clock=parts.run.clock,
+    )
 
 
 def _prospects(parts: Components, snapshot: Snapshot, pruner: Pruner) -> Outlook:
@@ -253,3 +280,32 @@ def _prospects(parts: Components, snapshot: Snapshot, pruner: Pruner) -> Outlook
         steps_per_save=steps_per_save(saves),
         disk_waits=plan is not None and (plan.critical or bool(plan.waiting)),
     )
+
+
+# -- recording -------------------------------------------------------------------------------------------------------
+
+
+def make_recorder(parts: Components, sensing: SensingLoop) -> Recorder | None:
+    """The recorder for `podwatch replay`; None if [record] is off. Its thread reads the components and the state of the
+    loop: frozen values only."""
+    settings = parts.settings
+    if not settings.record.enabled:
+        return None
+    loop = asyncio.get_running_loop()
+
+    def header() -> Header:
+        return Header(
+            run_id=settings.run_id,
+            layout=parts.run.layout.name,
+            poll=parts.settings.gpu.poll,
+            policies=parts.run.config.policies,
+            learned=sensing.state.learned,
+        )
+
+    def tell(problem: str | None) -> None:
+        text = problem or "recording for `podwatch replay` works again"
+        severity = Severity.INFO if problem is None else Severity.WARNING
+        event = Event(EventName.RECORDING_CHANGED, parts.run.clock.wall(), text, severity)
+        loop.call_soon_threadsafe(parts.run.emit, event)
+
+    return Recorder(parts.run.paths.recording, header, max_size=settings.record.max_size, mask=scrub, complain=tell)

@@ -4,39 +4,35 @@ An operator often still uses the GPUs when the pause expires. While processes ou
 continues, with a warning: a start of training would fail, or end their work.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Protocol
 
-from podwatch.domain.errors import UsageError
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.reporting.documents import pause_document
 from podwatch.system.clock import Clock
-
-Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 KEY = "pause"
 """Journal key."""
 MOST_SECONDS = 30 * 86400.0
 
 
-class Maintenance:
-    """``held`` describes what else holds the run's GPUs, or is empty; ``tell`` receives each change."""
+class PausedTraining(Protocol):
+    def pause(self, paused: bool) -> None:
+        """The pause began or ended."""
+        ...
 
-    def __init__(
-        self,
-        journal: AsyncJournal,
-        clock: Clock,
-        emit: Emit,
-        held: Callable[[Snapshot], str],
-        tell: Callable[[bool], None],
-    ) -> None:
-        self._journal, self._clock, self._emit, self._held, self._tell = journal, clock, emit, held, tell
+    def gpus_held(self, snapshot: Snapshot) -> str:
+        """What else holds the run's GPUs; empty if nothing does."""
+        ...
+
+
+class Maintenance:
+    def __init__(self, journal: AsyncJournal, clock: Clock, emit: Emit, training: PausedTraining) -> None:
+        self._journal, self._clock, self._emit, self._training = journal, clock, emit, training
         self.pause: Pause | None = None
         self._since = 0.0
 
@@ -44,13 +40,13 @@ class Maintenance:
         """Read the pause from the journal. Call it before recovery acts."""
         self.pause = Pause.from_dict(await self._journal.run(Journal.learned, KEY))
         self._since = self._clock.monotonic()
-        self._tell(self.pause is not None)
+        self._training.pause(self.pause is not None)
 
     async def begin(self, seconds: float | None, *, by: str, reason: str) -> Pause:
         """Pause, replacing an active pause. It is in force and durable when this returns."""
         wall = self._clock.wall()
         pause = Pause(wall, None if seconds is None else wall + seconds, by, reason)
-        self._tell(True)  # first: recovery must start nothing while the journal writes
+        self._training.pause(True)  # first: recovery must start nothing while the journal writes
         self.pause, self._since = pause, self._clock.monotonic()
         await self._journal.run(Journal.learn, KEY, pause.to_dict())
         self._say(EventName.PAUSED, f"{described(pause)}: podwatch stops and starts no training")
@@ -69,7 +65,7 @@ class Maintenance:
         pause = self.pause
         if pause is None or pause.until is None or snapshot.wall < pause.until:
             return
-        held = self._held(snapshot)
+        held = self._training.gpus_held(snapshot)
         if held:
             if held != pause.held_by:
                 self.pause = replace(pause, held_by=held)
@@ -97,7 +93,7 @@ class Maintenance:
     def _over(self, why: str) -> None:
         self.pause = None
         self._say(EventName.UNPAUSED, f"no longer paused ({why}): podwatch acts again")
-        self._tell(False)
+        self._training.pause(False)
 
     def _say(self, name: EventName, text: str, severity: Severity = Severity.INFO) -> None:
         self._emit(Event(name, self._clock.wall(), text, severity))
@@ -110,26 +106,3 @@ def described(pause: Pause) -> str:
         until = f"until {datetime.fromtimestamp(pause.until, UTC):%Y-%m-%d %H:%M:%SZ}"
     by, why = f" by {pause.by}" if pause.by else "", f" ({pause.reason})" if pause.reason else ""
     return f"paused {until}{by}{why}"
-
-
-def pause_handlers(pausing: Maintenance, acting: Callable[[], bool]) -> Mapping[str, Handler]:
-    """The methods of the control socket. ``acting``: a stop or start of training is in progress."""
-
-    async def pause(params: dict[str, Any]) -> dict[str, Any]:
-        seconds = params.get("seconds")
-        if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds <= MOST_SECONDS):
-            raise UsageError(
-                f"Invalid value for the pause: {seconds!r} s (expected at most 30 days)",
-                fix="omit the time for a pause without end",
-            )
-        busy = "; the stop or start in progress is finished first" if acting() else ""
-        text = {name: str(params.get(name) or "")[:200] for name in ("by", "reason")}
-        begun = await pausing.begin(seconds, **text)
-        message = f"{described(begun)}: podwatch stops and starts no training{busy}"
-        return {"message": message, "pause": pause_document(begun)}
-
-    async def unpause(_: dict[str, Any]) -> dict[str, Any]:
-        was = await pausing.end("unpause")
-        return {"message": "podwatch acts again" if was else "podwatch was not paused", "pause": None}
-
-    return {"pause": pause, "unpause": unpause}

@@ -1,9 +1,9 @@
 """The sensing loop: reads all sensors, runs detection, passes the findings on. Its turns alone feed the watchdog."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from podwatch.detection.engine import DetectionState, advance, confirming
 from podwatch.domain.event import Emit, Event, EventName
@@ -92,28 +92,46 @@ class Sensors:
             await sensor.stop()
 
 
+class RunNow(Protocol):
+    """What no sensor reads: the state of the run that podwatch itself keeps."""
+
+    @property
+    def saving(self) -> bool: ...
+
+    @property
+    def desired(self) -> Desired: ...
+
+    @property
+    def checkpoint(self) -> CheckpointMark:
+        """The newest complete checkpoint."""
+        ...
+
+
+class TurnListener(Protocol):
+    def turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
+        """Must not block."""
+        ...
+
+
 class SensingLoop:
-    """Turns every ``poll`` seconds. ``on_turn`` gets the snapshot and the findings, and must not block."""
+    """Turns every ``poll`` seconds. ``listeners`` get the snapshot and the findings of each turn, in their order."""
 
     def __init__(
         self,
-        *,
         senses: Sensors,
+        run: RunNow,
+        *,
         clock: Clock,
         poll: float,
         policies: Policies,
         state: DetectionState,
-        saving: Callable[[], bool],
-        desired: Callable[[], Desired],
-        on_turn: Callable[[Snapshot, tuple[Finding, ...]], None],
         emit: Emit,
-        checkpoint: Callable[[], CheckpointMark] = CheckpointMark,
     ) -> None:
-        self._checkpoint = checkpoint
+        self.listeners: list[TurnListener] = []
         self._senses, self._clock, self._poll = senses, clock, poll
         self.policies = policies
         self.state = state
-        self._saving, self._desired, self._on_turn, self._emit = saving, desired, on_turn, emit
+        self._run, self._emit = run, emit
         self.turns = 0
         self.snapshot = Snapshot(at=clock.monotonic(), wall=clock.wall())
         self.findings: tuple[Finding, ...] = ()
@@ -141,7 +159,7 @@ class SensingLoop:
 
     def turn(self) -> None:
         snapshot = self._senses.look(
-            self._clock, saving=self._saving(), desired=self._desired(), checkpoint=self._checkpoint()
+            self._clock, saving=self._run.saving, desired=self._run.desired, checkpoint=self._run.checkpoint
         )
         self.state, findings = advance(self.state, snapshot, self.policies)
         self._tell_sensors(snapshot)
@@ -153,7 +171,8 @@ class SensingLoop:
         self.snapshot, self.findings = snapshot, findings
         self.turns += 1
         self._last_turn = snapshot.at
-        self._on_turn(snapshot, findings)
+        for listener in self.listeners:
+            listener.turn(snapshot, findings)
 
     def alive(self) -> tuple[bool, str]:
         """Whether the last turn is within the deadline, and a text about it."""

@@ -20,7 +20,6 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -57,16 +56,14 @@ KEEPER_BYTES: Final = 256 << 10
 RECORD_BYTES: Final = 16 << 10
 
 
-async def take_ground(settings: Settings, *, lock: bool = True) -> tuple[RunPaths, RunLock | None]:
-    """The directories of the run and, with ``lock``, its lock, as far as they are available. Raises Busy if another
+async def take_ground(settings: Settings) -> tuple[RunPaths, RunLock]:
+    """The directories of the run and its lock, as far as they are available. Raises Busy if another
     podwatch guards this run."""
     worker = Worker("ground")
     one, late = threading.Lock(), False
 
-    def take() -> tuple[RunPaths, RunLock | None]:
+    def take() -> tuple[RunPaths, RunLock]:
         paths = guard_paths(settings.state_dir, settings.run_id, os.environ)
-        if not lock:
-            return paths, None
         taken = RunLock(paths.lock, paths.runtime, what_lock(settings.run_id))
         try:
             taken.acquire()
@@ -84,7 +81,7 @@ async def take_ground(settings: Settings, *, lock: bool = True) -> tuple[RunPath
         with one:
             late = True
         paths = unmade_paths(settings.state_dir, settings.run_id, os.environ)
-        return paths, RunLock(paths.lock, paths.runtime, what_lock(settings.run_id)) if lock else None
+        return paths, RunLock(paths.lock, paths.runtime, what_lock(settings.run_id))
     finally:
         worker.close()
 
@@ -93,11 +90,11 @@ def what_lock(run_id: str) -> str:
     return f"the guard of run {run_id}"
 
 
-async def open_journal(path: Path, wall: Callable[[], float]) -> tuple[Journal, Worker]:
+async def open_journal(path: Path, clock: Clock) -> tuple[Journal, Worker]:
     """The journal (in memory where the database cannot be used), and the thread in which it was opened."""
     worker = Worker("journal-opening")
     try:
-        opened = await worker.call(_open, path, wall, timeout=OPEN_SECONDS)
+        opened = await worker.call(_open, path, clock, timeout=OPEN_SECONDS)
     except TimeoutError:
         worker.renew()
         return Journal.in_memory(
@@ -105,15 +102,15 @@ async def open_journal(path: Path, wall: Callable[[], float]) -> tuple[Journal, 
             f"the state database cannot be opened: its disk has not answered for {OPEN_SECONDS:.0f} s",
             str(path),
             "check the disk, or set state_dir to a directory on another disk",
-            wall=wall,
+            wall=clock.wall,
             merge=merge_learned,
             read=False,
         ), worker
     return opened, worker
 
 
-def _open(path: Path, wall: Callable[[], float]) -> Journal:
-    return Journal.open_for_guard(path, wall=wall, merge=merge_learned)
+def _open(path: Path, clock: Clock) -> Journal:
+    return Journal.open_for_guard(path, wall=clock.wall, merge=merge_learned)
 
 
 def merge_learned(key: str, known: Any, ours: Any) -> Any:

@@ -2,23 +2,27 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
 
 from podwatch import __version__
 from podwatch.checkpoints.layouts.base import counts_saves
 from podwatch.daemon.events import EventBus
 from podwatch.daemon.loops import DaemonLoops
-from podwatch.daemon.maintenance import described
+from podwatch.daemon.maintenance import Maintenance, described
 from podwatch.daemon.wiring import Components
 from podwatch.detection.corrected_snapshot import Watched, present
 from podwatch.detection.engine import DetectionState, second_signals
 from podwatch.detection.operator_ends import trainer_gone_at
 from podwatch.detection.progress import target_reached
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
-from podwatch.domain.event import EventName, Incident
+from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Finding
 from podwatch.domain.policy import Policies
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Snapshot
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.recovery.controller import Recovery
 from podwatch.recovery.state import Phase, RecoveryState
 from podwatch.reporting.status import build_status
 from podwatch.reporting.view import Counters, DaemonView, RecoveryView
@@ -87,76 +91,124 @@ def watched_of(state: RecoveryState) -> Watched | None:
     return Watched(handle.start_id, handle.supervision, handle.launcher, handle.started_wall, state.adopted)
 
 
-def view_of(
-    parts: Components,
-    rounds: DaemonLoops,
-    bus: EventBus,
-    *,
-    findings: tuple[Finding, ...],
-    pins: Mapping[int, str],
-    incident: Incident | None,
-    http_url: str,
-    config_path: str,
-    started: float,
-    pause: Pause | None = None,
-) -> DaemonView:
-    """The view as of now: the snapshot of the last turn, corrected by what recovery has done since. ``started`` is
-    monotonic."""
-    settings, sensing = parts.settings, rounds.sensing
-    alive, _ = sensing.alive()
-    now, wall = parts.run.clock.monotonic(), parts.run.clock.wall()
-    record, state = parts.training.record.current, parts.recovery.state
-    snapshot, _ = present(sensing.snapshot, watched_of(state), now=now, wall=wall)
-    recovery = recovery_view(state)
-    sync = parts.syncer.status() if parts.syncer is not None else SyncStatus()
-    return DaemonView(
-        version=__version__,
-        run_id=settings.run_id,
-        snapshot=snapshot,
-        now=now,
-        now_wall=wall,
-        started_wall=wall - (now - started),
-        pid=os.getpid(),
-        mode=settings.mode,
-        pause=pause,
-        desired=record.desired if record is not None else snapshot.desired,
-        opening=parts.recovery.opening,
-        watchdog_ok=alive,
-        sensors=snapshot.readings,
-        findings=findings,
-        recovery=recovery,
-        sync=sync,
-        learned=sensing.state.learned,
-        counters=counters_of(bus, sensing.turns),
-        checkpoints=parts.checkpoints.catalogue.sets,
-        pins=pins,
-        incident=incident,
-        next_save_bytes=rounds.pruner.next_save_bytes,
-        prune_above=parts.run.config.policies.disk.prune_above,
-        steps_at_risk=steps_at_risk(
-            snapshot,
-            parts.checkpoints.catalogue.sets,
-            recovery.resumed_step,
-            sync,
-            saves_counted=counts_saves(parts.run.layout),
-        ),
-        target_step=parts.run.config.policies.detection.max_steps,
-        trainer_changed_at=state.changed_at,
-        trainer_ended_at=trainer_ended_at(snapshot, sensing.state, parts.run.config.policies),
-        armed=sensing.state.armed,
-        second_signals=second_signals(sensing.state),
-        inference_gpus=settings.gpu.inference,
-        trainer_gpus=settings.gpu.trainer,
-        http_url=http_url,
-        control_path=str(parts.run.paths.control_socket),
-        config_path=config_path,
-        output_dir=str(settings.trainer.output_dir),
-        state_dir=str(parts.run.paths.state),
-        log_path=parts.training.launcher.log_path(),
-        layout=parts.run.layout.name,
-        layout_because=parts.run.layout.chosen_because,
-        capabilities=parts.checkpoints.capabilities.to_dict(),
-    )
+class Remembered:
+    """What the status shows of the journal, read again after each change."""
+
+    def __init__(self, journal: AsyncJournal) -> None:
+        self._journal = journal
+        self.pins: Mapping[int, str] = {}
+        self.incident: Incident | None = None
+
+    async def load(self) -> None:
+        await self.read_pins()
+        await self.read_incident()
+
+    async def read_pins(self) -> None:
+        self.pins = dict(await self._journal.run(Journal.pins))
+
+    async def read_incident(self) -> None:
+        self.incident = next(iter(await self._journal.run(Journal.incidents, 1)), None)
+
+
+class FindingsNow(Protocol):
+    def now(self) -> tuple[Finding, ...]: ...
+
+
+class StatusSource:
+    """The state of the daemon as of now, for status, HTTP and metrics; see ``api.http.Source``."""
+
+    def __init__(
+        self,
+        parts: Components,
+        loops: DaemonLoops,
+        bus: EventBus,
+        findings: FindingsNow,
+        memory: Remembered,
+        maintenance: Maintenance,
+        path: Path | None,
+    ) -> None:
+        self._parts, self._loops, self._bus, self._findings = parts, loops, bus, findings
+        self._memory, self._maintenance, self._path = memory, maintenance, path
+        self.started = parts.run.clock.monotonic()
+
+    def view(self) -> DaemonView:
+        """The snapshot of the last turn, corrected by what recovery has done since."""
+        parts, loops = self._parts, self._loops
+        settings, sensing = parts.settings, loops.sensing
+        alive, _ = sensing.alive()
+        now, wall = parts.run.clock.monotonic(), parts.run.clock.wall()
+        record, state = parts.training.record.current, parts.recovery.state
+        snapshot, _ = present(sensing.snapshot, watched_of(state), now=now, wall=wall)
+        recovery = recovery_view(state)
+        sync = parts.syncer.status() if parts.syncer is not None else SyncStatus()
+        return DaemonView(
+            version=__version__,
+            run_id=settings.run_id,
+            snapshot=snapshot,
+            now=now,
+            now_wall=wall,
+            started_wall=wall - (now - self.started),
+            pid=os.getpid(),
+            mode=settings.mode,
+            pause=self._maintenance.pause,
+            desired=record.desired if record is not None else snapshot.desired,
+            opening=parts.recovery.opening,
+            watchdog_ok=alive,
+            sensors=snapshot.readings,
+            findings=self._findings.now(),
+            recovery=recovery,
+            sync=sync,
+            learned=sensing.state.learned,
+            counters=counters_of(self._bus, sensing.turns),
+            checkpoints=parts.checkpoints.catalogue.sets,
+            pins={**parts.checkpoints.rescans.named, **self._memory.pins},
+            incident=self._memory.incident,
+            next_save_bytes=loops.pruner.next_save_bytes,
+            prune_above=parts.run.config.policies.disk.prune_above,
+            steps_at_risk=steps_at_risk(
+                snapshot,
+                parts.checkpoints.catalogue.sets,
+                recovery.resumed_step,
+                sync,
+                saves_counted=counts_saves(parts.run.layout),
+            ),
+            target_step=parts.run.config.policies.detection.max_steps,
+            trainer_changed_at=state.changed_at,
+            trainer_ended_at=trainer_ended_at(snapshot, sensing.state, parts.run.config.policies),
+            armed=sensing.state.armed,
+            second_signals=second_signals(sensing.state),
+            inference_gpus=settings.gpu.inference,
+            trainer_gpus=settings.gpu.trainer,
+            http_url=parts.training.environment.heartbeat_url,
+            control_path=str(parts.run.paths.control_socket),
+            config_path=str(self._path or ""),
+            output_dir=str(settings.trainer.output_dir),
+            state_dir=str(parts.run.paths.state),
+            log_path=parts.training.launcher.log_path(),
+            layout=parts.run.layout.name,
+            layout_because=parts.run.layout.chosen_because,
+            capabilities=parts.checkpoints.capabilities.to_dict(),
+        )
+
+    def headline(self) -> str:
+        """The line in ``systemctl status``."""
+        return headline(self._parts.recovery.state.phase, self._loops.sensing.snapshot, self._maintenance.pause)
+
+    def opening(self) -> str:
+        """The first line."""
+        return opening(self._parts, self._maintenance.pause)
+
+    async def events(self, after_id: int, limit: int) -> list[Event]:
+        return await self._parts.run.journal.run(Journal.events, after_id=after_id, limit=limit)
+
+    def ping(self, role: str) -> None:
+        self._parts.sensing.inbox.ping(role)
+
+    def live(self) -> tuple[bool, str]:
+        return self._loops.sensing.alive()
+
+    def ready(self) -> tuple[bool, list[str]]:
+        return readiness(self._parts, self._loops.sensing.snapshot)
 
 
 def counters_of(emit: EventBus, turns: int) -> Counters:
@@ -231,12 +283,21 @@ def headline(phase: str, snapshot: Snapshot, pause: Pause | None = None) -> str:
     return text if pause is None else f"{described(pause)}; {text}"
 
 
-def gpus_held(parts: Components, snapshot: Snapshot) -> str:
-    """What else holds the run's GPUs, as text; empty if nothing does, our own trainer runs, or it is unknown."""
-    trainer = snapshot.trainer.value
-    if trainer is not None and trainer.descendants:
-        return ""
-    return "; ".join(parts.recovery.starter.free(0.0).gpus)
+class TrainingInPause:
+    """Implements the maintenance's PausedTraining."""
+
+    def __init__(self, recovery: Recovery) -> None:
+        self._recovery = recovery
+
+    def pause(self, paused: bool) -> None:
+        self._recovery.context.pause(paused)
+
+    def gpus_held(self, snapshot: Snapshot) -> str:
+        """Empty also while our own trainer runs, or if it is unknown."""
+        trainer = snapshot.trainer.value
+        if trainer is not None and trainer.descendants:
+            return ""
+        return "; ".join(self._recovery.starter.free(0.0).gpus)
 
 
 def readiness(parts: Components, snapshot: Snapshot) -> tuple[bool, list[str]]:

@@ -1,28 +1,42 @@
-"""Periodic jobs for the store: heartbeats, sweeps, and the pointer's lineage."""
+"""Periodic jobs for the store: heartbeats, sweeps, the pointer's lineage; configuration, logs and incident bundles."""
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 from podwatch.config.settings import Settings
-from podwatch.daemon import status_view
+from podwatch.daemon.environment import credentials_for
+from podwatch.daemon.shutdown import BackgroundTasks
+from podwatch.daemon.status_view import StatusSource, heartbeat_fields
 from podwatch.daemon.store import WANDB_SECONDS
 from podwatch.daemon.wiring import Components
 from podwatch.domain.errors import PodwatchError
+from podwatch.domain.event import Event, EventName
 from podwatch.domain.lease import HolderState
+from podwatch.domain.mutation_guard import Mutation
+from podwatch.domain.secrets import secret_values
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.recovery.state import RecordHolder
-from podwatch.reporting.view import DaemonView
+from podwatch.sensors.log_tail import Sources
+from podwatch.stores.base import ObjectStore
+from podwatch.stores.open import open_store
 from podwatch.sync.syncer import Syncer
+from podwatch.sync.upload.artifacts import Artifacts
+from podwatch.sync.upload.job import keys_for
 
 # -- scheduler -------------------------------------------------------------------------------------------------------
 # On apscheduler 3.x, without exact timing. ``misfire_grace_time`` is always set, because its default of one second
 # silently skips a late job. Detection never runs here.
+
+
+Job = Callable[[], Awaitable[None]]
 
 
 class Jobs:
@@ -31,7 +45,7 @@ class Jobs:
     def __init__(self) -> None:
         self._scheduler = AsyncIOScheduler(timezone="UTC")
 
-    def every(self, seconds: float, name: str, job: Callable[[], Awaitable[None]]) -> None:
+    def every(self, seconds: float, name: str, job: Job) -> None:
         async def run() -> None:
             # podwatch exits: no error of the job, but the scheduler would log a traceback.
             with contextlib.suppress(asyncio.CancelledError):
@@ -99,8 +113,8 @@ TRANSITION_SECONDS = 5.0
 class StoreJobs:
     """Does nothing without a store."""
 
-    def __init__(self, parts: Components, view: Callable[[], DaemonView]) -> None:
-        self._parts, self._view = parts, view
+    def __init__(self, parts: Components, status: StatusSource) -> None:
+        self._parts, self._status = parts, status
         self._syncer = parts.syncer
         self._said: tuple[object, ...] = ()
         self._changed = asyncio.Event()
@@ -110,17 +124,15 @@ class StoreJobs:
         if self._syncer is not None:
             self._syncer.ask()
 
-    async def begin(
-        self, jobs: Jobs, settings: Settings, spawn: Callable[[Coroutine[Any, Any, Any], str], None]
-    ) -> None:
+    async def begin(self, jobs: Jobs, tasks: BackgroundTasks) -> None:
         syncer = self._syncer
         if syncer is None:
             return
         await syncer.start()
-        spawn(self._first_beats(), "first heartbeat")
-        spawn(self._transition_beats(), "heartbeats at transitions")
-        jobs.every(settings.sync.sweep, "sync sweep", self._sweep)
-        jobs.every(settings.sync.heartbeat, "heartbeat", self.beat)
+        tasks.spawn(self._first_beats(), "first heartbeat")
+        tasks.spawn(self._transition_beats(), "heartbeats at transitions")
+        jobs.every(self._parts.settings.sync.sweep, "sync sweep", self._sweep)
+        jobs.every(self._parts.settings.sync.heartbeat, "heartbeat", self.beat)
         jobs.every(WANDB_SECONDS, "wandb ids", self._parts.store.wandb.look)
         jobs.every(STORE_SWEEP_SECONDS, "store sweep", syncer.sweep_store)
         jobs.every(
@@ -157,7 +169,7 @@ class StoreJobs:
 
     async def say(self, state: HolderState) -> None:
         if self._syncer is not None:
-            await self._syncer.beat(status_view.heartbeat_fields(self._view()), state)
+            await self._syncer.beat(heartbeat_fields(self._status.view()), state)
 
     async def say_leaving(self) -> None:
         """The last heartbeat: released where nothing trains, so that no other pod waits for this one."""
@@ -172,3 +184,63 @@ class StoreJobs:
     async def _sweep(self) -> None:
         if self._syncer is not None:
             self._syncer.sweep()
+
+
+# -- configuration, logs, incident bundles ----------------------------------------------------------------------------
+
+WRITER_ID = "writer_id"
+"""Journal key, written when the components are built."""
+TELLING = frozenset(
+    {EventName.INCIDENT_OPENED, EventName.GAVE_UP, EventName.TRAINER_CONFIRMED, EventName.TRAINER_FINISHED}
+)
+"""Events after which an upload is due soon: there is a new bundle, a new start, or a last log line."""
+
+
+def make_artifacts(parts: Components) -> Artifacts | None:
+    """None without a store, or where ``sync.artefacts`` is off."""
+    settings, syncer = parts.settings, parts.syncer
+    if syncer is None or not settings.sync.artefacts:
+        return None
+    writer_id = str(parts.run.journal.sync.learned(WRITER_ID, ""))
+
+    def opened() -> ObjectStore:
+        return open_store(settings.sync.store, credentials_for(parts.settings), writer_id=writer_id, connections=1)
+
+    sources = _OwnArtefacts(parts, settings, syncer)
+    return Artifacts(opened, keys_for(settings.sync.store, settings.run_id), sources, parts.run.clock)
+
+
+class _OwnArtefacts:
+    """Implements ``ArtefactSources`` over the daemon's components."""
+
+    def __init__(self, parts: Components, settings: Settings, syncer: Syncer) -> None:
+        self._parts, self._settings, self._syncer = parts, settings, syncer
+        self.incidents = parts.run.paths.incidents
+        self.host = socket.gethostname()
+        self.log_bytes = settings.sync.artefacts_log
+
+    def logs(self) -> Sources:
+        trainer = self._settings.trainer
+        globs = trainer.logs or self._parts.run.layout.log_globs()
+        return Sources(trainer.output_dir, globs, (Path(self._parts.training.launcher.log_path()),))
+
+    def configs(self) -> tuple[str, ...]:
+        record = self._parts.training.record.current
+        last = record.last_start if record is not None else None
+        private = str(self._parts.settings.trainer.env_file or "")
+        return tuple(name for name, _ in last.config_digests if name != private) if last is not None else ()
+
+    def secrets(self) -> frozenset[str]:
+        key = credentials_for(self._parts.settings)
+        own = frozenset({key.key, key.key_id}) if key is not None else frozenset[str]()
+        return own | secret_values({**os.environ, **self._parts.recovery.context.tools.pod.environment()})
+
+    def may_write(self) -> bool:
+        return not self._syncer.status().superseded and not self._parts.run.guard.blocked_reason(Mutation.PUBLISH)
+
+    def may_delete(self) -> bool:
+        return self._parts.settings.mode == "act" and not self._parts.run.guard.blocked_reason(Mutation.DELETE)
+
+    def trouble(self, problem: str) -> None:
+        text = f"cannot upload logs and incident bundles: {problem}"
+        self._parts.run.emit(Event(EventName.SYNC_FAILED, self._parts.run.clock.wall(), text))

@@ -1,12 +1,14 @@
-"""Daemon: the work of each turn of the sensing loop, of events, and of a reload."""
+"""The work of each turn of the sensing loop, the findings of all sources, and a reload."""
+
+import os
+from collections.abc import Callable
 
 from podwatch.checkpoints.layouts import restart_concerns
 from podwatch.checkpoints.layouts.base import PATTERN, counts_saves
-from podwatch.config.loading import changes_needing_restart
-from podwatch.daemon import status_view
-from podwatch.daemon.artifacts import TELLING
+from podwatch.config.loading import LoadedSettings, changes_needing_restart, load_settings
 from podwatch.daemon.backup_findings import (
     backup_findings,
+    branch_findings,
     concern_findings,
     config_findings,
     freeze_findings,
@@ -19,117 +21,64 @@ from podwatch.daemon.backup_findings import (
     upload_findings,
 )
 from podwatch.daemon.configuration import policies_from, waits_for_restart
-from podwatch.daemon.core import Core
-from podwatch.daemon.earlier_branches import branch_findings
 from podwatch.daemon.environment import learn_secrets
-from podwatch.daemon.status_view import steps_at_risk
-from podwatch.daemon.wiring import LEARNED
+from podwatch.daemon.events import OpenFindings
+from podwatch.daemon.host import Host
+from podwatch.daemon.loops import DaemonLoops
+from podwatch.daemon.maintenance import Maintenance
+from podwatch.daemon.notifications import Notifying
+from podwatch.daemon.status_view import StatusSource, steps_at_risk, watched_of
+from podwatch.daemon.store_jobs import StoreJobs
+from podwatch.daemon.wiring import LEARNED, Components
 from podwatch.detection.corrected_snapshot import of_a_run_that_ends, of_this_trainer, present
 from podwatch.detection.one_failure import fold
 from podwatch.domain.errors import ConfigurationError, PodwatchError
-from podwatch.domain.event import Event, EventName
+from podwatch.domain.event import Emit, EventName
 from podwatch.domain.finding import Finding, Severity
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.journal import Journal
 from podwatch.policy.backup import Kept, safekeeping
+from podwatch.recording.recorder import Recorder
 from podwatch.sync.types import SyncStatus
 
 REMEMBER_TURNS = 30
 """Turns between two writes of the learned state to the journal: a minute at the default poll."""
 
+LoadAgain = Callable[[], LoadedSettings]
+"""Loads the settings at a reload; None: the same file, with the environment."""
 
-class Turning(Core):
-    """The middle layer of Daemon: everything between start and stop."""
 
-    def reload(self) -> str:
-        """Reload the configuration file; returns the result as text. Changes that need a restart are refused."""
-        self._notifier.reloading()
-        try:
-            return self._reload()
-        finally:  # in any case: without READY systemd allows no further reload
-            self._notifier.ready(self._headline())
+class Findings:
+    """The findings of all sources. ``silent``: seconds without a response of the previous daemon when init restarted
+    it."""
 
-    def _reload(self) -> str:
-        try:
-            new = self._load_again()
-            learn_secrets(new.settings)
-            if blocked := changes_needing_restart(self.loaded.settings, new.settings):
-                raise ConfigurationError(
-                    f"{', '.join(blocked)} cannot change while podwatch runs",
-                    where=str(new.path),
-                    fix="restart podwatch; training continues",
-                )
-        except PodwatchError as error:
-            self._config_problem, text = str(error), f"configuration not reloaded, the old one stays in force: {error}"
-            self._say(EventName.CONFIG_REFUSED, text, Severity.WARNING)
-        else:
-            later = waits_for_restart(self.loaded.settings, new.settings)
-            text = "configuration reloaded; new thresholds and policies are in force"
-            if later:
-                text += f". These take effect at the next start of podwatch: {', '.join(later)}"
-            self.loaded, self._config_problem = new, ""
-            parts = self.parts
-            parts.run.config.settings = new.settings
-            parts.run.config.policies = policies_from(
-                new.settings,
-                max_steps=parts.run.config.policies.detection.max_steps,
-                save_interval=parts.run.config.policies.resources.save_interval_steps,
-            )
-            self.rounds.sensing.policies = parts.run.config.policies
-            parts.sensing.log_rules.configure(parts.run.config.policies.log_rules)
-            if self._recorder is not None:
-                self._recorder.cut()
-            parts.recovery.reconfigure(parts.settings, parts.run.config.policies)
-            self._spawn(self._look_at_restart(), "restart concerns")
-            self._say(EventName.CONFIG_RELOADED, text)
-        return text
+    def __init__(
+        self,
+        parts: Components,
+        loops: DaemonLoops,
+        emit: Emit,
+        maintenance: Maintenance,
+        notifying: Notifying | None,
+        silent: float,
+    ) -> None:
+        self._parts, self._loops, self._maintenance, self._notifying = parts, loops, maintenance, notifying
+        self._open = OpenFindings(emit)
+        self._silent, self._started = silent, parts.run.clock.monotonic()
 
-    async def _look_at_restart(self) -> None:
-        """Update the reasons why a restart would fail with the current settings."""
-        parts = self.parts
-        parts.run.config.concerns = await self._disk.call(restart_concerns, parts.settings, parts.run.layout)
-
-    def _on_turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
-        parts, sensing = self.parts, self.rounds.sensing
-        self._notifier.watchdog()
-        parts.checks.turn()
-        if self._recorder is not None:
-            self._recorder.turn(snapshot)
-        self.pausing.turn(snapshot)
-        parts.checkpoints.implausible.turn(
-            snapshot,
-            parts.checkpoints.catalogue.sets,
-            step_seconds=sensing.state.learned.median_step_seconds,
-            record=parts.training.record.current,
-            fetched=parts.recovery.context.fetched,
-        )
-        parts.recovery.consider(snapshot, (*findings, *self.rounds.pruner.findings()))
-        self.backing.turn(snapshot)
-        if parts.recovery.asks_whose:
-            parts.checkpoints.rescans.wake()
-        if parts.checkpoints.roots.repaired():
-            parts.recovery.read_again()
+    def turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        """Those of this turn, after what is new and what is over was reported. ``findings``: those of the sensing
+        loop."""
         everything = self._everything(snapshot, findings)
-        self.bulletin.update(everything, snapshot.wall)
-        if self._notifying is not None:
-            self._notifying.turn(everything, snapshot)
-        if parts.recovery.context.exit_code is not None:
-            self.leave(parts.recovery.context.exit_code)
-        known = (sensing.state.armed, sensing.state.learned.seen)
-        if sensing.turns % REMEMBER_TURNS == 0 or known != self._known:
-            # Written at once for the next podwatch: the engine can die while none runs.
-            self._known = known
-            parts.run.journal.post(Journal.learn, LEARNED, sensing.state.learned.to_dict())
-            self._bus().save()
-        self._tell_systemd()
+        self._open.update(everything, snapshot.wall)
+        return everything
 
     def _everything(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         """The findings of all sources, one for each failure. ``findings``: those of the sensing loop."""
-        parts = self.parts
+        parts = self._parts
         ours = (
             *parts.checks.findings(),
-            *self.rounds.pruner.findings(),
-            *self.pausing.findings(),
+            *self._loops.pruner.findings(),
+            *self._maintenance.findings(),
             *parts.checkpoints.roots.findings(),
             *self._own(snapshot),
         )
@@ -137,22 +86,23 @@ class Turning(Core):
         kept = safekeeping((*findings, *parts.recovery.findings(), *ours), self._kept(snapshot), at=snapshot.at)
         return fold((*kept, *telling), parts.recovery.context.healing())
 
-    def _findings_now(self) -> tuple[Finding, ...]:
+    def now(self) -> tuple[Finding, ...]:
         """The findings of the last turn, updated with what recovery has done since: otherwise the status would show a
         death beside the trainer that recovery started after it."""
-        sensing, recovery = self.rounds.sensing, self.parts.recovery
+        clock = self._parts.run.clock
+        sensing, recovery = self._loops.sensing, self._parts.recovery
         if sensing.turns == 0:
-            return self.bulletin.findings
-        found, snapshot, watched = sensing.findings, sensing.snapshot, status_view.watched_of(recovery.state)
-        now, changed = present(snapshot, watched, now=self._clock.monotonic(), wall=self._clock.wall())
+            return self._open.findings
+        found, snapshot, watched = sensing.findings, sensing.snapshot, watched_of(recovery.state)
+        as_of, changed = present(snapshot, watched, now=clock.monotonic(), wall=clock.wall())
         if changed:
             found = of_this_trainer(found)
         if recovery.desired is not Desired.RUNNING and snapshot.desired is Desired.RUNNING:
             found = of_a_run_that_ends(found)
-        return self.bulletin.as_of_now(self._everything(now, found))
+        return self._open.as_of_now(self._everything(as_of, found))
 
     def _kept(self, snapshot: Snapshot) -> Kept:
-        parts = self.parts
+        parts = self._parts
         sync, sets = (
             parts.syncer.status() if parts.syncer is not None else None,
             parts.checkpoints.catalogue.sets,
@@ -162,19 +112,17 @@ class Turning(Core):
         return kept_of(sync, sets, parts.recovery.context.owns, at_risk)
 
     def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
-        parts = self.parts
-        config = config_findings(self._config_problem, since=self._started)
-        concerns = tuple(
-            c for c in parts.run.config.concerns if c.subject != PATTERN or not parts.checkpoints.catalogue.sets
-        )
+        parts = self._parts
+        sync, sets = parts.syncer.status() if parts.syncer is not None else None, parts.checkpoints.catalogue.sets
+        record = parts.training.record.current
+        config = config_findings(parts.run.config.problem, since=self._started)
+        concerns = tuple(c for c in parts.run.config.concerns if c.subject != PATTERN or not sets)
         handle = parts.recovery.handle
-        concerns = saved_after_all(
-            concerns, parts.checkpoints.catalogue.sets, None if handle is None else handle.started_wall
-        )
+        concerns = saved_after_all(concerns, sets, None if handle is None else handle.started_wall)
         config = (*config, *concern_findings(concerns, since=self._started))
-        config = (*config, *parts.training.two_writers.findings(parts.checkpoints.catalogue.sets, snapshot.at))
-        config = (*config, *parts.checkpoints.implausible.findings(parts.checkpoints.catalogue.sets, snapshot.at))
-        config = (*config, *branch_findings(parts, snapshot.at, snapshot.wall))
+        config = (*config, *parts.training.two_writers.findings(sets, snapshot.at))
+        config = (*config, *parts.checkpoints.implausible.findings(sets, snapshot.at))
+        config = (*config, *branch_findings(sets, record, sync, snapshot.at, snapshot.wall))
         config += linked_findings(parts.checkpoints.catalogue.linked, since=self._started)
         config += freeze_findings(self._silent, now=snapshot.at, wall=snapshot.wall, since=self._started)
         config += keeper_findings(snapshot.trainer)
@@ -183,25 +131,144 @@ class Turning(Core):
         if parts.store.refused:
             return (*store_refused_finding(parts.store.refused, since=self._started), *config)
         backup = backup_findings(
-            parts.syncer.status() if parts.syncer is not None else None,
-            parts.checkpoints.catalogue.sets,
+            sync,
+            sets,
             now=snapshot.at,
             wall=snapshot.wall,
             max_lag=parts.settings.sync.max_lag,
             since=self._started,
         )
-        uploads = upload_findings(parts.syncer.status() if parts.syncer is not None else None, now=snapshot.at)
+        uploads = upload_findings(sync, now=snapshot.at)
         return (*backup, *uploads, *config)
 
-    def _on_event(self, event: Event) -> None:
-        if event.name in (EventName.INCIDENT_OPENED, EventName.INCIDENT_CLOSED, EventName.GAVE_UP):
-            self._spawn(self._refresh_incident(), "incident")
-        if self._artefacts is not None and event.name in TELLING:
-            self._artefacts.soon()
 
-    async def _refresh_incident(self) -> None:
-        self._incident = next(iter(await self.parts.run.journal.run(Journal.incidents, 1)), None)
+class Tick:
+    """The work of each turn of the sensing loop."""
 
-    async def _push_metrics(self) -> None:
+    def __init__(
+        self,
+        parts: Components,
+        loops: DaemonLoops,
+        host: Host,
+        findings: Findings,
+        status: StatusSource,
+        store_jobs: StoreJobs,
+        maintenance: Maintenance,
+        notifying: Notifying | None,
+        recorder: Recorder | None,
+    ) -> None:
+        self._parts, self._loops, self._host, self._findings, self._status = parts, loops, host, findings, status
+        self._store_jobs, self._maintenance = store_jobs, maintenance
+        self._notifying, self._recorder = notifying, recorder
+        self._known: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        self._told = ""
+
+    def turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
+        parts, sensing = self._parts, self._loops.sensing
+        self._host.systemd.watchdog()
+        parts.checks.turn()
+        if self._recorder is not None:
+            self._recorder.turn(snapshot)
+        self._maintenance.turn(snapshot)
+        parts.checkpoints.implausible.turn(
+            snapshot,
+            parts.checkpoints.catalogue.sets,
+            step_seconds=sensing.state.learned.median_step_seconds,
+            record=parts.training.record.current,
+            fetched=parts.recovery.context.fetched,
+        )
+        parts.recovery.consider(snapshot, (*findings, *self._loops.pruner.findings()))
+        self._store_jobs.turn(snapshot)
+        if parts.recovery.asks_whose:
+            parts.checkpoints.rescans.wake()
+        if parts.checkpoints.roots.repaired():
+            parts.recovery.read_again()
+        everything = self._findings.turn(snapshot, findings)
         if self._notifying is not None:
-            await self._notifying.push(self.view())
+            self._notifying.turn(everything, snapshot)
+        if parts.recovery.context.exit_code is not None:
+            self._host.exit.leave(parts.recovery.context.exit_code)
+        known = (sensing.state.armed, sensing.state.learned.seen)
+        if sensing.turns % REMEMBER_TURNS == 0 or known != self._known:
+            # Written at once for the next podwatch: the engine can die while none runs.
+            self._known = known
+            parts.run.journal.post(Journal.learn, LEARNED, sensing.state.learned.to_dict())
+            self._host.bus.save()
+        self._tell_systemd()
+
+    def _tell_systemd(self) -> None:
+        """Update the line that ``systemctl status`` shows, if it changed."""
+        headline = self._status.headline()
+        if headline != self._told:
+            self._told = headline
+            self._host.systemd.status(headline)
+
+
+class Reload:
+    """A reload of the configuration. ``load_again`` reads it; ``loaded`` is the one in force."""
+
+    def __init__(
+        self,
+        parts: Components,
+        loops: DaemonLoops,
+        host: Host,
+        loaded: LoadedSettings,
+        load_again: LoadAgain | None,
+        status: StatusSource,
+        recorder: Recorder | None,
+    ) -> None:
+        self._parts, self._loops, self._host, self._status, self._recorder = parts, loops, host, status, recorder
+        self.loaded = loaded
+        self._load_again = load_again
+
+    def now(self) -> str:
+        """Reload the configuration file; returns the result as text. Changes that need a restart are refused."""
+        self._host.systemd.reloading()
+        try:
+            return self._now()
+        finally:  # in any case: without READY systemd allows no further reload
+            self._host.systemd.ready(self._status.headline())
+
+    def _read(self) -> LoadedSettings:
+        return self._load_again() if self._load_again else load_settings(self.loaded.path, environ=os.environ)
+
+    def _now(self) -> str:
+        config = self._parts.run.config
+        try:
+            new = self._read()
+            learn_secrets(new.settings)
+            if blocked := changes_needing_restart(self.loaded.settings, new.settings):
+                raise ConfigurationError(
+                    f"{', '.join(blocked)} cannot change while podwatch runs",
+                    where=str(new.path),
+                    fix="restart podwatch; training continues",
+                )
+        except PodwatchError as error:
+            config.problem, text = str(error), f"configuration not reloaded, the old one stays in force: {error}"
+            self._host.bus.say(EventName.CONFIG_REFUSED, text, Severity.WARNING)
+        else:
+            later = waits_for_restart(self.loaded.settings, new.settings)
+            text = "configuration reloaded; new thresholds and policies are in force"
+            if later:
+                text += f". These take effect at the next start of podwatch: {', '.join(later)}"
+            self.loaded, config.problem = new, ""
+            parts = self._parts
+            config.settings = new.settings
+            config.policies = policies_from(
+                new.settings,
+                max_steps=parts.run.config.policies.detection.max_steps,
+                save_interval=parts.run.config.policies.resources.save_interval_steps,
+            )
+            self._loops.sensing.policies = parts.run.config.policies
+            parts.sensing.log_rules.configure(parts.run.config.policies.log_rules)
+            if self._recorder is not None:
+                self._recorder.cut()
+            parts.recovery.reconfigure(parts.settings, parts.run.config.policies)
+            self._host.tasks.spawn(self._look_at_restart(), "restart concerns")
+            self._host.bus.say(EventName.CONFIG_RELOADED, text)
+        return text
+
+    async def _look_at_restart(self) -> None:
+        """Update the reasons why a restart would fail with the current settings."""
+        parts = self._parts
+        parts.run.config.concerns = await self._host.disk.call(restart_concerns, parts.settings, parts.run.layout)

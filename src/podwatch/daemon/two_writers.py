@@ -7,11 +7,10 @@ doubtful checkpoint.
 
 import os
 import pwd
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, HeldAs, newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity
@@ -41,7 +40,7 @@ class Watched(Protocol):
 
 
 class TwoWriters:
-    """``run`` and ``tree`` give the trainer that podwatch watches; ``roots`` the checkpoint directories (blocks)."""
+    """``run`` and ``tree`` give the trainer that podwatch watches; ``layout`` the checkpoint directories."""
 
     def __init__(
         self,
@@ -49,13 +48,13 @@ class TwoWriters:
         held: HeldBack,
         *,
         roles: Roles,
-        roots: Callable[[], tuple[Path, ...]],
+        layout: Layout,
         clock: Clock,
         journal: Journal,
         run: Watched,
         tree: Sensor[TrainerSample],
     ) -> None:
-        self._output_dir, self._command, self._roots = trainer.output_dir, trainer.command, roots
+        self._output_dir, self._command, self._layout = trainer.output_dir, trainer.command, layout
         self._clock, self._journal, self._run, self._tree = clock, journal, run, tree
         self._users = frozenset({os.geteuid(), *_uid_of(trainer.user)})
         self._others = Others(roles)
@@ -106,7 +105,7 @@ class TwoWriters:
         programs = {program_of(process.command.split()) for process in tree if process.identity == handle.launcher}
         return Run(
             output_dir=os.path.realpath(self._output_dir),
-            roots=tuple(os.path.realpath(root) for root in self._roots()),
+            roots=tuple(os.path.realpath(root) for root in self._layout.watch_roots()),
             ours=frozenset(kin),
             users=self._users,
             own=self._own,

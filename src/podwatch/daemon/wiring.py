@@ -485,7 +485,7 @@ def _training(
             settings.trainer,
             checkpoints.held,
             roles=Roles(process_names(settings)),
-            roots=run.layout.watch_roots,
+            layout=run.layout,
             clock=run.clock,
             journal=run.journal.sync,
             run=run,

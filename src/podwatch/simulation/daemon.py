@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from podwatch.config.loading import load_or_last_good
-from podwatch.daemon.daemon import serve
+from podwatch.daemon.daemon import Start, serve
 from podwatch.domain.errors import PodwatchError
 from podwatch.simulation.gpus import SimulatedGpus
 
@@ -20,7 +20,8 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         loaded = load_or_last_good(arguments.config, environ=os.environ)
-        return asyncio.run(serve(loaded, gpu_reader=SimulatedGpus(arguments.gpus), same_disk_store=True))
+        start = Start(gpu_reader=SimulatedGpus(arguments.gpus), same_disk_store=True)
+        return asyncio.run(serve(loaded, start))
     except PodwatchError as error:
         print(f"podwatch: {error}", file=sys.stderr)
         return int(error.exit_code)
