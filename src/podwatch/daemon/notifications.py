@@ -137,10 +137,23 @@ def policy_from(settings: NotifySettings) -> "NoticePolicy":
 def all_urls(settings: NotifySettings) -> tuple[str, ...]:
     """The URLs of the configuration and of ``urls_file``, registered with the scrubber. Raises ConfigurationError if
     the file cannot be used. Blocks."""
-    urls = (*settings.urls, *(read_urls(settings.urls_file) if settings.urls_file is not None else ()))
-    for url in urls:
-        register_address(url)
+    return _registered(settings.urls, settings.urls_file)
+
+
+def heartbeat_urls(settings: NotifySettings) -> tuple[str, ...]:
+    """The URLs of the dead-man's switch, as ``all_urls``. Raises ConfigurationError. Blocks."""
+    urls = _registered(settings.heartbeat_urls, settings.heartbeat_urls_file)
+    if any(not url.startswith(("https://", "http://")) for url in urls):
+        where = str(settings.heartbeat_urls_file or "[notify] heartbeat_urls")
+        raise ConfigurationError("a URL is no web address", where=where, fix="write https://...")
     return urls
+
+
+def _registered(urls: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
+    found = (*urls, *(read_urls(file) if file is not None else ()))
+    for url in found:
+        register_address(url)
+    return found
 
 
 def read_urls(path: Path) -> tuple[str, ...]:
@@ -153,7 +166,9 @@ def read_urls(path: Path) -> tuple[str, ...]:
             lines = [line.strip() for line in file.read().decode().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"
-        raise ConfigurationError(f"cannot be read: {why}", where=str(path), fix="correct [notify] urls_file") from error
+        raise ConfigurationError(
+            f"cannot be read: {why}", where=str(path), fix="correct the file in [notify]"
+        ) from error
     urls = tuple(line for line in lines if line and not line.startswith("#"))
     for number, url in enumerate(urls, start=1):
         if "://" not in url:
