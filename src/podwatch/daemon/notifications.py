@@ -25,6 +25,7 @@ from podwatch.trainer.environment import build_environment
 if TYPE_CHECKING:
     from podwatch.domain.event import Notice
     from podwatch.policy.alerts import NoticePolicy
+    from podwatch.reporting.dead_man import DeadMan
     from podwatch.reporting.notify import Channel
     from podwatch.reporting.wandb import WandbPlan, WandbRun
 
@@ -47,6 +48,7 @@ class Notifying:
         journal: AsyncJournal,
         kept: object,
         wandb: "WandbRun | None" = None,
+        dead_man: "DeadMan | None" = None,
     ) -> None:
         """``kept``: the state of an earlier podwatch, from the journal."""
         from podwatch.policy import alerts
@@ -57,7 +59,7 @@ class Notifying:
         self.policy = policy_from(settings.notify)
         self._state = alerts.from_dict(kept, at=clock.monotonic(), wall=clock.wall())
         self._notifier = Notifier(channels, clock.sleep)
-        self.wandb = wandb
+        self.wandb, self.dead_man = wandb, dead_man
         self._turns = 0
         self._broken = ""
 
@@ -84,7 +86,8 @@ class Notifying:
         text = f"podwatch sends no notifications because of an internal error: {self._broken}"
         broken = Finding(FindingKind.NOTIFY_FAILING, Severity.WARNING, text, now, "report this bug")
         wandb = self.wandb.findings(now) if self.wandb is not None else ()
-        return (*self._notifier.findings(now), *wandb, *((broken,) if self._broken else ()))
+        switch = self.dead_man.findings(now) if self.dead_man is not None else ()
+        return (*self._notifier.findings(now), *switch, *wandb, *((broken,) if self._broken else ()))
 
     @contextlib.contextmanager
     def _held_back(self) -> Iterator[None]:
@@ -101,6 +104,13 @@ class Notifying:
         await self._notifier.close()
         if self.wandb is not None:
             await self.wandb.close(max(0.1, end - self._clock.monotonic()))
+
+    async def call_dead_man(self, view: DaemonView) -> None:
+        """Call the URLs of the dead-man's switch, if configured."""
+        if self.dead_man is not None:
+            from podwatch.reporting.status import build_status
+
+            await self.dead_man.beat(build_status(view))
 
     async def push(self, view: DaemonView) -> None:
         """Log one row of metrics to podwatch's own W&B run, if configured."""
@@ -195,7 +205,8 @@ async def make_notifying(
 
     ``state`` is the run's state directory."""
     notify = settings.notify
-    if not (notify.command or notify.urls or notify.urls_file or settings.wandb.enabled):
+    switched = notify.heartbeat_urls or notify.heartbeat_urls_file
+    if not (notify.command or notify.urls or notify.urls_file or switched or settings.wandb.enabled):
         return None
     wandb = None
     try:
@@ -207,9 +218,17 @@ async def make_notifying(
         urls = await disk.call(all_urls, notify)
     except ConfigurationError as error:
         complain(f"notifications: {error}")
+    dead_man = None
+    if switched:
+        from podwatch.reporting.dead_man import DeadMan
+
+        try:
+            dead_man = DeadMan(await disk.call(heartbeat_urls, notify), notify.timeout)
+        except ConfigurationError as error:
+            complain(f"dead-man's switch: {error}")
     kept = await journal.run(Journal.learned, TOLD, {})
     alerts = (wandb,) if wandb is not None and settings.wandb.alerts else ()
-    return Notifying(settings, (*channels_of(notify, urls), *alerts), clock, journal, kept, wandb)
+    return Notifying(settings, (*channels_of(notify, urls), *alerts), clock, journal, kept, wandb, dead_man)
 
 
 async def _own_wandb_run(settings: Settings, clock: Clock, disk: Worker, state: Path | None) -> "WandbRun | None":
