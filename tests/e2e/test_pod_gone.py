@@ -1,11 +1,14 @@
-"""A whole pod dies: from the outside, ``podwatch runs check`` notices. Real daemon, real trainer, real B2 server."""
+"""A whole pod dies: from the outside, ``podwatch runs check`` notices, and the dead-man's switch goes silent. Real
+daemon, real trainer, real B2 server."""
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.reporting.test_dead_man import Service
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
@@ -46,3 +49,19 @@ def die(daemon: DaemonProcess, rig: Rig) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+
+def test_the_dead_mans_switch_is_called_while_the_run_is_well(rig: Rig) -> None:
+    service = Service()
+    try:
+        daemon = rig.daemon(notify__heartbeat_urls=[service.url], notify__heartbeat_every="5s").start()
+        daemon.wait_for(lambda: any(path.endswith("/start") for _, path, _ in service.seen), 60, "it has started")
+        called = daemon.wait_for(lambda: [c for c in service.seen if "running, step" in c[2]], 60, "the run is well")
+        assert called[0][1] == "/ping/T0K3N-4711"
+        assert "T0K3N-4711" not in daemon.log.read_text()
+        die(daemon, rig)
+        before = len(service.seen)
+        time.sleep(7.0)
+        assert len(service.seen) == before, "nothing calls it any more"
+    finally:
+        service.close()

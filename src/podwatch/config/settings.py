@@ -591,6 +591,21 @@ class NotifySettings(Section):
         _NOTICES.per_hour, ge=2, description="most notices per hour; half of them are reserved for critical ones"
     )
     timeout: Duration = Field(20.0, gt=0, le=300, description="time limit of one attempt; up to 8 attempts")
+    heartbeat_urls: tuple[str, ...] = Field(
+        (),
+        description="dead-man's switch: podwatch calls these while the run is well, so that a service such as"
+        " healthchecks.io reports their silence; put a URL that contains a key into heartbeat_urls_file",
+    )
+    heartbeat_urls_file: Path | None = Field(None, description="file with more such URLs, one per line; mode 0600")
+    heartbeat_every: Duration = Field(60.0, ge=5, le=3600, description="time between two calls of heartbeat_urls")
+
+    @field_validator("heartbeat_urls")
+    @classmethod
+    def _web(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for number, url in enumerate(value, start=1):
+            if not re.match(r"https?://[^/]", url):
+                raise ValueError(f"number {number} is not a web address: it starts with https:// or http://")
+        return value
 
     @field_validator("urls")
     @classmethod

@@ -262,6 +262,9 @@ class Daemon:
         await self._store_jobs.begin(self._jobs, self._host.tasks)
         if self._notifying is not None and self._notifying.wandb is not None:
             self._jobs.every(parts.settings.wandb.every, "wandb", self._push_metrics)
+        if self._notifying is not None and self._notifying.dead_man is not None:
+            self._host.tasks.spawn(self._call_dead_man(), "first call of the dead-man's switch")
+            self._jobs.every(parts.settings.notify.heartbeat_every, "dead-man's switch", self._call_dead_man)
         if self._artifacts is not None:
             self._jobs.every(parts.settings.sync.artefacts_every, "artefacts", self._artifacts.store)
         self._jobs.every(STATUS_FILE_SECONDS, "status file", self._endpoints.refresh)
@@ -300,6 +303,10 @@ class Daemon:
             self._host.tasks.spawn(self._memory.read_incident(), "incident")
         if self._artifacts is not None and self._commands.begun.is_set() and event.name in TELLING:
             self._artifacts.soon()
+
+    async def _call_dead_man(self) -> None:
+        if self._notifying is not None:
+            await self._notifying.call_dead_man(self._status.view())
 
     async def _push_metrics(self) -> None:
         if self._notifying is not None:

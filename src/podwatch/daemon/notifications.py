@@ -25,6 +25,7 @@ from podwatch.trainer.environment import build_environment
 
 if TYPE_CHECKING:
     from podwatch.domain.event import Notice
+    from podwatch.reporting.dead_man import DeadMan
     from podwatch.reporting.notify import Channel
     from podwatch.reporting.wandb import WandbPlan, WandbRun
 
@@ -47,6 +48,7 @@ class Notifying:
         journal: AsyncJournal,
         kept: object,
         wandb: "WandbRun | None" = None,
+        dead_man: "DeadMan | None" = None,
     ) -> None:
         """``kept``: the state of an earlier podwatch, from the journal."""
         from podwatch.policy import alerts
@@ -57,7 +59,7 @@ class Notifying:
         self.policy = policy_from(settings.notify)
         self._state = alerts.from_dict(kept, at=clock.monotonic(), wall=clock.wall())
         self._notifier = Notifier(channels, clock.sleep)
-        self.wandb = wandb
+        self.wandb, self.dead_man = wandb, dead_man
         self._turns = 0
         self._broken = ""
 
@@ -84,7 +86,8 @@ class Notifying:
         text = f"podwatch sends no notifications because of an internal error: {self._broken}"
         broken = Finding(FindingKind.NOTIFY_FAILING, Severity.WARNING, text, now, "report this bug")
         wandb = self.wandb.findings(now) if self.wandb is not None else ()
-        return (*self._notifier.findings(now), *wandb, *((broken,) if self._broken else ()))
+        switch = self.dead_man.findings(now) if self.dead_man is not None else ()
+        return (*self._notifier.findings(now), *switch, *wandb, *((broken,) if self._broken else ()))
 
     @contextlib.contextmanager
     def _held_back(self) -> Iterator[None]:
@@ -101,6 +104,13 @@ class Notifying:
         await self._notifier.close()
         if self.wandb is not None:
             await self.wandb.close(max(0.1, end - self._clock.monotonic()))
+
+    async def call_dead_man(self, view: DaemonView) -> None:
+        """Call the URLs of the dead-man's switch, if configured."""
+        if self.dead_man is not None:
+            from podwatch.reporting.status import build_status
+
+            await self.dead_man.beat(build_status(view))
 
     async def push(self, view: DaemonView) -> None:
         """Log one row of metrics to podwatch's own W&B run, if configured."""
@@ -134,10 +144,23 @@ def policy_from(settings: NotifySettings) -> NoticePolicy:
 def all_urls(settings: NotifySettings) -> tuple[str, ...]:
     """The URLs of the configuration and of ``urls_file``, registered with the scrubber. Raises ConfigurationError if
     the file cannot be used. Blocks."""
-    urls = (*settings.urls, *(read_urls(settings.urls_file) if settings.urls_file is not None else ()))
-    for url in urls:
-        register_address(url)
+    return _registered(settings.urls, settings.urls_file)
+
+
+def heartbeat_urls(settings: NotifySettings) -> tuple[str, ...]:
+    """The URLs of the dead-man's switch, as ``all_urls``. Raises ConfigurationError. Blocks."""
+    urls = _registered(settings.heartbeat_urls, settings.heartbeat_urls_file)
+    if any(not url.startswith(("https://", "http://")) for url in urls):
+        where = str(settings.heartbeat_urls_file or "[notify] heartbeat_urls")
+        raise ConfigurationError("a URL is no web address", where=where, fix="write https://...")
     return urls
+
+
+def _registered(urls: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
+    found = (*urls, *(read_urls(file) if file is not None else ()))
+    for url in found:
+        register_address(url)
+    return found
 
 
 def read_urls(path: Path) -> tuple[str, ...]:
@@ -150,7 +173,9 @@ def read_urls(path: Path) -> tuple[str, ...]:
             lines = [line.strip() for line in file.read().decode().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"
-        raise ConfigurationError(f"cannot be read: {why}", where=str(path), fix="correct [notify] urls_file") from error
+        raise ConfigurationError(
+            f"cannot be read: {why}", where=str(path), fix="correct the file in [notify]"
+        ) from error
     urls = tuple(line for line in lines if line and not line.startswith("#"))
     for number, url in enumerate(urls, start=1):
         if "://" not in url:
@@ -177,7 +202,8 @@ async def make_notifying(
 
     ``state`` is the run's state directory."""
     notify = settings.notify
-    if not (notify.command or notify.urls or notify.urls_file or settings.wandb.enabled):
+    switched = notify.heartbeat_urls or notify.heartbeat_urls_file
+    if not (notify.command or notify.urls or notify.urls_file or switched or settings.wandb.enabled):
         return None
     wandb = None
     try:
@@ -189,9 +215,17 @@ async def make_notifying(
         urls = await disk.call(all_urls, notify)
     except ConfigurationError as error:
         complain(f"notifications: {error}")
+    dead_man = None
+    if switched:
+        from podwatch.reporting.dead_man import DeadMan
+
+        try:
+            dead_man = DeadMan(await disk.call(heartbeat_urls, notify), notify.timeout)
+        except ConfigurationError as error:
+            complain(f"dead-man's switch: {error}")
     kept = await journal.run(Journal.learned, TOLD, {})
     alerts = (wandb,) if wandb is not None and settings.wandb.alerts else ()
-    return Notifying(settings, (*channels_of(notify, urls), *alerts), clock, journal, kept, wandb)
+    return Notifying(settings, (*channels_of(notify, urls), *alerts), clock, journal, kept, wandb, dead_man)
 
 
 async def _own_wandb_run(settings: Settings, clock: Clock, disk: Worker, state: Path | None) -> "WandbRun | None":

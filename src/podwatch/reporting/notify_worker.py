@@ -1,4 +1,5 @@
-"""Child process that sends one notice to one URL. Reads a request from standard input, prints the result as JSON.
+"""Child process that sends one notice to one URL, or makes one call of the dead-man's switch. Reads a request from
+standard input, prints the result as JSON.
 
 ``http://`` and ``https://`` get a POST of the document. Every other scheme (ntfy, tgram, slack, discord, mailto...)
 needs apprise, an optional extra that is imported here only.
@@ -28,14 +29,19 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def post(url: str, notice: dict[str, Any], timeout: float) -> tuple[bool, str, bool]:
     """POST the notice; returns (sent, response or error, whether a retry is useless)."""
+    return call("POST", url, json.dumps(notice), "application/json", timeout)
+
+
+def call(method: str, url: str, body: str, kind: str, timeout: float) -> tuple[bool, str, bool]:
+    """Make one HTTP call; returns (accepted, response or error, whether a retry is useless)."""
     parts = urllib.parse.urlsplit(url)
-    headers = {"Content-Type": "application/json", "User-Agent": "podwatch"}
+    headers = {"Content-Type": kind, "User-Agent": "podwatch"} if body else {"User-Agent": "podwatch"}
     if parts.username is not None:
         pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
         parts = parts._replace(netloc=parts.netloc.rpartition("@")[2])
     request = urllib.request.Request(  # noqa: S310 - the caller checked the scheme
-        parts._replace(fragment="").geturl(), json.dumps(notice).encode(), headers, method="POST"
+        parts._replace(fragment="").geturl(), body.encode() if method == "POST" else None, headers, method=method
     )
     try:
         with urllib.request.build_opener(_NoRedirects()).open(request, timeout=timeout) as answer:
@@ -88,9 +94,13 @@ def by_apprise(url: str, notice: dict[str, Any]) -> tuple[bool, str, bool]:
 
 def main() -> int:
     order = json.loads(sys.stdin.buffer.readline())
-    url, notice, timeout = str(order["url"]), order["notice"], float(order["timeout"])
-    web = url.startswith(("http://", "https://"))
-    ok, why, final = post(url, notice, timeout) if web else by_apprise(url, notice)
+    url, timeout = str(order["url"]), float(order["timeout"])
+    if "method" in order:
+        ok, why, final = call(str(order["method"]), url, str(order["body"]), "text/plain; charset=utf-8", timeout)
+    elif url.startswith(("http://", "https://")):
+        ok, why, final = post(url, order["notice"], timeout)
+    else:
+        ok, why, final = by_apprise(url, order["notice"])
     print(json.dumps({"ok": ok, "why": why, "final": final}))
     return 0
 

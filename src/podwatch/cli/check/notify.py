@@ -26,6 +26,7 @@ def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
     from podwatch.reporting.notify import shown_url
 
     chosen = settings.notify
+    yield from _dead_man(settings, send=send)
     if not (chosen.command or chosen.urls or chosen.urls_file):
         text = "podwatch sends no notices: [notify] is empty"
         yield Line("notify", "warn" if send else "ok", text, "see docs/notifications.md")
@@ -51,6 +52,31 @@ def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
         else:
             fix = "install podwatch[notify], or use an https:// URL"
             yield Line("notify", "fail", f"{scheme}:// needs apprise, which is not installed", fix)
+
+
+def _dead_man(settings: Settings, *, send: bool) -> Iterator[Line]:
+    """The dead-man's switch; with ``send``, the response to one call of each URL."""
+    from podwatch.daemon.notifications import heartbeat_urls
+    from podwatch.reporting.dead_man import Signal, call_of
+    from podwatch.reporting.dead_man import send as make
+    from podwatch.reporting.notify import shown_url
+
+    for url in heartbeat_urls(settings.notify):
+        shown = shown_url(url)
+        if not send:
+            unsafe = url.startswith("http://") and not shown.startswith(("http://127.", "http://localhost"))
+            text = f"podwatch calls {shown} while the run is well{', unencrypted' if unsafe else ''}"
+            yield Line("dead-man's switch", "warn" if unsafe else "ok", text, "use https")
+            continue
+        call = call_of(url, Signal.SUCCESS, f"{settings.run_id}: test of `podwatch check --notify`")
+        why = asyncio.run(make(call, settings.notify.timeout)) if call is not None else ""
+        if why:
+            from podwatch.domain.secrets import scrub
+
+            fix = "correct the URL in [notify] heartbeat_urls (docs/notifications.md)"
+            yield Line("dead-man's switch", "fail", f"{shown}: {scrub(why)}", fix)
+        else:
+            yield Line("dead-man's switch", "ok", f"{shown}: call accepted")
 
 
 def own_wandb(settings: Settings, *, send: bool) -> Iterator[Line]:
