@@ -65,14 +65,14 @@ async def podwatch(root: Path, server: B2Server, step: int, *, tidy: bool = Fals
     deadline = time.monotonic() + PATIENCE
     while True:
         journal = world.journal
-        stored = sync.state.last_step == step and not journal.open_intents()
+        stored = sync.status().last_step == step and not journal.open_intents()
         if stored and (not tidy or len(saves_in(server)) <= KEEP):
             break
         if time.monotonic() >= deadline:
             mine = [(p, procfs.command(p)[-3:]) for p in children(os.getpid())]
             last = [{k: v for k, v in e.items() if k != "n"} for e in server.events()[-12:]]
             told = [e.message for e in world.events[-6:]]
-            seen = (journal.open_intents(), sync.state, told, mine, saves_in(server), last)
+            seen = (journal.open_intents(), sync.status(), told, mine, saves_in(server), last)
             raise AssertionError(f"step {step} never got there:\n" + "\n".join(str(x) for x in seen))
         hurry(os.getpid())
         await asyncio.sleep(0.01)

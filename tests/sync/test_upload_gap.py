@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from podwatch.journal.records import PublishedSave
-from podwatch.sync.syncer import BEGUN, Syncer
+from podwatch.sync.store_session import StoreSession
+from podwatch.sync.syncer import BEGUN
 from tests.sync.conftest import Run, World, until
 
 GAP = 1000.0
@@ -65,13 +66,13 @@ async def test_a_person_does_not_wait_for_it(pod: World, run: Run) -> None:
 async def test_what_is_asked_for_while_another_set_is_finished_is_not_answered_by_that(
     pod: World, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish, prune = asyncio.Event(), Syncer._prune_remote
+    finish, prune = asyncio.Event(), StoreSession.prune
 
-    async def slowly(self: Syncer, saved: PublishedSave) -> None:
+    async def slowly(self: StoreSession, saved: PublishedSave) -> None:
         await finish.wait()
         await prune(self, saved)
 
-    monkeypatch.setattr(Syncer, "_prune_remote", slowly)
+    monkeypatch.setattr(StoreSession, "prune", slowly)
     pod.write_set(5, tiny=True)
     pod.scan()
     syncer = await run(pod)
