@@ -3,7 +3,7 @@
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.policy.uploads import Outcome
+from podwatch.policy.upload_order import Outcome
 from podwatch.sync.upload.tally import CheckpointTally
 from tests.sync.conftest import Run, World, until
 

@@ -21,7 +21,7 @@ from podwatch.journal.journal import Journal
 from podwatch.journal.records import PublishedSave, UploadedObject
 from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.policy.resume import NO_TRAINING
-from podwatch.policy.uploads import GivenUp, Waiting, next_upload, sort_begun
+from podwatch.policy.upload_order import GivenUp, Waiting, next_upload, sort_begun
 from podwatch.stores.base import TOTAL
 from podwatch.sync.lease.protocol import LeaseTerms
 from podwatch.sync.publish import Publisher, Superseded
@@ -431,7 +431,7 @@ class Syncer:
             self._ahead = False
 
     async def _begun(self) -> CheckpointSet | None:
-        """The checkpoint whose interrupted upload is finished now (policy/uploads.py). All other interrupted
+        """The checkpoint whose interrupted upload is finished now (policy/upload_order.py). All other interrupted
         uploads are given up and cancelled in the store, once it is certain that they will not be finished."""
         sets = {s.step: s for s in self._catalogue.sets}
         if held := self._sender.held:

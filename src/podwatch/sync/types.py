@@ -10,7 +10,7 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
 from podwatch.policy.lease import Decision
-from podwatch.policy.uploads import Tally
+from podwatch.policy.upload_order import Tally
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 
