@@ -21,7 +21,7 @@ def beat(store, run: str, **fields: object) -> None:
     document = {
         "schema_version": 1, "kind": "podwatch-heartbeat", "state": "running", "phase": "running", "overall": "ok",
         "desired": "running", "host": "pod-1", "step": 25, "written_wall": now, "step_wall": now - 3,
-        "last_stored_step": 20, "complete_step": 20, "complete_wall": now - 60,
+        "last_stored_step": 20, "unstored_step": None, "unstored_since_wall": None,
     }  # fmt: skip
     store.put_bytes(Keys(run).heartbeat, json.dumps(document | fields).encode())
 
@@ -62,7 +62,7 @@ def test_one_line_and_a_code_for_each_run(machine, store) -> None:
 def test_the_configured_run_without_arguments(machine, store) -> None:
     past_run(store, Keys("mine"), 10)
     past_run(store, Keys("other"), 10)
-    beat(store, "mine", desired="finished", state="released", complete_step=10)
+    beat(store, "mine", desired="finished", state="released")
     path = machine.directory / "podwatch.toml"
     path.write_text(
         f'run_id = "mine"\nstate_dir = "{machine.directory}/state"\n[trainer]\nlayout = "custom"\noutput_dir = '
@@ -135,3 +135,27 @@ def test_the_example_for_github_actions(machine, store) -> None:
     assert run() == 0
     beat(store, "r", state="preempted")
     assert run() != 0
+
+
+def test_an_archived_run_that_is_continued_is_judged_again(machine, store) -> None:
+    old = LocalStore(machine.directory / "store", writer_id="w", wall=lambda: time.time() - 3 * 86400)
+    past_run(old, Keys("r"), 10, 20)
+    config = machine.directory / "podwatch.toml"
+    config.write_text(
+        f'run_id = "r"\nstate_dir = "{machine.directory}/state"\n[trainer]\nlayout = "custom"\noutput_dir = '
+        f'"{machine.directory}/out"\ncommand = ["true"]\n[checkpoints.custom]\nstep_dir = "step_{{step}}"\nrequired = '
+        f'["m"]\n[sync]\nstore = "file://{machine.directory / "store"}"\n'
+    )
+    config.chmod(0o600)
+    done = machine.podwatch("runs", "archive", "r", "--yes", "-c", str(config))
+    assert done.returncode == 0, done.stderr
+    assert checked(machine, "r", code=0).startswith("OK r: archived; step 20 is stored")
+    time.sleep(0.05)  # the store's times are those of the files
+    beat(store, "r", state="preempted")
+    assert "no pod holds the run" in checked(machine, "r", code=2)
+
+
+def test_a_heartbeat_that_cannot_be_read(machine, store) -> None:
+    past_run(store, Keys("r"), 10)
+    store.put_bytes(Keys("r").heartbeat, b"{not json")
+    assert "its heartbeat cannot be read" in checked(machine, "r", code=3)

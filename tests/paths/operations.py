@@ -92,7 +92,7 @@ def _hold(site: Site) -> None:
         holder.unchanged(held)
         holder.cramped(held)
         holder.release(held)
-    holder.take_over()
+    holder.take_over(None)
 
 
 def _record(site: Site) -> None:

@@ -10,8 +10,7 @@ from podwatch.policy.run_check import Beat, Evidence, Judgement, Level, Limits, 
 
 LIMITS = Limits()
 WELL = Beat(
-    20.0, "running", "running", "running", "pod-1", "ok", "", step=320, step_age=4.0, stored_step=300,
-    complete_step=300, complete_age=200.0,
+    20.0, "running", "running", "running", "pod-1", "ok", "", step=320, step_age=4.0,
 )  # fmt: skip
 RUN = Evidence("r", WELL, claim_age=90_000.0, pointer=True, pointer_step=300)
 
@@ -33,25 +32,40 @@ def test_a_run_that_is_well() -> None:
         ({"step_age": 3601.0}, Level.WARNING, "no new step since 60 min"),
         ({"step_age": 3601.0, "phase": "paused"}, Level.OK, "step 320"),
         (
-            {"complete_step": 310, "complete_age": 3601.0},
+            {"unstored_step": 310, "unstored_age": 3601.0},
             Level.WARNING,
-            "upload is behind: step 310 waits since 60 min",
+            "upload is behind: nothing was stored for 60 min, step 310 waits; step 300 is stored",
         ),
-        ({"complete_step": 310, "complete_age": 60.0}, Level.OK, "step 300 is stored"),
+        ({"unstored_step": 310, "unstored_age": 60.0}, Level.OK, "step 300 is stored"),
+        ({"state": ""}, Level.UNKNOWN, "its heartbeat cannot be read"),
         ({"overall": "critical", "reason": "GPU 0 is lost"}, Level.CRITICAL, "GPU 0 is lost"),
         ({"overall": "warning", "reason": "the disk is 90 % full"}, Level.WARNING, "the disk is 90 % full"),
         ({"overall": "unknown"}, Level.UNKNOWN, "cannot observe training"),
         ({"overall": "", "phase": "gave-up"}, Level.CRITICAL, "gave up"),
         ({"state": "released", "desired": "finished"}, Level.OK, "finished; step 300 is stored"),
         ({"state": "released", "desired": "finished", "age": 1e7}, Level.OK, "finished"),
-        ({"state": "released", "desired": "finished", "complete_step": 320}, Level.WARNING, "final checkpoint is not"),
+        ({"state": "restarting", "desired": "finished", "age": 400.0}, Level.OK, "finished; step 300 is stored"),
         (
-            {"state": "released", "desired": "finished", "complete_step": 320, "age": 400.0},
-            Level.CRITICAL,
-            "finished at step 320, but its final checkpoint is not stored (step 300 is stored)",
+            {"state": "released", "desired": "finished", "unstored_step": 320},
+            Level.WARNING,
+            "final checkpoint, step 320",
         ),
-        ({"state": "released", "desired": "stopped", "age": 1e6}, Level.OK, "stopped by an operator"),
-        ({"state": "released", "desired": "stopped", "complete_step": 320}, Level.WARNING, "not step 320 of pod pod-1"),
+        (
+            {"state": "released", "desired": "finished", "unstored_step": 12, "age": 400.0},
+            Level.CRITICAL,
+            "finished, but its final checkpoint, step 12, is not stored (step 300 is stored)",
+        ),
+        ({"state": "released", "desired": "stopped", "age": 1e6}, Level.OK, "training is stopped; step 300 is stored"),
+        (
+            {"state": "released", "desired": "stopped", "overall": "critical", "reason": "the next save does not fit"},
+            Level.CRITICAL,
+            "training is stopped: the next save does not fit",
+        ),
+        (
+            {"state": "released", "desired": "stopped", "unstored_step": 320},
+            Level.WARNING,
+            "step 320 is only on pod pod-1",
+        ),
         ({"state": "released", "age": 60.0}, Level.CRITICAL, "no pod holds the run: pod pod-1 gave up or ended"),
         ({"state": "preempted", "age": 60.0}, Level.CRITICAL, "no pod holds the run: pod pod-1 was preempted 60 s ago"),
     ],
@@ -81,10 +95,12 @@ def test_a_pod_that_takes_over() -> None:
 def test_what_is_not_in_use_is_well() -> None:
     gone = replace(RUN, beat=replace(WELL, age=1e7))
     assert judge(replace(gone, archived=True), LIMITS) == Judgement(Level.OK, "archived; step 300 is stored")
-    asked = replace(gone, beat=replace(WELL, age=1e7, state="released"), stopped_by_control="the data are wrong")
-    assert judge(asked, LIMITS) == Judgement(
-        Level.OK, "stopped by an operator (the data are wrong); step 300 is stored"
-    )
+    for state, overall in (("released", "ok"), ("running", "critical")):
+        asked = replace(WELL, age=1e7, state=state, overall=overall)
+        found = judge(replace(gone, beat=asked, stopped_by_control="the data are wrong"), LIMITS)
+        assert found == Judgement(Level.OK, "stopped by control.json (the data are wrong); step 300 is stored")
+    imported = judge(Evidence("r", pointer=True, pointer_step=3, imported=True), LIMITS)
+    assert (imported.level, "imported" in imported.summary) == (Level.OK, True)
 
 
 def test_a_pointer_that_cannot_be_used_is_critical() -> None:
@@ -101,8 +117,8 @@ beats = st.builds(
     overall=st.sampled_from(["", "ok", "warning", "critical", "unknown"]),
     step=st.none() | st.integers(0, 1000),
     step_age=st.none() | st.floats(0, 1e8),
-    complete_step=st.none() | st.integers(0, 1000),
-    complete_age=st.none() | st.floats(0, 1e8),
+    unstored_step=st.none() | st.integers(0, 1000),
+    unstored_age=st.none() | st.floats(0, 1e8),
 )
 runs = st.builds(
     Evidence,
@@ -120,7 +136,7 @@ def test_silence_is_never_well(run: Evidence) -> None:
     """Without a fresh heartbeat a run is well only if somebody ended it on purpose."""
     found = judge(run, LIMITS)
     assert found.summary
-    ended = run.beat is not None and run.beat.state in ("preempted", "released")
+    ended = run.beat is not None and run.beat.state in ("preempted", "released", "restarting")
     ended = ended and run.beat is not None and run.beat.desired in ("stopped", "finished")
     if (run.beat is None or run.beat.age > LIMITS.late) and not ended:
         assert found.level is not Level.OK
@@ -128,7 +144,9 @@ def test_silence_is_never_well(run: Evidence) -> None:
 
 @given(runs, st.floats(0, 1e8))
 def test_more_silence_is_never_better(run: Evidence, more: float) -> None:
-    if run.beat is None or run.beat.state in ("preempted", "released"):
+    if run.beat is None or run.beat.state in ("preempted", "released", ""):
+        return
+    if run.beat.state == "restarting" and run.beat.desired == "finished":
         return
     order = (Level.OK, Level.WARNING, Level.UNKNOWN, Level.CRITICAL)
     later = judge(replace(run, beat=replace(run.beat, age=run.beat.age + more)), LIMITS)
@@ -139,8 +157,8 @@ def test_more_silence_is_never_better(run: Evidence, more: float) -> None:
 
 values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=400) | st.lists(st.integers())
 names = st.sampled_from([
-    "state", "phase", "desired", "host", "overall", "reason", "step", "step_wall", "written_wall", "last_stored_step",
-    "complete_step", "complete_wall",
+    "state", "phase", "desired", "host", "overall", "reason", "step", "step_wall", "written_wall", "unstored_step",
+    "unstored_since_wall",
 ])  # fmt: skip
 
 
@@ -154,7 +172,7 @@ def test_any_heartbeat_can_be_judged(document: dict[str, object], age: float) ->
 def test_a_heartbeat_is_read() -> None:
     document = {
         "state": "running", "desired": "running", "step": 7, "written_wall": 1000.0, "step_wall": 990, "host": "p",
-        "complete_step": 5, "complete_wall": 900.5, "last_stored_step": 5,
+        "unstored_step": 5, "unstored_since_wall": 900.5,
     }  # fmt: skip
     beat = parse_beat(document, 3.0)
-    assert (beat.step, beat.step_age, beat.complete_age, beat.age) == (7, 10.0, 99.5, 3.0)
+    assert (beat.step, beat.step_age, beat.unstored_age, beat.age) == (7, 10.0, 99.5, 3.0)

@@ -117,11 +117,16 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     made.close()
 
 
+async def twice(switch: DeadMan) -> None:
+    await switch.beat(status())
+    await switch.beat(status())
+
+
 def test_a_night(service: Service) -> None:
     switch = DeadMan((service.url,), 10.0)
 
     async def night() -> None:
-        await switch.beat(status("unknown", step=None))
+        await switch.beat(status("critical", "training is not running yet", step=None))
         await switch.beat(status())
         await switch.beat(status("critical", "GPU 0 is lost"))
         await switch.beat(status("unknown"))
@@ -130,7 +135,7 @@ def test_a_night(service: Service) -> None:
     asyncio.run(night())
     path = urlsplit(service.url).path
     assert service.seen == [
-        ("POST", f"{path}/start", "r: running"),
+        ("POST", f"{path}/start", "r: running; training is not running yet"),
         ("POST", path, "r: running, step 7"),
         ("POST", f"{path}/fail", "r: running, step 7; GPU 0 is lost"),
         ("POST", path, "r: running, step 7; the disk is 90 % full"),
@@ -142,7 +147,7 @@ def test_a_url_that_fails_is_a_finding_without_its_key(service: Service) -> None
     register_address(service.url)
     service.status = 404
     switch = DeadMan((service.url,), 10.0)
-    asyncio.run(switch.beat(status()))
+    asyncio.run(twice(switch))
     (found,) = switch.findings(1.0)
     assert (found.kind, "HTTP 404" in found.summary) == (FindingKind.NOTIFY_FAILING, True)
     assert "T0K3N" not in repr(found)
@@ -154,5 +159,5 @@ def test_a_url_that_fails_is_a_finding_without_its_key(service: Service) -> None
 def test_a_service_that_is_down(service: Service) -> None:
     service.close()
     switch = DeadMan((service.url, service.url), 5.0)
-    asyncio.run(switch.beat(status()))
+    asyncio.run(twice(switch))
     assert len(switch.findings(1.0)) == 2

@@ -42,7 +42,7 @@ def shown(view: DaemonView) -> dict[str, object]:
         "status": document["training"]["step"],
         "metrics": int(metrics["podwatch_step"]) if "podwatch_step" in metrics else None,
         "wandb": int(figures["podwatch/step"]) if "podwatch/step" in figures else None,
-        "heartbeat": heartbeat_fields(view)["step"],
+        "heartbeat": heartbeat_fields(view, ())["step"],
         "systemctl": int(line[1]) if line else None,
         "first line": int(first[1] or first[2]) if first else None,
     }

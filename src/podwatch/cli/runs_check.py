@@ -159,9 +159,8 @@ def _judged(store: "ObjectStore", prefix: str, run_id: str, limits: "Limits") ->
     from podwatch.policy.run_check import judge
     from podwatch.sync.runs.check import read_evidence, run_ids
 
-    now = time.time()
     names = [checked_run_id(run_id)] if run_id else run_ids(store, prefix)
-    found = (read_evidence(store, Keys(name, prefix), now) for name in names)
+    found = (read_evidence(store, Keys(name, prefix), time.time) for name in names)
     return [(evidence, judge(evidence, limits)) for evidence in found]
 
 
@@ -196,7 +195,7 @@ def _document(evidence: "Evidence", judgement: "Judgement") -> dict[str, Any]:
             "reason": beat.reason,
             "step": beat.step,
             "step_age_seconds": None if beat.step_age is None else _rounded(beat.step_age + beat.age),
-            "complete_step": beat.complete_step,
+            "unstored_step": beat.unstored_step,
         },
     }
 

@@ -77,7 +77,7 @@ def masked(key: str, value: object) -> object:
         }
     if isinstance(value, str):
         return MASK if looks_secret("", value) else scrub(value).replace(REMOVED, MASK)
-    if key == "notify.urls" and isinstance(value, Sequence):
+    if key in ("notify.urls", "notify.heartbeat_urls") and isinstance(value, Sequence):
         return [f"{str(url).partition(':')[0]}://{MASK}" for url in value]
     if key.endswith("command") and isinstance(value, Sequence) and not isinstance(value, str):
         return mask_argv([str(argument) for argument in value])

@@ -123,7 +123,7 @@ def _learn_secrets(settings: Settings, environ: Mapping[str, str]) -> None:
     for command in (trainer.command, trainer.resume_args, *trainer.start_before, *trainer.stop_also):
         register_argv(command)
     register_argv(settings.notify.command)
-    for url in settings.notify.urls:
+    for url in (*settings.notify.urls, *settings.notify.heartbeat_urls):
         register_address(url)
     register_document(settings.model_dump(mode="json"))
 

@@ -9,11 +9,11 @@ from podwatch.checkpoints.layouts.base import SAVES, Concern
 from podwatch.client.format import span
 from podwatch.config.units import format_size
 from podwatch.detection.clock_jumps import TOLD_SECONDS
-from podwatch.domain.checkpoint import CheckpointSet, newest_complete
+from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.run import RunRecord
 from podwatch.domain.snapshot import Reading, TrainerSample
-from podwatch.policy.backup import Kept
+from podwatch.policy.backup import Kept, not_stored
 from podwatch.policy.lease import LeaseAction
 from podwatch.policy.lineage import branch_line, kept_step
 from podwatch.policy.upload_order import Outcome, Tally, every, in_words, uplink_behind
@@ -66,10 +66,9 @@ def backup_findings(
     found += clock_findings(sync.clock_skew, since=now)
     if lost_run(sync):
         return tuple(found)  # another pod uploads now, so that this pod cannot lag
-    newest = newest_complete(sets)
-    if newest is not None and (newest.step, newest.save_id) not in sync.stored:
-        waiting = [s.changed_wall for s in sets if s.complete and not s.held and (s.step, s.save_id) not in sync.stored]
-        lag = wall - max(min(waiting), sync.last_published_wall or 0.0)
+    waiting = not_stored(sets, sync.stored, sync.last_published_wall)
+    if waiting is not None:
+        lag = wall - waiting.since_wall
         if lag > max_lag and now - since > max_lag:
             last = "it holds none of this run" if sync.last_step is None else f"its newest is step {sync.last_step}"
             found.append(

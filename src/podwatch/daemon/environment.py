@@ -9,7 +9,7 @@ from pathlib import Path
 from podwatch.checkpoints.layouts.command_line import toml_documents
 from podwatch.config.settings import Settings
 from podwatch.daemon.configuration import Configuration
-from podwatch.daemon.notifications import all_urls
+from podwatch.daemon.notifications import all_urls, heartbeat_urls
 from podwatch.domain.errors import PodwatchError
 from podwatch.stores.credentials import Credentials, credentials_from_environment
 from podwatch.trainer.environment import build_environment, read_env_file
@@ -26,6 +26,8 @@ def learn_secrets(settings: Settings) -> None:
         credentials_for(settings)
     with _unless_unreadable():
         all_urls(settings.notify)
+    with _unless_unreadable():
+        heartbeat_urls(settings.notify)
     toml_documents(trainer.command, trainer.cwd or trainer.output_dir.parent)
 
 

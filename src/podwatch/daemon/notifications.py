@@ -110,7 +110,8 @@ class Notifying:
         if self.dead_man is not None:
             from podwatch.reporting.status import build_status
 
-            await self.dead_man.beat(build_status(view))
+            with self._held_back():
+                await self.dead_man.beat(build_status(view))
 
     async def push(self, view: DaemonView) -> None:
         """Log one row of metrics to podwatch's own W&B run, if configured."""
@@ -219,10 +220,12 @@ async def make_notifying(
     if switched:
         from podwatch.reporting.dead_man import DeadMan
 
+        called = notify.heartbeat_urls
         try:
-            dead_man = DeadMan(await disk.call(heartbeat_urls, notify), notify.timeout)
+            called = await disk.call(heartbeat_urls, notify)
         except ConfigurationError as error:
             complain(f"dead-man's switch: {error}")
+        dead_man = DeadMan(called, notify.timeout) if called else None
     kept = await journal.run(Journal.learned, TOLD, {})
     alerts = (wandb,) if wandb is not None and settings.wandb.alerts else ()
     return Notifying(settings, (*channels_of(notify, urls), *alerts), clock, journal, kept, wandb, dead_man)

@@ -1,7 +1,7 @@
 """Builds the frozen DaemonView, from which status, HTTP and metrics are made, and the daemon's own texts."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from podwatch.domain.policy import Policies
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.journal import AsyncJournal, Journal
+from podwatch.policy.backup import not_stored
 from podwatch.recovery.controller import Recovery
 from podwatch.recovery.state import Phase, RecoveryState
 from podwatch.reporting.status import build_status
@@ -226,11 +227,15 @@ def counters_of(emit: EventBus, turns: int) -> Counters:
     )
 
 
-def heartbeat_fields(view: DaemonView) -> dict[str, object]:
+def heartbeat_fields(view: DaemonView, own: Sequence[CheckpointSet]) -> dict[str, object]:
     """The fields of the heartbeat in the store: they show from outside the pod whether training makes progress
-    (policy/run_check.py). Times are epoch seconds of this machine's clock, as ``written_wall`` is."""
-    newest, complete = view.snapshot.newest_step, newest_complete(view.checkpoints)
-    status = build_status(view)
+    (policy/run_check.py). ``own``: the run's own checkpoints. Times are epoch seconds of this machine's clock, as
+    ``written_wall`` is."""
+    newest, waiting = view.snapshot.newest_step, not_stored(own, view.sync.stored, view.sync.last_published_wall)
+    try:
+        status = build_status(view)
+    except Exception:  # without a heartbeat another pod would take the run
+        status = {"overall": "", "reasons": []}
     return {
         "phase": view.recovery.phase,
         "step": newest.step if newest is not None else None,
@@ -241,8 +246,8 @@ def heartbeat_fields(view: DaemonView) -> dict[str, object]:
         "started_wall": view.started_wall,
         "written_wall": view.now_wall,
         "last_stored_step": view.sync.last_step,
-        "complete_step": complete.step if complete is not None else None,
-        "complete_wall": complete.changed_wall if complete is not None else None,
+        "unstored_step": waiting.step if waiting is not None else None,
+        "unstored_since_wall": waiting.since_wall if waiting is not None else None,
         "podwatch_version": view.version,
     }
 

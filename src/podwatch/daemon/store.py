@@ -250,7 +250,7 @@ def make_restorer(
 
 
 class StoreRestore:
-    """Implements recovery's RestoreDoor over a Restorer, which it runs in its own worker thread."""
+    """Implements recovery's RestoreSource over a Restorer, which it runs in its own worker thread."""
 
     def __init__(self, restorer: Restorer, worker: Worker, catalogue: Catalogue) -> None:
         self._restorer, self._worker, self._catalogue = restorer, worker, catalogue

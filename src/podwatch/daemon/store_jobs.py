@@ -169,7 +169,9 @@ class StoreJobs:
 
     async def say(self, state: HolderState) -> None:
         if self._syncer is not None:
-            await self._syncer.beat(heartbeat_fields(self._status.view()), state)
+            recovery, sets = self._parts.recovery, self._parts.checkpoints.catalogue.sets
+            own = [found for found in sets if recovery.context.owns(found)]
+            await self._syncer.beat(heartbeat_fields(self._status.view(), own), state)
 
     async def say_leaving(self) -> None:
         """The last heartbeat: released where nothing trains, so that no other pod waits for this one."""

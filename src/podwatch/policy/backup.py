@@ -6,7 +6,7 @@ One finding per cause. Each source reports its own (``saves-nothing``, ``checkpo
 to critical if nothing of the run was ever stored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
@@ -18,6 +18,28 @@ FEW_SAVES = 3
 """Checkpoints of which none is stored before the finding is critical: a first upload that is only slow has then had two
 save intervals."""
 _LISTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class NotStored:
+    """``step``: the newest complete checkpoint. ``since_wall`` (epoch seconds): since when the store has got nothing
+    although a complete checkpoint waits."""
+
+    step: int
+    since_wall: float
+
+
+def not_stored(
+    sets: Iterable[CheckpointSet], stored: Collection[tuple[int, str]], published_wall: float | None
+) -> NotStored | None:
+    """None if the newest complete checkpoint is in the store. ``stored``: (step, save_id); ``published_wall``: the last
+    publication."""
+    waiting = [s for s in sets if s.complete and not s.held]
+    newest = max(waiting, key=lambda s: s.step, default=None)
+    if newest is None or (newest.step, newest.save_id) in stored:
+        return None
+    oldest = min(s.changed_wall for s in waiting if (s.step, s.save_id) not in stored)
+    return NotStored(newest.step, max(oldest, published_wall or 0.0))
 
 
 @dataclass(frozen=True, slots=True)

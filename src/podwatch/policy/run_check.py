@@ -53,9 +53,11 @@ class Beat:
     reason: str = ""
     step: int | None = None
     step_age: float | None = None
-    stored_step: int | None = None
-    complete_step: int | None = None
-    complete_age: float | None = None
+    unstored_step: int | None = None
+    """The run's newest complete checkpoint on the pod, if the store does not have it. Only the pod can tell: after a
+    fresh start a lower step is the newer one."""
+    unstored_age: float | None = None
+    """Since when the store has got nothing although a checkpoint waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,9 @@ class Evidence:
     stopped_by_control: str | None = None
     """The reason in a control.json that stops the run; None: there is none."""
     archived: bool = False
+    """Nothing has been written since it was archived."""
+    imported: bool = False
+    """latest.json names what `podwatch runs import` took over from another tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,9 @@ def judge(found: Evidence, limits: Limits) -> Judgement:
     beat = found.beat
     if beat is None:
         return _without_heartbeat(found, limits, stored)
-    if beat.state in GONE:
+    if found.stopped_by_control is not None:
+        return _stopped(beat, f"stopped by control.json ({found.stopped_by_control})", stored)
+    if beat.state in GONE or (beat.state == HolderState.RESTARTING and beat.desired == Desired.FINISHED):
         return _left(found, beat, limits, stored)
     if beat.age > limits.dead:
         return _dead(found, beat, limits, stored)
@@ -103,6 +110,8 @@ def _without_heartbeat(found: Evidence, limits: Limits, stored: str) -> Judgemen
         return Judgement(
             Level.WARNING, f"a pod claimed the run {_span(found.claim_age)} ago; no heartbeat yet; {stored}"
         )
+    if found.claim_age is None and found.imported:
+        return Judgement(Level.OK, f"imported from another tool, not trained by podwatch; {stored}")
     if found.claim_age is None and not found.pointer:
         return Judgement(Level.UNKNOWN, "podwatch has written nothing here: check the store's URL and the run id")
     return Judgement(Level.CRITICAL, f"no pod holds the run: there is no heartbeat; {stored}")
@@ -111,22 +120,28 @@ def _without_heartbeat(found: Evidence, limits: Limits, stored: str) -> Judgemen
 def _left(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
     """The last podwatch left the run in order; nothing trains."""
     if beat.desired == Desired.FINISHED:
-        if _behind(found, beat):
-            text = f"finished at step {beat.complete_step}, but its final checkpoint is not stored ({stored})"
+        if beat.unstored_step is not None:
+            text = f"finished, but its final checkpoint, step {beat.unstored_step}, is not stored ({stored})"
             waits = beat.state == HolderState.RELEASED and beat.age <= limits.dead  # podwatch is there: it uploads
             return Judgement(Level.WARNING if waits else Level.CRITICAL, text)
         return Judgement(Level.OK, f"finished; {stored}")
     since = f"{_span(beat.age)} ago"
-    if beat.desired == Desired.STOPPED or found.stopped_by_control is not None:
-        why = f" ({found.stopped_by_control})" if found.stopped_by_control else ""
-        text = f"stopped by an operator{why}; {stored}"
-        if _behind(found, beat):
-            return Judgement(Level.WARNING, f"{text}, not step {beat.complete_step} of pod {beat.host}")
-        return Judgement(Level.OK, text)
+    if beat.desired == Desired.STOPPED:
+        return _stopped(beat, "training is stopped", stored)
     if found.claim_age is not None and found.claim_age <= min(limits.dead, beat.age):
         return Judgement(Level.WARNING, f"another pod claimed the run {_span(found.claim_age)} ago; {stored}")
     how = "was preempted" if beat.state == HolderState.PREEMPTED else "gave up or ended without training"
     return Judgement(Level.CRITICAL, f"no pod holds the run: pod {beat.host or '?'} {how} {since}; {stored}")
+
+
+def _stopped(beat: Beat, what: str, stored: str) -> Judgement:
+    """Stopped by an operator, or by podwatch itself, which then left its reason."""
+    if beat.overall == "critical" and beat.desired == Desired.STOPPED:
+        return Judgement(Level.CRITICAL, f"{what}: {beat.reason or 'see `podwatch status` on the pod'}; {stored}")
+    if beat.unstored_step is not None:
+        where = f"step {beat.unstored_step} is only on pod {beat.host or '?'}"
+        return Judgement(Level.WARNING, f"{what}; {stored}, {where}")
+    return Judgement(Level.OK, f"{what}; {stored}")
 
 
 def _dead(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
@@ -146,36 +161,30 @@ def _dead(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement
 
 
 def _guarded(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
+    if not beat.state:
+        return Judgement(Level.UNKNOWN, f"a pod holds the run, but its heartbeat cannot be read; {stored}")
     at = "no step yet" if beat.step is None else f"step {beat.step}"
-    if beat.phase == "gave-up" or beat.overall == "critical":
-        why = beat.reason or (
-            "podwatch gave up restarting training" if beat.phase == "gave-up" else "see podwatch status"
-        )
+    why = beat.reason or "see `podwatch status` on the pod"
+    if beat.overall == "critical":
         return Judgement(Level.CRITICAL, f"{at}; {why}; {stored}")
+    if beat.phase == _GAVE_UP:  # an older podwatch reports no more than that
+        return Judgement(Level.CRITICAL, f"{at}; podwatch gave up restarting training; {stored}")
     if beat.age > limits.late:
         return Judgement(Level.WARNING, f"{at}; no heartbeat since {_span(beat.age)}; {stored}")
     step_age = None if beat.step_age is None else beat.step_age + beat.age
     training = beat.desired == Desired.RUNNING and beat.phase != _PAUSED
     if training and limits.step and step_age is not None and step_age > limits.step:
         return Judgement(Level.WARNING, f"{at}; no new step since {_span(step_age)}; {stored}")
-    waiting = None if beat.complete_age is None else beat.complete_age + beat.age
-    if _behind(found, beat) and waiting is not None and waiting > limits.upload:
-        text = f"{at}; upload is behind: step {beat.complete_step} waits since {_span(waiting)}; {stored}"
-        return Judgement(Level.WARNING, text)
+    waiting = None if beat.unstored_age is None else beat.unstored_age + beat.age
+    if waiting is not None and waiting > limits.upload:
+        text = f"{at}; upload is behind: nothing was stored for {_span(waiting)}, step {beat.unstored_step} waits"
+        return Judgement(Level.WARNING, f"{text}; {stored}")
     if beat.overall == "warning":
-        return Judgement(Level.WARNING, f"{at}; {beat.reason or 'see podwatch status'}; {stored}")
+        return Judgement(Level.WARNING, f"{at}; {why}; {stored}")
     if beat.overall == "unknown":
-        return Judgement(
-            Level.UNKNOWN, f"{at}; podwatch cannot observe training: {beat.reason or 'see podwatch status'}"
-        )
+        return Judgement(Level.UNKNOWN, f"{at}; podwatch cannot observe training: {why}; {stored}")
     new = "" if step_age is None else f", {_span(step_age)} ago"
     return Judgement(Level.OK, f"{at}{new}; {stored}")
-
-
-def _behind(found: Evidence, beat: Beat) -> bool:
-    """Whether the pod has a complete checkpoint that is newer than what the store names."""
-    stored = max((s for s in (found.pointer_step, beat.stored_step) if s is not None), default=-1)
-    return beat.complete_step is not None and beat.complete_step > stored
 
 
 def parse_beat(document: Mapping[str, Any], age: float) -> Beat:
@@ -191,9 +200,8 @@ def parse_beat(document: Mapping[str, Any], age: float) -> Beat:
         **{name: _text(document.get(name)) for name in ("state", "phase", "desired", "host", "overall", "reason")},
         step=_step(document.get("step")),
         step_age=before("step_wall"),
-        stored_step=_step(document.get("last_stored_step")),
-        complete_step=_step(document.get("complete_step")),
-        complete_age=before("complete_wall"),
+        unstored_step=_step(document.get("unstored_step")),
+        unstored_age=before("unstored_since_wall"),
     )
 
 

@@ -88,15 +88,16 @@ class DeadMan:
     def __init__(self, urls: Sequence[str], timeout: float) -> None:
         self._lines, self._timeout = [_Line(url) for url in urls], timeout
         self._started = False
+        self._calling = asyncio.Lock()
 
     async def beat(self, status: Mapping[str, Any]) -> None:
-        """``status``: the status document. The first call says that podwatch has started."""
-        signal = signal_of(str(status["overall"]))
-        if not self._started:
+        """``status``: the status document. The first call only says that podwatch has started: training is not
+        running yet, which is no failure."""
+        async with self._calling:
+            signal = signal_of(str(status["overall"])) if self._started else Signal.START
             self._started = True
-            await self._send(Signal.START, text_of(status))
-        if signal is not None:
-            await self._send(signal, text_of(status))
+            if signal is not None:
+                await self._send(signal, text_of(status))
 
     async def _send(self, signal: Signal, text: str) -> None:
         await asyncio.gather(*(self._call(line, signal, text) for line in self._lines))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from podwatch.cli.check.report import Line
 from podwatch.config.settings import Settings
+from podwatch.domain.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from podwatch.reporting.notify import Channel
@@ -61,7 +62,12 @@ def _dead_man(settings: Settings, *, send: bool) -> Iterator[Line]:
     from podwatch.reporting.dead_man import send as make
     from podwatch.reporting.notify import shown_url
 
-    for url in heartbeat_urls(settings.notify):
+    try:
+        urls = heartbeat_urls(settings.notify)
+    except ConfigurationError as error:
+        yield Line("dead-man's switch", "fail", f"{error.what}: {error.where}", error.fix)
+        return
+    for url in urls:
         shown = shown_url(url)
         if not send:
             unsafe = url.startswith("http://") and not shown.startswith(("http://127.", "http://localhost"))

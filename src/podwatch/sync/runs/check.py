@@ -3,12 +3,14 @@ the key allows it."""
 
 import contextlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 from podwatch.domain.errors import IntegrityError, RemoteError, SaveGone
 from podwatch.domain.lease import parse_control
 from podwatch.domain.manifest import Keys, Pointer, valid_run_id
 from podwatch.policy.run_check import Beat, Evidence, parse_beat
+from podwatch.policy.store_archive import IMPORT_LINEAGE
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
 from podwatch.sync.publish import newest_pointer, read_manifest
 from podwatch.sync.runs.archive import read_record
@@ -16,19 +18,24 @@ from podwatch.sync.runs.archive import read_record
 SMALL_JSON = 1 << 20
 
 
-def read_evidence(store: ObjectStore, keys: Keys, now_wall: float) -> Evidence:
-    """Raises RemoteError if the store does not answer or refuses the key."""
+def read_evidence(store: ObjectStore, keys: Keys, wall: Callable[[], float]) -> Evidence:
+    """``wall``: this machine's clock in epoch seconds. Raises RemoteError if the store does not answer or refuses the
+    key."""
     pointer, problem = _pointer(store, keys)
-    beat = _heartbeat(store, keys, now_wall)
+    beat = store.stat(keys.heartbeat)
+    claimed = _newest_claim(store, keys)
+    now = store_time(store, wall())  # after an answer of the store, which shows its clock
+    touched = max((t for t in (beat.uploaded_wall if beat else None, claimed) if t is not None), default=0.0)
     return Evidence(
         keys.run_id,
-        beat=beat,
-        claim_age=_claim_age(store, keys, now_wall),
+        beat=None if beat is None else _heartbeat(store, beat, now),
+        claim_age=None if claimed is None else max(0.0, now - claimed),
         pointer=pointer is not None and pointer.step is not None,
         pointer_step=pointer.step if pointer is not None else None,
         pointer_problem=problem,
         stopped_by_control=_stopped(store, keys),
-        archived=pointer is not None and _archived(store, keys, pointer),
+        archived=pointer is not None and _archived(store, keys, pointer, touched),
+        imported=pointer is not None and pointer.lineage.startswith(IMPORT_LINEAGE),
     )
 
 
@@ -48,27 +55,22 @@ def _pointer(store: ObjectStore, keys: Keys) -> tuple[Pointer | None, str]:
     return pointer, problem
 
 
-def _heartbeat(store: ObjectStore, keys: Keys, now_wall: float) -> Beat | None:
-    found = store.stat(keys.heartbeat)
-    if found is None:
-        return None
+def _heartbeat(store: ObjectStore, found: StoredObject, now: float) -> Beat:
     document: Any = None
     with contextlib.suppress(IntegrityError, ValueError, RecursionError):
-        data = store.get_bytes(keys.heartbeat, found.file_id, limit=SMALL_JSON)
+        data = store.get_bytes(found.key, found.file_id, limit=SMALL_JSON)
         document = json.loads(data) if data is not None else None
-    age = store_time(store, now_wall) - found.uploaded_wall
-    return parse_beat(document if isinstance(document, dict) else {}, age)
+    return parse_beat(document if isinstance(document, dict) else {}, now - found.uploaded_wall)
 
 
-def _claim_age(store: ObjectStore, keys: Keys, now_wall: float) -> float | None:
+def _newest_claim(store: ObjectStore, keys: Keys) -> float | None:
+    """When the newest claim was made, by the store's clock; None without claims, and where the key cannot list."""
     try:
-        claims: list[StoredObject] = [c for c in store.list(keys.claims) if c.ours]
+        return max((c.uploaded_wall for c in store.list(keys.claims) if c.ours), default=None)
     except RemoteError as error:
         if error.transient:
             raise
-        return None  # the key cannot list: the heartbeat is what counts
-    newest = max((c.uploaded_wall for c in claims), default=None)
-    return None if newest is None else max(0.0, store_time(store, now_wall) - newest)
+        return None  # the heartbeat is what counts
 
 
 def _stopped(store: ObjectStore, keys: Keys) -> str | None:
@@ -79,7 +81,11 @@ def _stopped(store: ObjectStore, keys: Keys) -> str | None:
     return (control.reason or "control.json") if control.stopped else None
 
 
-def _archived(store: ObjectStore, keys: Keys, pointer: Pointer) -> bool:
+def _archived(store: ObjectStore, keys: Keys, pointer: Pointer, touched: float) -> bool:
+    """``touched``: when a pod last wrote a heartbeat or a claim. A later one continues the archived run."""
+    found = store.stat(keys.archive)
+    if found is None or found.uploaded_wall < touched:
+        return False
     record = read_record(store, keys)
     return record is not None and record.done and record.pointer == pointer.order
 
