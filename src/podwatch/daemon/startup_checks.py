@@ -9,8 +9,8 @@ then in memory, and StartupChecks decides which actions are allowed:
                         a store (else another pod can be the holder of the run)
     a fresh start       only if the database could be read: an empty journal proves nothing
 
-StartupChecks retries until the database can be used again, then writes the events of the journal in memory to it. If the
-database could not be read before, podwatch restarts inside this process, because pins, pauses, baselines and the
+StartupChecks retries until the database can be used again, then writes the events of the journal in memory to it. If
+the database could not be read before, podwatch restarts inside this process, because pins, pauses, baselines and the
 store's state were unknown. Training continues under its keeper.
 """
 
