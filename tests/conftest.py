@@ -1,6 +1,8 @@
 """Which tests are the slow ones: `make test-slow` runs them (and the gate does), `make test` leaves them out."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -120,3 +122,14 @@ def pytest_report_header(config: pytest.Config) -> str:
 def no_known_secrets() -> None:
     """What one test made known to the scrubber is ordinary text in the next one."""
     secrets.forget()
+
+
+@pytest.fixture(autouse=True)
+def ordinary_priority() -> Iterator[None]:
+    """A test that lowers the priority of its own thread (as a slow deletion does) leaves it to no other test: processes
+    inherit it, and without the right to raise it they keep it."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    yield
+    if os.getpriority(os.PRIO_PROCESS, 0) != before:
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, before)
