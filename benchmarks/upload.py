@@ -141,7 +141,7 @@ def measure(work: Work, scratch: Path, rounds: int) -> dict[str, list[Ran]]:
 
 
 def report(work: Work, taken: dict[str, list[Ran]], figures: Figures) -> dict[str, tuple[float, float]]:
-    """The table, as docs/performance.md has it. Returns each client's median seconds and CPU seconds per GB."""
+    """The table, as benchmarks/transfers.md has it. Returns each client's median seconds and CPU seconds per GB."""
     total = sum(work.sizes)
     middle = {
         name: (statistics.median(r.seconds for r in ran), statistics.median(r.cpu for r in ran) / total * 1e9)

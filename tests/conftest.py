@@ -25,6 +25,7 @@ SLOW = (
     "tests/checkpoints/test_prefixes.py",
     "tests/checkpoints/test_truncation.py",
     "tests/checkpoints/test_trust.py",
+    "tests/cli/test_bootstrap.py",
     "tests/cli/test_clean.py",
     "tests/cli/test_quarantine.py",
     "tests/cli/test_restore.py",
@@ -32,6 +33,7 @@ SLOW = (
     "tests/cli/test_runs_check.py",
     "tests/cli/test_runs_killed.py",
     "tests/cli/test_store.py",
+    "tests/controller/test_controller.py",
     "tests/daemon/test_init.py",
     "tests/e2e/test_artefacts.py",
     "tests/e2e/test_bad_input.py",
@@ -64,6 +66,7 @@ SLOW = (
     "tests/e2e/test_wandb_identity.py",
     "tests/e2e/test_while_the_others_ran.py",
     "tests/recording/test_recording.py",
+    "tests/hooks/test_evaluation.py",
     "tests/journal/test_standby_crash.py",
     "tests/detection/test_healthy_nights.py",
     "tests/detection/test_ends_in_every_order.py",
@@ -107,11 +110,41 @@ SLOW = (
 )
 """Files that mostly wait for real processes, or try very many cases: together as long as all the others."""
 
+LONGEST = (
+    "tests/sync/test_crash.py",
+    "tests/recovery/test_crash_rounds.py",
+    "tests/packaging/test_distributions.py",
+    "tests/e2e/test_footing.py",
+    "tests/e2e/test_job.py",
+    "tests/sync/test_two_pods_schedules.py",
+    "tests/sync/test_restore_crash.py",
+    "tests/cli/test_poisoned_directory.py",
+    "tests/e2e/test_job_verdicts.py",
+    "tests/sync/test_crash_rounds.py",
+    "tests/journal/test_standby_crash.py",
+    "tests/paths/test_every_moment.py",
+)
+"""Minutes each: they start first, so that the end does not wait for one of them."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "run at most N cases of each test, spread evenly over all of them: for the gate (make nightly runs all)"
+    parser.addoption("--cases", type=int, metavar="N", help=text)
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+    most = config.getoption("--cases")
+    if most:
+        tests: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        kept = {cases[n * len(cases) // most] for cases in tests.values() for n in range(most)}
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))  # stable
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -16,6 +16,8 @@ from podwatch.journal.journal import Journal
 from podwatch.journal.records import UploadedObject
 from podwatch.policy.upload_priority import Level
 from podwatch.stores.credentials import Credentials
+from podwatch.stores.s3_credentials import S3Credentials
+from podwatch.sync.types import FEATURES
 from podwatch.sync.upload.uploader import Sender
 from podwatch.system.clock import SystemClock
 from podwatch.system.workers import Worker
@@ -54,7 +56,13 @@ async def idle(seconds: float) -> tuple[float, ...]:
     return tuple(late)
 
 
-def sender_for(url: str, home: str, paths: list[Path]) -> Sender:
+def credentials_of(url: str, store: str) -> Credentials:
+    if store.startswith("s3://"):
+        return Credentials(s3=S3Credentials("id", "key", endpoint=url))
+    return Credentials("id", "key", url)
+
+
+def sender_for(url: str, home: str, paths: list[Path], store: str = f"b2://{BUCKET}") -> Sender:
     """The daemon's own, with the settings' defaults and a journal in ``home``."""
     settings = Settings.model_validate(
         {
@@ -62,7 +70,7 @@ def sender_for(url: str, home: str, paths: list[Path]) -> Sender:
             "state_dir": home,
             "trainer": {"layout": "custom", "output_dir": str(paths[0].parent)},
             "checkpoints": {"custom": {"step_dir": "s_{step}", "required": ["x"], "last": "x"}},
-            "sync": {"store": f"b2://{BUCKET}"},
+            "sync": {"store": store},
         }
     )
     return Sender(
@@ -70,7 +78,7 @@ def sender_for(url: str, home: str, paths: list[Path]) -> Sender:
         cast(
             Any,
             SimpleNamespace(
-                identity=lambda: SimpleNamespace(writer_id="bench"), credentials=lambda: Credentials("id", "key", url)
+                identity=lambda: SimpleNamespace(writer_id="bench"), credentials=lambda: credentials_of(url, store)
             ),
         ),
         cast(Any, None),
@@ -92,10 +100,14 @@ async def send_one(sender: Sender, home: str, paths: list[Path], save_id: str) -
     return done
 
 
-async def send_journaled(url: str, home: str, paths: list[Path], *, ahead: bool) -> Sent:
+async def send_journaled(
+    url: str, home: str, paths: list[Path], *, ahead: bool, store: str = f"b2://{BUCKET}", features: object = None
+) -> Sent:
     """With the settings' defaults. ``ahead``: the child has been started while the set was written, as the daemon does
     it; else its start counts, as where nobody saw the set coming."""
-    sender = sender_for(url, home, paths)
+    sender = sender_for(url, home, paths, store)
+    if features is not None:
+        sender._journal.sync.learn(FEATURES, {"url": store, "features": features})
     sender.priority.fixed = Level.LOWEST if "PODWATCH_BENCH_LOWEST" in os.environ else Level.ORDINARY
     sender.children.level = sender.priority.level
     late: list[float] = []

@@ -80,6 +80,11 @@ format = "json"
         return self.daemon.process.pid
 
     @property
+    def url(self) -> str:
+        """``http://host:port`` of its page."""
+        return str(json.loads(next(self.daemon.runtime.glob("*/endpoint.json")).read_text())["http_url"])
+
+    @property
     def turns(self) -> int:
         """Of the sensing loop, so far."""
         document = self.daemon.wait_for(self.daemon.status, 30, "status answers")

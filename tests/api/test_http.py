@@ -1,17 +1,20 @@
 """The HTTP server over real loopback sockets: answers, refusals, clients that misbehave."""
 
 import asyncio
+import base64
+import contextlib
 import http.client
 import json
 import signal
 import socket
+from dataclasses import replace
 
 import pytest
 
 from podwatch.api import http as serving
 from podwatch.api.http import HttpServer, bind
 from podwatch.client.api import fetch_status
-from podwatch.domain.errors import HostError
+from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.secrets import register
 from tests.reporting import views
@@ -21,12 +24,14 @@ TOKEN = "abcdef0123456789"
 
 class Rig:
     def __init__(self, **options) -> None:
+        self.drawn = 0
         self.shown = views.healthy()
         self.alive: tuple[bool, str] = (True, "")
         self.usable: tuple[bool, list[str]] = (True, [])
         self.pings: list[str] = []
         self.events_asked: list[tuple[int, int]] = []
-        self.server = HttpServer("127.0.0.1", options.pop("port", 0), self, TOKEN, **options)
+        self.lines: tuple[str, ...] = ()
+        self.server = HttpServer(options.pop("host", "127.0.0.1"), options.pop("port", 0), self, TOKEN, **options)
 
     def view(self):
         if self.shown is None:
@@ -38,6 +43,13 @@ class Rig:
 
     def ready(self) -> tuple[bool, list[str]]:
         return self.usable
+
+    async def history(self):
+        self.drawn += 1
+        return ()
+
+    def log_lines(self):
+        return self.lines
 
     def ping(self, role: str) -> None:
         self.pings.append(role)
@@ -141,7 +153,124 @@ async def test_events(rig):
     assert (await rig.get("/events?limit=x"))[0] == 400
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz", "/status", "/metrics", "/events"])
+async def test_the_page_has_a_strict_policy_and_no_secret(rig):
+    register("hunter2hunter2hunter2")
+    rig.lines = ("epoch 1", "key is hunter2hunter2hunter2 <script>")
+    status, body, headers = await rig.get("/")
+    assert (status, headers["content-type"], headers["cache-control"]) == (200, "text/html; charset=utf-8", "no-store")
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert b"TRAINING IS RUNNING at step 85" in body
+    assert b"epoch 1\nkey is [removed] &lt;script&gt;" in body
+
+
+async def test_the_plots_are_drawn_once_a_minute_and_only_for_a_reader(rig):
+    assert rig.drawn == 0
+    first = (await rig.get("/"))[1]
+    assert b'data-stamp="29497200"' in first
+    for _ in range(3):
+        assert b"data-stamp=" in (await rig.get("/"))[1].split(b"<script>")[0]
+        assert b"data-stamp=" not in (await rig.get("/?drawn=29497200"))[1].split(b"<script>")[0]
+    assert rig.drawn == 1
+    rig.shown = replace(rig.shown, now_wall=rig.shown.now_wall + 60)
+    assert b'data-stamp="29497201"' in (await rig.get("/?drawn=29497200"))[1]
+    assert rig.drawn == 2
+
+
+SHOWING = ("/", "/status", "/events", "/metrics", "/nothing")
+PASSWORD = "a long pass:word with ü"
+
+
+def basic(password: str, user: str = "me") -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+@contextlib.asynccontextmanager
+async def served(**options):
+    made = Rig(head_seconds=20.0, connection_seconds=60.0, **options)
+    await made.server.start()
+    try:
+        yield made
+    finally:
+        await made.server.stop()
+
+
+async def test_beyond_loopback_without_a_password_only_probes_and_pings_are_answered():
+    async with served(host="0.0.0.0") as rig:
+        for path in SHOWING:
+            status, body, headers = await rig.get(path, Authorization=basic(""))
+            assert (status, headers["www-authenticate"]) == (403, None)
+            assert b"password_file" in body
+            assert b"ssh -L" in body
+        assert (await rig.get(f"/heartbeat/{TOKEN}/trainer"))[0] == 200
+        assert (await rig.get("/heartbeat/wrong/trainer"))[0] == 404
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+async def test_a_password_is_needed_for_everything_that_shows_the_run(host):
+    async with served(host=host, password=PASSWORD) as rig:
+        for path in SHOWING:
+            status, body, headers = await rig.get(path)
+            assert status == 401
+            assert headers["www-authenticate"] == 'Basic realm="podwatch", charset="UTF-8"'
+            assert b"step" not in body
+            assert (await rig.ask("POST", path))[0] == 401
+        for wrong in (
+            basic("wrong"), basic(PASSWORD + "x"), basic(PASSWORD[:-1]), basic(""), "Basic", "Basic !", "Basic YQ==",
+            f"Bearer {PASSWORD}", basic(PASSWORD).removeprefix("Basic "),
+        ):  # fmt: skip
+            assert (await rig.get("/status", Authorization=wrong))[0] == 401, wrong
+        for right in (basic(PASSWORD), basic(PASSWORD, user=""), basic(PASSWORD).replace("Basic", "basic")):
+            assert (await rig.get("/", Authorization=right))[0] == 200
+            assert (await rig.get("/status", Authorization=right))[0] == 200
+
+
+async def test_probes_without_the_password_say_one_word():
+    async with served(host="0.0.0.0", password=PASSWORD) as rig:
+        rig.shown, rig.alive, rig.usable = views.gave_up(), (False, "a detail"), (False, ["another detail"])
+        for path, word in (("/livez", b"not ok\n"), ("/readyz", b"not ok\n"), ("/healthz", b"critical\n")):
+            assert (await rig.get(path))[:2] == (503, word)
+            status, told, _ = await rig.get(path, Authorization=basic(PASSWORD))
+            assert status == 503
+            assert told.startswith(word)
+            assert len(told) > len(word)
+
+
+async def test_the_password_admits_under_any_name_and_nothing_else_does():
+    """A reverse proxy passes the public name on; a web page of another name cannot send the password."""
+    async with served(password=PASSWORD) as rig:
+        foreign = {"Host": "pod.example.com"}
+        assert (await rig.get("/", **foreign, Authorization=basic(PASSWORD)))[0] == 200
+        assert (await rig.get("/", **foreign))[0] == 401
+        assert (await rig.get("/livez", **foreign))[0] == 421
+
+
+async def test_two_authorizations_are_none():
+    async with served(password=PASSWORD) as rig:
+
+        def request() -> int:
+            connection = http.client.HTTPConnection("127.0.0.1", rig.server.port, timeout=60)
+            try:
+                connection.putrequest("GET", "/status")
+                connection.putheader("Authorization", basic("wrong"))
+                connection.putheader("Authorization", basic(PASSWORD))
+                connection.endheaders()
+                return connection.getresponse().status
+            finally:
+                connection.close()
+
+        assert await asyncio.to_thread(request) == 401
+
+
+async def test_the_client_says_that_the_status_needs_the_password():
+    async with served(password=PASSWORD) as rig:
+        with pytest.raises(PermissionDenied, match="root"):
+            await asyncio.to_thread(fetch_status, rig.server.url)
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz", "/status", "/metrics", "/events", "/"])
 async def test_head_is_get_without_a_body(rig, path):
     get, head = await rig.get(path), await rig.ask("HEAD", path)
     assert head[0] == get[0]

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.capabilities import probe
 from podwatch.checkpoints.layouts.base import Marker
-from podwatch.checkpoints.settle_time import Held, SettleTimes, held_open
+from podwatch.checkpoints.settle_time import Held, SettleTimes, held_open, probe
 from tests.checkpoints.leases import told
 
 needs_leases = pytest.mark.skipif(sys.platform != "linux", reason="read leases are Linux's")

@@ -85,6 +85,12 @@ async def serve(root: Path, state: str) -> None:
         async def events(self, after_id: int, limit: int) -> list[Event]:
             return events
 
+        async def history(self):
+            return ()
+
+        def log_lines(self):
+            return ()
+
         def ping(self, role: str) -> None: ...
 
         def live(self) -> tuple[bool, str]:

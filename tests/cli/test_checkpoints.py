@@ -7,7 +7,7 @@ import time
 import pytest
 
 from podwatch.cli.checkpoints import table
-from podwatch.daemon import implausible_steps, two_writers
+from podwatch.daemon import held_back_findings
 from podwatch.domain.run import EarlierSave, Lineage, RunRecord
 from podwatch.journal import save_run_record
 from podwatch.journal.journal import Journal
@@ -118,12 +118,12 @@ def test_what_the_journal_holds_back_is_known_without_a_daemon(machine, branched
     state = machine.directory / "state" / "r"
     state.mkdir(parents=True)
     journal = Journal.open(state / "journal.sqlite")
-    journal.learn(two_writers.KEY, {"spans": [[now - 500, now + 500, "pid 7"]], "released": []})
+    journal.learn(held_back_findings.TWO_WRITERS_KEY, {"spans": [[now - 500, now + 500, "pid 7"]], "released": []})
     stray = output / "step_99999999999999999"
     stray.mkdir()
     (stray / "model.bin").write_bytes(b"x" * 5000)
     known = {"trained": 120, "trained_wall": now, "step_seconds": 10.0, "believed": [], "doubted": []}
-    journal.learn(implausible_steps.KEY, known)
+    journal.learn(held_back_findings.IMPLAUSIBLE_KEY, known)
     journal.close()
     marks, newest, _ = held_back(machine, config)
     assert newest == []

@@ -280,14 +280,14 @@ def test_a_restart_that_is_not_possible_says_why():
 
 
 def test_prune_names_parts_and_paths():
-    from podwatch.cli.prune import describe
+    from podwatch.cli.checkpoints import describe_plan
 
     entries = [
         {"action": "remove", "step": 80, "part": "weights", "size_bytes": 16_000_000_000, "reason": "stored"},
         {"action": "remove", "step": None, "path": "/app/trash/1", "size_bytes": 1, "reason": "trash"},
         {"action": "keep", "step": 85, "size_bytes": None, "reason": "newest complete"},
     ]
-    lines = describe({"entries": entries, "message": "16 GB"})
+    lines = describe_plan({"entries": entries, "message": "16 GB"})
     assert lines[0] == "remove   step 80 weights     16 GB  stored"
     assert "/app/trash/1" in lines[1]
     assert "?" not in lines[2]

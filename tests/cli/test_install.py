@@ -1,12 +1,13 @@
-"""What ``podwatch install`` would write, and where it refuses. That it runs is the business of tests/suites/systemd."""
+"""What ``podwatch install`` would write, whose files it replaces, where it refuses. tests/suites/systemd runs it."""
 
+import hashlib
 import os
 import shlex
 from pathlib import Path
 
 import pytest
 
-from podwatch.cli import install
+from podwatch.cli import install_plan, offline, systemd_service
 from podwatch.config.loading import load_settings
 from podwatch.domain.errors import ConfigurationError, HostError, UsageError
 
@@ -22,12 +23,12 @@ def root(tmp_path: Path) -> Path:
 
 def plan(
     root: Path, text: str = BASE, *, name: str = "", command: tuple[str, ...] = ("/opt/podwatch",)
-) -> install.Plan:
+) -> install_plan.Plan:
     config = root / "podwatch.toml"
     config.write_text(text.replace("{root}", str(root)))
     config.chmod(0o600)
     settings = load_settings(config, environ={}).settings
-    return install.plan_install(settings, config, list(command), name=name)
+    return install_plan.plan_install(settings, config, list(command), name=name)
 
 
 def line(text: str, key: str) -> str:
@@ -45,9 +46,12 @@ def test_unit_and_dropin(root: Path) -> None:
     assert line(dropin, "ReadWritePaths").split() == [f"{root}/work", f"{root}/state"]
     assert made.make == (root / "state",)
     shipped = (Path(__file__).parents[2] / "systemd/podwatch.service").read_text()
-    assert unit.replace("ExecStart=/opt/podwatch run", "") == shipped.replace(
+    first, _, rest = unit.partition("\n")
+    assert first.startswith("# podwatch install sha256:")
+    assert rest.replace("ExecStart=/opt/podwatch run", "") == shipped.replace(
         "ExecStart=/usr/local/bin/podwatch run", ""
     )
+    assert made.service.unit == "podwatch"
 
 
 @needs_root
@@ -109,7 +113,7 @@ def test_a_configuration_of_somebody_else_is_refused(root: Path) -> None:
     settings = load_settings(config, environ={}).settings
     os.chown(config, 65534, 65534)
     with pytest.raises(ConfigurationError, match="belongs to root") as caught:
-        install.plan_install(settings, config, ["/opt/podwatch"])
+        install_plan.plan_install(settings, config, ["/opt/podwatch"])
     assert caught.value.fix == f"chown root {config}"
 
 
@@ -123,24 +127,143 @@ def test_odd_names_stay_one_word(root: Path) -> None:
     assert words[0] == str(odd).replace("%", "%%")
     assert line(made.files[0][1], "ExecStart") == '"/opt/my venv/bin/python" -m podwatch $$x run'
     with pytest.raises(ConfigurationError, match="control characters"):
-        install.quote("a\nExecStartPre=/bin/evil")
+        install_plan.quote("a\nExecStartPre=/bin/evil")
+
+
+# -- the store's key
+
+
+STORE = BASE + '[sync]\nstore = "b2://my-bucket"\n'
+KEY = {"B2_APPLICATION_KEY_ID": "0014711", "B2_APPLICATION_KEY": "K001-one-two-three"}
+
+
+def planned_key(root: Path, monkeypatch: pytest.MonkeyPatch, text: str, **environ: str) -> install_plan.Key:
+    monkeypatch.setattr(systemd_service, "ETC", root)
+    config = root / "podwatch.toml"
+    config.write_text(text.replace("{root}", str(root)))
+    config.chmod(0o600)
+    return install_plan.plan_key(load_settings(config, environ={}).settings, systemd_service.Service(), environ)
+
+
+def test_the_key_of_the_shell_becomes_a_file_that_the_service_reads(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = planned_key(root, monkeypatch, STORE, **KEY, HOME="/root")
+    assert (set(key.names), key.missing) == (set(KEY), False)
+    (root / "podwatch.env").write_text(key.text)
+    (root / "podwatch.env").chmod(0o600)
+    assert install_plan.variables_of(root / "podwatch.env") == KEY
+    assert (
+        planned_key(root, monkeypatch, STORE, B2_APPLICATION_KEY_ID="x", B2_APPLICATION_KEY="y") == install_plan.Key()
+    )
+
+
+def test_without_a_key_anywhere_an_empty_file_waits_for_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = planned_key(root, monkeypatch, STORE)
+    assert (key.names, key.missing) == ((), True)
+    assert "# B2_APPLICATION_KEY=\n" in key.text
+    (root / "podwatch.env").write_text("PODWATCH_MODE=observe\n")
+    (root / "podwatch.env").chmod(0o600)
+    assert planned_key(root, monkeypatch, STORE, **KEY) == install_plan.Key(missing=True), "the operator's file stays"
+    assert planned_key(root, monkeypatch, BASE) == install_plan.Key()
+
+
+def test_a_key_that_the_trainer_s_environment_file_has_is_enough(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "train.env").write_text("".join(f"{name}={value}\n" for name, value in KEY.items()))
+    (root / "train.env").chmod(0o600)
+    text = STORE.replace("[trainer]", '[trainer]\nenv_file = "{root}/train.env"')
+    assert planned_key(root, monkeypatch, text) == install_plan.Key()
 
 
 @needs_root
-def test_the_store_s_key_is_asked_for(root: Path) -> None:
-    text = BASE + '[sync]\nstore = "b2://my-bucket"\n'
-    if not Path("/etc/podwatch/podwatch.env").exists():
-        assert "B2_APPLICATION_KEY_ID" in plan(root, text).notes[0]
-    assert plan(root).notes == ()
+def test_commands_that_are_typed_find_the_key_of_the_run_s_service(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systemd_service, "ETC", root)
+    monkeypatch.setattr(systemd_service, "UNITS", root / "units")
+    for name in KEY:
+        monkeypatch.delenv(name, raising=False)
+    made = plan(root, STORE)
+    settings = load_settings(root / "podwatch.toml", environ={}).settings
+    (root / "podwatch.env").write_text("".join(f"{name}={value}\n" for name, value in KEY.items()))
+    (root / "podwatch.env").chmod(0o600)
+    assert offline.credentials(settings) is None, "a file of no service"
+    made.service.dropin.parent.mkdir(parents=True)
+    made.service.dropin.write_text(made.files[1][1].replace("# Run: r\n", "# Run: another\n"))
+    assert offline.credentials(settings) is None, "the key of another run"
+    made.service.dropin.write_text(made.files[1][1])
+    found = offline.credentials(settings)
+    assert found is not None
+    assert (found.key_id, found.key) == tuple(KEY.values())
 
 
-@pytest.mark.skipif(install.BOOTED.is_dir(), reason="systemd runs here")
+# -- whose file it is
+
+
+@needs_root
+def test_an_upgrade_replaces_what_podwatch_wrote_and_nothing_else(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, link = root / "podwatch.service", root / "link.service"
+    assert systemd_service.origin(file) is systemd_service.Origin.ABSENT
+    file.write_text(systemd_service.signed("[Service]\nRestart=no\n"))
+    assert systemd_service.origin(file) is systemd_service.Origin.OURS
+    file.write_text(file.read_text().replace("Restart=no", "Restart=always"))
+    assert systemd_service.origin(file) is systemd_service.Origin.EDITED
+    file.write_text("[Service]\nExecStart=/bin/other\n")
+    assert systemd_service.origin(file) is systemd_service.Origin.FOREIGN
+    unsigned = "[Service]\nRestart=no\n"
+    monkeypatch.setattr(systemd_service, "_EARLIER", frozenset({hashlib.sha256(unsigned.encode()).hexdigest()}))
+    file.write_text(unsigned + "ExecStart=/opt/old/bin/podwatch run\n")
+    assert systemd_service.origin(file) is systemd_service.Origin.OURS, (
+        "as a version before the first line with a digest wrote it"
+    )
+    link.symlink_to(file)
+    assert systemd_service.origin(link) is systemd_service.Origin.FOREIGN
+    link.unlink()
+    link.symlink_to("/dev/null")
+    assert systemd_service.origin(link) is systemd_service.Origin.FOREIGN, "a masked unit"
+    os.chown(file, 65534, 65534)
+    assert systemd_service.origin(file) is systemd_service.Origin.FOREIGN
+
+
+@needs_root
+def test_the_drop_in_names_its_run_and_configuration(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systemd_service, "UNITS", root / "units")
+    made = plan(root)
+    assert made.service.installed_for() == ("", "")
+    for path, text in made.files:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        assert systemd_service.origin(path) is systemd_service.Origin.OURS
+    assert made.service.installed_for() == ("r", f"{root}/podwatch.toml")
+
+
+# -- without systemd
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({"VAST_CONTAINERLABEL": "C.1"}, "the on-start script of the instance (Vast)"),
+        ({"RUNPOD_POD_ID": "abc"}, "the container start command of the pod (RunPod)"),
+        ({}, "your provider's on-start script"),
+    ],
+)
+def test_a_container_gets_the_line_for_its_start_command(environ: dict[str, str], place: str) -> None:
+    text = "\n".join(systemd_service.instead_of_a_service(environ, ["/opt/podwatch/bin/podwatch"], "", "bash"))
+    assert place in text
+    assert "/opt/podwatch/bin/podwatch config init" in text
+    known = "\n".join(systemd_service.instead_of_a_service(environ, ["podwatch"], "/root/podwatch.toml", "bash"))
+    assert "config init" not in known
+    assert known.count("podwatch -c /root/podwatch.toml run --detach") == 2
+    assert "process 1" in systemd_service.instead_of_a_service(environ, ["podwatch"], "", "podwatch")[0]
+
+
+@pytest.mark.skipif(systemd_service.BOOTED.is_dir(), reason="systemd runs here")
 def test_without_systemd_there_are_two_other_ways(machine) -> None:
     done = machine.podwatch("install")
     assert done.returncode == 69
     assert done.stderr.count("\n") == 1
     assert "systemd does not run here" in done.stderr
     assert "run --detach" in done.stderr
+    assert "podwatch config init" in done.stdout, "the way without systemd, line by line"
 
 
 @needs_root

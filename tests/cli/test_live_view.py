@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.cli.common import fit
 from podwatch.client.status_screen import render
+from podwatch.client.text import fit, repaint
 from podwatch.reporting.status import build_status
 from tests.reporting import views
 from tests.support.ptys import Screen
@@ -52,3 +52,22 @@ def test_hidden_and_shown_lines_are_all_lines(size):
         assert lines[-1].startswith(f"({len(whole) - len(lines) + 1} more line")
     else:
         assert lines == whole
+
+
+@given(
+    st.lists(st.sampled_from(sorted(views.ALL)), min_size=1, max_size=4), st.integers(1, 140), st.integers(1, 60),
+    st.booleans(),
+)  # fmt: skip
+def test_a_frame_painted_over_another_shows_the_same_as_on_an_empty_screen(names, columns, rows, colour):
+    """Nothing of the frame before is left, and nothing scrolls."""
+    screen, empty = Screen(columns, rows), Screen(columns, rows)
+    for name in names:
+        text = fit(render(build_status(views.ALL[name]()), width=columns, height=rows, colour=colour), columns, rows)
+        screen.write(repaint(text, columns).replace("\n", "\r\n"))
+    empty.write(text.replace("\n", "\r\n"))
+    assert screen.lines == empty.lines
+
+
+def test_a_line_up_to_the_last_column_is_not_erased_behind():
+    assert repaint("full\npart\n\nend", 4) == "\x1b[Hfull\npart\n\x1b[K\n\x1b[Jend"
+    assert repaint("abc\nend", 4) == "\x1b[Habc\x1b[K\n\x1b[Jend"

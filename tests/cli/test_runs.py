@@ -112,6 +112,33 @@ def test_import_and_restore(stored):
     assert (older["newest_step"], older["earlier_backups"]["steps"]) == (7, [7, 9])
 
 
+def test_copy_and_restore_the_copy(stored):
+    machine, _, config, body = stored
+    to = f"file://{machine.directory}/archive/team"
+    dry = machine.podwatch("runs", "copy", "r", "--to", to, "--dry-run", "-c", config)
+    assert dry.returncode == 0, dry.stderr
+    assert "step 40: to copy" in dry.stdout
+    assert not (machine.directory / "archive").exists()
+    copied = machine.podwatch("runs", "copy", "r", "--to", to, "--as", "again", "-c", config)
+    assert copied.returncode == 0, copied.stderr
+    assert "checkpoints in the target: 1, every object verified" in copied.stdout
+    assert "latest.json in the target now names what the source's names" in copied.stdout
+    again = machine.podwatch("runs", "copy", "r", "--to", to, "--as", "again", "--json", "-c", config)
+    document = json.loads(again.stdout)
+    assert [(s["step"], s["copied"]) for s in document["saves"]] == [(40, True)]
+    assert (document["pointer_moves"], document["left_out"]) == (False, [])
+    there = machine.directory / "there"
+    there_config = machine.directory / "there.toml"
+    there_config.write_text(Path(config).read_text().replace(f"file://{machine.directory}/store", to))
+    result = machine.podwatch("runs", "restore", "again", "--to", str(there), "-c", str(there_config))
+    assert result.returncode == 0, result.stderr
+    assert body in [p.read_bytes() for p in tree(there).values()]
+    same = machine.podwatch("runs", "copy", "r", "--to", f"file://{machine.directory}/store", "-c", config)
+    assert same.returncode == 64
+    none = machine.podwatch("runs", "copy", "nothing", "--to", to, "-c", config)
+    assert none.returncode == 69
+
+
 def test_import_says_what_it_cannot_find(stored):
     machine, _, config, _ = stored
     nothing = machine.podwatch("runs", "import", "nosuchrun", "-c", config)
@@ -138,3 +165,24 @@ def test_check_names_what_another_tool_left(stored):
         assert any("up to step 55" in t and "podwatch runs import r" in t for t in texts), texts
     finally:
         shutil.rmtree(elsewhere)
+
+
+def test_a_run_as_a_record(stored):
+    machine, _, config, _ = stored
+    past_run(days_ago(machine, 3), Keys("past"), 10, 20)
+    beat = {"outcome": "finished", "step": 20, "account": {"money": {"so_far": 8.5, "currency": "EUR"}}}
+    LocalStore(machine.directory / "store", writer_id="w").put_bytes(Keys("past").heartbeat, json.dumps(beat).encode())
+    shown = machine.podwatch("runs", "show", "past", "-c", config)
+    assert shown.returncode == 0, shown.stderr
+    assert "cost      8.50 EUR" in shown.stdout
+    assert "newest: step 20; 2 steps" in shown.stdout
+    document = json.loads(machine.podwatch("runs", "show", "past", "--json", "-c", config).stdout)
+    assert (document["outcome"], document["step"], document["cost"]) == ("finished", 20, 8.5)
+    nobody = machine.podwatch("runs", "show", "nosuchrun", "-c", config)
+    assert (nobody.returncode, "holds nothing of run nosuchrun" in nobody.stderr) == (69, True)
+    compared = machine.podwatch("runs", "diff", "past", "r", "-c", config)
+    assert compared.returncode == 0, compared.stderr
+    assert "past: no configuration is stored" in compared.stderr
+    table = machine.podwatch("runs", "list", "--completed", "-c", config).stdout.splitlines()
+    assert [line.split()[0] for line in table] == ["RUN", "past"]
+    assert table[1].split()[-4:] == ["8.50", "EUR", "20", "finished"]

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from podwatch.domain.manifest import Keys
-from podwatch.policy.store_archive import SUPERSEDED_SECONDS
+from podwatch.policy.store_retention import SUPERSEDED_SECONDS
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.credentials import Credentials
 from podwatch.sync.inventory import inventory, verify_save
@@ -92,7 +92,7 @@ def store_of(server):
 def whole(server, keys):
     """Every save that a manifest names is there, byte for byte, and no pointer has ever lied."""
     store = store_of(server)
-    saves, problem = inventory(store, keys, time.time())
+    saves, problem = inventory(store, keys)
     assert problem == ""
     assert all(verify_save(store, save, deep=True) == () for save in saves)
     assert server.violations() == []

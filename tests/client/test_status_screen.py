@@ -1,5 +1,6 @@
 """What a person sees, state by state, as golden texts (rewrite them with PODWATCH_GOLDEN=1)."""
 
+import json
 import os
 import re
 import time
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.client.status_screen import plugin_line, render, verdict
+from podwatch.client.status_screen import plugin_line, render, rows, verdict
+from podwatch.client.text import CUT, EMPTY, FULL, columns_of, encodable
 from podwatch.reporting.status import build_status
 from tests.reporting import views
 
@@ -24,21 +26,136 @@ def _utc(monkeypatch):
     time.tzset()
 
 
-@pytest.mark.parametrize("name", views.ALL)
-def test_golden(name):
-    text = render(build_status(views.ALL[name]()))
-    path = GOLDEN / f"{name}.txt"
+WIDTHS = (120, 80, 50)
+
+
+def store_down():
+    view = views.healthy()
+    error = "Connection refused: api.backblazeb2.com"
+    line = "03:59:42 SUCCESS Step 85 | Time: 238.20s | Reward: 0.4120 | Throughput: 10234 tokens/s"
+    sync = replace(view.sync, ok=False, error=error, next_attempt_wall=view.now_wall + 40)
+    return replace(view, sync=sync, last_log_line=line)
+
+
+STATES = views.ALL | {"store-down": store_down}
+
+
+def golden(path, text):
     if os.environ.get("PODWATCH_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert text == path.read_text()
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", STATES)
+def test_golden(name, width):
+    """Without and with colour; the README shows one of 80 columns."""
+    document = build_status(STATES[name]())
+    golden(GOLDEN / (f"{name}.txt" if width == 80 else f"{name}-{width}.txt"), render(document, width=width))
+    golden(GOLDEN / f"{name}-{width}.ansi", render(document, width=width, colour=True))
+
+
+def test_golden_in_ascii():
+    text = render(build_status(views.healthy()))
+    golden(GOLDEN / "running-ascii.txt", encodable(text, "ascii"))
+
+
 @pytest.mark.parametrize("name", views.ALL)
-@pytest.mark.parametrize("width", [40, 60, 80, 200])
+@pytest.mark.parametrize("width", [40, 60, 75, 76, 80, 99, 100, 200])
 def test_no_line_is_wider_than_the_terminal(name, width):
     text = render(build_status(views.ALL[name]()), width=width)
     assert max(map(len, text.splitlines())) <= width
+
+
+def eight_gpus(**changes):
+    document = build_status(views.healthy())
+    one = {**document["gpus"][0], "memory_used_bytes": 140 << 30, "memory_total_bytes": 141 << 30}
+    one |= {"utilization_percent": 100.0, "temperature_celsius": 101.0} | changes
+    document["gpus"] = [one | {"index": n} for n in range(8)]
+    return document
+
+
+@pytest.mark.parametrize("width", [*range(48, 121)])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "100 %"),
+        ({"memory_used_bytes": 0, "baseline_bytes": 139 << 30}, "(was 139"),
+        ({"memory_used_bytes": 1, "baseline_bytes": 139 << 30, "outdated": True}, "old)|(before the start)"),
+        ({"outdated": True}, "old)|(before the start)"),
+        ({"role": "shared"}, "C"),
+    ],
+)
+def test_each_gpu_takes_one_line_in_every_width(width, changes, words):
+    lines = render(eight_gpus(**changes), width=width).splitlines()
+    first = next(n for n, line in enumerate(lines) if line.lstrip().startswith("GPU 0"))
+    table = lines[first : first + 8]
+    assert [line.split()[:2] for line in table] == [["GPU", str(n)] for n in range(8)]
+    assert all(any(word in line for word in words.split("|")) for line in table), table[0]
+    assert max(map(len, table)) <= width
+
+
+def test_bars_show_the_shares_of_memory_disk_upload_and_progress():
+    lines = {line.split()[0]: line for line in render(build_status(views.healthy())).splitlines() if line}
+    filled = {name: lines[name].count(FULL) for name in ("progress", "disk", "upload")}
+    assert filled == {"progress": 4, "disk": 6, "upload": 3}
+    document = build_status(views.healthy())
+    document["disk"]["used_ratio"] = 0.999
+    assert FULL * 9 + EMPTY in render(document), "a bar is full only at 100 %"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "42 %, ends in 2 h 34 min to 4 h 4 min"),
+        ({"account": None}, "42 %, ends in about 7 h 40 min"),
+        ({"account": None, "median_step_seconds": None}, "42 %"),
+        ({"state": "stopped"}, "42 %, 2 h 34 min to 4 h 4 min of training left"),
+        ({"state": "finished", "step": 200}, "100 %"),
+        ({"step": 199}, "99 %, ends in"),
+        ({"step": 250}, "100 %"),
+        ({"target_step": None}, None),
+        ({"target_step": 0}, None),
+        ({"step": None}, None),
+    ],
+)
+def test_progress_in_per_cent_and_time_to_finish(changes, text):
+    document = build_status(views.healthy())
+    document["account"] = changes.pop("account", document["account"])
+    document["training"].update(changes)
+    shown = {label: words for label, words, _ in rows(document)}.get("progress")
+    assert shown == text or (text is not None and shown.startswith(text) and text.endswith("in"))
+
+
+def test_an_upload_names_no_time_while_the_store_does_not_answer():
+    facts = {label: text for label, text, _ in rows(build_status(store_down()))}
+    assert facts["upload"] == "step 85: 12 GB of 47 GB (26 %), continues when the store can be used"
+    assert facts["store"].endswith("next attempt in 40 s")
+
+
+def test_the_last_log_line_takes_two_lines_at_most_and_can_have_wide_characters():
+    document = build_status(replace(views.healthy(), last_log_line="step \u8bad\u7ec3\u5b8c\u6210 " * 30))
+    lines = render(document, width=50).splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("log "))
+    assert lines[at + 1].endswith(CUT)
+    assert lines[at + 2].startswith("podwatch")
+    assert max(map(columns_of, lines)) <= 50
+
+
+def test_the_last_log_line_shows_no_secret():
+    token = "sk-ant-api03-" + "a1B2" * 12
+    document = build_status(replace(views.healthy(), last_log_line="x" * 290 + f" key {token}"))
+    assert "a1B2" not in json.dumps(document)
+    assert len(document["training"]["last_log_line"]) <= 300
+
+
+def test_what_needs_attention_comes_first_where_the_facts_do_not_fit():
+    document = build_status(views.gave_up())
+    whole, small = render(document, height=60).splitlines(), render(document, height=20).splitlines()
+    assert whole == render(document).splitlines()
+    assert sorted(whole) == sorted(small)
+    assert small[3].startswith("NEEDS ATTENTION")
 
 
 @pytest.mark.parametrize(
@@ -164,3 +281,25 @@ def test_an_ended_trainer_explains_empty_gpus_and_a_silent_server():
     assert "(was 71.0 GiB)" not in ended
     assert "\x1b[31mhttp://127.0.0.1:8000 refused" in living
     assert "\x1b[31mhttp://127.0.0.1:8000 refused" not in ended
+
+
+def test_the_nodes_of_a_run_and_the_one_that_ended_it() -> None:
+    nodes = [
+        {
+            "rank": 0,
+            "host": "n1",
+            "phase": "running",
+            "step": 41,
+            "silent_seconds": 1.0,
+            "reason": False,
+            "here": False,
+        },
+        {"rank": 1, "host": "n2", "phase": "gave-up", "step": 40, "silent_seconds": 0.4, "reason": True, "here": True},
+    ]
+    document = {"running": True, "run_id": "bs4", "nodes": nodes, "sync": {"store_url": "b2://bucket", "saves": None}}
+    found = {name: (text, colour) for name, text, colour in rows(document)}
+    assert found["nodes"][0] == "0 n1 running step 41; 1 n2 gave-up step 40 (the reason for the end)"
+    assert found["nodes"][1], "it stands out"
+    assert found["store"][0] == "b2://bucket; node 0 uploads for all nodes"
+    nodes[0]["silent_seconds"], nodes[1]["reason"] = 75.0, False
+    assert "0 n1 running step 41, silent for" in dict(row[:2] for row in rows(document))["nodes"]

@@ -355,7 +355,7 @@ def test_init_asks_on_a_terminal_and_enter_skips(
             asked.expect("start with b2://")
         asked.type(store)
         if store:
-            asked.expect("put the B2 key into")
+            asked.expect("put the store's key into")
         asked.expect("next: read the file" + ("" if store else ", set [sync] store"))
     settings = load_settings(target, environ={}).settings
     assert (settings.run_id, settings.sync.store) == (run_id, expected[1])

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.config.loading import last_good_path, load_or_last_good, load_settings, save_last_good
+from podwatch.config.last_good import last_good_path, load_or_last_good, save_last_good
+from podwatch.config.loading import load_settings
 from podwatch.domain.errors import ConfigurationError
 
 

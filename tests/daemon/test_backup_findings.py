@@ -12,7 +12,7 @@ from podwatch.domain.finding import FindingKind, Severity, Verdict
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.snapshot import Reading, SensorState, Supervision, TrainerSample, observed, unobserved
 from podwatch.policy.lease import Decision, LeaseAction
-from podwatch.policy.upload_order import Outcome, Tally
+from podwatch.policy.uploads import Outcome, Tally
 from podwatch.sync.types import SyncStatus, UploadPace
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from podwatch.daemon.events import OpenFindings
+from podwatch.daemon.notifications import OpenFindings
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 

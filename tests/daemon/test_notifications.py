@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from podwatch.config.settings import Settings
-from podwatch.daemon.notifications import make_notifying
+from podwatch.daemon.notifications import all_urls, channels_of, make_notifying, policy_from, read_urls
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy import alerts
 from podwatch.system.clock import SystemClock
 from podwatch.system.workers import Worker
+from tests.reporting import views
 
 GAVE_UP = Event(EventName.GAVE_UP, 1.7e9, "gave up: five restarts in two hours", Severity.CRITICAL)
 
@@ -61,3 +63,56 @@ async def test_a_mistake_in_telling_is_a_finding_and_nothing_else(
         FindingKind.NOTIFY_FAILING, Severity.WARNING, True,
     )  # fmt: skip
     await journal.close()
+
+
+async def test_one_digest_a_day_also_across_restarts_of_podwatch(tmp_path: Path) -> None:
+    """Each podwatch below is a new one with the same journal. The first look only remembers when it was."""
+    journal, out = AsyncJournal(Journal.open(tmp_path / "j.sqlite")), tmp_path / "told"
+    made = settings(tmp_path, command=["/bin/sh", "-c", f"cat >> {out}"], digest="24h")
+    view = views.healthy()
+
+    async def looks(hours: float, *, times: int = 1) -> int:
+        clock = Shifted(hours * 3600)
+        telling = await make_notifying(made, clock, journal, Worker("x"), print)
+        assert telling is not None
+        for _ in range(times):
+            await telling.digest(view)
+        await telling.farewell(30.0)
+        assert telling.findings() == ()
+        return len(out.read_text().splitlines()) if out.exists() else 0
+
+    assert await looks(0, times=3) == 0
+    assert await looks(23.9) == 0
+    assert await looks(24.1, times=3) == 1
+    assert await looks(24.2) == 1
+    assert await looks(12) == 1, "the clock was set back"
+    assert await looks(48.2) == 2
+    assert json.loads(out.read_text().splitlines()[-1])["topic"] == "digest"
+    await journal.close()
+
+
+class Shifted(SystemClock):
+    """This machine's clock, ``seconds`` later by the wall."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def wall(self) -> float:
+        return super().wall() + self._seconds
+
+
+async def test_a_severity_before_a_url_and_for_the_command(tmp_path: Path) -> None:
+    urls = ("warning https://a.example/key123", "https://b.example")
+    made = settings(tmp_path, command=["/bin/true"], command_severity="critical", urls=urls).notify
+    channels = channels_of(made, all_urls(made))
+    assert [channel.least for channel in channels] == [Severity.CRITICAL, Severity.WARNING, None]  # type: ignore[attr-defined]
+    assert [channel.name for channel in channels[1:]] == ["https://a.example/...", "https://b.example/..."]
+    assert "key123" not in scrub("posted to https://a.example/key123")
+    assert policy_from(made, [channel.least for channel in channels]).lowest is Severity.WARNING  # type: ignore[attr-defined]
+
+
+def test_a_line_of_the_file_with_a_remark(tmp_path: Path) -> None:
+    file = tmp_path / "urls"
+    file.write_text("# mine\n\ncritical ntfy://topic   # the phone\nslack://a/b/c/#training\n")
+    file.chmod(0o600)
+    assert read_urls(file) == ("critical ntfy://topic", "slack://a/b/c/#training")

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from podwatch.daemon import startup_checks
-from podwatch.daemon.run_lock import RunLock
+from podwatch.daemon.paths import RunLock
 from podwatch.daemon.startup_checks import Records, StartupChecks, last_pause, merge_learned, open_journal
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event
-from podwatch.domain.mutation_guard import Mutation, MutationGuard
-from podwatch.domain.run import IntentKind, Pause
-from podwatch.journal import Journal, PublishedSave
+from podwatch.domain.run import IntentKind, Mutation, MutationGuard, Pause
+from podwatch.domain.stored import PublishedSave
+from podwatch.journal import Journal
 from podwatch.reporting.documents import pause_document
-from podwatch.retention.remover import Remover
+from podwatch.retention.removal import Remover
 from podwatch.system.clock import SystemClock
 from podwatch.system.files import atomic_write
 from podwatch.system.workspace import Workspace

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from podwatch.detection.one_failure import (
     BEFORE_SECONDS,
-    DEATHS,
     NOTHING,
     OPERATOR,
     UNPAUSE,
@@ -17,7 +16,7 @@ from podwatch.detection.one_failure import (
     fold,
     reported,
 )
-from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.finding import DEATHS, Finding, FindingKind, Severity, Verdict
 
 KEPT = frozenset(
     {FindingKind.DISK_NO_ROOM, FindingKind.GPU_LOST, FindingKind.GPU_FAULT, FindingKind.NOT_BACKED_UP,

@@ -169,6 +169,7 @@ def test_no_save_meets_a_full_disk_whatever_the_store_does(
             {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": server.url},
             trainer__command=None, trainer__supervise="attach", trainer__save_grace=None, trainer__stop_grace=None,
             checkpoints__rescan="0.1s", checkpoints__settle="0.05s", disk__lead="1h",
+            disk__prune_above="85%", disk__prune_to="75%",
             sync__store=f"b2://{BUCKET}", sync__sweep="1s",
         ).start()  # fmt: skip
         daemon.wait_event("daemon-started", 20)
@@ -211,7 +212,7 @@ def test_training_ends_cleanly_before_a_save_that_cannot_fit(rig: Rig, disk: Pat
     """``on_full = "stop"``: others fill the disk, and nothing may go any more."""
     rig.trainer_flags = ["--size", str(6 * MIB), "--broadcast-size", "4096", "--ckpt.interval", "10"]
     rig.trainer_flags += ["--step-seconds", "0.5"]
-    daemon = rig.daemon(disk__on_full="stop").start()
+    daemon = rig.daemon(disk__on_full="stop", disk__prune_above="85%", disk__prune_to="75%").start()
     pid = running(daemon, rig, step=10)
     rig.order(step_seconds=3.0)  # time to see it before the next save
     fill(disk, 4 * MIB, "more")

@@ -33,6 +33,9 @@ def test_a_death_a_broken_channel_and_a_preemption(rig: Rig, tmp_path: Path) -> 
     assert opened["title"].startswith(f"{rig.run_id}: restarting training: ")
     assert (closed["change"], closed["key"]) == ("closed", opened["key"])
     assert "training continues" in closed["title"]
+    assert closed["cost"], "the account of the run is asked after the event was counted"
+    assert closed["text"].endswith(f"Cost: {closed['cost']}\nDo: nothing")
+    assert opened["do"].startswith("nothing")
 
     reason = wait_reason(daemon, "notify-failing", 30)
     assert (reason["severity"], "refused" in reason["summary"]) == ("warning", True), reason

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.sensors.nvml_probe import DEADLINE
+from podwatch.sensors.gpu import DEADLINE
 from podwatch.system import procfs
 from tests.support.asking import status
 from tests.support.daemon import DaemonProcess

@@ -13,7 +13,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "podwatch"
 
-MOST_FILES = 345
+MOST_FILES = 380
+"""305 files when this was last measured (2026-11); features add files."""
 MOST_PARAMETERS = 10
 MOST_LINES = 80
 MOST_BRANCHES = 20

@@ -251,12 +251,12 @@ def at_call(number: int, act: Callable[[], object]) -> Iterator[list[int]]:
 @contextmanager
 def quick() -> Iterator[None]:
     """A lock that T keeps exchanging is not waited for, and no lease is asked for."""
-    from podwatch.checkpoints import capabilities
+    from podwatch.checkpoints import settle_time
     from podwatch.sync.restore import staging
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staging, "LOCK_SECONDS", 0.0)
-        patch.setattr(capabilities, "_leases", lambda _fd, _path: None)
+        patch.setattr(settle_time, "_leases", lambda _fd, _path: None)
         yield
 
 

@@ -4,16 +4,16 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from podwatch.checkpoints.capabilities import probe
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.checkpoints.layouts.base import PartDir, PartFiles, Tracker
 from podwatch.checkpoints.layouts.shared_rules import repair
+from podwatch.checkpoints.settle_time import probe
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.run import IntentKind, Lineage, RunRecord
 from podwatch.journal import load_run_record, save_run_record
-from podwatch.policy.retention import Removal, RemovalKind, RemovalPlan, Trigger
+from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
-from podwatch.retention.remover import Remover
+from podwatch.retention.removal import Remover
 from podwatch.retention.trash import SetAsideUsage
 from podwatch.sync.restore.staging import StagingArea
 from podwatch.sync.upload.hardlinks import Holder

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from podwatch.checkpoints.layouts.base import Tracker
 from podwatch.checkpoints.layouts.shared_rules import repair
-from podwatch.cli.quarantine import line
+from podwatch.cli.checkpoints import quarantine_line
 from podwatch.domain.errors import HostError
 from podwatch.domain.run import IntentKind, IntentState, Lineage, RunRecord
 from podwatch.journal import load_run_record, save_run_record
 from podwatch.recovery import quarantine
-from podwatch.retention.remover import Remover
+from podwatch.retention.removal import Remover
 from podwatch.retention.trash import quarantine_entries
 from podwatch.sync.restore.staging import StagingArea
 from podwatch.system.clock import SystemClock
@@ -84,7 +84,7 @@ def test_an_index_or_a_record_of_another_user_in_our_directory_is_not_used(site:
     with pytest.raises(HostError, match=r"cannot be returned.*belongs to user"):
         quarantine.give_back(place, 1)
     (entry,) = quarantine.listing(place)
-    assert "belongs to user" in line(entry, 1e9)
+    assert "belongs to user" in quarantine_line(entry, 1e9)
     (found,) = quarantine_entries(place, now_wall=9e9, keep_seconds=1.0, verified=1 << 62)
     assert found.needed, "what cannot be judged stays"
     own(kept, 0)
@@ -157,7 +157,7 @@ def test_a_damaged_index_moves_nothing_and_is_reported(site: Site, damage: bytes
     (kept / "index.json").write_bytes(damage)
     saved(kept / "0-step_9")
     (entry,) = quarantine.listing(place)
-    assert "index cannot be used" in line(entry, 1e9)
+    assert "index cannot be used" in quarantine_line(entry, 1e9)
     with pytest.raises(HostError, match="cannot be returned"):
         quarantine.give_back(place, 3)
     assert sorted(p.name for p in kept.iterdir()) == ["0-step_9", "index.json"]

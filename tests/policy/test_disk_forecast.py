@@ -21,7 +21,7 @@ from podwatch.policy.disk_forecast import (
     predict,
     steps_per_save,
 )
-from podwatch.policy.retention import Protection, RemovalInput, RemovalKind, Trigger, plan_removal
+from podwatch.policy.local_retention import Protection, RemovalInput, RemovalKind, Trigger, plan_removal
 
 POLICY = DiskPolicy()
 GB = 1_000_000_000

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import IntegrityError
+from podwatch.domain.instance import Instance
 from podwatch.domain.lease import (
     Claim,
     Control,
@@ -116,6 +117,50 @@ def test_a_copied_state_on_another_machine_is_another_pod() -> None:
     assert decide(copied, TIMING).act is LeaseAction.WATCH
     other_place = replace(HELD, rival=Pod("w", "m1", "b1", "p2"))
     assert decide(other_place, TIMING).act is LeaseAction.WATCH, "two containers of one image on one host"
+
+
+JOB = Instance("slurm", "77", "1")
+FIRST = Pod("me", "m1", "b1", "p1", "pod-1", replace(JOB, attempt="0"), "b1:9:100:5")
+SECOND = replace(FIRST, instance=JOB, process="b1:9:200:7")
+
+
+def test_an_attempt_of_a_job_is_not_the_one_before_it_by_machine_boot_and_state() -> None:
+    """Slurm starts a job again beside its own old tree: measured for 85 s, with the same state directory."""
+    held = replace(HELD, me=SECOND, rival=FIRST, sign=sign(3, "n3", FIRST))
+    assert decide(held, TIMING).act is LeaseAction.WATCH
+    alive = replace(held, watch=Watch(0.0, True, "y"))
+    assert decide(alive, TIMING).act is LeaseAction.REFUSE
+    unproved = replace(held, watch=Watch(100.0, False, "x"))
+    assert decide(unproved, TIMING).why_not
+
+
+def test_an_attempt_whose_earlier_one_has_provably_ended_does_not_wait() -> None:
+    held = replace(HELD, me=SECOND, rival=FIRST, sign=sign(3, "n3", FIRST), holder_ended=True)
+    decision = decide(held, TIMING)
+    assert (decision.act, decision.at_once, decision.why_not) == (LeaseAction.CLAIM, True, "")
+    other_job = replace(held, me=replace(SECOND, instance=replace(JOB, id="78")))
+    assert decide(other_job, TIMING).act is LeaseAction.WATCH, "an ended process of another job proves nothing here"
+    no_job = replace(held, me=ME)
+    assert decide(no_job, TIMING).act is LeaseAction.WATCH, "a podwatch beside the job is not its next attempt"
+
+
+def test_the_living_attempt_is_superseded_by_the_next_one_and_never_takes_its_claim_for_its_own() -> None:
+    higher = (Claim(5, "n5", 30.0, "h", "me"),)
+    own = Own(Claim(4, "mine"), "b1", FIRST.process, won=True)
+    old = replace(MINE, me=FIRST, own=own, claims=MINE.claims + higher, rival=SECOND, training=True)
+    assert decide(old, TIMING).act is LeaseAction.SUPERSEDED
+    undecided = replace(old, own=replace(own, won=False, at_once=True))
+    assert decide(undecided, TIMING).act is LeaseAction.SUPERSEDED
+    silent = replace(old, answers=False, own=None, trained=False)
+    assert decide(silent, TIMING).why_not, "without a store, an attempt without a claim waits"
+
+
+def test_a_restarted_podwatch_of_the_same_attempt_goes_on_at_once_and_the_next_attempt_claims_anew() -> None:
+    recorded = Own(Claim(4, "mine"), "b1", FIRST.process, won=True, recorded=True)
+    same = replace(MINE, me=FIRST, own=recorded)
+    assert decide(same, TIMING).act is LeaseAction.HOLD
+    again = decide(replace(same, me=SECOND), TIMING)  # the protocol keeps the record only where the first has ended
+    assert (again.act, again.generation, again.at_once) == (LeaseAction.CLAIM, 5, True)
 
 
 def test_superseded_is_for_good_and_stops_what_runs() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.policy import RemotePolicy
-from podwatch.journal.records import PublishedSave
+from podwatch.domain.stored import PublishedSave
 from podwatch.policy.store_retention import Kind, Occasion, occasions, plan_remote, still_owed
 
 

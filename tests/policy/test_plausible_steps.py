@@ -3,10 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.catalogue import HeldBack
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete, newest_whole
 from podwatch.domain.run import Lineage
-from podwatch.policy.resume import NO_TRAINING, RemoteSave, StepEvidence, choose, implausible
+from podwatch.domain.stored import StoredSave
+from podwatch.policy.resume import NO_TRAINING, StepEvidence, choose, implausible
 
 STRAY = 99999999999999999
 LINE = Lineage("b")
@@ -73,8 +74,8 @@ def test_it_is_neither_the_newest_nor_chosen_and_alone_it_is_asked_about() -> No
     alone = choose(held.mark([saved(STRAY)]), lineage=LINE)
     assert alone.source == "none", "never a fresh start over it"
     assert choose(held.mark([saved(STRAY)]), lineage=LINE, wanted=STRAY).step == STRAY
-    assert choose([], [RemoteSave(STRAY, "r", "b", 1)], lineage=LINE).source == "none"
-    assert choose([saved(5)], [RemoteSave(STRAY, "r", "b", 1)], lineage=LINE).step == 5
+    assert choose([], [StoredSave(STRAY, "r", "b", 1)], lineage=LINE).source == "none"
+    assert choose([saved(5)], [StoredSave(STRAY, "r", "b", 1)], lineage=LINE).step == 5
     held.release(STRAY, sets[-1].save_id)
     assert not held.mark(sets[:2])[0].held
     assert held.mark([saved(STRAY)])[0].held_as is None

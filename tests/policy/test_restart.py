@@ -1,6 +1,7 @@
 """Start again, step back, or give up."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,12 +9,14 @@ from hypothesis import strategies as st
 
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.policy import RestartPolicy
+from podwatch.policy.exit_code import Blame
 from podwatch.policy.restart import (
     Action,
     Decision,
     Failure,
     RestartHistory,
     after_failure,
+    blame_of,
     deterministic,
     names_checkpoint,
     succeeded,
@@ -248,3 +251,63 @@ def test_whatever_happens(events: list[tuple[FindingKind, float, bool, bool, int
         assert not decision.step_back or step is not None
         history = RestartHistory.from_dict(json.loads(json.dumps(decision.history.to_dict())))
         assert history == decision.history
+
+
+LEAVING = RestartPolicy(leaves_broken_machine=True)
+
+
+def leaves(line: str, streak: int, *, broken: bool = False) -> bool:
+    """Whether a run that has worked is given up at the failure with this number in its streak."""
+    history, decision = succeeded(RestartHistory(), 0.0, LEAVING), None
+    for n in range(streak):
+        failure = Failure(DEATH, 1000.0 + n, True, True, 40, (line,), machine_broken=broken and n == streak - 1)
+        decision = after_failure(history, failure, LEAVING, 0.5)
+        assert n == streak - 1 or decision.action is not Action.GIVE_UP, "not before"
+        history = decision.history
+    assert decision is not None
+    return decision.action is Action.GIVE_UP
+
+
+@pytest.mark.parametrize(
+    ("line", "at"),
+    [
+        ("CUDA error: uncorrectable ECC error encountered", 1),
+        ("NVML: Unknown Error", 1),
+        ("CUDA error: an illegal memory access was encountered", 3),
+        ("torch.distributed.DistBackendError: NCCL error", 3),
+    ],
+)
+def test_an_engine_gets_the_job_back_from_a_broken_machine(line: str, at: int) -> None:
+    assert leaves(line, at)
+
+
+def test_a_gpu_that_a_sensor_sees_broken_is_enough() -> None:
+    assert not leaves("Killed", 1)
+    failure = Failure(DEATH, 5.0, True, True, 40, ("Killed",), machine_fault="GPU 0 is lost", machine_broken=True)
+    assert after_failure(RestartHistory(ever_worked=True), failure, LEAVING, 0.5).action is Action.GIVE_UP
+
+
+def test_a_fault_in_the_trainers_own_log_counts_like_one_in_the_launchers_output() -> None:
+    """prime-rl's launcher writes the trainer's output to logs/trainer.log, and itself only prints that it ended."""
+    said = Failure(DEATH, 5.0, True, False, 40, ("failed: {'trainer': 1}",))
+    assert after_failure(RestartHistory(ever_worked=True), said, LEAVING, 0.5).action is not Action.GIVE_UP
+    explained = replace(said, explained_by="RuntimeError: CUDA error: uncorrectable ECC error encountered")
+    decision = after_failure(RestartHistory(ever_worked=True), explained, LEAVING, 0.5)
+    assert decision.action is Action.GIVE_UP
+    assert not decision.step_back
+    assert blame_of(explained, True) is Blame.MACHINE
+
+
+def test_without_an_engine_a_machine_fault_is_retried_here() -> None:
+    failure = Failure(DEATH, 5.0, True, True, 40, ("uncorrectable ECC error",))
+    assert after_failure(RestartHistory(ever_worked=True), failure, POLICY, 0.5).action is Action.START
+
+
+def test_one_of_several_nodes_restarts_nothing_alone() -> None:
+    """Not even the first failure of a run that worked: the engine starts all nodes again."""
+    alone = replace(POLICY, restarts=False)
+    failure = Failure(FindingKind.TRAINER_EXITED, 100.0, True, True, 40)
+    decision = after_failure(RestartHistory(ever_worked=True), failure, alone, 0.5)
+    assert decision.action is Action.GIVE_UP
+    assert "the engine starts them together" in decision.reason
+    assert after_failure(RestartHistory(ever_worked=True), failure, POLICY, 0.5).action is Action.START

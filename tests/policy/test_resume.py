@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.run import Lineage
-from podwatch.policy.resume import RemoteSave, awaited, choose
+from podwatch.domain.stored import StoredSave
+from podwatch.policy.resume import awaited, choose
 
 LINE = Lineage("b", parent="a", parent_step=20)
 
@@ -18,8 +19,8 @@ def local(step: int, state: Completeness = Completeness.COMPLETE) -> CheckpointS
     return CheckpointSet(step, "hf", state, (), 100, 3, float(step), save_id, "" if save_id else "no marker")
 
 
-def remote(step: int, lineage: str = "b", seq: int | None = None) -> RemoteSave:
-    return RemoteSave(step, f"r{step}", lineage, step if seq is None else seq)
+def remote(step: int, lineage: str = "b", seq: int | None = None) -> StoredSave:
+    return StoredSave(step, f"r{step}", lineage, step if seq is None else seq)
 
 
 def test_newest_complete_and_the_half_written_one_is_named() -> None:

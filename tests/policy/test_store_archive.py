@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.manifest import Pointer
-from podwatch.policy.store_archive import (
+from podwatch.policy.store_retention import (
     ALIVE_SECONDS,
     SUPERSEDED_SECONDS,
     Keep,
@@ -26,8 +26,9 @@ def runs(draw: st.DrawFn) -> list[StoredSave]:
     named = draw(st.integers(0, len(steps) - 1))
     return [
         StoredSave(
-            step, f"s{n}", draw(st.sampled_from(["a", "b"])), NOW - draw(st.floats(-DAY, 9 * DAY)), 10, n == named,
-            draw(st.sampled_from(["", "", "", "garbled"])) if n != named else "",
+            step, f"s{n}", draw(st.sampled_from(["a", "b"])), uploaded_wall=NOW - draw(st.floats(-DAY, 9 * DAY)),
+            total_bytes=10, named=n == named,
+            problem=draw(st.sampled_from(["", "", "", "garbled"])) if n != named else "",
         )
         for n, step in enumerate(steps)
     ]  # fmt: skip
@@ -53,7 +54,11 @@ def test_nothing_goes_that_must_stay(saves: list[StoredSave], keep: Keep, every:
 
 
 def run_of(steps: range, named: int) -> list[StoredSave]:
-    return [StoredSave(s, f"s{s}", "a", NOW - 9 * DAY + s, 10, s == named) for s in steps]
+    return [aged(s, f"s{s}", "a", named=s == named) for s in steps]
+
+
+def aged(step: int, save_id: str, lineage: str, *, named: bool = False) -> StoredSave:
+    return StoredSave(step, save_id, lineage, uploaded_wall=NOW - 9 * DAY + step, total_bytes=10, named=named)
 
 
 def left(saves: list[StoredSave], keep: Keep, every: int) -> list[int]:
@@ -71,7 +76,7 @@ def test_milestones_are_one_in_so_many_saves() -> None:
 
 
 def test_milestones_of_the_line_the_pointer_is_on() -> None:
-    abandoned = [StoredSave(s, f"x{s}", "old", NOW - 9 * DAY + s, 10, False) for s in (100, 105)]
+    abandoned = [aged(s, f"x{s}", "old") for s in (100, 105)]
     saves = [*run_of(range(5, 55, 5), 999), *abandoned, *run_of(range(110, 155, 5), 150)]
     assert left(saves, Keep.MILESTONES, 10) == [50, 110, 150]
 

@@ -11,7 +11,7 @@ from podwatch.domain.snapshot import ProgressSample, ProgressSource, Snapshot, o
 from podwatch.policy.other_trainers import ALONE, SPANS_KEPT, Beside, Span, follow, made_by_us, why_held
 from podwatch.policy.restart import ConfirmationState
 from podwatch.policy.resume import choose
-from podwatch.recovery.attempt import Attempt
+from podwatch.recovery.context import Attempt
 
 
 def saved(step: int, began: float, changed: float, held: str = "") -> CheckpointSet:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs
-from podwatch.policy.upload_order import GivenUp, Waiting, next_upload, sort_begun
+from podwatch.policy.uploads import GivenUp, Waiting, next_upload, sort_begun
 
 
 def made(step: int, save_id: str = "a", held_as: HeldAs | None = None, held: str = "") -> CheckpointSet:

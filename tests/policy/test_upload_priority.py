@@ -45,6 +45,7 @@ def run(standing: Standing, look: Look, seconds: float, start: float = 0.0) -> t
         (Need.NEWER, replace(BUSY, newer_waits=True)),
         (Need.RISK, replace(BUSY, steps_at_risk=20, steps_per_save=10)),
         (Need.DISK, replace(BUSY, disk_waits=True)),
+        (Need.OVER, replace(BUSY, training_over=True)),
         (Need.FIRST, replace(BUSY, nothing_stored=True)),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.policy.upload_order import OUTCOMES_KEPT, Outcome, Tally, every, in_words, uplink_behind
+from podwatch.policy.uploads import OUTCOMES_KEPT, Outcome, Tally, every, in_words, uplink_behind
 
 STORED, SKIPPED, ABANDONED = Outcome.STORED, Outcome.SKIPPED, Outcome.ABANDONED
 THIRD = (SKIPPED, SKIPPED, STORED) * 13

@@ -11,8 +11,8 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.run import Lineage, RunRecord
 from podwatch.domain.snapshot import GpuSample, SensorState, Supervision, observed, unobserved
+from podwatch.domain.stored import StoredSave
 from podwatch.journal import Journal, save_run_record
-from podwatch.policy.resume import RemoteSave
 from podwatch.recovery import Phase
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Podwatch, Store, World, death, finished
@@ -141,7 +141,7 @@ async def test_a_directory_of_another_run_is_refused(world: World) -> None:
 
 
 async def test_a_new_pod_fetches_the_newest_save_of_the_run(world: World) -> None:
-    store = Store(world, RemoteSave(30, "s30", "line1", 3), RemoteSave(25, "s25", "line1", 2))
+    store = Store(world, StoredSave(30, "s30", "line1", 3), StoredSave(25, "s25", "line1", 2))
     podwatch = Podwatch(world, restore=store)
     shown: list[str] = []
     store.meanwhile = lambda: shown.append(podwatch.recovery.state.detail)
@@ -163,7 +163,7 @@ async def test_an_unreachable_store_and_nothing_here_never_starts_fresh(world: W
     await podwatch.until_phase(Phase.BLOCKED)
     assert "no route" in podwatch.recovery.state.detail
     assert world.plans == []
-    store.error, store.saves = None, [RemoteSave(30, "s30", "line1", 3)]
+    store.error, store.saves = None, [StoredSave(30, "s30", "line1", 3)]
     await podwatch.until(Phase.CONFIRMING)
     assert world.plans[0].step == 30
     await podwatch.leave()
@@ -337,7 +337,7 @@ async def test_a_fetch_that_keeps_failing_gives_way_to_an_older_step_here(world:
     store = Store(world)
     podwatch = await running(world, restore=store)
     lineage = podwatch.record.current.lineage.id  # type: ignore[union-attr]
-    store.saves, store.fetch_error = [RemoteSave(30, "s30", lineage, 3)], RemoteError("half of it is missing")
+    store.saves, store.fetch_error = [StoredSave(30, "s30", lineage, 3)], RemoteError("half of it is missing")
     podwatch.see(31, finding=death())
     await podwatch.until(Phase.CONFIRMING)
     assert store.fetched == [30, 30, 30]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import restart_rounds
 
-ROUNDS = int(os.environ.get("PODWATCH_CRASH_ROUNDS", "100"))
+ROUNDS = int(os.environ.get("PODWATCH_CRASH_ROUNDS", "40"))
 SEED = int(os.environ.get("PODWATCH_CRASH_SEED", "20261"))
 ROOT = Path(__file__).resolve().parents[2]
 

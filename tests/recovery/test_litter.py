@@ -58,29 +58,29 @@ def test_only_what_is_ours_young_and_unused_goes(tmp_path: Path, tmp_path_factor
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        found = stale_files.look(me, start, places(root))
+        found = stale_files.find_stale(me, start, places(root))
         if found.unseen:
             pytest.skip("processes here may not be looked into")
         assert {p.name for p in found.held} == {"vllm-open", "vllm-mapped", "vllm-sock", "torchelastic_used"}
-        gone = stale_files.clear(me, start, places(root))
+        gone = stale_files.clear_stale(me, start, places(root))
         assert {p.name for p in gone} == {"vllm-stale", "torchelastic_stale"}
         assert (root / "keep-me").exists()
         assert (root / "vllm-link").is_symlink()
         assert (root / "vllm-old").exists()
     finally:
         holder.communicate("")
-    assert {p.name for p in stale_files.clear(me, start, places(root))} == {
+    assert {p.name for p in stale_files.clear_stale(me, start, places(root))} == {
         "vllm-open", "vllm-mapped", "vllm-sock", "torchelastic_used"
     }  # fmt: skip
-    assert stale_files.clear(me, time.time() + 60, places(root)) == ()
+    assert stale_files.clear_stale(me, time.time() + 60, places(root)) == ()
 
 
 def test_where_one_process_cannot_be_looked_into_nothing_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "vllm-x").write_text("")
     monkeypatch.setattr(stale_files.procfs, "open_files", lambda pid: None if pid == os.getpid() else {})
-    found = stale_files.look(os.geteuid(), 0.0, places(tmp_path))
+    found = stale_files.find_stale(os.geteuid(), 0.0, places(tmp_path))
     assert found.unseen
-    assert stale_files.clear(os.geteuid(), 0.0, places(tmp_path)) == ()
+    assert stale_files.clear_stale(os.geteuid(), 0.0, places(tmp_path)) == ()
     assert (tmp_path / "vllm-x").exists()
 
 
@@ -88,7 +88,7 @@ async def test_a_restart_clears_them_and_says_so(world: World, tmp_path: Path, m
     podwatch = await running(world)
     monkeypatch.setattr(stale_files, "PLACES", places(tmp_path))
     (tmp_path / "vllm-1").write_text("")
-    if stale_files.look(os.geteuid(), 0.0).unseen:
+    if stale_files.find_stale(os.geteuid(), 0.0).unseen:
         pytest.skip("processes here may not be looked into")
     podwatch.see(18, finding=death())
     await podwatch.until(Phase.CONFIRMING)

@@ -11,7 +11,7 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.run import Intent, IntentKind
 from podwatch.domain.snapshot import GpuSample, GpuState, SensorState, observed, unobserved
 from podwatch.policy.restart import RestartHistory
-from podwatch.recovery import quarantine, remembered, resources
+from podwatch.recovery import quarantine, remembered, resources_free
 from podwatch.recovery.start_plan import added_arguments, changed_configs, config_digests
 from podwatch.system.workspace import Workspace
 from tests.support.clock import ManualClock
@@ -128,27 +128,27 @@ MEMORY = st.integers(0, 80 * GIB)
 @given(MEMORY, MEMORY, st.booleans())
 def test_free_means_at_most_the_margin_above_the_base(used: int, base: int, configured: bool) -> None:
     sample = GpuSample(0, "u", "n", memory_used_bytes=used)
-    answer = resources.look(
+    answer = resources_free.look(
         observed((sample,), 5.0), since=4.0, configured=(0,) if configured else (), base={0: base}, margin=GIB, ports=()
     )
     assert answer.observed
     assert answer.free == (used - base <= GIB)
-    assert resources.merge_base({0: base}, {0: used})[0] == min(base, used)
+    assert resources_free.merge_base({0: base}, {0: used})[0] == min(base, used)
 
 
 def test_what_was_not_seen_is_not_called_free_memory() -> None:
     sample = GpuSample(0, "u", "n", memory_used_bytes=0)
-    late = resources.look(observed((sample,), 3.0), since=4.0, configured=(), base={}, margin=GIB, ports=())
+    late = resources_free.look(observed((sample,), 3.0), since=4.0, configured=(), base={}, margin=GIB, ports=())
     assert not late.observed
-    blind = resources.look(
+    blind = resources_free.look(
         unobserved(SensorState.BLIND, 9.0, "hangs"), since=4.0, configured=(), base={}, margin=GIB, ports=()
     )
     assert not blind.observed
-    absent = resources.look(
+    absent = resources_free.look(
         unobserved(SensorState.ABSENT, 9.0, "none"), since=4.0, configured=(), base={}, margin=GIB, ports=()
     )
     assert absent.observed
     lost = GpuSample(1, "u", "n", state=GpuState.LOST)
-    gone = resources.look(observed((sample, lost), 5.0), since=4.0, configured=(1,), base={}, margin=GIB, ports=())
+    gone = resources_free.look(observed((sample, lost), 5.0), since=4.0, configured=(1,), base={}, margin=GIB, ports=())
     assert not gone.free
     assert "fell off the bus" in gone.holders[0]

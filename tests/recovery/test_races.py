@@ -15,7 +15,7 @@ from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.resume import Choice
 from podwatch.recovery import Phase
-from podwatch.recovery.attempt import Attempt
+from podwatch.recovery.context import Attempt
 from podwatch.trainer.base import Look, TrainerHandle
 from tests.support.recovery_world import Podwatch, World, death
 

@@ -15,8 +15,9 @@ from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired, TrainerSample, observed
 from podwatch.journal import Journal
+from podwatch.policy.exit_code import Blame
 from podwatch.recovery import Phase, quarantine
-from podwatch.recovery.reconcile import adopt
+from podwatch.recovery.runner import adopt
 from podwatch.trainer.base import CannotExecute
 from tests.support.recovery_world import GIB, Killer, Podwatch, World, death, finished, index_of
 
@@ -294,7 +295,7 @@ async def test_backoff_then_gave_up_then_one_try_an_hour(world: World) -> None:
     await podwatch.leave()
 
 
-async def test_a_command_that_never_worked_gets_two_tries_and_exit_86(world: World) -> None:
+async def test_a_command_that_never_worked_gets_two_tries_and_is_to_blame(world: World) -> None:
     world.settings_extra = {"recovery": {"on_give_up": "exit"}}
     world.lines = ["error: unknown thing"]
     podwatch = Podwatch(world)
@@ -304,8 +305,8 @@ async def test_a_command_that_never_worked_gets_two_tries_and_exit_86(world: Wor
     await podwatch.until(Phase.CONFIRMING)
     podwatch.see(finding=death())
     await podwatch.until(Phase.GAVE_UP)
-    assert podwatch.recovery.context.exit_requested.is_set()
-    assert podwatch.recovery.context.exit_code == 86
+    assert podwatch.recovery.runner.ready, "nothing is tried in an hour: daemon/job.py ends podwatch"
+    assert podwatch.recovery.context.blame is Blame.COMMAND
     assert len(world.plans) == 2
     assert world.alive() == []
     await podwatch.leave()
@@ -317,13 +318,13 @@ async def test_a_command_that_does_not_exist_is_tried_once(world: World) -> None
     podwatch = Podwatch(world)
     await podwatch.recovery.begin()
     await podwatch.until(Phase.GAVE_UP)
-    assert podwatch.recovery.context.exit_code == 86
+    assert podwatch.recovery.runner.ready
+    assert podwatch.recovery.context.blame is Blame.COMMAND
     assert any("gave up: the command /bin/train does not exist" in f.summary for f in podwatch.recovery.findings())
     assert len(podwatch.journal.sync.incidents()) == 1
     world.start_error = ""
     await podwatch.recovery.requests.start()
     await podwatch.until(Phase.CONFIRMING)
-    assert podwatch.recovery.context.exit_code is None
     await podwatch.leave()
 
 
@@ -660,6 +661,17 @@ async def test_a_run_that_an_operator_types_does_not_wait_out_a_backoff(world: W
         await podwatch.recovery.context.remember()
         await podwatch.leave()
         world.kill()
+
+
+async def test_an_attempt_of_a_job_waits_out_the_pause_that_the_attempts_before_it_left(world: World) -> None:
+    podwatch = Podwatch(world)
+    world.clock.slept.clear()
+    await podwatch.recovery.begin(not_before_wall=world.clock.wall() + 300.0)
+    await podwatch.until(Phase.CONFIRMING)
+    assert 300.0 <= sum(s for s in world.clock.slept if s > 1) < 400.0
+    assert any(e.name is EventName.RECOVERY_BACKOFF and "300 s" in e.message for e in world.events)
+    assert podwatch.recovery.context.memory.next_try_wall is None
+    await podwatch.leave()
 
 
 async def test_what_is_given_up_at_once_is_never_said_to_be_restarted_and_its_incident_ends(world: World) -> None:

@@ -8,8 +8,8 @@ import pytest
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.event import EventName
 from podwatch.domain.run import Lineage
+from podwatch.domain.stored import StoredSave
 from podwatch.journal import Journal
-from podwatch.policy.resume import RemoteSave
 from podwatch.recovery import Phase
 from podwatch.trainer.base import Candidate
 from tests.recovery.test_persons import turns
@@ -206,7 +206,7 @@ async def test_the_operator_can_return_to_the_old_line(world: World) -> None:
 async def test_what_the_store_has_of_the_old_line_is_not_fetched(world: World) -> None:
     store = Store(world)
     podwatch = await stopped(world, restore=store)
-    store.saves = [RemoteSave(130, "r130", lineage(podwatch).id, 7)]
+    store.saves = [StoredSave(130, "r130", lineage(podwatch).id, 7)]
     candidate = await by_hand(podwatch, "--resume", "100")
     save(world, 105)
     die(world, candidate)

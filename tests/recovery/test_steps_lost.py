@@ -3,7 +3,7 @@
 import pytest
 
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, Snapshot, observed
-from podwatch.recovery.attempt import Attempt
+from podwatch.recovery.context import Attempt
 
 
 @pytest.mark.parametrize(

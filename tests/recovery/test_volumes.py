@@ -12,9 +12,9 @@ import pytest
 from podwatch.domain.errors import HostError
 from podwatch.domain.run import Intent, IntentKind
 from podwatch.journal.journal import Journal
-from podwatch.policy.retention import Removal, RemovalKind, RemovalPlan, Trigger
+from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
-from podwatch.retention.remover import Remover
+from podwatch.retention.removal import Remover
 from podwatch.retention.trash import quarantine_entries
 from podwatch.system.clock import SystemClock
 from podwatch.system.workspace import Workspace

@@ -11,9 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from podwatch.client.status_screen import render, verdict
 from podwatch.daemon.status_view import headline, heartbeat_fields, steps_at_risk
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, observed
+from podwatch.policy.overall import RecoveryView
 from podwatch.reporting.metrics import exposition, make_registry
 from podwatch.reporting.status import build_status
-from podwatch.reporting.view import DaemonView, RecoveryView
+from podwatch.reporting.view import DaemonView
 from podwatch.reporting.wandb import metrics_of
 from podwatch.sync.types import SyncStatus
 from tests.reporting import views

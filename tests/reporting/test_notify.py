@@ -19,6 +19,7 @@ import pytest
 from podwatch.domain.event import Change, Notice, Topic
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.secrets import register, register_address, scrub
+from podwatch.policy.alerts import channel_of
 from podwatch.reporting.notify import QUEUE, CommandChannel, Notifier, NotSent, UrlChannel, document_of, shown_url
 from podwatch.system import procfs
 
@@ -30,7 +31,7 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def notice(severity: Severity = Severity.CRITICAL, text: str = "31 GB are free", **more: Any) -> dict[str, Any]:
-    made = Notice(Topic.DISK, Change.OPENED, severity, "disk-no-room", text, "disk-no-room", 1.7e9, **more)
+    made = Notice(Topic.DISK, Change.OPENED, severity, "disk-no-room", text, "disk-no-room", 1.7e9, do="", **more)
     return document_of(made, run_id="r1", host="pod")
 
 
@@ -130,7 +131,7 @@ async def test_a_url_gets_the_document_and_its_key_is_in_no_argument(web: Web) -
     while len(web.seen) < 2:
         await asyncio.sleep(0.01)
     arguments = [" ".join(procfs.command(pid)) for pid in procfs.all_pids()]
-    assert any("notify_worker" in a for a in arguments)
+    assert any("notify_child" in a for a in arguments)
     assert not any("T0K3N123" in a for a in arguments)
     hanging.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -315,3 +316,76 @@ async def test_other_schemes_go_through_apprise(web: Web) -> None:
     with pytest.raises(NotSent, match="500") as failed:
         await channel.send(notice())
     assert "T0K3N" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("least", "gets"),
+    [
+        (None, ["usual"]),
+        (Severity.CRITICAL, ["over"]),
+        (Severity.WARNING, ["over", "warning"]),
+        (Severity.INFO, ["usual", "over", "warning"]),
+    ],
+)
+async def test_each_channel_gets_the_notices_of_its_severity(least: Severity | None, gets: list[str]) -> None:
+    """The end of a critical condition is for those who got its beginning, though it is no bad news itself."""
+    channel = Flaky(0)
+    channel.least = least  # type: ignore[attr-defined]
+    notifier = Notifier([channel], no_sleep)
+    for text, severity, weight, usual in (
+        ("usual", Severity.INFO, None, True),
+        ("over", Severity.INFO, Severity.CRITICAL, False),
+        ("warning", Severity.WARNING, None, False),
+    ):
+        made = Notice(Topic.DISK, Change.OPENED, severity, "t", text, "k", 1.7e9, do="", weight=weight, usual=usual)
+        notifier.tell(document_of(made, run_id="r1", host="pod"), made)
+    await notifier.flush(5.0)
+    assert channel.got == gets
+    await notifier.close()
+
+
+def test_pagerduty_opens_and_resolves_one_alert(web: Web, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("k" * 32 + "\n")
+    script = Path(__file__).parents[2] / "examples" / "notify" / "pagerduty.py"
+
+    def run(document: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(script), str(key)], input=json.dumps(document), text=True, capture_output=True,
+            env={"PAGERDUTY_URL": f"http://{web.place}/v2/enqueue"}, check=False,
+        )  # fmt: skip
+
+    web.answers = [202, 202, 400]
+    opened = notice()
+    assert run(opened).returncode == run({**opened, "change": "closed", "severity": "info"}).returncode == 0
+    assert run(opened).returncode != 0, "podwatch tries again"
+    sent = [json.loads(body) for _, _, body in web.seen]
+    assert [one["event_action"] for one in sent[:2]] == ["trigger", "resolve"]
+    assert {one["dedup_key"] for one in sent} == {"podwatch/r1/disk-no-room"}
+    assert sent[0]["routing_key"] == "k" * 32
+    assert sent[0]["payload"]["severity"] == "critical"
+
+
+def copyable() -> list[str]:
+    """The lines of docs/notifications.md that are copied into urls_file, with something in each placeholder."""
+    page = (Path(__file__).parents[2] / "docs" / "notifications.md").read_text()
+    block = page.split("## What do I copy")[1].split("\n\n")[2]
+    lines = [line.partition("   #")[0].strip() for line in block.splitlines()]
+    names = {"<T...>": "T1JJ3T3L2", "<B...>": "A1BRTD4JD", "<key>": "TIiajkdnlazkcOXrIdevi7FQ", "<user>": "u"}
+    names |= {"<webhook id>": "4" * 24, "<webhook token>": "B" * 64, "<password>": "p", "<chat id>": "12345"}
+    names |= {"<bot token>": "123456789:abcdefg_hijklmnop", "<a topic that is hard to guess>": "x8Jd"}
+    for name, value in names.items():
+        lines = [line.replace(name, value) for line in lines]
+    return lines
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of apprise's own imports
+@pytest.mark.parametrize("line", copyable())
+def test_the_lines_to_copy_are_understood(line: str) -> None:
+    least, url = channel_of(line)
+    assert least is not None
+    assert "<" not in url
+    if url.startswith("https://"):
+        return
+    apprise = pytest.importorskip("apprise", reason="apprise is not installed: make test-telling")
+    assert apprise.Apprise().add(url), url

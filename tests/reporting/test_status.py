@@ -12,9 +12,9 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Desired, SensorState, observed, unobserved
+from podwatch.policy.overall import RecoveryView
 from podwatch.reporting.documents import event_document
 from podwatch.reporting.status import build_status
-from podwatch.reporting.view import RecoveryView
 from tests.reporting import views
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -193,7 +193,7 @@ async def test_an_offline_run_holds_rows_and_alerts(tmp_path: Path) -> None:
         "id": "podwatch-r1", "group": "r1", "job_type": "podwatch", "project": "p", "name": "podwatch r1",
     }  # fmt: skip
     assert [(r["podwatch/step"], r["podwatch/restarts"]) for r in found["rows"]] == [(40.0, 2.0), (41.0, 3.0)]
-    assert found["alerts"] == [["r1: disk-no-room", "31 GB are free", "ERROR"]]
+    assert found["alerts"] == [["r1: disk-no-room", "31 GB are free\nDo: nothing", "ERROR"]]
 
 
 @needs_wandb

@@ -33,9 +33,11 @@ from podwatch.domain.snapshot import (
     unobserved,
 )
 from podwatch.incidents.bundle import plain
+from podwatch.policy.accounting import Account, Ledger, Loss, Price, Use, account
+from podwatch.policy.overall import RecoveryView
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
 from podwatch.recovery.failure import given_up
-from podwatch.reporting.view import Counters, DaemonView, RecoveryView
+from podwatch.reporting.view import Counters, DaemonView
 from podwatch.sync.types import SyncStatus, UploadPace
 from tests.detection.looks import world
 
@@ -44,6 +46,23 @@ GIB = 1 << 30
 NOW = 10_000.0
 WALL = 1_769_832_000.0  # 2026-01-31T04:00:00Z
 LAUNCHER = ProcessIdentity(4242, 777, "boot", 1)
+
+
+def spent(*, failures: int = 1, target: int | None = 200, price: Price | None = None) -> Account | None:
+    """Three hours of training, one failure of 20 minutes that took five steps back."""
+    lost = Loss(failures, 1200.0 * failures, 5 * failures, 5 * failures, 410.0 * failures)
+    ledger = Ledger(
+        since=WALL - 12_600,
+        at=WALL,
+        use=Use.TRAINING,
+        seconds={Use.TRAINING: 10_800.0, Use.RESTARTING: 1_800.0},
+        causes={"silent-death": lost, "start": Loss(1, 600.0)} if failures else {"start": Loss(1, 600.0)},
+        incidents={1: lost} if failures else {},
+        lost_training=410.0 * failures,
+        position=85,
+        paces=(80.0, 82.0, 83.0, 84.0, 90.0),
+    )
+    return account(ledger, WALL, target=target, price=price or Price(4.2, "EUR"))
 
 
 def checkpoint(step: int, *, age: float = 60.0, complete: bool = True) -> CheckpointSet:
@@ -128,6 +147,7 @@ def healthy() -> DaemonView:
         pins={80: "before the change"},
         next_save_bytes=52 * GB,
         steps_at_risk=0,
+        account=spent(),
         target_step=200,
         armed=("silent-death", "hang"),
         second_signals=("cuda context", "health"),

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import podwatch.retention.remover as remover_module
+import podwatch.retention.removal as remover_module
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.journal.journal import Journal
-from podwatch.policy.retention import Removal, RemovalKind, RemovalPlan, Trigger
-from podwatch.retention.remover import Remover
+from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
+from podwatch.retention.removal import Remover
 from podwatch.retention.trash import move_to_trash, quarantine_entries, removable, trash_entries
 from podwatch.system.clock import SystemClock
 from podwatch.system.workspace import Workspace

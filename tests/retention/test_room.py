@@ -11,9 +11,8 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
-from podwatch.policy.disk_forecast import NextSave
-from podwatch.policy.retention import RemovalInput, plan_removal
-from podwatch.retention.forecast import Forecast
+from podwatch.policy.disk_forecast import Forecast, NextSave
+from podwatch.policy.local_retention import RemovalInput, plan_removal
 from podwatch.retention.pruner import no_room, other_disks
 from podwatch.sensors.disk import DisksSensor
 from podwatch.system.clock import SystemClock

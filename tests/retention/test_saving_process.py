@@ -18,7 +18,7 @@ import pytest
 
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
-from podwatch.policy.retention import RemovalKind
+from podwatch.policy.local_retention import RemovalKind
 from tests.support.small_disk import Guard, guarded, small_mount
 
 GB = 32 * 1024

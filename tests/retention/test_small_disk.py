@@ -14,7 +14,7 @@ import pytest
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.errors import Busy
 from podwatch.domain.event import EventName
-from podwatch.policy.retention import Protection, RemovalKind
+from podwatch.policy.local_retention import Protection, RemovalKind
 from tests.support.checkpoints import broadcast_operations, finish, prime_rl_operations, write_rollouts
 from tests.support.small_disk import Guard, guarded, small_mount
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.detection.log_rules import SHIPPED, effective
+from podwatch.checkpoints.layouts import KINDS
+from podwatch.detection.log_rules import effective, shipped
 from podwatch.domain.policy import LogRule
 from podwatch.domain.snapshot import LogMatch, SensorState
 from podwatch.sensors import log_rules
@@ -24,6 +25,8 @@ from tests.sensors.waiting import until
 from tests.support.clock import ManualClock
 from tests.support.known_trainers import step_reader
 
+TRAINERS = tuple(kind.log for kind in KINDS.values())
+SHIPPED = shipped(TRAINERS)
 COMPILED = prepare(SHIPPED, SHIPPED)
 
 # Lines as the programs write them; sources: facts/prime-rl.md sections 4 and 5, vLLM 0.12.0, PyTorch 2.9.
@@ -89,6 +92,10 @@ TROUBLE = {
         "OSError: [Errno 122] Disk quota exceeded",
     ],
 }
+TROUBLE["run-directory-used"] = [
+    "FileExistsError: Run directory '/app/outputs/run' already contains artifacts from a previous run. To resume the"
+    " latest step of the previous run, pass --resume (or --resume.step N).",
+]
 STORMS = {
     "api-connection-errors": [
         "12:00:00  WARNING Rollout failed: APIConnectionError('Connection error.') [scheduler.py::281]",
@@ -343,7 +350,7 @@ def test_silence_of_the_disk_is_blindness_and_no_log_is_no_sensor() -> None:
 
 def test_the_owners_rules_come_with_ours_and_replace_them_by_name() -> None:
     own = (LogRule("mine", "x"), LogRule("cuda-error", "y"))
-    rules = effective(own)
+    rules = effective(own, TRAINERS)
     assert {rule.name: rule.pattern for rule in rules if rule in own} == {"mine": "x", "cuda-error": "y"}
     assert len(rules) == len(SHIPPED) + 1
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.snapshot import SensorState
-from podwatch.sensors import nvml_probe
-from podwatch.sensors.gpu import ReaderUnavailable
-from podwatch.sensors.nvml_probe import TrialLoad
+from podwatch.sensors import gpu
+from podwatch.sensors.gpu import ReaderUnavailable, TrialLoad
 from podwatch.system import procfs
 from tests.support import nvml
 from tests.support.nvml import NvmlWorld
@@ -31,7 +30,7 @@ def outside(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     world = NvmlWorld(tmp_path / "world", devices=2)
     for name, value in world.environment(nvml_library).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(nvml_probe, "loaded_here", lambda: False)
+    monkeypatch.setattr(gpu, "loaded_here", lambda: False)
     return world
 
 
@@ -172,7 +171,7 @@ def test_threads_that_look_at_once_share_one_child(outside: NvmlWorld) -> None:
 def test_a_library_that_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, state: SensorState, words: str
 ) -> None:
-    monkeypatch.setattr(nvml_probe, "loaded_here", lambda: False)
+    monkeypatch.setattr(gpu, "loaded_here", lambda: False)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     name = "libpodwatch-test.so.1"
     if content is not None:
@@ -215,8 +214,8 @@ def test_the_child_has_none_of_our_secrets_and_no_open_files(
 
 FROZEN = """
 import json, threading, time
-from podwatch.sensors import nvml_probe
-nvml_probe.loaded_here  # imported before the hang
+from podwatch.sensors import gpu
+gpu.loaded_here  # imported before the hang
 beats = 0
 def beat():
     global beats
@@ -224,8 +223,8 @@ def beat():
         time.sleep(0.02)
         beats += 1
 threading.Thread(target=beat, daemon=True).start()
-threading.Thread(target=nvml_probe.load_here, daemon=True).start()
-while not nvml_probe.loaded_here():
+threading.Thread(target=gpu.load_here, daemon=True).start()
+while not gpu.loaded_here():
     time.sleep(0.01)
 before = beats
 time.sleep(0.5)

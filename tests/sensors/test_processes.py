@@ -220,7 +220,14 @@ class RealHandle:
         self.calls = 0
 
     def child(self, number: int) -> psutil.Process:
-        return next(p for p in psutil.Process(self.popen.pid).children() if p.cmdline()[-1:] == [f"1000.{number}"])
+        """Waits until it runs its own program: just forked, it still has its parent's command line."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            for process in psutil.Process(self.popen.pid).children():
+                if process.cmdline()[-1:] == [f"1000.{number}"]:
+                    return process
+            time.sleep(0.01)
+        raise AssertionError(f"child {number} does not run")
 
     async def exit_status(self) -> ExitStatus | None:
         code = self.popen.poll()

@@ -11,22 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.checkpoints.layouts import KINDS
 from podwatch.domain.snapshot import SensorState, TrainingMetrics
 from podwatch.sensors.log_tail import FileNews, clean
 from podwatch.sensors.training_metrics import (
-    NAMES,
     STEPS_KEPT,
+    MetricReader,
     TrainingSensor,
-    from_endpoint,
-    from_line,
-    from_row,
     merge,
-    named,
 )
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
 from tests.support.clock import ManualClock
 
+READER = MetricReader(kind.log for kind in KINDS.values())
 LINES = [
     (  # prime-rl, January 2026: trainer
         "\x1b[32m12:00:00\x1b[0m \x1b[1mSUCCESS\x1b[0m Step 80 | Time: 183.22s | Loss: 0.1234 | Entropy: 0.4321 |"
@@ -64,7 +62,7 @@ def same(left: dict[str, float], right: dict[str, float]) -> bool:
 
 @pytest.mark.parametrize(("line", "expected"), LINES)
 def test_step_lines(line: str, expected: tuple[int | None, dict[str, float]]) -> None:
-    found = from_line(clean(line.encode()))
+    found = READER.from_line(clean(line.encode()))
     assert found is not None
     assert found[0] == expected[0]
     assert same(found[1], expected[1])
@@ -81,7 +79,7 @@ def test_step_lines(line: str, expected: tuple[int | None, dict[str, float]]) ->
     ],
 )
 def test_other_lines_are_none(line: str) -> None:
-    assert from_line(clean(line.encode())) is None
+    assert READER.from_line(clean(line.encode())) is None
 
 
 def test_rows_of_prime_rl() -> None:
@@ -97,7 +95,7 @@ def test_rows_of_prime_rl() -> None:
             "eval/math/effective/solver/reward/mean": 0.1,
         },
     ]
-    found = [row for raw in rows if (row := from_row(json.dumps(raw).encode())) is not None]
+    found = [row for raw in rows if (row := READER.from_row(json.dumps(raw).encode())) is not None]
     assert found == [
         (5, {"grad_norm": 6.5}),
         (5, {"entropy": 0.3, "kl": 0.01, "loss": -0.1}),
@@ -109,24 +107,27 @@ def test_rows_of_prime_rl() -> None:
 
 
 def test_rows_of_others() -> None:
-    assert from_row(b'{"step": 3, "data": {"actor/entropy": 0.2}}') == (3, {"entropy": 0.2})  # verl's file logger
-    assert from_row(b'{"global_step": 3, "kl": NaN}') is not None
-    assert [from_row(raw) for raw in (b"{}", b"[1]", b'{"step": 3}', b'{"step": true, "kl": 1}', b"\xff", b"1")] == [
-        None
-    ] * 6
+    assert READER.from_row(b'{"step": 3, "data": {"actor/entropy": 0.2}}') == (
+        3,
+        {"entropy": 0.2},
+    )  # verl's file logger
+    assert READER.from_row(b'{"global_step": 3, "kl": NaN}') is not None
+    assert [
+        READER.from_row(raw) for raw in (b"{}", b"[1]", b'{"step": 3}', b'{"step": true, "kl": 1}', b"\xff", b"1")
+    ] == [None] * 6
 
 
 def test_each_of_our_names_has_every_name_once() -> None:
-    everything = [name for names in NAMES.values() for name in names]
+    everything = [name for kind in KINDS.values() for names in kind.log.metrics.values() for name in names]
     assert len(everything) == len(set(everything))
-    assert named({"mismatch_kl/all/mean": 0.2, "kl": 9.0}) == {"kl": 0.2}
+    assert READER.named({"mismatch_kl/all/mean": 0.2, "kl": 9.0}) == {"kl": 0.2}
 
 
 @given(st.binary(max_size=200))
 def test_anything_is_read(raw: bytes) -> None:
-    from_line(clean(raw))
-    from_row(raw)
-    from_endpoint(raw.decode("utf-8", "replace"))
+    READER.from_line(clean(raw))
+    READER.from_row(raw)
+    READER.from_endpoint(raw.decode("utf-8", "replace"))
 
 
 EXPOSITION = """# HELP trainer_step Current training step
@@ -166,7 +167,7 @@ def newest(sensor: TrainingSensor) -> TrainingMetrics | None:
 
 async def test_the_endpoint(tmp_path: Path, endpoint: tuple[str, dict[str, int]]) -> None:
     url, state = endpoint
-    sensor = TrainingSensor(SystemClock(), tmp_path, metrics_url=url, poll=0.02)
+    sensor = TrainingSensor(SystemClock(), tmp_path, READER, metrics_url=url, poll=0.02)
     await sensor.start()
     await until(lambda: sensor._scanned)
     assert sensor.latest().state is SensorState.ABSENT  # step 0 and nothing but zeros: it has not begun
@@ -183,7 +184,7 @@ async def test_the_endpoint(tmp_path: Path, endpoint: tuple[str, dict[str, int]]
 
 
 async def test_an_endpoint_that_is_not_there_says_so(tmp_path: Path) -> None:
-    sensor = TrainingSensor(SystemClock(), tmp_path, metrics_url="http://127.0.0.1:9", poll=0.02)
+    sensor = TrainingSensor(SystemClock(), tmp_path, READER, metrics_url="http://127.0.0.1:9", poll=0.02)
     await sensor.start()
     await until(lambda: "cannot connect" in sensor.latest().detail)
     await sensor.stop()
@@ -193,7 +194,7 @@ async def test_the_file_of_the_present_start(tmp_path: Path) -> None:
     path = tmp_path / "my-run" / "metrics.jsonl"
     path.parent.mkdir()
     path.write_text('{"step": 99, "optim/grad_norm": 99.0}\n')
-    sensor = TrainingSensor(SystemClock(), tmp_path, poll=0.02)
+    sensor = TrainingSensor(SystemClock(), tmp_path, READER, poll=0.02)
     await sensor.start()
     await until(lambda: sensor._scanned)
     sensor.reset()
@@ -212,7 +213,7 @@ async def test_the_file_of_the_present_start(tmp_path: Path) -> None:
 
 def test_step_lines_serve_where_there_is_nothing_better(tmp_path: Path) -> None:
     clock = ManualClock()
-    sensor = TrainingSensor(clock, tmp_path)
+    sensor = TrainingSensor(clock, tmp_path, READER)
     lines = tuple(line.encode() for line, _ in LINES[:2])
     sensor.take(sensor.look([FileNews("x", lines=lines)]), clock.monotonic())
     assert [m.step for m in sensor.latest().value or ()] == [80, 81]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.formats import dcp, safetensors, torch_zip
-from podwatch.simulation.checkpoint_files import read_dcp, tensor_bytes, write_dcp, write_safetensors, write_torch_zip
+from podwatch.simulation.run_files import read_dcp, tensor_bytes, write_dcp, write_safetensors, write_torch_zip
 
 
 def verdict(directory: Path) -> dcp.DcpVerdict:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.snapshot import GpuState
-from podwatch.simulation.gpus import GIB, SimulatedGpus, held, hold, start_ticks
+from podwatch.simulation.run_files import GIB, SimulatedGpus, held, hold, start_ticks
 
 
 def sleeper() -> "subprocess.Popen[bytes]":

@@ -16,8 +16,8 @@ from podwatch.config.loading import load_settings
 from podwatch.config.settings import Settings
 from podwatch.domain.process import ProcessRole
 from podwatch.sensors.inference import probe
-from podwatch.simulation.gpus import SimulatedGpus
 from podwatch.simulation.pod import Pod, Shape
+from podwatch.simulation.run_files import SimulatedGpus
 from podwatch.system.clock import SystemClock
 from tests.support import forking
 from tests.support.known_trainers import ROLES

@@ -14,8 +14,9 @@ import pytest
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.stores.b2 import B2Store, Retry
+from podwatch.stores.base import StoredPart
 from podwatch.stores.credentials import Credentials
-from podwatch.stores.parts import StreamSource
+from podwatch.stores.part_reader import StreamSource
 from tests.stores.test_conformance import MB, content, fetch
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.put_file import put_file
@@ -224,12 +225,12 @@ def test_what_a_listener_raises_comes_through_at_once(store: B2Store, slept: lis
 def test_tokens_expire_under_several_connections(server: B2Server, store: B2Store) -> None:
     data = content(40 * MB)
     upload = store.begin_large("many/f", len(data))
-    hashes: dict[int, str] = {}
+    parts: dict[int, StoredPart] = {}
 
     def send(number: int) -> None:
         source = StreamSource(io.BytesIO(data))
         for n in (number, number + 4):
-            hashes[n] = store.put_part(upload, n, source, (n - 1) * 5 * MB, 5 * MB)
+            parts[n] = store.put_part(upload, n, source, (n - 1) * 5 * MB, 5 * MB)
 
     threads = [threading.Thread(target=send, args=(n,)) for n in range(1, 5)]
     for thread in threads:
@@ -237,7 +238,7 @@ def test_tokens_expire_under_several_connections(server: B2Server, store: B2Stor
     server.admin("expire")
     for thread in threads:
         thread.join()
-    stored = store.finish_large("many/f", upload, [hashes[n] for n in sorted(hashes)], len(data))
+    stored = store.finish_large(upload, [parts[n] for n in sorted(parts)], len(data))
     assert fetch(store, stored) == data
 
 

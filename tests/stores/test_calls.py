@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from podwatch.stores.b2 import B2Store
-from podwatch.stores.base import TOTAL, class_of
+from podwatch.stores.b2_session import class_of
+from podwatch.stores.base import TOTAL
 from tests.support.b2server import B2Server
 from tests.support.b2server.api import CLASSES
 from tests.support.put_file import put_file

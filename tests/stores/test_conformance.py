@@ -5,15 +5,18 @@ import io
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.stores.base import ObjectStore, StoredObject, StoredPart
-from podwatch.stores.parts import StreamSource, part_spans
+from podwatch.domain.manifest import Proof
+from podwatch.stores.base import ObjectStore, StoredObject, StoredPart, recognized
+from podwatch.stores.part_reader import StreamSource, part_spans
 from tests.support.put_file import put_file
 
-MB = 1_000_000
+MB = 1 << 20
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def test_small_object(store: ObjectStore, at: str) -> None:
     stored = store.put_bytes(f"{at}/a.json", b"{}")
     assert (stored.key, stored.size, stored.ours, stored.writer_id) == (f"{at}/a.json", 2, True, "w1")
     assert stored.parts_sha1 == (hashlib.sha1(b"{}").hexdigest(),)
-    assert bool(stored.file_id) == store.versioned
+    assert stored.file_id or not store.versioned
     assert before < stored.uploaded_wall < time.time() + 5
     assert store.get_bytes(stored.key) == b"{}"
     assert store.get_bytes(stored.key, stored.file_id) == b"{}"
@@ -127,7 +130,9 @@ def test_list_is_in_order_and_by_prefix(store: ObjectStore, at: str) -> None:
     assert [o.key for o in store.list(f"{at}/")] == sorted(names)
     assert [o.key for o in store.list(f"{at}/a/")] == [f"{at}/a/b/c", f"{at}/a/x"]
     assert [o.key for o in store.list(f"{at}/a")] == sorted(n for n in names if n.startswith(f"{at}/a"))
-    assert all(o.ours for o in store.list(f"{at}/"))
+    assert all(o.ours is not False for o in store.list(f"{at}/"))
+    known = list(store.identify(store.list(f"{at}/")))
+    assert [(o.key, o.ours, o.writer_id) for o in known] == [(name, True, "w1") for name in sorted(names)]
 
 
 def test_delete(store: ObjectStore, at: str) -> None:
@@ -153,9 +158,79 @@ def test_unsafe_keys(store: ObjectStore, key: str) -> None:
         put_file(store, key, io.BytesIO(b"x"), 1, part_size=5 * MB)
 
 
+def test_read_is_one_object_and_its_bytes(store: ObjectStore, at: str) -> None:
+    assert store.read(f"{at}/none") is None
+    stored = store.put_bytes(f"{at}/doc", b"{}")
+    found = store.read(f"{at}/doc")
+    assert found is not None
+    assert found[1] == b"{}"
+    assert (found[0].key, found[0].size, found[0].file_id) == (stored.key, 2, stored.file_id)
+    assert (found[0].ours, found[0].writer_id) == (True, "w1")
+    assert abs(found[0].uploaded_wall - stored.uploaded_wall) < 2
+    with pytest.raises(IntegrityError):
+        store.read(f"{at}/doc", limit=1)
+
+
+def test_identify_leaves_out_what_is_gone(store: ObjectStore, at: str) -> None:
+    kept, gone = store.put_bytes(f"{at}/kept", b"1"), store.put_bytes(f"{at}/gone", b"2")
+    unknown = [replace(o, ours=None, writer_id="") for o in (gone, kept)]
+    store.delete(gone)
+    known = [o for o in store.identify(unknown) if o.ours is not None]
+    assert [o.key for o in known] in ([], [kept.key]), "a store whose listings tell returns them as they are"
+
+
+def test_what_it_proves(store: ObjectStore, at: str) -> None:
+    """A store that shows a hash must show another one as wrong; one that shows none proves nothing."""
+    data = content(12 * MB)
+    for size in (1000, len(data)):
+        stored = put_file(store, f"{at}/{size}", io.BytesIO(data[:size]), size, part_size=5 * MB)
+        found = store.stat(stored.key, stored.file_id)
+        assert found is not None
+        proof = store.prove(found, stored.parts_sha1, 5 * MB)
+        assert proof in (stored.proof, Proof.NONE)
+        assert proof is not Proof.READ_BACK, "no data passes"
+        if proof is Proof.STORE_CHECKED and size < 5 * MB:
+            with pytest.raises(IntegrityError):
+                store.prove(found, (hashlib.sha1(b"other").hexdigest(),), 5 * MB)
+
+
+def test_a_replacement_has_a_condition(store: ObjectStore, at: str) -> None:
+    key = f"{at}/latest.json"
+
+    def replaced(data: bytes, expected: StoredObject | None) -> StoredObject | None:
+        return store.replace(key, StreamSource(io.BytesIO(data)), len(data), expected)
+
+    if not store.conditional:
+        with pytest.raises(RemoteError):
+            replaced(b"one", None)
+        return
+    first = replaced(b"one", None)
+    assert first is not None
+    assert replaced(b"two", None) is None, "the name is taken"
+    found = store.read(key)
+    assert found is not None
+    second = replaced(b"second", found[0])
+    assert second is not None
+    assert replaced(b"set back", first) is None, "a writer that was frozen meanwhile"
+    assert store.get_bytes(key) == b"second"
+    store.delete(second)
+    if store.stat(key) is None:
+        assert replaced(b"third", second) is None, "it is not there any more"
+
+
+def test_deleting_needs_the_mark_in_the_store(store: ObjectStore, at: str, unmarked: Callable[[str], None]) -> None:
+    unmarked(f"{at}/foreign")
+    (found,) = store.identify(store.list(f"{at}/"))
+    assert found.ours is False
+    for said in (False, None, True):
+        with pytest.raises(RemoteError, match="mark"):
+            store.delete(replace(found, ours=said))
+    assert store.stat(f"{at}/foreign") is not None
+
+
 def test_check_leaves_nothing(store: ObjectStore) -> None:
     before = {o.key for o in store.list("")}
-    assert store.check() == ()
+    assert [w for w in store.check() if "reads every object back" not in w] == []
     assert {o.key for o in store.list("")} == before
 
 
@@ -165,20 +240,30 @@ def test_parts_in_any_order_and_going_on_after_an_end(store: ObjectStore, at: st
     upload = store.begin_large(key, len(data))
     assert store.parts_there(upload) == {}
     spans = part_spans(len(data), 5 * MB)
-    hashes = {n: store.put_part(upload, n, source, *spans[n - 1]) for n in (3, 1)}
+    assert "\n" not in upload.id, "the journal and the child keep it as one word"
+    parts = {n: store.put_part(upload, n, source, *spans[n - 1]) for n in (3, 1)}
     there = store.parts_there(upload)
-    assert there == {n: StoredPart(spans[n - 1][1], hashes[n]) for n in (1, 3)}
-    assert hashes[1] == hashlib.sha1(data[: 5 * MB]).hexdigest()
+    assert there is not None
+    assert {n: part.size for n, part in there.items()} == {n: spans[n - 1][1] for n in (1, 3)}
+    assert recognized(there, {n: StoredPart.noted(part.note, part.size) for n, part in parts.items()}) == parts
+    assert parts[1].sha1 == hashlib.sha1(data[: 5 * MB]).hexdigest()
     assert store.stat(key) is None
-    assert [(u.key, u.upload, u.ours, u.writer_id) for u in store.unfinished(f"{at}/")] == [(key, upload, True, "w1")]
+    (left,) = store.unfinished(f"{at}/")
+    assert (left.key, left.upload) == (key, upload)
+    assert (left.ours, left.writer_id) in ((True, "w1"), (None, ""))
     assert list(store.unfinished("elsewhere/")) == []
-    hashes[2] = store.put_part(upload, 2, source, *spans[1])
-    stored = store.finish_large(key, upload, [hashes[n] for n in (1, 2, 3)], len(data))
+    assert store.finished(upload, [parts[1], parts[3]], len(data)) is None
+    parts[2] = store.put_part(upload, 2, source, *spans[1])
+    whole = [parts[n] for n in (1, 2, 3)]
+    stored = store.finish_large(upload, whole, len(data))
     assert (stored.key, stored.size, stored.ours) == (key, len(data), True)
+    assert stored.parts_sha1 == tuple(part.sha1 for part in whole)
     assert fetch(store, stored) == data
-    again = store.finish_large(key, upload, [hashes[n] for n in (1, 2, 3)], len(data))
+    again = store.finish_large(upload, whole, len(data))
     assert (again.file_id, again.size) == (stored.file_id, stored.size)
     assert store.parts_there(upload) is None
+    found = store.finished(upload, whole, len(data))
+    assert found is None or (found.file_id, found.parts_sha1) == (stored.file_id, stored.parts_sha1)
     assert list(store.unfinished(at)) == []
 
 
@@ -190,7 +275,7 @@ def test_an_upload_given_up_leaves_nothing(store: ObjectStore, at: str) -> None:
     assert store.parts_there(upload) is None
     assert list(store.unfinished(at)) == []
     with pytest.raises((RemoteError, IntegrityError)):
-        store.finish_large(f"{at}/large", upload, [hashlib.sha1(b"x").hexdigest()], 10 * MB)
+        store.finish_large(upload, [StoredPart(1, hashlib.sha1(b"x").hexdigest(), "x")], 10 * MB)
     assert store.stat(f"{at}/large") is None
 
 
@@ -199,7 +284,7 @@ def test_finishing_with_a_missing_part_is_refused(store: ObjectStore, at: str) -
     upload = store.begin_large(f"{at}/large", len(data))
     first = store.put_part(upload, 1, StreamSource(io.BytesIO(data)), 0, 5 * MB)
     with pytest.raises((RemoteError, IntegrityError)):
-        store.finish_large(f"{at}/large", upload, [first, first], len(data))
+        store.finish_large(upload, [first, first], len(data))
     assert store.stat(f"{at}/large") is None
 
 
@@ -214,7 +299,7 @@ def test_a_part_of_a_source_that_became_shorter(store: ObjectStore, at: str) -> 
 def test_versions(store: ObjectStore, at: str) -> None:
     first, second = store.put_bytes(f"{at}/v", b"1"), store.put_bytes(f"{at}/v", b"22")
     found = list(store.versions(f"{at}/"))
-    expected = [second.file_id, first.file_id] if store.versioned else [""]
+    expected = [second.file_id, first.file_id] if store.versioned else [second.file_id]
     assert [v.file_id for v in found] == expected
     assert found[0].size == 2
 
@@ -230,9 +315,9 @@ def test_copies_inside_the_store(store: ObjectStore, at: str) -> None:
     assert fetch(store, copied) == data[:1000]
     assert store.copy_small(f"{at}/to/empty", empty).size == 0
     upload = store.begin_large(f"{at}/to/large", len(data))
-    hashes = [store.copy_part(upload, n, large, *span) for n, span in enumerate(part_spans(len(data), 6 * MB), 1)]
-    assert hashes == [hashlib.sha1(data[i : i + 6 * MB]).hexdigest() for i in (0, 6 * MB)]
-    done = store.finish_large(f"{at}/to/large", upload, hashes, len(data))
+    parts = [store.copy_part(upload, n, large, *span) for n, span in enumerate(part_spans(len(data), 6 * MB), 1)]
+    assert [part.sha1 for part in parts] == [hashlib.sha1(data[i : i + 6 * MB]).hexdigest() for i in (0, 6 * MB)]
+    done = store.finish_large(upload, parts, len(data))
     assert fetch(store, done) == data
     assert [o.key for o in store.list(f"{at}/from/")] == [f"{at}/from/empty", f"{at}/from/large", f"{at}/from/small"]
 

@@ -9,7 +9,7 @@ from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1
 from podwatch.stores.base import ObjectStore
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 
-PART_SIZE = 5_000_000
+PART_SIZE = 5 << 20
 
 
 def save(store: ObjectStore, keys: Keys, step: int, *, lineage: str = "line", files: int = 2) -> Manifest:

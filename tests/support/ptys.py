@@ -34,6 +34,8 @@ class Screen:
     def _take(self, piece: str) -> None:
         if piece == "\x1b[H":
             self._row = self._column = 0
+        elif piece == "\x1b[K":
+            self._lines[self._row] = self._lines[self._row][: self._column]
         elif piece == "\x1b[J":
             self._lines[self._row] = self._lines[self._row][: self._column]
             self._lines[self._row + 1 :] = [""] * (self.rows - self._row - 1)

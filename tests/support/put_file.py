@@ -5,7 +5,7 @@ from typing import BinaryIO
 
 from podwatch.domain.errors import RemoteError
 from podwatch.stores.base import ObjectStore, Progress, StoredObject
-from podwatch.stores.parts import StreamSource, part_spans
+from podwatch.stores.part_reader import StreamSource, part_spans
 
 
 def put_file(
@@ -17,11 +17,11 @@ def put_file(
         return store.put_small(key, source, size, progress)
     upload = store.begin_large(key, size)
     try:
-        hashes = [
+        parts = [
             store.put_part(upload, number, source, offset, length, progress)
             for number, (offset, length) in enumerate(part_spans(size, part_size), 1)
         ]
-        return store.finish_large(key, upload, hashes, size)
+        return store.finish_large(upload, parts, size)
     except BaseException:
         with contextlib.suppress(RemoteError):  # a sweep finds it later; the error that led here matters more
             store.cancel_large(upload)

@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
-from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.catalogue import HeldBack
 from podwatch.checkpoints.layouts.base import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
 from podwatch.checkpoints.layouts.command_line import strip_flags
 from podwatch.config.settings import Settings
@@ -39,9 +39,9 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.journal import AsyncJournal, Journal, PublishedSave
+from podwatch.domain.stored import PublishedSave, StoredSave
+from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.other_trainers import ALONE, Beside
-from podwatch.policy.resume import RemoteSave
 from podwatch.recovery import Phase, RecordHolder, Recovery, RestoreSource
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
 from podwatch.system.procfs import identify
@@ -562,14 +562,14 @@ def finished() -> Finding:
 class Store:
     """A store door with given saves; ``fetch`` writes the set into place."""
 
-    def __init__(self, world: World, *saves: RemoteSave, error: Exception | None = None) -> None:
+    def __init__(self, world: World, *saves: StoredSave, error: Exception | None = None) -> None:
         self.world, self.saves, self.error = world, list(saves), error
         self.fetched: list[int] = []
         self.progress: tuple[int, int] = (12_340_000_000, 47_000_000_000)
         self.meanwhile: Callable[[], None] = lambda: None
         self.fetch_error: Exception | None = None
 
-    async def newest(self, exclude: frozenset[int]) -> RemoteSave | None:
+    async def newest(self, exclude: frozenset[int]) -> StoredSave | None:
         if self.error is not None:
             raise self.error
         return max((s for s in self.saves if s.step not in exclude), key=lambda s: s.seq, default=None)

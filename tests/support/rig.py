@@ -109,6 +109,7 @@ class Rig:
             "gpu": {"inference": [0], "trainer": [1], "poll": "0.1s", "hold": "0.5s", "deadline": "0.5s"},
             "checkpoints": {"rescan": "0.3s", "settle": "0.2s"},
             "recovery": {"backoff_min": "0.1s", "backoff_max": "0.5s"},
+            "disk": {"prune_above": 0.999, "prune_to": 0.99},  # the fullness of this machine is no subject of a test
             "sync": {"claim_wait": "1s"},
             "http": {"port": 0},
             "log": {"format": "json"},

@@ -19,10 +19,10 @@ from podwatch.domain.event import Event
 from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample, Reading, observed
 from podwatch.journal.journal import Journal
-from podwatch.policy.retention import Protection, RemovalPlan
-from podwatch.retention.forecast import Forecast
+from podwatch.policy.disk_forecast import Forecast
+from podwatch.policy.local_retention import Protection, RemovalPlan
 from podwatch.retention.pruner import Disks, Pruner
-from podwatch.retention.remover import Remover
+from podwatch.retention.removal import Remover
 from podwatch.retention.trash import SetAsideUsage
 from podwatch.sensors.disk import DiskSensor
 from podwatch.system.clock import SystemClock

@@ -17,7 +17,7 @@ def put_set(
     step: int,
     *,
     layout: str,
-    part_size: int = 5_000_000,
+    part_size: int = 5 << 20,  # the smallest part that S3 takes
     seq: int = 1,
     wandb: dict[str, str] | None = None,
 ) -> Manifest:

@@ -8,15 +8,18 @@ import heapq
 import itertools
 import json
 import random
+from bisect import bisect_left, insort
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from podwatch.domain.errors import RemoteError
+from podwatch.domain.instance import Instance
 from podwatch.domain.lease import HolderState, Pod
 from podwatch.domain.manifest import Keys, Pointer
 from podwatch.policy.lease import LeaseAction, Timing, next_pointer
 from podwatch.stores.base import StoredObject
+from podwatch.stores.fenced import TooLate
 from podwatch.sync.lease.protocol import (
     Create,
     Delete,
@@ -28,7 +31,6 @@ from podwatch.sync.lease.protocol import (
     Put,
     Request,
     Superseded,
-    TooLate,
 )
 
 RUN = Keys("run")
@@ -53,9 +55,7 @@ class Memory(dict[str, Any]):
 @dataclass
 class Version:
     data: bytes
-    file_id: str
-    wall: float
-    writer: str
+    stored: StoredObject
 
 
 class Store:
@@ -64,6 +64,8 @@ class Store:
     def __init__(self, exclusive: bool) -> None:
         self.exclusive = exclusive
         self.objects: dict[str, list[Version]] = {}
+        self._names: list[str] = []
+        """Keys of ``objects`` in order: a list of one prefix costs what it returns."""
         self._ids = itertools.count()
         self.written: list[Callable[[str, bytes, str], None]] = []
 
@@ -73,28 +75,31 @@ class Store:
                 versions = self.objects.get(key)
                 return versions[-1].data if versions else None
             case ListAll(prefix):
-                return [self._object(k, v[-1]) for k, v in sorted(self.objects.items()) if k.startswith(prefix) and v]
+                start, end = bisect_left(self._names, prefix), bisect_left(self._names, prefix + "\U0010ffff")
+                return [v[-1].stored for name in self._names[start:end] if (v := self.objects[name])]
             case Create(key, data):
                 return None if self.objects.get(key) else self._put(key, data, now, writer)
             case Put(key, data, _):
                 return self._put(key, data, now, writer)
             case Delete(item):
-                self.objects[item.key] = [v for v in self.objects.get(item.key, []) if v.file_id != item.file_id]
+                versions = self.objects.get(item.key, [])
+                versions[:] = [v for v in versions if v.stored.file_id != item.file_id]
                 return None
 
     def _put(self, key: str, data: bytes, now: float, writer: str) -> StoredObject:
-        version = Version(data, f"id{next(self._ids):09d}", now, writer)
-        versions = self.objects.setdefault(key, [])
-        versions.append(version)
+        file_id = f"id{next(self._ids):09d}"
+        # The service's clock has milliseconds: two claims may well have the same.
+        stored = StoredObject(key, len(data), file_id, ours=True, writer_id=writer, uploaded_wall=round(now, 1))
+        if key not in self.objects:
+            self.objects[key] = []
+            insort(self._names, key)
+        versions = self.objects[key]
+        versions.append(Version(data, stored))
         if self.exclusive:
             del versions[:-1]
         for tell in self.written:
             tell(key, data, writer)
-        return self._object(key, version)
-
-    def _object(self, key: str, v: Version) -> StoredObject:
-        # The service's clock has milliseconds: two claims may well have the same.
-        return StoredObject(key, len(v.data), v.file_id, ours=True, writer_id=v.writer, uploaded_wall=round(v.wall, 1))
+        return stored
 
 
 @dataclass
@@ -124,11 +129,14 @@ class World:
 
     def __init__(self, seed: int, *, exclusive: bool, hours: float) -> None:
         self.random = random.Random(seed)
+        self.trouble = 1.0
+        """How often requests are slow and lost, and processes delayed, as a factor."""
         self.now, self.end = 0.0, hours * 3600
         self.store = Store(exclusive)
         self.store.written.append(self._written)
         self.out = Outcome(seed, hours=hours)
         self.pods: list[SimPod] = []
+        self.living: list[SimPod] = []
         self.outages: list[tuple[float, float]] = []
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -141,6 +149,7 @@ class World:
         """For how long there was an owner who could have repaired it."""
         self.writing = ""
         self.won: dict[int, str] = {}
+        self.refused_beside_a_living_one = 0
 
     def at(self, when: float, call: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (max(when, self.now), next(self._order), call))
@@ -162,9 +171,9 @@ class World:
     def look(self, final: bool = False) -> None:
         """Spans in which two trained: all of it, and what of it both could have known."""
         passed, self._looked = self.now - self._looked, self.now
-        if self._back is not None and any(p.could_repair(max(self.won, default=0)) for p in self.pods):
+        if self._back is not None and any(p.could_repair(max(self.won, default=0)) for p in self.living):
             self._back_seconds += passed
-        training = [p for p in self.pods if p.trains]
+        training = [p for p in self.living if p.trains]
         two = len(training) > 1 and not final
         why = max((p.excuse() for p in training), default="") if two else ""
         if two and self._twice_since is None:
@@ -180,8 +189,9 @@ class World:
             self._knowing_since = None
 
     def holds(self, pod: "SimPod", generation: int) -> None:
-        other = self.won.setdefault(generation, pod.me.writer_id)
-        if other != pod.me.writer_id:
+        me = pod.me.process or pod.me.writer_id
+        other = self.won.setdefault(generation, me)
+        if other != me:
             self.out.problems.append(f"{pod.me.host} and {other} both hold generation {generation}")
 
     def _written(self, key: str, data: bytes, writer: str) -> None:
@@ -194,17 +204,29 @@ class World:
             return
         self._best = order
         if self._back is not None:
-            if any(p.alive and p.me.writer_id == writer for p in self.pods):
+            if any(p.me.writer_id == writer for p in self.living):
                 self.out.set_back.append((self._back, self._back_seconds))
             self._back = None
 
 
 class SimPod:
-    """A machine with a podwatch and a trainer on it."""
+    """A machine with a podwatch and a trainer on it. ``beside``: this is the next attempt of that pod's job, with its
+    state directory if ``memory`` is that pod's; on its machine, unless ``elsewhere``."""
 
-    def __init__(self, world: World, number: int, memory: Memory | None = None) -> None:
+    def __init__(
+        self, world: World, number: int, memory: Memory | None = None, *,
+        job: str = "", beside: "SimPod | None" = None, elsewhere: bool = False,
+    ) -> None:  # fmt: skip
         self.world = world
         self.me = Pod(f"writer-{number}", f"machine-{number}", f"boot-{number}", "place", f"pod-{number}")
+        if beside is not None and not elsewhere:
+            self.me = replace(self.me, machine=beside.me.machine, boot=beside.me.boot)
+        if beside is not None and memory is beside.memory:
+            self.me = replace(self.me, writer_id=beside.me.writer_id)
+        if job:
+            self.me = replace(
+                self.me, instance=Instance("slurm", job, str(number)), process=f"{self.me.boot}:1:{number}:1"
+            )
         self.memory = memory if memory is not None else Memory()
         self.offset = world.random.uniform(0, 1e6)
         self.alive = False
@@ -231,6 +253,8 @@ class SimPod:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def boot(self, take_over: bool = False) -> None:
+        if not self.alive:
+            self.world.living.append(self)
         self.alive = True
         self.start(take_over)
 
@@ -243,7 +267,7 @@ class SimPod:
         self._busy, self._queue, self._spoke = False, [], False
         self._first_look = world.now
         self.claims = LeaseProtocol(
-            LeaseTerms(self.me, Timing(), take_over), RUN, self.memory, self, self,
+            LeaseTerms(self.me, Timing(), take_over, self._ended), RUN, self.memory, self, self,
             exclusive=world.store.exclusive, nonce=lambda: f"{world.random.getrandbits(64):016x}",
         )  # fmt: skip
         self._round(self.life)
@@ -252,10 +276,14 @@ class SimPod:
         self._soon(5.5, self._gate, life)
 
     def leave(self) -> None:
-        """podwatch ends, training goes on."""
+        """podwatch ends, training goes on. Of a job training ends, too."""
         self.guarded = False
+        if self.me.process:
+            self.die()
 
     def die(self) -> None:
+        if self.alive:
+            self.world.living.remove(self)
         self.alive = self.guarded = self.training = False
 
     def preempt(self) -> None:
@@ -280,7 +308,13 @@ class SimPod:
         return self.training
 
     def ever_started(self) -> bool:
-        return self.trained
+        # Attempts with one state directory have one output directory, too, with its run record.
+        return self.trained or any(p.trained for p in self.world.pods if p.memory is self.memory)
+
+    def _ended(self, process: str) -> bool:
+        """As /proc shows it: of this boot only."""
+        found = next((p for p in self.world.pods if p.me.process == process), None)
+        return found is not None and found.me.boot == self.me.boot and not found.alive
 
     @property
     def frozen(self) -> bool:
@@ -292,7 +326,7 @@ class SimPod:
 
     def excuse(self) -> str:
         """What keeps this one from knowing better at this moment."""
-        if not self.guarded:
+        if not self.guarded and not self.me.process:
             return "its podwatch was not running"
         if self._unreachable() or self.claims.decision.act is LeaseAction.ASK:
             return "a pod could not reach the store"
@@ -338,6 +372,12 @@ class SimPod:
             self.guarded = False
             if self.training:
                 self.world.out.problems.append("refused while training")
+            if self.me.process:
+                self.world.refused_beside_a_living_one += any(
+                    p.trains and p.me.same_job(self.me) for p in self.world.pods if p is not self
+                )
+                self.die()  # the attempt is used up
+                return
             self._soon(self.world.random.uniform(60, 900), self.start, None)  # its init tries again
             return
         if decision.act is LeaseAction.WATCH:
@@ -358,10 +398,14 @@ class SimPod:
             return
         elif decision.act is not LeaseAction.ASK or world.now - self._first_look > 5:
             self.training = self.trained = True
+            self.began()
             if self._saw_vanished:
                 world.out.takeovers += 1
                 world.out.waited.append(world.now - self._first_look)
                 self._saw_vanished = False
+
+    def began(self) -> None:
+        """Its trainer has started."""
 
     def _stopped(self) -> None:
         self.training = self._stopping = False
@@ -447,10 +491,10 @@ class SimPod:
         world.out.lists += isinstance(request, ListAll)
         world.out.reads += isinstance(request, Get)
         think = rng.uniform(0.0, 0.3)  # from the decision to the first byte; a freeze may fall into it
-        slow = rng.random() < 0.02
+        slow = rng.random() < 0.02 * world.trouble
         travel = rng.uniform(5, CLIENT_TIMEOUT + 20) if slow else rng.expovariate(1 / 0.15)
         back = rng.uniform(0.01, 20) if slow else rng.uniform(0.01, 0.3)
-        lost = rng.random() < 0.005
+        lost = rng.random() < 0.005 * world.trouble
 
         def leave() -> None:
             if isinstance(request, Put) and world.now + self.offset > request.until:
@@ -481,7 +525,7 @@ class SimPod:
             else:
                 self._soon(back, lambda: answer(result, None), life)
 
-        if rng.random() < 0.01:  # the kernel had other plans, right between decision and act
+        if rng.random() < 0.01 * world.trouble:  # the kernel had other plans, right between decision and act
             think = rng.uniform(1, 45)
         self._soon(think, leave, life)
 
@@ -538,3 +582,37 @@ def run(seed: int, *, exclusive: bool = False, hours: float = 2.0) -> Outcome:
         else:
             another(when, take_over=True)
     return world.play()
+
+
+def run_requeues(
+    seed: int, *, exclusive: bool = False, hours: float = 2.0, reachable: bool = True
+) -> tuple[Outcome, World]:
+    """One random schedule of an engine's job that is requeued: beside its own old tree, which lives on for a while or
+    for good, or has ended; on the same machine or another; with the same state directory or none. Not ``reachable``:
+    the old tree can be frozen or cut off from the store, too."""
+    world = World(seed, exclusive=exclusive, hours=hours)
+    rng = world.random
+    job = SimPod(world, 1, job="77")
+    attempts = [job]
+    world.at(0.0, job.boot)
+    when = 0.0
+    for number in range(2, 2 + rng.randint(1, 4)):
+        before, when = attempts[-1], when + rng.uniform(200, world.end / 4)
+        memory = before.memory if rng.random() < 0.5 else None
+        again = SimPod(world, number, memory, job="77", beside=before, elsewhere=rng.random() < 0.5)
+        attempts.append(again)
+        cases = ("beside", "beside", "late", "died", "killed", "preempted")
+        what = rng.choice(cases if reachable else (*cases, "frozen", "cut off"))
+        late = rng.uniform(1, 120)
+        if what == "late":
+            world.at(when + late, before.die)
+        elif what in ("died", "killed"):
+            world.at(when - rng.uniform(0, 60), before.die if what == "died" else before.leave)
+        elif what == "frozen":
+            world.at(when - 5, lambda b=before, s=late * 10: b.freeze(s))  # type: ignore[misc]
+        elif what == "cut off":
+            before.cut_off = (when - 10, when + 10 * late)
+        elif what == "preempted":
+            world.at(when - rng.uniform(3, 60), before.preempt)
+        world.at(when, again.boot)
+    return world.play(), world

@@ -1,4 +1,4 @@
-"""A run with real checkpoint files, a real catalogue and journal, and a store of either kind."""
+"""A run with real checkpoint files, a real catalogue and journal, and a store of any kind."""
 
 import asyncio
 import contextlib
@@ -24,6 +24,8 @@ from podwatch.stores.b2 import B2Store, Retry
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
+from podwatch.stores.s3 import S3Store
+from podwatch.stores.s3_credentials import S3Credentials
 from podwatch.sync.lease.protocol import LeaseClock, LeaseProtocol, LeaseTerms, perform
 from podwatch.sync.restore.child_process import FetchProcess
 from podwatch.sync.restore.restore import Restorer, StorePlace
@@ -33,6 +35,10 @@ from podwatch.system.clock import SystemClock
 from podwatch.system.workspace import Workspace
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.hurry import hurrying
+from tests.support.s3server import BUCKET as S3_BUCKET
+from tests.support.s3server import KEY as S3_KEY
+from tests.support.s3server import KEY_ID as S3_KEY_ID
+from tests.support.s3server import S3Server
 
 QUICK = Retry(attempts=4, base=0.01, cap=0.05)
 
@@ -98,7 +104,7 @@ class World:
     directory: Path
     store_url: str
     endpoint: str = ""
-    server: B2Server | None = None
+    server: B2Server | S3Server | None = None
     writer_id: str = "writer-1"
     lineage: str = "line-1"
     timing: Timing = field(default_factory=lambda: Timing(patience=0.6, claim_wait=0.1, poll=0.05))
@@ -129,7 +135,7 @@ class World:
                 },
                 "sync": {
                     "store": self.store_url,
-                    "part_size": "5MB",
+                    "part_size": "5MiB" if self.store_url.startswith("s3://") else "5MB",
                     "connections": 2,
                     "keep_last": self.keep_last,
                     "keep_every": 0,
@@ -147,6 +153,8 @@ class World:
         return World(self.directory.parent / name, self.store_url, **options)  # type: ignore[arg-type]
 
     def credentials(self) -> Credentials | None:
+        if self.store_url.startswith("s3://"):
+            return Credentials(s3=S3Credentials(S3_KEY_ID, S3_KEY, endpoint=self.endpoint))
         return Credentials(self.key_id, self.key, self.endpoint) if self.endpoint else None
 
     def identity(self) -> RunIdentity:
@@ -184,6 +192,8 @@ class World:
         if self.endpoint:
             credentials = self.credentials()
             assert credentials is not None
+            if credentials.s3 is not None:
+                return S3Store(S3_BUCKET, credentials.s3, writer_id=self.writer_id, retry=QUICK)
             return B2Store(BUCKET, credentials, writer_id=self.writer_id, retry=QUICK)
         return LocalStore(Path(self.store_url.removeprefix("file://")), writer_id=self.writer_id)
 
@@ -284,9 +294,39 @@ def b2(tmp_path: Path, server: B2Server) -> Iterator[World]:
     world.journal.close()
 
 
-@pytest.fixture(params=["file", "b2"])
+@pytest.fixture
+def s3server(tmp_path: Path) -> Iterator[S3Server]:
+    with S3Server(tmp_path / "s3") as running:
+        yield running
+
+
+@pytest.fixture
+def s3(tmp_path: Path, s3server: S3Server) -> Iterator[World]:
+    world = World(tmp_path / "pod", f"s3://{S3_BUCKET}", s3server.url, s3server)
+    yield world
+    world.journal.close()
+
+
+@pytest.fixture
+def s3versions(s3server: S3Server, s3: World) -> World:
+    """In a bucket that keeps versions."""
+    s3server.traits(versions=True)
+    return s3
+
+
+@pytest.fixture
+def s3careless(s3server: S3Server, s3: World) -> World:
+    """On a server that checks no checksum, ignores conditions, and whose ETags say nothing."""
+    s3server.traits(verify=[], conditions="ignore", etag="opaque", composite=False, copies="empty")
+    return s3
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("s3", "s3versions", "s3careless")]
+
+
+@pytest.fixture(params=["local", "b2", *SLOW], ids=lambda name: {"local": "file"}.get(name, name))
 def world(request: pytest.FixtureRequest) -> World:
-    made: World = request.getfixturevalue("local" if request.param == "file" else "b2")
+    made: World = request.getfixturevalue(request.param)
     return made
 
 

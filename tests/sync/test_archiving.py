@@ -7,7 +7,7 @@ import pytest
 
 from podwatch.domain.errors import Busy, HostError, IntegrityError, RemoteError
 from podwatch.domain.manifest import Keys
-from podwatch.policy.store_archive import Keep
+from podwatch.policy.store_retention import Keep
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.sync.inventory import inventory, verify_save
 from podwatch.sync.runs.archive import Archiver, read_record
@@ -23,7 +23,7 @@ def archiver(store: ObjectStore, keys: Keys, days: float = 3.0) -> Archiver:
 
 
 def steps(store: ObjectStore, keys: Keys) -> list[int]:
-    found, problem = inventory(store, keys, time.time())
+    found, problem = inventory(store, keys)
     assert problem == ""
     assert all(verify_save(store, s, deep=True) == () for s in found)
     return sorted(s.step for s in found)
@@ -36,7 +36,7 @@ def test_only_the_newest_stays(world: World) -> None:
     store.put_bytes(foreign, b"an earlier backup")
     plan = archiver(store, keys).look(Keep.LATEST, keep_every=10)
     assert [(d.save.step, d.stays) for d in plan.decisions] == [(10, False), (20, False), (30, True)]
-    assert plan.freed_bytes == sum(d.save.size_bytes for d in plan.decisions[:2]) > 0
+    assert plan.freed_bytes == sum(d.save.total_bytes for d in plan.decisions[:2]) > 0
     forgotten: list[int] = []
     Archiver(store, keys, Shifted(3 * DAY), forget=lambda step, _: forgotten.append(step)).carry_out(plan)
     assert steps(store, keys) == [30]
@@ -231,7 +231,7 @@ def test_runs_are_told_apart(world: World) -> None:
     runs, remark = list_runs(store, "", "mine", now)
     assert remark == ""
     (mine,) = runs
-    assert (mine.newest_step, len(mine.sets), mine.state, mine.ours) == (20, 2, "training", True)
+    assert (mine.newest_step, len(mine.sets), mine.last.state, mine.ours) == (20, 2, "training", True)
     assert mine.alive is not None
     assert mine.size_bytes == sum(o.size for o in store.list("mine/"))
     store.put_bytes(Keys("mine").latest, b"not json")

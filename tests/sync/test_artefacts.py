@@ -1,6 +1,7 @@
 """Configuration, ends of logs and incident bundles reach the store: bounded, without a secret, and never in the way."""
 
 import asyncio
+import hashlib
 import io
 import os
 import tarfile
@@ -15,14 +16,18 @@ from hypothesis import strategies as st
 
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.manifest import check_relative_path
+from podwatch.domain.secrets import MASK
+from podwatch.policy.bootstrap import StartRecord
 from podwatch.sensors.log_tail import Sources
 from podwatch.stores.base import ObjectStore
+from podwatch.sync.runs.bootstrap import Start, start_artefacts
 from podwatch.sync.upload import artifacts
 from podwatch.sync.upload.artifacts import (
     MOST_LOGS,
     Artefact,
     Artifacts,
     LogEnds,
+    Scrub,
     bundles,
     configs,
     plain_name,
@@ -58,6 +63,12 @@ class PodSources:
     def configs(self) -> tuple[str, ...]:
         return tuple(self.pod.paths)
 
+    def holds(self) -> bool:
+        return self.pod.holds
+
+    def start(self, clean: Scrub) -> list[Artefact]:
+        return start_artefacts(self.pod.start, clean) if self.pod.start is not None else []
+
     def secrets(self) -> frozenset[str]:
         return self.pod.secrets
 
@@ -78,6 +89,8 @@ class Pod:
     later: float = 0.0
     paths: list[str] = field(default_factory=list)
     delete: bool = True
+    start: Start | None = None
+    holds: bool = True
     told: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -109,7 +122,7 @@ class Pod:
     def stored(self) -> dict[str, bytes]:
         store = self.world.store()
         found = {}
-        for item in store.list(f"{self.world.keys.root}/"):
+        for item in store.identify(store.list(f"{self.world.keys.root}/")):
             data = store.get_bytes(item.key)
             assert data is not None
             assert item.ours
@@ -255,6 +268,80 @@ async def test_swept_by_its_own_rules(world: World, monkeypatch: pytest.MonkeyPa
     assert pod.stored() == stored, "what was swept is not sent again"
     await artefacts.stop(last=False)
     store.close()
+
+
+def start_of_pod(pod: Pod, **more: object) -> Start:
+    text = f'run_id = "r"\nkey = "{SECRET}"\n'
+    return Start("r", text, "/etc/podwatch/podwatch.toml", "/app", tuple(pod.paths), **more)  # type: ignore[arg-type]
+
+
+async def test_the_start_is_stored_scrubbed_and_its_record_names_each_object(world: World) -> None:
+    pod = Pod(world)
+    config = pod.config("config.toml", f'token = "{SECRET}"\n')
+    private = pod.config("private.toml", "x = 1\n")
+    private.chmod(0o600)
+    key = pod.config("my.key", "x = 1\n")
+    binary = pod.config("model.bin", "\0")
+    env = str(world.directory / ".env")
+    pod.start = start_of_pod(pod, secret={env: ("HF_TOKEN", "HF_HOME")}, settings={"gpu.poll": "2.0"})
+    artefacts = pod.artefacts()
+    await once(artefacts)
+    await artefacts.stop(last=False)
+    stored = pod.stored()
+    assert not [name for name, data in stored.items() if SECRET.encode() in data]
+    record = StartRecord.from_bytes(stored["config/bootstrap.json"], run_id="r")
+    texts = {f.path: stored[f"config/{f.object}"].decode() for f in (record.config, *record.files)}
+    assert texts == {
+        "/podwatch.toml": f'run_id = "r"\nkey = "{MASK}"\n',
+        str(config): f'token = "{MASK}"\n',
+        env: f"HF_TOKEN={MASK}\nHF_HOME={MASK}\n",
+    }
+    for file in (record.config, *record.files):
+        assert hashlib.sha256(stored[f"config/{file.object}"]).hexdigest() == file.sha256
+    assert [(f.path, f.mode, f.secret) for f in record.files] == [(str(config), 0o644, False), (env, 0o600, True)]
+    assert {path for path, _ in record.left_out} == {str(private), str(key), str(binary)}
+    assert record.settings == {"gpu.poll": "2.0"}
+    assert record.directory == "/app"
+
+
+async def test_the_start_is_stored_as_soon_as_this_pod_holds_the_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "HELD_POLL_SECONDS", 0.05)
+    pod = Pod(world, holds=False)
+    pod.start = start_of_pod(pod)
+    made = pod.artefacts()
+    waits = asyncio.create_task(made.when_held())
+    await asyncio.sleep(0.3)
+    assert made.rounds == 0
+    pod.holds = True
+    await asyncio.wait_for(waits, 30)
+    assert "config/bootstrap.json" in pod.stored()
+    await made.stop(last=False)
+
+
+async def test_the_files_of_the_current_start_outlive_every_sweep(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "KEEP", {"config": 2, "logs": 2, "incidents": 2})
+    pod = Pod(world)
+    for number in range(4):
+        pod.config(f"c{number}.toml", f"a = {number}\n")
+    pod.start = start_of_pod(pod)
+    artefacts = pod.artefacts()
+    await once(artefacts)
+    needed = {name for name in pod.stored() if name.startswith("config/")}
+    assert len(needed) == 6
+    store: ObjectStore = world.store()
+    for number in range(3):
+        store.put_bytes(f"{world.keys.artefacts('config')}newer-{number}", b"x")
+    store.close()
+    pod.later = artifacts.KEEP_SECONDS + 2 * artifacts.SWEEP_SECONDS
+    await once(artefacts)
+    left = {name for name in pod.stored() if name.startswith("config/")}
+    assert needed <= left
+    assert len(left) < 9, "what no start needs is swept"
+    await artefacts.stop(last=False)
 
 
 async def test_nothing_is_deleted_where_deletions_are_only_reported(local: World) -> None:

@@ -58,7 +58,7 @@ class Half:
         store.close()
         file = self.job.files[0]
         upload = next(str(d["upload"]) for kind, d in said.said if kind == "begun")
-        hashes = {int(d["number"]): str(d["sha1"]) for kind, d in said.said if kind == "part"}
+        hashes = {int(d["number"]): str(d["note"]) for kind, d in said.said if kind == "part"}
         assert sorted(hashes) == [1, 2, 3, 4]
         self.record = BegunUpload(
             path=file.remote, upload=upload, key=file.key, part_size=PART, size=file.size, mtime_ns=file.mtime_ns,
@@ -105,7 +105,7 @@ def test_a_part_changed_locally_means_all_anew(server: B2Server, half: Half, tmp
     assert heard.count() == {"begun": 1, "part": 8, "object": 1}
     store = open_store(server)
     left = list(store.unfinished("run/"))
-    assert [u.upload for u in left] == [half.record.upload]
+    assert [u.id for u in left] == [half.record.upload]
     late = left[0].started_wall + ABANDONED_SECONDS + 1
     assert [x.identifier for x in abandoned_uploads(left, set(), late)] == [half.record.upload], "the sweep takes it"
     store.close()
@@ -133,7 +133,7 @@ def test_e_another_part_size_begins_anew_and_the_rest_is_swept(server: B2Server,
     heard = finish(server, half.again(part_size=8 * MB), tmp_path)
     assert heard.count() == {"begun": 1, "part": 5, "object": 1}
     store = open_store(server)
-    assert [u.upload for u in store.unfinished("run/")] == [half.record.upload]
+    assert [u.id for u in store.unfinished("run/")] == [half.record.upload]
     store.close()
 
 

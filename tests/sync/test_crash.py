@@ -22,7 +22,7 @@ from podwatch.policy.lease import Timing
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, perform
 from podwatch.sync.publish import Publisher
-from podwatch.sync.retention import RemoteRetention
+from podwatch.sync.store_retention import RemoteRetention
 from podwatch.sync.upload import job as jobs
 from podwatch.sync.upload.send_parts import Sending
 from podwatch.system.clock import SystemClock
@@ -120,7 +120,7 @@ def once(world: World, step: int, fuse: Fuse) -> None:
                 begun = BegunUpload(path=file.remote, upload=said["upload"], part_size=part_size(world), **fields)
                 journal.save_begun(step, save_id, begun)
             elif kind == "part":
-                journal.save_part(uploads[file.remote], said["number"], said["sha1"])
+                journal.save_part(uploads[file.remote], said["number"], said["note"])
             else:
                 obj = UploadedObject(
                     path=file.remote, part=file.part, mode=file.mode, file_id=said["file_id"],

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import sync_rounds
 
-ROUNDS = int(os.environ.get("PODWATCH_CRASH_ROUNDS", "100")) * 6 // 10
+ROUNDS = int(os.environ.get("PODWATCH_CRASH_ROUNDS", "40")) * 6 // 10
 """Saves; each meets one to three kills, 17 in ten."""
 SEED = int(os.environ.get("PODWATCH_CRASH_SEED", "20261"))
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ import pytest
 
 from podwatch.domain.errors import IntegrityError, SaveGone
 from podwatch.domain.manifest import Manifest
-from podwatch.stores import b2_receive, b2_session
+from podwatch.stores import b2_session, receive
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.restore.fetch import Fetching
 from podwatch.sync.restore.job import Fetched, FetchJob
@@ -17,7 +17,7 @@ from tests.support.stored_set import put_set
 from tests.sync.conftest import World
 from tests.sync.test_restore import damage, drop, tree
 
-PIECE = 5_000_000
+PIECE = 5 << 20
 
 
 def stored(world: World, size: int = 16_000_000, step: int = 10) -> Manifest:
@@ -158,8 +158,8 @@ def test_a_stall_and_a_crawl_are_given_up(b2: World, tmp_path: Path, monkeypatch
     fetch(b2, job(b2, manifest, tmp_path / "s"))
     assert time.monotonic() - began < 15
     assert same(b2, tmp_path / "s")
-    monkeypatch.setattr(b2_receive, "STALLED", 0.3)
-    monkeypatch.setattr(b2_receive, "CRAWL", 50_000_000)
+    monkeypatch.setattr(receive, "STALLED", 0.3)
+    monkeypatch.setattr(receive, "CRAWL", 50_000_000)
     b2.server.pace(rate=1e6)
     before = b2.server.calls()["b2_download"]
     fetch(b2, job(b2, manifest, tmp_path / "t"))

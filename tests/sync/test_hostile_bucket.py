@@ -79,7 +79,7 @@ def refused(world: World) -> str:
     assert files_of(world.directory.parent) == before
     pod.journal.close()
     store = world.store()
-    saves, problem = inventory(store, world.keys, 0.0)
+    saves, problem = inventory(store, world.keys)
     said = [problem, *(s.problem for s in saves), *(r for s in saves for r in verify_save(store, s))]
     store.close()
     text = str(caught.value) + " ".join(said)
@@ -106,7 +106,7 @@ def test_a_pointer_that_is_none(bucket: World, name: str) -> None:
     assert pod.restorer().fetch().step == 10, "found by its manifest"
     pod.journal.close()
     store = bucket.store()
-    assert inventory(store, bucket.keys, 0.0)[1], "ls says that the pointer is damaged"
+    assert inventory(store, bucket.keys)[1], "ls says that the pointer is damaged"
     store.close()
 
 

@@ -12,13 +12,13 @@ from podwatch.checkpoints.layouts import make_layout
 from podwatch.checkpoints.layouts.base import PartDir
 from podwatch.config.settings import Settings, SyncSettings
 from podwatch.domain.errors import RemoteError
-from podwatch.domain.manifest import Manifest
+from podwatch.domain.manifest import Manifest, Proof
 from podwatch.domain.policy import RemotePolicy
 from podwatch.policy.store_retention import EXTRA
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.inventory import inventory, verify_optional, verify_save
+from podwatch.sync.inventory import Verified, examine_save, inventory, verify_optional, verify_save
 from podwatch.sync.publish import read_manifest, read_optional
-from podwatch.sync.retention import RemoteRetention
+from podwatch.sync.store_retention import RemoteRetention
 from podwatch.sync.upload.optional_parts import OptionalParts, look
 from podwatch.system.clock import SystemClock
 from tests.support.checkpoints import write_prime_rl_step
@@ -47,7 +47,7 @@ def prime(world: World, **sync: object) -> World:
 def optional(world: World, step: int) -> Manifest | None:
     store = world.store()
     try:
-        found = next(s for s in inventory(store, world.keys, time.time())[0] if s.step == step)
+        found = next(s for s in inventory(store, world.keys)[0] if s.step == step)
         return read_optional(store, world.keys, step, found.save_id)
     finally:
         store.close()
@@ -92,9 +92,11 @@ async def test_a_milestone_carries_them_and_a_restore_brings_them_only_on_reques
     assert before.seq == 2
     store = world.store()
     required = read_manifest(store, world.keys, before)
-    saves, problem = inventory(store, world.keys, time.time())
+    saves, problem = inventory(store, world.keys)
     assert (problem, [(s.step, s.optional) for s in saves]) == ("", [(10, True), (5, False)])
-    assert verify_save(store, saves[0], deep=True) == verify_optional(store, world.keys, saves[0], deep=True) == ()
+    beside = verify_optional(store, world.keys, saves[0], deep=True)
+    assert beside == ()
+    assert examine_save(store, saves[0], deep=True) == Verified((), Proof.READ_BACK)
     found = optional(world, 10)
     assert found is not None
     assert not {f.path for f in required.files} & {f.path for f in found.files}

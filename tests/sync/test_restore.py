@@ -111,6 +111,21 @@ async def test_damaged_falls_back_to_the_older(world: World, run: Run) -> None:
     pod.journal.close()
 
 
+async def test_of_two_manifests_of_one_second_the_higher_step_is_newer(local: World, run: Run) -> None:
+    """S3 lists whole seconds."""
+    await publish(local, run, 8, 9, 10, 11, size=1000)
+    tags = list(Path(local.store_url.removeprefix("file://")).rglob("info/**/manifest.json.json"))
+    assert len(tags) == 4
+    for path in tags:
+        tag = json.loads(path.read_bytes())
+        path.write_text(json.dumps(tag | {"versions": [v | {"wall": 1.7e9} for v in tag["versions"]]}))
+    drop(local, 11, "model.bin")
+    drop(local, 10, "model.bin")
+    pod = fresh(local)
+    assert pod.restorer().fetch().step == 9
+    pod.journal.close()
+
+
 async def test_lost_falls_back_and_newer_is_taken(world: World, run: Run) -> None:
     await publish(world, run, 5, 10, size=1000)
     drop(world, 10, "model.bin")
@@ -245,7 +260,7 @@ async def test_staging_with_a_planted_symlink(local: World, run: Run, tmp_path: 
     outside.mkdir()
     (outside / "model.bin").write_text("precious")
     staging = pod.output.parent / ".podwatch" / "out" / "staging"
-    planted = staging / f"restore-{save.step}-{save.save_id}-{save.manifest_sha1[:8]}"
+    planted = staging / f"restore-{save.step}-{save.save_id}-{save.ref.sha1[:8]}"
     planted.mkdir(parents=True)
     (planted / "checkpoint").symlink_to(outside)
     pod.restorer().fetch()
@@ -289,7 +304,7 @@ def data_object(world: World, step: int, name: str) -> Any:
 def damage(world: World, step: int, name: str, at: int) -> None:
     found = data_object(world, step, name)
     if world.server is not None:
-        world.server.admin("damage", file_id=found.file_id, at=at)
+        world.server.admin("damage", key=found.key, file_id=found.file_id, at=at)
         return
     path = Path(world.store_url.removeprefix("file://")) / found.key
     data = bytearray(path.read_bytes())
@@ -300,7 +315,7 @@ def damage(world: World, step: int, name: str, at: int) -> None:
 def drop(world: World, step: int, name: str) -> None:
     found = data_object(world, step, name)
     if world.server is not None:
-        world.server.admin("drop", file_id=found.file_id)
+        world.server.admin("drop", key=found.key, file_id=found.file_id)
     else:
         (Path(world.store_url.removeprefix("file://")) / found.key).unlink()
 

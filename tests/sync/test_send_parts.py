@@ -18,7 +18,7 @@ from podwatch.stores.b2 import B2Store
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
-from podwatch.stores.parts import FileSource
+from podwatch.stores.part_reader import FileSource
 from podwatch.sync.connections import CORES_BUSY, HELPED, ConcurrencyController, RateLimit
 from podwatch.sync.upload.job import JobFile, UploadJob
 from podwatch.sync.upload.send_parts import Sending, SourceChanged
@@ -113,10 +113,10 @@ def test_only_missing_parts_are_sent(store: ObjectStore, tmp_path: Path) -> None
     job = job_of(root, ["large"])
     upload = store.begin_large("run/large", len(data))
     descriptor = os.open(root / "large", os.O_RDONLY)
-    sha1 = store.put_part(upload, 3, FileSource(descriptor), 2 * PART, PART)
+    note = store.put_part(upload, 3, FileSource(descriptor), 2 * PART, PART).note
     os.close(descriptor)
     heard = Heard()
-    job = job_of(root, ["large"], resume={"large": (upload, {3: sha1})})
+    job = job_of(root, ["large"], resume={"large": (upload.id, {3: note})})
     Sending(job, store, heard.say, heard.progress).run()
     assert heard.count() == {"part": 3, "object": 1}, "begun anew, or part 3 sent again"
     assert heard.bytes == len(data)
@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_sent_anew(store: ObjectStore, tmp_path: Path, chan
     if change == "unknown upload":
         store.cancel_large(upload)
     heard = Heard()
-    Sending(job_of(root, ["large"], resume={"large": (upload, known)}), store, heard.say, heard.progress).run()
+    Sending(job_of(root, ["large"], resume={"large": (upload.id, known)}), store, heard.say, heard.progress).run()
     assert heard.count() == {"begun": 1, "part": 3, "object": 1}
     assert fetch(store, "run/large", tmp_path / "back") == data
     assert list(store.unfinished("run/")) == [], "the old one was given up"
@@ -149,7 +149,7 @@ def test_a_file_whose_ctime_is_another_is_compared_by_hash(store: ObjectStore, t
     path = root / "large"
     descriptor = os.open(path, os.O_RDONLY)
     upload = store.begin_large("run/large", len(data))
-    sha1 = store.put_part(upload, 3, FileSource(descriptor), 2 * PART, PART)
+    note = store.put_part(upload, 3, FileSource(descriptor), 2 * PART, PART).note
     begun = os.fstat(descriptor)
     os.close(descriptor)
     time.sleep(0.01)  # the clock that ctime is taken from turns every 4 ms
@@ -159,7 +159,7 @@ def test_a_file_whose_ctime_is_another_is_compared_by_hash(store: ObjectStore, t
         data = data[: 2 * PART] + bytes(PART) + data[3 * PART :]
         path.write_bytes(data)
         os.utime(path, ns=(begun.st_atime_ns, begun.st_mtime_ns))
-    job = job_of(root, ["large"], resume={"large": (upload, {3: sha1})})
+    job = job_of(root, ["large"], resume={"large": (upload.id, {3: note})})
     job = replace(job, files=tuple(replace(f, ctime_ns=begun.st_ctime_ns) for f in job.files))
     heard = Heard()
     Sending(job, store, heard.say, heard.progress).run()
@@ -176,7 +176,7 @@ def test_a_finish_whose_answer_was_lost_is_found(tmp_path: Path) -> None:
         first = Heard()
         Sending(job_of(root, ["large"]), store, first.say, first.progress).run()
         upload = next(d["upload"] for kind, d in first.said if kind == "begun")
-        hashes = {d["number"]: d["sha1"] for kind, d in first.said if kind == "part"}
+        hashes = {d["number"]: d["note"] for kind, d in first.said if kind == "part"}
         again = Heard()
         Sending(job_of(root, ["large"], resume={"large": (upload, hashes)}), store, again.say, again.progress).run()
         assert again.count() == {"object": 1}

@@ -3,8 +3,8 @@
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.policy.upload_order import Outcome
-from podwatch.sync.upload.tally import CheckpointTally
+from podwatch.policy.uploads import Outcome
+from podwatch.sync.upload.tally import TALLY, CheckpointTally
 from tests.sync.conftest import Run, World, until
 
 STORED, SKIPPED, ABANDONED = Outcome.STORED, Outcome.SKIPPED, Outcome.ABANDONED
@@ -28,6 +28,7 @@ async def test_older_checkpoints_that_wait_are_skipped_for_the_newest(local: Wor
     assert {e.fields["newer_step"] for e in local.events if e.name == "upload-skipped"} == {15}
     assert first.status().tally.outcomes == (SKIPPED, SKIPPED, STORED)
     await first.stop()
+    await first._journal.run(Journal.learned, TALLY)  # what was posted before is written: the daemon closes its journal
     local.journal = Journal.open(local.directory / "state" / "journal.sqlite")
     local.events.clear()
     again = await run(local)

@@ -1,5 +1,8 @@
 """Two pods on one store, real stores of both kinds: who publishes, what is repaired, what a woken pod may not do."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
@@ -8,14 +11,16 @@ from typing import Any
 
 import pytest
 
-from podwatch.daemon.store import this_pod
+from podwatch.daemon.store import attempt_ended, this_pod
 from podwatch.domain.errors import RemoteError
+from podwatch.domain.instance import Instance
 from podwatch.domain.lease import HolderState, Pod
 from podwatch.domain.manifest import Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.policy import RemotePolicy
 from podwatch.domain.run import IntentKind
 from podwatch.policy.lease import LeaseAction, Timing
 from podwatch.stores.base import ObjectStore
+from podwatch.stores.fenced import TooLate, put_before
 from podwatch.sync.lease.protocol import (
     Create,
     LeaseProtocol,
@@ -24,12 +29,11 @@ from podwatch.sync.lease.protocol import (
     Put,
     Request,
     Superseded,
-    TooLate,
     perform,
-    put_before,
 )
 from podwatch.sync.publish import Publisher, named_by_others, newest_pointer, read_pointer
-from podwatch.sync.retention import RemoteRetention
+from podwatch.sync.store_retention import RemoteRetention
+from podwatch.system.procfs import identify
 from tests.sync.conftest import AtWall, Held, World
 
 
@@ -192,6 +196,39 @@ def test_a_pointer_set_back_by_a_frozen_writer_is_repaired_at_the_next_heartbeat
     assert world.violations() == []
 
 
+@pytest.mark.slow
+def test_where_the_store_has_conditions_a_frozen_writer_cannot_set_the_pointer_back(s3: World) -> None:
+    """It had confirmed its lease and read the pointer when it was frozen; its request leaves when it wakes."""
+    clock = Clock()
+    first = Writer(s3, clock).hold()
+    first.publish(5)
+    manifest, other = first.manifest(7), s3.other("pod2", writer_id="writer-2")
+
+    class Frozen:
+        """The store as the frozen pod reaches it: another pod publishes just before its request."""
+
+        def __init__(self) -> None:
+            self.published: Pointer | None = None
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(first.store, name)
+
+        def replace(self, *arguments: Any) -> Any:
+            if self.published is None:
+                self.published = Writer(other, Clock(now=9000.0), take_over=True).hold().publish(10)
+            return first.store.replace(*arguments)
+
+    frozen = Frozen()
+    first.publisher.store = frozen  # type: ignore[assignment]
+    with pytest.raises((Superseded, RemoteError)):
+        first.publisher.publish(manifest)
+    assert frozen.published is not None
+    assert read_pointer(first.store, s3.keys) == frozen.published
+    assert s3.journal.open_intents() == [], "settled as failed"
+    with pytest.raises(Superseded):
+        first.publisher.publish(manifest)
+
+
 def test_a_pointer_read_before_a_publication_is_not_taken_for_one_set_back(pods: Pods, world: World) -> None:
     first = pods.first.hold()
     first.publish(5)
@@ -347,3 +384,51 @@ def test_a_real_clock_and_a_goodbye(world: World) -> None:
     second = Writer(world.other("pod2", writer_id="writer-2"), clock)
     second.look()
     assert second.claims.decision.why_not == "", "nobody is waited for"
+
+
+def test_an_attempt_of_a_job_has_ended_only_where_its_process_is_seen_to_be_gone() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    identity = identify(child.pid)
+    assert identity is not None
+    assert not attempt_ended(identity.text)
+    child.communicate(b"\n")
+    assert attempt_ended(identity.text), "reaped: it is gone"
+    assert attempt_ended(replace(identity, pid=os.getpid()).text), "its pid belongs to a later process"
+    assert not attempt_ended(replace(identity, boot_id="another-boot").text), "another machine, or before a reboot"
+    assert not attempt_ended(replace(identity, pid_namespace=1).text), "another container: it cannot be seen"
+    assert not attempt_ended("")
+    assert not attempt_ended("x:0:1:1")
+
+
+def test_the_next_attempt_of_a_job_and_the_state_directory_of_the_one_before(world: World) -> None:
+    """The journal has the won claim of attempt 0: attempt 1 uses it only if attempt 0 has provably ended."""
+    clock, ended = Clock(), set[str]()
+    job = Pod(world.writer_id, "m", "b", "place", "n1", Instance("slurm", "77", "0"), "b:1:10:1")
+    store = world.store()
+
+    def attempt(me: Pod, training: bool) -> LeaseProtocol:
+        world.trains = training
+        terms = LeaseTerms(me, Timing(), ended=ended.__contains__)
+        return LeaseProtocol(terms, world.keys, world.journal, clock, world, exclusive=store.exclusive)
+
+    def look(claims: LeaseProtocol) -> LeaseAction:
+        perform(store, claims.look(), clock)
+        return claims.decision.act
+
+    first = attempt(job, False)
+    look(first)
+    clock.now += 200
+    assert look(first) is LeaseAction.HOLD
+    perform(store, first.beat(HolderState.RUNNING, {}, versioned=store.versioned), clock)
+    assert look(attempt(job, True)) is LeaseAction.HOLD, "podwatch restarted within the attempt"
+    again = replace(job, instance=replace(job.instance, attempt="1"), process="b:1:20:9")
+    second = attempt(again, False)
+    assert look(second) is LeaseAction.WATCH
+    assert second.decision.why_not
+    ended.add(job.process)
+    third = attempt(again, False)
+    perform(store, third.look(), clock)
+    assert third.decision.why_not == "", "it trains at once"
+    assert third.decision.act in (LeaseAction.SETTLE, LeaseAction.HOLD)
+    perform(store, first.look(), clock)
+    assert first.decision.act is LeaseAction.SUPERSEDED, "should it live after all, it ends"

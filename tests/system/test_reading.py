@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.system import reading
-from podwatch.system.reading import open_file, opened, read_file
+from podwatch.system import files
+from podwatch.system.files import open_file, opened, read_file
 from tests.support.other_users import E, T, as_root, enterable, exchanging, own
 
 
@@ -124,14 +124,14 @@ def test_a_loop_ends(tmp_path: Path) -> None:
 
 def test_exchanged_between_the_look_and_the_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "log").write_text("x")
-    real = reading._open_same
+    real = files._open_same
 
     def flip(directory: int, name: str, judged: os.stat_result, path: str) -> int:
         (tmp_path / "log").unlink()
         os.mkfifo(tmp_path / "log")
         return real(directory, name, judged, path)
 
-    monkeypatch.setattr(reading, "_open_same", flip)
+    monkeypatch.setattr(files, "_open_same", flip)
     with pytest.raises(FileNotFoundError, match="replaced"):
         open_file(tmp_path / "log")
 

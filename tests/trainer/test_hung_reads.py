@@ -294,13 +294,13 @@ def test_nothing_is_cleared_while_one_cannot_be_looked_into(
     place = tmp_path_factory.mktemp("shm")
     (place / "vllm-1").write_text("")
     proc.add(601, stuck=True)
-    found: list[stale_files.Litter] = []
+    found: list[stale_files.StaleFiles] = []
     thread = threading.Thread(
-        target=lambda: found.append(stale_files.look(os.geteuid(), 0.0, [(place, "vllm-*")])), daemon=True
+        target=lambda: found.append(stale_files.find_stale(os.geteuid(), 0.0, [(place, "vllm-*")])), daemon=True
     )
     thread.start()
     eventually(lambda: procfs.give_up_hung(PATIENCE) == [601])
-    later = stale_files.look(os.geteuid(), 0.0, [(place, "vllm-*")])
+    later = stale_files.find_stale(os.geteuid(), 0.0, [(place, "vllm-*")])
     assert (later.stale, later.unseen) == ((), 1)
     end = time.monotonic() + 60
     while not found and time.monotonic() < end:

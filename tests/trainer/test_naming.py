@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 
 from podwatch.system import procfs
-from podwatch.trainer import naming
 from podwatch.trainer.discover import Judged, Run, gather, judge
-from podwatch.trainer.naming import Target
+from podwatch.trainer.roles import (
+    Target,
+    named_in_argv,
+    named_in_environment,
+    named_in_files,
+    named_in_text,
+    repeats_command,
+)
 from tests.support.known_trainers import ROLES
 from tests.support.pod import eventually
 
@@ -40,7 +46,7 @@ OUT = Target("/app/outputs")
     ],
 )
 def test_a_command_names_where_it_writes(line: str, cwd: str) -> None:
-    assert naming.in_argv(shlex.split(line), cwd, OUT).startswith("its command says ")
+    assert named_in_argv(shlex.split(line), cwd, OUT).startswith("its command says ")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +65,7 @@ def test_a_command_names_where_it_writes(line: str, cwd: str) -> None:
     ],
 )
 def test_reading_it_or_naming_another_place_is_nothing(line: str) -> None:
-    assert naming.in_argv(shlex.split(line), "/", OUT) == ""
+    assert named_in_argv(shlex.split(line), "/", OUT) == ""
 
 
 @pytest.mark.parametrize(
@@ -76,7 +82,7 @@ def test_reading_it_or_naming_another_place_is_nothing(line: str) -> None:
     ],
 )
 def test_a_configuration_names_it(text: str, named: bool) -> None:
-    assert naming.in_text(text, "/app", OUT) is named
+    assert named_in_text(text, "/app", OUT) is named
 
 
 def test_the_runs_own_command_is_known_with_and_without_resume_flags() -> None:
@@ -90,13 +96,13 @@ def test_the_runs_own_command_is_known_with_and_without_resume_flags() -> None:
         ("uv run inference @ c.toml --ckpt", "/app", False),
         ("bash", "/app", False),
     ):
-        assert naming.repeats(line.split(), cwd, command, "/app") is known, line
+        assert repeats_command(line.split(), cwd, command, "/app") is known, line
 
 
 def test_a_variable_names_it_and_is_not_shown() -> None:
     items = [("PWD", "/app/outputs"), ("TOKEN", "secret"), ("OUTPUT_DIR", "/app/outputs")]
-    assert naming.in_environment(items, "/", OUT) == "its environment names /app/outputs (OUTPUT_DIR)"
-    assert naming.in_environment(items[:2], "/", OUT) == ""
+    assert named_in_environment(items, "/", OUT) == "its environment names /app/outputs (OUTPUT_DIR)"
+    assert named_in_environment(items[:2], "/", OUT) == ""
 
 
 WAIT = "import time; time.sleep(987)"
@@ -155,12 +161,12 @@ def test_a_configuration_that_cannot_be_read_is_nothing(tmp_path: Path) -> None:
     (tmp_path / "huge.yaml").write_bytes(b"x" * (1 << 20))
     (tmp_path / "dir.yaml").mkdir()
     for name in ("pipe.yaml", "huge.yaml", "dir.yaml", "missing.yaml"):
-        assert naming.in_files(["python", "train.py", name], str(tmp_path), OUT) == ""
+        assert named_in_files(["python", "train.py", name], str(tmp_path), OUT) == ""
 
 
 def test_a_relative_directory_of_a_process_whose_directory_may_not_be_read_is_taken_for_it() -> None:
-    assert naming.in_argv(["python", "train.py", "--output_dir", "outputs"], "", OUT)
-    assert not naming.in_argv(["python", "train.py", "--output_dir", "puts"], "", OUT)
+    assert named_in_argv(["python", "train.py", "--output_dir", "outputs"], "", OUT)
+    assert not named_in_argv(["python", "train.py", "--output_dir", "puts"], "", OUT)
 
 
 @pytest.mark.parametrize(
@@ -175,4 +181,4 @@ def test_a_relative_directory_of_a_process_whose_directory_may_not_be_read_is_ta
 )
 def test_a_run_directory_is_named_in_two_pieces(text: str, beside: tuple[str, ...], named: bool) -> None:
     """prime-rl since 2026-08: the directory is output_dir and run.name, each in the file or in the command."""
-    assert naming.in_text(text, "/app", Target("/app/outputs/one"), beside) is named
+    assert named_in_text(text, "/app", Target("/app/outputs/one"), beside) is named

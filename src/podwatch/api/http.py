@@ -1,13 +1,16 @@
 """The HTTP endpoints (health, status, metrics, events, progress pings) and the server that serves them in the daemon's
 event loop. Read-only apart from pings.
 
-``Host`` is checked, so that a web page in a browser cannot reach the endpoints by DNS rebinding. Requests are bounded
-in size and time. Responses come from memory, except events, which come from the journal.
+``Host`` is checked, so that a web page in a browser cannot reach the endpoints by DNS rebinding. Beyond loopback, or
+where a password is set, requests need it. Requests are bounded in size and time. Responses come from memory, except
+events, which come from the journal.
 """
 
 import asyncio
+import base64
 import contextlib
 import errno
+import hashlib
 import hmac
 import http
 import ipaddress
@@ -20,22 +23,24 @@ from urllib.parse import urlsplit
 
 import h11
 import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.event import Event
 from podwatch.domain.secrets import scrub
-from podwatch.reporting.documents import SCHEMA_VERSION, event_document
+from podwatch.reporting.documents import SCHEMA_VERSION, event_document, incident_document
 from podwatch.reporting.status import build_status
 from podwatch.reporting.view import DaemonView
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
+    from podwatch.recording.history import Moment
+    from podwatch.reporting.html import Html
 
 
 # -- bounded connections ---------------------------------------------------------------------------------------------
@@ -284,10 +289,21 @@ def bind(host: str, port: int) -> socket.socket:
 # -- endpoints -------------------------------------------------------------------------------------------------------
 
 MAX_EVENTS = 1000
+PLOT_SECONDS = 60.0
 MAX_NUMBER = 2**63 - 1
 """The largest row number of SQLite."""
 _DIGITS = len(str(MAX_NUMBER))
 _ROLE = re.compile(r"^[a-z]{1,32}$")
+REFUSED_WITHOUT = (
+    "podwatch listens beyond loopback without a password, so it answers only /livez, /readyz, /healthz and progress"
+    " pings. Set [http] password_file and restart podwatch, or set [http] host to 127.0.0.1 and use"
+    " `ssh -L 9477:127.0.0.1:9477 POD` (docs/page.md). Training continues either way.\n"
+)
+REFUSED_WRONG = "Permission denied: this address needs the password in [http] password_file (any user name).\n"
+PROBES = frozenset({"/livez", "/readyz", "/healthz"})
+"""Answered without a password too, with one word: orchestrators probe them."""
+_UNCHECKED = "podwatch.unchecked"
+"""Key of a request's scope that was not checked for a password where one is needed."""
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -298,6 +314,14 @@ class Source(Protocol):
 
     async def events(self, after_id: int, limit: int) -> list[Event]:
         """Oldest first."""
+        ...
+
+    def log_lines(self) -> Sequence[str]:
+        """The last lines of the trainer's log, oldest first; secrets are not removed."""
+        ...
+
+    async def history(self) -> "Sequence[Moment]":
+        """The last day, oldest first."""
         ...
 
     def ping(self, role: str) -> None:
@@ -315,7 +339,7 @@ class Source(Protocol):
 
 class HttpServer:
     """The HTTP server. ``start`` returns once the port is bound and ``url`` is set. ``token`` is part of the address of
-    progress pings."""
+    progress pings. ``password`` (empty: none): see ``PasswordCheck``."""
 
     def __init__(
         self,
@@ -324,13 +348,14 @@ class HttpServer:
         source: Source,
         token: str,
         *,
+        password: str = "",
         allowed_hosts: Iterable[str] = (),
         head_seconds: float = HEAD_SECONDS,
         connection_seconds: float = CONNECTION_SECONDS,
     ) -> None:
         self._host, self._port = host, port
         self._limits = {"head_seconds": head_seconds, "connection_seconds": connection_seconds}
-        self._app = make_app(source, token, host=host, allowed_hosts=allowed_hosts)
+        self._app = make_app(source, token, host=host, password=password, allowed_hosts=allowed_hosts)
         self._server: LoopServer | None = None
         self._task: asyncio.Task[None] | None = None
         self.url = ""
@@ -363,10 +388,14 @@ class HttpServer:
                 await task
 
 
-def make_app(source: Source, token: str, *, host: str = "127.0.0.1", allowed_hosts: Iterable[str] = ()) -> ASGIApp:
+def make_app(
+    source: Source, token: str, *, host: str = "127.0.0.1", password: str = "", allowed_hosts: Iterable[str] = ()
+) -> ASGIApp:
     """The application alone, without a socket."""
+    rule = HostRule(host, allowed_hosts)
     pages = Pages(source, token)
     routes = [
+        Route("/", pages.page),
         Route("/livez", pages.livez),
         Route("/readyz", pages.readyz),
         Route("/healthz", pages.healthz),
@@ -375,8 +404,10 @@ def make_app(source: Source, token: str, *, host: str = "127.0.0.1", allowed_hos
         Route("/events", pages.events),
         Route("/heartbeat/{token}/{role}", pages.heartbeat, methods=["GET", "POST"]),
     ]
-    app = Starlette(routes=routes, exception_handlers={Exception: _failed})
-    return HostCheck(app, HostRule(host, allowed_hosts))
+    # A router without Starlette's application, whose error pages would bring 0.4 MiB of modules.
+    app = ErrorsAsJson(Router(routes))
+    checked = HostCheck(app, rule)
+    return Limits(PasswordCheck(app, checked, password) if password or rule.open_to_all else checked)
 
 
 class Pages:
@@ -385,18 +416,34 @@ class Pages:
     def __init__(self, source: Source, token: str) -> None:
         self._source, self._token = source, token
         self._registry: CollectorRegistry | None = None
+        self._plots: tuple[str, Html] | None = None
+        """The plots and their stamp: drawn at most once a minute, and only when somebody looks."""
+
+    async def page(self, request: Request) -> Response:
+        # Imported at the first request: most daemons never show it.
+        from podwatch.reporting.page import LOG_LINES, headers, history_of, render
+
+        view = self._source.view()
+        stamp = str(int(view.now_wall // PLOT_SECONDS))
+        if self._plots is None or self._plots[0] != stamp:
+            self._plots = stamp, history_of(await self._source.history(), view.now_wall, stamp)
+        plots = None if request.query_params.get("drawn") == stamp else self._plots[1]
+        log = scrub("\n".join(list(self._source.log_lines())[-LOG_LINES:])).splitlines()
+        incidents = [incident_document(one, view.account) for one in view.incidents]
+        body = render(build_status(view), incidents=incidents, log=log, history=plots)
+        return Response(body, media_type="text/html", headers=_HEADERS | dict(headers()))
 
     async def livez(self, request: Request) -> Response:
         ok, reason = self._source.live()
-        return _text(ok, [reason] if reason else [])
+        return _text(ok, [reason] if reason and not _brief(request) else [])
 
     async def readyz(self, request: Request) -> Response:
         ok, reasons = self._source.ready()
-        return _text(ok, reasons)
+        return _text(ok, [] if _brief(request) else reasons)
 
     async def healthz(self, request: Request) -> Response:
         document = build_status(self._source.view())
-        reasons = [f"{r['severity']}: {r['summary']}" for r in document["reasons"]]
+        reasons = [] if _brief(request) else [f"{r['severity']}: {r['summary']}" for r in document["reasons"]]
         return _text(document["overall"] in ("ok", "warning"), reasons, word=document["overall"])
 
     async def status(self, request: Request) -> Response:
@@ -426,8 +473,27 @@ class Pages:
         return Response(status_code=200 if request.method == "GET" else 204)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    return _json({"error": f"internal error in podwatch: {type(error).__name__}"}, 500)
+class ErrorsAsJson:
+    """Answers 500 where a page raised before it answered. The error is raised again, so that the server logs it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except Exception as error:
+            if not started:
+                failed = _json({"error": f"internal error in podwatch: {type(error).__name__}"}, 500)
+                await failed(scope, receive, send)
+            raise
 
 
 def whole_number(given: Sequence[str], name: str, default: int) -> int:
@@ -442,19 +508,76 @@ def whole_number(given: Sequence[str], name: str, default: int) -> int:
     return int(text)
 
 
+class Limits:
+    """Refuses requests beyond the limits."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (status := refused_scope(scope)):
+            await Response(status_code=status, headers={"Connection": "close"})(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+class PasswordCheck:
+    """Requests with the password (HTTP Basic, any user name) reach ``app``, under any ``Host``: a web page of another
+    site cannot send the password. The others reach ``unchecked``, and there only probes and progress pings; the rest is
+    refused: 401, or 403 where podwatch has no password."""
+
+    def __init__(self, app: ASGIApp, unchecked: ASGIApp, password: str) -> None:
+        self._app, self._unchecked = app, unchecked
+        self._digest = _digest(password.encode()) if password else b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if self._right(scope):
+                await self._app(scope, receive, send)
+                return
+            if scope["path"] not in PROBES and not scope["path"].startswith("/heartbeat/"):
+                await self._refusal()(scope, receive, send)
+                return
+            scope[_UNCHECKED] = True
+        await self._unchecked(scope, receive, send)
+
+    def _right(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if not self._digest or len(given) != 1:
+            return False
+        kind, _, encoded = given[0].partition(b" ")
+        if kind.lower() != b"basic":
+            return False
+        try:
+            _, colon, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
+        except ValueError:
+            return False
+        return bool(colon) and hmac.compare_digest(_digest(password), self._digest)
+
+    def _refusal(self) -> Response:
+        if not self._digest:
+            return Response(REFUSED_WITHOUT, status_code=403, media_type="text/plain", headers=_HEADERS)
+        ask = {"WWW-Authenticate": 'Basic realm="podwatch", charset="UTF-8"'}
+        return Response(REFUSED_WRONG, status_code=401, media_type="text/plain", headers=_HEADERS | ask)
+
+
+def _digest(password: bytes) -> bytes:
+    """Of one length, so that a comparison does not show how long the password is."""
+    return hashlib.sha256(password).digest()
+
+
+def _brief(request: Request) -> bool:
+    return _UNCHECKED in request.scope
+
+
 class HostCheck:
-    """Refuses requests beyond the limits, and requests with a foreign ``Host`` (421). A request without Host passes: it
-    never comes from a browser."""
+    """Refuses requests with a foreign ``Host`` (421). A request without Host passes: it never comes from a browser."""
 
     def __init__(self, app: ASGIApp, rule: "HostRule") -> None:
         self._app, self._rule = app, rule
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            if status := refused_scope(scope):
-                refusal = Response(status_code=status, headers={"Connection": "close"})
-                await refusal(scope, receive, send)
-                return
             for name, value in scope["headers"]:
                 if name == b"host" and not self._rule.allows(_hostname(value.decode("latin-1"))):
                     await _json({"error": "Invalid value for Host (expected an address of this podwatch)"}, 421)(
@@ -464,20 +587,25 @@ class HostCheck:
         await self._app(scope, receive, send)
 
 
+def beyond_loopback(host: str) -> bool:
+    """Whether a listener on ``host`` can be reached from other machines; names other than localhost count."""
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() != "localhost"
+
+
 class HostRule:
     """Allows loopback and configured names, and beyond loopback any IP address, because DNS rebinding needs a name."""
 
     def __init__(self, host: str, extra: Iterable[str]) -> None:
         self._names = _LOOPBACK | {host.lower()} | {h.lower() for h in extra}
-        try:
-            self._open_to_all = not ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            self._open_to_all = host.lower() != "localhost"
+        self.open_to_all = beyond_loopback(host)
 
     def allows(self, name: str) -> bool:
         if name in self._names:
             return True
-        if not self._open_to_all:
+        if not self.open_to_all:
             return False
         try:
             ipaddress.ip_address(name)

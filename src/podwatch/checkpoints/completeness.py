@@ -1,7 +1,11 @@
 """The state of the checkpoint of one step, from poll to poll.
 
 A checkpoint is complete when its layout's rule holds, two polls saw the same files, nothing changed for the settle time
-of its marker (``quiet``), and, if it is from before a reboot, a deeper check found no damage.
+of its marker (``settle_time``), and, if it is from before a reboot, the structural check found no damage.
+
+The structural check (``inspect``) reads header and tail of each file, and every record inside DCP shards. It finds
+files that are missing, truncated or never written. It cannot find flipped bits, swapped or single lost pages inside
+tensor data, nor a truncated pickle of the old format: the hashes taken during upload do that.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,14 +14,99 @@ from pathlib import Path
 
 from podwatch.checkpoints import set_identity
 from podwatch.checkpoints.expected_files import Expected, Ledger
+from podwatch.checkpoints.formats import dcp, torch_zip
+from podwatch.checkpoints.formats.files import can_check, check_file, has_hole
 from podwatch.checkpoints.layouts.base import Judgement, Layout, Marker, PartDir, PartFiles
 from podwatch.checkpoints.reboot_check import RebootCheck
 from podwatch.checkpoints.scan import Scan, scan_part
-from podwatch.checkpoints.set_identity import Guard, Shape, guard_of, holds
+from podwatch.checkpoints.set_identity import Guard, Shape, belongs, guard_of, holds, own_files
 from podwatch.checkpoints.settle_time import Held, SettleTimes, held_open
-from podwatch.checkpoints.structure_check import StructureHints, find_odd, inspect
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.system.clock import Clock
+
+BLIND = (
+    "the structural check does not find flipped bits or lost pages inside tensor data; "
+    "`podwatch checkpoints verify --deep` compares every byte with the hashes taken at upload"
+)
+HOLE_FROM = 64 * 1024
+"""Bytes. Smaller files have few blocks, and the check of their format sees more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """``problems``: damage. ``notes``: suspicious or unknown, but no proof of damage."""
+
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    files: int = 0
+    """Number of files whose structure was checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class StructureHints:
+    """The first file with unwritten ranges and the first of the old torch format; empty where there is none."""
+
+    hole: str = ""
+    legacy: str = ""
+
+
+def find_odd(found: Sequence[PartFiles], judgement: Judgement) -> StructureHints:
+    """Examine each file that a resume needs, once per save. Files that vanish meanwhile are skipped."""
+    hole = legacy = ""
+    for part, file in own_files(found, judgement):
+        path = Path(part.part.path) / file.path
+        try:
+            if not hole and file.size >= HOLE_FROM and has_hole(path):
+                hole = f"{file.part}/{file.path}"
+            if not legacy and torch_zip.is_torch_name(path.name) and torch_zip.is_legacy(path):
+                legacy = f"{file.part}/{file.path}"
+        except OSError:
+            continue
+    return StructureHints(hole, legacy)
+
+
+def inspect(found: Sequence[PartFiles], judgement: Judgement) -> Inspection:
+    """Check every file of a checkpoint that is uploaded or needed for a resume. Blocks; never raises OSError."""
+    problems = [] if judgement.whole else [judgement.reason]
+    notes: list[str] = []
+    leftovers = frozenset(judgement.leftovers)
+    checked = unknown = 0
+    for part in found:
+        if not part.present or not (part.part.required or part.part.uploaded):
+            continue
+        name, root = part.part.name, Path(part.part.path)
+        for file in part.files:
+            if not belongs(file, leftovers):
+                continue
+            path = root / file.path
+            try:
+                if path.name == dcp.INDEX:
+                    checked += 1
+                    problems += [f"{name}: {p}" for p in dcp.check_records(path.parent)]
+                elif can_check(path.name) or dcp.is_shard(path.name):
+                    checked += 1
+                    if problem := check_file(path):
+                        problems.append(f"{name}: {file.path} {problem}")
+                else:
+                    unknown += 1
+                notes += _oddities(name, file.path, path, file.size)
+            except OSError as error:
+                problems.append(f"{name}: {file.path} cannot be read: {error.strerror}")
+    if unknown:
+        notes.append(f"{unknown} files have a format without a structure that podwatch can check")
+    return Inspection(tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes)), checked)
+
+
+def _oddities(part: str, name: str, path: Path, size: int) -> list[str]:
+    found = []
+    if size >= HOLE_FROM and has_hole(path):
+        found.append(
+            f"{part}: {name} has ranges that were never written: preallocated and not filled, or a sparse copy"
+        )
+    if torch_zip.is_torch_name(path.name) and torch_zip.is_legacy(path):
+        found.append(f"{part}: {name} has the old torch format: only its size shows whether it is truncated")
+    return found
+
 
 CUT_OFF_FACTOR = 5
 """Number of long settle times that a checkpoint newer than the newest complete one must be unchanged before it counts

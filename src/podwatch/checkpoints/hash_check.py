@@ -15,7 +15,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.domain.manifest import Manifest, ManifestFile
-from podwatch.system.reading import open_file, read_file
+from podwatch.system.files import open_file, read_file
 
 INTEGRITY = "integrity.json"
 """``{"algorithm": "sha256", "files": {name: hex}}`` over the files beside it, written after all of them (Megatron-LM,

@@ -1,4 +1,5 @@
-"""``podwatch checkpoints``: list, verify and pin the checkpoints on this pod and in the store."""
+"""``podwatch checkpoints``: list, verify and pin the checkpoints on this pod and in the store. Also the commands that
+move them: ``sync`` (upload one now), ``prune`` (delete old ones) and ``quarantine`` (what restarts moved away)."""
 
 import contextlib
 import os
@@ -10,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -19,6 +19,7 @@ from podwatch.cli.common import Where, ask, clean, common, find_daemon, json_opt
 from podwatch.client.api import NotRunning, call
 from podwatch.client.format import ago, from_rfc3339, size
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, UsageError
+from podwatch.domain.finding import counted
 
 if TYPE_CHECKING:
     from podwatch.checkpoints.layouts import Layout
@@ -339,14 +340,10 @@ def _gently(work: Callable[[], T]) -> T:
 
 
 def _open(settings: Any) -> "ObjectStore":
-    from podwatch.stores.credentials import credentials_from_environment
+    from podwatch.cli.offline import credentials
     from podwatch.stores.open import open_store
 
-    directory = os.environ.get("CREDENTIALS_DIRECTORY")
-    credentials = credentials_from_environment(
-        os.environ, settings.trainer.env_file, Path(directory) if directory else None
-    )
-    return open_store(settings.sync.store, credentials, writer_id="verify")
+    return open_store(settings.sync.store, credentials(settings), writer_id="verify")
 
 
 def _manifest(store: "ObjectStore | None", settings: Any, step: int, save_id: str) -> "tuple[Manifest | None, str]":
@@ -389,3 +386,110 @@ def _progress(step: int, total: int, *, quiet: bool) -> "Any":
     finally:
         if not quiet:
             sys.stderr.write("\r" + " " * 60 + "\r")
+
+
+@click.command("prune")
+@common
+@click.option("--dry-run", is_flag=True, help="Only show each checkpoint, whether it is kept or removed, and why.")
+@json_option
+def prune(where: Where, dry_run: bool, as_json: bool) -> None:
+    """Free disk space on this pod.
+
+    podwatch deletes checkpoints and leftovers that it no longer needs, the least valuable first."""
+    if dry_run:
+        answer = ask(where, "prune_plan", purpose="plan which checkpoints to delete", timeout=60.0)
+    else:
+        answer = ask(where, "prune", purpose="delete checkpoints", timeout=600.0)
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo("\n".join(describe_plan(answer)))
+
+
+def describe_plan(plan: dict[str, Any]) -> list[str]:
+    """One line per checkpoint or path, then the message."""
+    from podwatch.client.format import size
+
+    lines = []
+    for entry in plan.get("entries") or []:
+        what = f"step {entry['step']}" if entry.get("step") is not None else clean(entry.get("path") or "?")
+        if entry.get("part"):
+            what += f" {clean(entry['part'])}"
+        much = "" if entry.get("size_bytes") is None else size(entry["size_bytes"])
+        lines.append(f"{clean(entry.get('action', '?')):<8} {what:<16} {much:>8}  {clean(entry.get('reason', ''))}")
+    if plan.get("message"):
+        lines.append(clean(plan["message"]))
+    return lines or ["nothing to do"]
+
+
+@click.group("quarantine")
+def quarantine() -> None:
+    """List or move back quarantined files.
+
+    A restart moves the files ahead of its checkpoint to quarantine; it deletes none."""
+
+
+@quarantine.command("list")
+@common
+@json_option
+def list_quarantine(where: Where, as_json: bool) -> None:
+    """List everything in quarantine, oldest first."""
+    from podwatch.cli.offline import load
+    from podwatch.daemon.paths import workspace_of
+    from podwatch.recovery.quarantine import listing
+
+    entries = listing(workspace_of(load(where)))
+    if as_json:
+        print_json({"schema_version": 1, "quarantines": entries})
+    else:
+        now = time.time()
+        click.echo("\n".join(quarantine_line(entry, now) for entry in entries) or "the quarantine is empty")
+
+
+@quarantine.command("return")
+@common
+@click.argument("number", type=click.IntRange(min=1))
+@json_option
+def return_quarantine(where: Where, number: int, as_json: bool) -> None:
+    """Move quarantine NUMBER back to its place. podwatch refuses while training runs, which could read the files."""
+    if find_daemon(where) is not None:
+        answer = ask(where, "quarantine_return", {"id": number}, purpose="move the quarantine back", timeout=120.0)
+        say(answer, as_json=as_json)
+        return
+    from podwatch.cli.offline import load
+    from podwatch.daemon.paths import workspace_of
+    from podwatch.recovery.quarantine import give_back
+
+    back = give_back(workspace_of(load(where)).probe(), number)
+    say(
+        {
+            "message": f"moved {counted(len(back), 'entry', 'entries')} back from quarantine",
+            "paths": [str(p) for p in back],
+        },
+        as_json=as_json,
+    )
+
+
+def quarantine_line(entry: dict[str, Any], now: float) -> str:
+    """One quarantine as a line: number, age, content."""
+    wall = entry.get("wall")
+    age = ago(now - wall) if isinstance(wall, int | float) else "at an unknown time"
+    steps = ", ".join(f"step {n} ({clean(state)})" for n, state in (entry.get("steps") or {}).items())
+    start_step = entry.get("step")
+    if problem := entry.get("problem"):
+        return f"{entry['id']:>4}  {clean(problem)}; podwatch ignores it: check {clean(entry['path'])}"
+    start = "a fresh start" if start_step is None else f"a start from step {start_step}"
+    what = steps or counted(len(entry.get("moves") or ()), "entry", "entries")
+    return f"{entry['id']:>4}  {age:<16} {what}; moved before {start}"
+
+
+@click.command("sync")
+@common
+@click.option("--step", type=click.IntRange(min=0), help="Upload this step instead of the newest complete one.")
+@click.option("--wait", is_flag=True, help="Wait until the upload is published or has failed.")
+@json_option
+def sync(where: Where, step: int | None, wait: bool, as_json: bool) -> None:
+    """Upload and publish a checkpoint now."""
+    params = {"step": step, "wait": wait}
+    answer = ask(where, "sync", params, purpose="upload a checkpoint", timeout=None if wait else 30.0)
+    say(answer, as_json=as_json)

@@ -69,13 +69,14 @@ def _plan(settings: "Settings") -> dict[str, Any]:
     steps = {str(s.step): str(s.completeness) for s in look(settings).sets}
     return {
         "schema_version": 1,
-        "running": _running(settings),
+        "running": running_training(settings),
         "paths": [str(path) for path in paths],
         "steps": steps,
     }
 
 
-def _running(settings: "Settings") -> str:
+def running_training(settings: "Settings") -> str:
+    """The training that runs here, or possibly does, as text; empty if there is none."""
     from podwatch.checkpoints.layouts import process_names
     from podwatch.system.procfs import is_alive
     from podwatch.trainer import discover

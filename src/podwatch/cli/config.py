@@ -83,6 +83,7 @@ def init(output: Path, force: bool, pid: int | None, full: bool) -> None:
     from podwatch.cli import detect
     from podwatch.config.explain import render_brief, render_toml
     from podwatch.config.loading import load_settings, load_text
+    from podwatch.config.store_kinds import kind_of
     from podwatch.domain.errors import UsageError
 
     output = output.absolute()
@@ -114,7 +115,7 @@ def init(output: Path, force: bool, pid: int | None, full: bool) -> None:
         body = render_brief(proposal, notes=notes, hints=_STILL_TO_SAY)
     text = f"# Written by `podwatch config init`. {header}\n{body}"
     load_text(text, output, environ={})
-    _write(env_file, _env_lines(secrets), 0o600)
+    _write(env_file, env_lines(secrets), 0o600)
     click.echo(f"wrote {env_file} (mode 0600; secrets: {len(secrets)})")
     _write(output, text, 0o644)
     settings = load_settings(output, environ={}).settings
@@ -125,10 +126,11 @@ def init(output: Path, force: bool, pid: int | None, full: bool) -> None:
         click.echo(f"removed from the command: {' '.join(trainer.removed)} (podwatch adds its own resume arguments)")
     if no_gpu:
         click.echo(no_gpu)
-    if settings.sync.store.startswith("b2:") and not {"B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY"} <= secrets.keys():
-        click.echo(f"put the B2 key into {env_file}")
+    kind = kind_of(settings.sync.store)
+    if kind is not None and not set(kind.key) <= secrets.keys():
+        click.echo(f"put the store's key into {env_file}: {' and '.join(kind.key)}")
     store = "" if settings.sync.store else "set [sync] store, "
-    click.echo(f"next: read the file, {store}then run `podwatch config validate -c {output}`")
+    click.echo(f"next: read the file, {store}then run `podwatch check -c {output}`")
 
 
 def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], dict[str, str]]:
@@ -173,6 +175,7 @@ _STILL_TO_SAY = {
 def _ask(overrides: dict[str, object]) -> None:
     """Ask for the run's name and the store, which cannot be detected. Enter keeps the proposed name, or no store."""
     from podwatch.config import plugins
+    from podwatch.config.store_kinds import KINDS, kind_of
     from podwatch.domain.manifest import valid_run_id
 
     def run_name(text: str) -> str:
@@ -183,8 +186,9 @@ def _ask(overrides: dict[str, object]) -> None:
     def store(text: str) -> str:
         text = text.strip()
         added = text.partition("://")[0] in plugins.names(plugins.STORES)
-        if text and not text.startswith(("b2://", "file:///")) and not added:
-            raise click.UsageError("start with b2:// or file:///, for example b2://my-bucket")
+        if text and kind_of(text) is None and not added:
+            schemes = " or ".join(f"{scheme}://" for scheme in KINDS)
+            raise click.UsageError(f"start with {schemes}, for example b2://my-bucket")
         return text
 
     proposed = str(overrides["run_id"])
@@ -233,6 +237,7 @@ def _look_around(loaded: "LoadedSettings") -> list[str]:
     from podwatch.checkpoints.layouts import concerns
     from podwatch.cli.check.report import in_time
     from podwatch.domain.errors import ConfigurationError
+    from podwatch.hooks.child import problem_of
 
     trainer = loaded.settings.trainer
     found: list[str] = []
@@ -249,13 +254,20 @@ def _look_around(loaded: "LoadedSettings") -> list[str]:
                 )
         except OSError as error:
             found.append(f"[trainer] env_file {trainer.env_file}: {error.strerror}")
+    for kind, children in (("hooks", loaded.settings.hooks), ("checks", loaded.settings.checks)):
+        for child in children:
+            what, fix = problem_of(child, loaded.settings, os.environ)
+            found += [f"[[{kind}]] {child.name}: {what}: {fix}"] if what else []
+    if (evaluation := loaded.settings.evaluation).command:
+        what, fix = problem_of(evaluation.as_check(), loaded.settings, os.environ)
+        found += [f"[evaluation]: {what}: {fix}"] if what else []
     return found
 
 
-def _env_lines(secrets: Mapping[str, str]) -> str:
+def env_lines(secrets: Mapping[str, str], by: str = "podwatch config init") -> str:
     """NAME=value lines, with commented lines for a missing B2 key. A value with blanks or quotes is double-quoted with
     backslashes, as systemd reads it."""
-    lines = ["# Secrets, written by `podwatch config init`. Keep mode 0600. Training never receives the B2 key."]
+    lines = [f"# Secrets, written by `{by}`. Keep mode 0600. Training never receives the B2 key."]
     for name in ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY"):
         if name not in secrets:
             lines.append(f"# {name}=")
@@ -427,11 +439,11 @@ def _refuse_secrets(argv: Sequence[str]) -> None:
 def _running(where: Where) -> int:
     """The pid of the launcher that podwatch watches; without a daemon, of the only trainer that runs here."""
     from podwatch.cli import detect
-    from podwatch.client.api import fetch_status
+    from podwatch.client.api import live_status
     from podwatch.domain.errors import HostError, UsageError
 
     found = find_daemon(where)
-    status = fetch_status(found.endpoint.http_url) if found is not None else None
+    status = live_status(found) if found is not None else None
     if status is not None:
         training = status.get("training") or {}
         if not training.get("alive") or not training.get("pid"):

@@ -1,14 +1,29 @@
-"""``podwatch events``: list events from the daemon, or from the journal without one."""
+"""What happened: ``podwatch events``, ``podwatch incidents`` (each failure and podwatch's reaction) and ``podwatch
+logs``.
 
+Events and incidents come from the daemon, or from the journal without one. Logs are printed without secrets, because
+they are shared and pasted into issues.
+"""
+
+import contextlib
+import os
+import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from podwatch.cli.common import Where, clean, common, find_daemon, json_option, moment
-from podwatch.client.api import NotRunning, call
-from podwatch.client.format import from_rfc3339, local
+from podwatch.cli.common import Where, clean, common, find_daemon, json_option, moment, print_json
+from podwatch.client.api import NotRunning, ask_status, call
+from podwatch.client.format import amount, from_rfc3339, local, span
+from podwatch.domain.errors import HostError, PermissionDenied, PodwatchError, UsageError
+from podwatch.domain.secrets import scrub
+
+if TYPE_CHECKING:
+    from podwatch.journal import Journal
+    from podwatch.policy.accounting import Account
 
 POLL_SECONDS = 1.0
 
@@ -19,25 +34,25 @@ POLL_SECONDS = 1.0
 @click.option("--since", metavar="TIME", default="", help='Start time: "2h" (2 hours ago), or a UTC time ending in Z.')
 @click.option("-n", "--limit", type=click.IntRange(min=1, max=1000), default=100, show_default=True)
 @json_option
-def command(where: Where, follow: bool, since: str, limit: int, as_json: bool) -> None:
+def events(where: Where, follow: bool, since: str, limit: int, as_json: bool) -> None:
     """List events, oldest first. --json prints one JSON object per line."""
     last = 0
     try:
-        for event in fetch(where, since_wall=moment("--since", since) or 0.0, limit=limit):
+        for event in fetch_events(where, since_wall=moment("--since", since) or 0.0, limit=limit):
             last = max(last, int(event.get("id") or 0))
             _show(event, as_json)
         if not last and not follow and not as_json:
             click.echo("no events")
         while follow:
             time.sleep(POLL_SECONDS)
-            for event in fetch(where, after_id=last, limit=1000):
+            for event in fetch_events(where, after_id=last, limit=1000):
                 last = max(last, int(event.get("id") or 0))
                 _show(event, as_json)
     except KeyboardInterrupt:
         pass
 
 
-def fetch(where: Where, *, after_id: int = 0, since_wall: float = 0.0, limit: int) -> list[dict[str, Any]]:
+def fetch_events(where: Where, *, after_id: int = 0, since_wall: float = 0.0, limit: int) -> list[dict[str, Any]]:
     """Event documents, oldest first. Without a daemon they come from the journal on disk."""
     found = find_daemon(where)
     if found is not None:
@@ -50,11 +65,11 @@ def fetch(where: Where, *, after_id: int = 0, since_wall: float = 0.0, limit: in
     from podwatch.reporting.documents import event_document
 
     with read_journal(where) as journal:
-        events = journal.events(after_id=after_id, since_wall=since_wall, limit=limit)
-        return [event_document(e) for e in events]
+        found_events = journal.events(after_id=after_id, since_wall=since_wall, limit=limit)
+        return [event_document(e) for e in found_events]
 
 
-def line(event: Mapping[str, Any], now: float) -> str:
+def event_line(event: Mapping[str, Any], now: float) -> str:
     """One event as text."""
     at = local(from_rfc3339(event.get("at")), now)
     mark = {"critical": "!!", "warning": "! "}.get(str(event.get("severity")), "  ")
@@ -67,4 +82,228 @@ def _show(event: Mapping[str, Any], as_json: bool) -> None:
 
         click.echo(json.dumps(event, ensure_ascii=False))
     else:
-        click.echo(line(event, time.time()))
+        click.echo(event_line(event, time.time()))
+
+
+@click.command("incidents", short_help="List incidents, or show one with its evidence.")
+@common
+@click.argument("incident_id", metavar="[ID]", required=False, type=click.IntRange(min=1))
+@json_option
+def incidents(where: Where, incident_id: int | None, as_json: bool) -> None:
+    """List incidents, newest first; with an ID, show everything about that one."""
+    found = fetch_incidents(where, incident_id)
+    if incident_id is not None and not found:
+        raise UsageError(f"incident {incident_id} not found", fix="list them with `podwatch incidents`")
+    if as_json:
+        print_json(found[0] if incident_id is not None else {"schema_version": 1, "incidents": found})
+    elif incident_id is not None:
+        click.echo("\n".join([*describe_incident(found[0], time.time()), *log_lines(found[0])]))
+    else:
+        click.echo("\n".join(incident_line(i, time.time()) for i in found) or NONE)
+
+
+NONE = "no incidents: no failure has stopped this run; `podwatch status` shows what else needs attention"
+
+
+def fetch_incidents(where: Where, incident_id: int | None) -> list[dict[str, Any]]:
+    """Incident documents, newest first, from the daemon, else from the journal on disk."""
+    daemon = find_daemon(where)
+    if daemon is not None:
+        try:
+            return list(call(daemon.control_path, "incidents", {"id": incident_id})["incidents"])
+        except NotRunning:
+            pass  # it has just stopped
+    from podwatch.cli.offline import read_journal
+    from podwatch.reporting.documents import incident_document
+
+    with read_journal(where) as journal:
+        account = kept_account(journal)
+        if incident_id is not None:
+            one = journal.incident(incident_id)
+            return [] if one is None else [incident_document(one, account)]
+        return [incident_document(i, account) for i in journal.incidents()]
+
+
+def kept_account(journal: "Journal") -> "Account | None":
+    """The run's account as the last podwatch kept it; without money, because no configuration is read."""
+    from podwatch.policy.accounting import LEDGER_KEY, account, from_dict
+
+    kept = journal.learned(LEDGER_KEY)
+    ledger = from_dict(kept.get("ledger")) if isinstance(kept, dict) else None
+    return None if ledger is None else account(ledger, ledger.at)
+
+
+def incident_line(incident: Mapping[str, Any], now: float) -> str:
+    """One incident as one line."""
+    done = clean(incident.get("resolution") or "") or ("open" if incident.get("open") else "closed")
+    at = local(from_rfc3339(incident.get("opened_at")), now)
+    if incident.get("lost_steps") is not None:
+        done += f" ({_lost(incident['lost_steps'])})"
+    return f"{incident.get('id'):>4}  {at}  {clean(incident.get('kind'))}: {clean(incident.get('summary'))} -> {done}"
+
+
+def _lost(steps: object) -> str:
+    return "no step lost" if steps == 0 else "1 step lost" if steps == 1 else f"{clean(steps)} steps lost"
+
+
+def describe_incident(incident: Mapping[str, Any], now: float) -> list[str]:
+    """Everything about one incident, evidence included."""
+    opened, closed = from_rfc3339(incident.get("opened_at")), from_rfc3339(incident.get("closed_at"))
+    lines = [f"incident {incident.get('id')}: {clean(incident.get('kind'))}, {clean(incident.get('summary'))}"]
+    lines.append(f"opened    {local(opened, now)}")
+    if opened is not None and closed is not None:
+        lines.append(f"closed    {local(closed, now)}, after {span(closed - opened)}")
+    for label, key in (
+        ("done", "resolution"),
+        ("resumed", "resumed_step"),
+        ("lost", "lost_steps"),
+        ("files", "bundle"),
+    ):
+        if incident.get(key) not in (None, ""):
+            text = _lost(incident[key]).removesuffix(" lost") if label == "lost" else clean(incident[key])
+            lines.append(f"{label:<9} {text}")
+    if cost := incident_cost(incident):
+        lines.append(f"cost      {cost}")
+    evidence = incident.get("evidence")
+    for item in evidence if isinstance(evidence, list) else []:
+        if isinstance(item, dict):
+            lines.append(
+                f"evidence  {clean(item.get('signal'))}: {clean(item.get('value'))} ({_weight(item.get('agreement'))})"
+            )
+    return lines
+
+
+def incident_cost(incident: Mapping[str, Any]) -> str:
+    """What the incident has cost, as far as podwatch knows; empty if it does not."""
+    cost = incident.get("cost")
+    if not isinstance(cost, dict):
+        return ""
+    text = f"{span(cost.get('without_training_seconds') or 0.0)} without training"
+    if cost.get("lost_training_seconds"):
+        text += f", {span(cost['lost_training_seconds'])} of training lost"
+    if cost.get("money") is not None:
+        text += f", {amount(cost['money'], cost.get('currency'))}"
+    return text
+
+
+def _weight(agreement: object) -> str:
+    """The meaning of a piece of evidence for the verdict."""
+    words = {"agrees": "confirms it", "disagrees": "contradicts it", "unavailable": "not observed"}
+    return words.get(str(agreement), clean(agreement))
+
+
+def log_lines(incident: Mapping[str, Any]) -> list[str]:
+    """The relevant last log lines from the incident bundle; empty without a bundle."""
+    from podwatch.incidents.bundle import TABLES, highlights
+
+    bundle = clean(incident.get("bundle") or "")
+    if not bundle:
+        return []
+    logs: dict[str, list[str]] = {}
+    try:
+        for path in sorted(Path(bundle).iterdir()):
+            if path.name not in TABLES:
+                logs[path.name] = path.read_text(errors="replace").splitlines()
+    except OSError as error:
+        return [f"logs      cannot be read: {error.strerror} ({clean(bundle)})"]
+    return [f"log       {name}: {clean(line)}" for name, line in highlights(logs)]
+
+
+_BLOCK = 1 << 16
+LOG_POLL_SECONDS = 0.5
+
+
+@click.command("logs", short_help="Print the end of the trainer's log.")
+@common
+@click.option("-f", "--follow", is_flag=True, help="Continue with new lines, through rotations, until Ctrl-C.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=50, show_default=True, help="Number of last lines.")
+def logs(where: Where, follow: bool, lines: int) -> None:
+    """Print the end of the log with the trainer's stdout and stderr. Secrets are removed from the output, not from the
+    file."""
+    document = ask_status(where.run, where.config)
+    name = str((document.get("training") or {}).get("log_path") or "")
+    if not name:
+        raise HostError(
+            "no log file known",
+            fix="start podwatch; if podwatch did not start the trainer, read the trainer's own log",
+        )
+    path = Path(name)
+    file = _open(path)
+    _learn_secrets(where)
+    try:
+        _last_lines(file, lines)
+        held = b""
+        """The unfinished last line: half a secret would not be recognised."""
+        while follow:
+            block = file.read(_BLOCK)
+            whole, newline, rest = (held + block).rpartition(b"\n")
+            held = rest if block and len(rest) < _BLOCK else b""
+            _write(whole + newline if held else whole + newline + rest)
+            if not block:
+                time.sleep(LOG_POLL_SECONDS)
+                file = _reopened(file, path)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        file.close()
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except PermissionError as error:
+        raise PermissionDenied(
+            "Permission denied: cannot read the log", where=str(path), fix="run the command as root"
+        ) from error
+    except OSError as error:
+        raise HostError(
+            f"cannot read the log: {error.strerror}", where=str(path), fix="see `podwatch status`"
+        ) from error
+
+
+def _last_lines(file: BinaryIO, lines: int) -> None:
+    """Print the last ``lines`` lines, reading backwards in blocks."""
+    position = file.seek(0, os.SEEK_END)
+    tail = b""
+    while position > 0 and tail.count(b"\n") <= lines:
+        step = min(_BLOCK, position)
+        position = file.seek(position - step)
+        tail = file.read(step) + tail
+    file.seek(0, os.SEEK_END)
+    kept = tail.splitlines(keepends=True)
+    _write(b"".join(kept[-lines:] if lines else []))
+
+
+def _learn_secrets(where: Where) -> None:
+    """Register the secrets of the configuration and its files with the scrubber, as far as this user can read them."""
+    from podwatch.config.loading import load_settings
+    from podwatch.daemon.configuration import learn_secrets
+
+    with contextlib.suppress(PodwatchError):
+        named = Path(where.config) if where.config else None
+        learn_secrets(load_settings(named, environ=os.environ, run=where.run).settings)
+
+
+def _write(data: bytes) -> None:
+    """Write ``data`` without secrets, and to a terminal also without control characters."""
+    if not data:
+        return
+    text = scrub(data.decode("utf-8", "surrogateescape"))
+    if sys.stdout.isatty():
+        text = "".join(c if c.isprintable() or c in "\n\t" else "" for c in text)
+    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+    sys.stdout.flush()
+
+
+def _reopened(file: BinaryIO, path: Path) -> BinaryIO:
+    """The same file, from its start after a truncation; the new file after a rotation."""
+    try:
+        now, open_one = path.stat(), os.fstat(file.fileno())
+    except OSError:
+        return file
+    if (now.st_dev, now.st_ino) != (open_one.st_dev, open_one.st_ino):
+        file.close()
+        return _open(path)
+    if now.st_size < file.tell():
+        file.seek(0)
+    return file

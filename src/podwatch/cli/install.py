@@ -1,252 +1,200 @@
-"""``podwatch install``: the systemd unit for this configuration (systemd/README.md explains the unit).
+"""``podwatch install``: configuration, key file and systemd unit of this machine (systemd/README.md explains the unit).
 
 The shipped unit file is the same everywhere. The values of this machine (executable, paths, configuration file) are in
-the unit's ExecStart line and in one drop-in. Installing is idempotent.
+the unit's ExecStart line and in one drop-in. Installing again changes nothing, or brings an upgrade into effect: the
+keeper of the running trainer is not part of the service, so training continues.
 """
 
+import contextlib
+import difflib
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from podwatch.cli.common import Where, clean, common
-from podwatch.domain.errors import ConfigurationError, HostError, InternalError, PermissionDenied, UsageError
+from podwatch.cli.install_plan import Key, Plan, executable, plan_install, plan_key, variables_of
+from podwatch.cli.systemd_service import (
+    ETC,
+    Origin,
+    Service,
+    active,
+    guard_elsewhere,
+    init_name,
+    instead_of_a_service,
+    origin,
+    require_systemd,
+    running_version,
+    service_of,
+    show,
+    start,
+    systemctl,
+    systemd_version,
+)
+from podwatch.domain.errors import Busy, ConfigurationError, HostError, PermissionDenied, UsageError
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
 
-ETC = Path("/etc/podwatch")
-UNITS = Path("/etc/systemd/system")
-BOOTED = Path("/run/systemd/system")
-"""Exists if and only if systemd is the running init (sd_booted(3))."""
 
-
-RESTART_STEPS_SINCE = 254
-"""The first systemd with RestartSteps= and RestartMaxDelaySec=."""
-
-
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The changes of an installation. ``files``: (path, text); ``make``: podwatch's own directories to create."""
-
-    service: str
-    files: tuple[tuple[Path, str], ...]
-    make: tuple[Path, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-@click.command("install", short_help="Install podwatch as a systemd service.")
+@click.command("install", short_help="Install podwatch as a systemd service, and start it.")
 @common
-@click.option("--dry-run", is_flag=True, help="Only show the files that would be written.")
-def command(where: Where, dry_run: bool) -> None:
-    """Run podwatch as a systemd service: write the unit and a drop-in for this configuration. Needs root."""
+@click.option("--dry-run", is_flag=True, help="Only show what would be written and started.")
+@click.option("--no-start", is_flag=True, help="Write and enable everything, but start or restart nothing.")
+@click.option("--force", is_flag=True, help="Replace files that podwatch did not write, too; each is kept as FILE.old.")
+def command(where: Where, dry_run: bool, no_start: bool, force: bool) -> None:
+    """Run podwatch as a systemd service: write the unit and a drop-in for this configuration, enable and start it.
+
+    Without a configuration it writes one first, as `podwatch config init` does. The store's key is taken from the
+    environment if no file has it, and written to a file with mode 0600. Run it again after an upgrade: training
+    continues. Needs root. `podwatch uninstall` removes the service.
+    """
+    service = service_of(where.run)
     if not dry_run:
-        _require_systemd()
-    settings, config = _load(where)
+        _require_service(where)
+    settings, config = _load(where, service, dry_run=dry_run)
     plan = plan_install(settings, config, executable(), name=where.run, systemd=systemd_version())
+    key = plan_key(settings, service, os.environ)
     if dry_run:
-        _show(plan)
+        _show(plan, key)
         return
-    changed = _write(plan)
-    _systemctl("daemon-reload")
+    _refuse(plan, settings, force=force)
+    changed = _write(plan, key)
+    if changed:
+        systemctl("daemon-reload")
     for note in plan.notes:
         click.echo(f"note: {clean(note)}")
-    _next_steps(plan.service, changed=changed)
+    _bring_up(service, settings, changed=changed, no_start=no_start, missing_key=key.missing)
 
 
-# -- plan of an installation -----------------------------------------------------------------------------------------
-
-
-def plan_install(settings: "Settings", config: Path, command: list[str], *, name: str = "", systemd: int = 0) -> Plan:
-    """The plan for a configuration. With ``name`` an instance, podwatch@NAME. ``systemd``: its version, 0 if unknown.
-
-    ConfigurationError or HostError if the service would fail at its first start.
-    """
-    from podwatch.domain.manifest import valid_run_id
-
-    if name and not valid_run_id(name):
-        raise UsageError("not a valid service name", where=f"--run {name}", fix="use letters, digits, . _ -")
-    if config.stat().st_uid != 0:
-        raise ConfigurationError(
-            "the service runs as root and only reads a configuration that belongs to root",
-            where=str(config),
-            fix=f"chown root {config}",
-        )
-    service, unit = (f"podwatch@{name}", "podwatch@.service") if name else ("podwatch", "podwatch.service")
-    usual = config == ETC / (f"{name}.toml" if name else "podwatch.toml")
-    writable, make = writable_paths(settings)
-    run = [*command, *(["--run", "%i"] if name else []), "run"]
-    dropin = [
-        "# Written by `podwatch install` from the configuration; run it again after a path there changes.",
-        "[Unit]",
-        f"RequiresMountsFor={' '.join(quote(p) for p in (*writable, config))}",
-        "",
-        "[Service]",
-        f"ReadWritePaths={' '.join(quote(p) for p in writable)}",
-    ]
-    if systemd >= RESTART_STEPS_SINCE:  # an older systemd warns about an unknown setting at every reload
-        dropin += ["RestartSteps=6", "RestartMaxDelaySec=1min"]
-    if not usual:
-        dropin += ["ExecStart=", f"ExecStart={exec_line([*command, '--config', str(config), 'run'])}"]
-    files = (
-        (UNITS / unit, _with_exec(_shipped(unit), exec_line(run))),
-        (UNITS / f"{service}.service.d" / "10-paths.conf", "\n".join(dropin) + "\n"),
-    )
-    return Plan(service, files, make, tuple(_notes(settings, command, name)))
-
-
-def writable_paths(settings: "Settings") -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The paths that the service must be able to write, without nested ones; and the directories to create first.
-
-    The *parent* of the output directory: two sibling entries would be two mounts, and a rename between them fails with
-    EXDEV. For a directory directly below /, only the directory itself and podwatch's directory beside it, because /
-    would undo ProtectSystem. systemd fails the start for an entry that does not exist (status 226).
-    """
-    from podwatch.stores.open import parse_store_url
-
-    wanted: list[Path] = []
-    make: list[Path] = []
-    trainer = settings.trainer
-    for directory in filter(None, (trainer.output_dir, trainer.checkpoint_dir)):
-        for path in dict.fromkeys((directory, Path(os.path.realpath(directory)))):
-            if path.parent == Path("/"):
-                make += [path, path.parent / ".podwatch"]
-                wanted += make[-2:]
-            else:
-                _must_be_there(path.parent, "the directory that holds the trainer's output")
-                wanted.append(path.parent)
-    own = [settings.state_dir] if settings.state_dir != Path("/var/lib/podwatch") else []  # StateDirectory= creates it
-    store = parse_store_url(settings.sync.store).path if settings.sync.store else None
-    if store is not None:
-        own.append(store)
-    for path in own:
-        if not path.exists():
-            _must_be_there(path.parent, "a directory that podwatch writes to")
-        make.append(path)
-        wanted.append(path)
-    kept = [p for p in dict.fromkeys(wanted) if not any(other in p.parents for other in wanted)]
-    return tuple(kept), tuple(dict.fromkeys(make))
-
-
-def exec_line(argv: list[str]) -> str:
-    """An argv quoted for ``ExecStart=``, except for the specifier %i."""
-    return " ".join(word if word == "%i" else quote(word.replace("$", "$$")) for word in argv)
-
-
-def quote(word: str | Path) -> str:
-    """A word quoted for a unit file (systemd.syntax(7)): specifiers and quotes have no effect."""
-    text = str(word)
-    if any(not c.isprintable() for c in text):
-        raise ConfigurationError(
-            f"a systemd unit cannot contain a path with control characters: {text!r}", fix="rename it"
-        )
-    text = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    return f'"{text}"' if any(c in " '\"\\;" for c in text) or not text else text
-
-
-def systemd_version() -> int:
-    """The version of this machine's systemd; 0 if unknown."""
+def _require_service(where: Where) -> None:
+    """Raises HostError where no service can be installed, after showing what to do instead."""
+    command = [*executable(), *(["-c", str(Path(where.config).absolute())] if where.config else [])]
+    command += ["--run", where.run] if where.run else []
     try:
-        done = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=False)
-        return int(done.stdout.split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
+        require_systemd([*command, "install"])
+    except PermissionDenied:
+        raise
+    except HostError:
+        click.echo("\n".join(instead_of_a_service(os.environ, executable(), _config_here(where), init_name())))
+        if init_name() == "podwatch":
+            raise click.exceptions.Exit(0) from None
+        raise
 
 
-def executable() -> list[str]:
-    """The command of this podwatch: its script if there is one, so that the service survives an upgrade in place."""
-    script = Path(sys.prefix, "bin", "podwatch")
-    return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-P", "-m", "podwatch"]
+def _config_here(where: Where) -> str:
+    """The configuration that a `podwatch run` typed here would use; empty without one."""
+    from podwatch.config.loading import find_file
 
-
-def _must_be_there(path: Path, what: str) -> None:
-    if not path.is_dir():
-        raise HostError(f"{what} does not exist", where=str(path), fix=f"create it (mkdir -p {path}), or mount it")
-
-
-def _shipped(unit: str) -> str:
-    """The unit's text, from the package or from a source checkout."""
-    package = Path(__file__).parents[1]
-    for directory in (package / "_systemd", package.parents[1] / "systemd"):
-        if (directory / unit).is_file():
-            return (directory / unit).read_text()
-    raise InternalError("the unit is missing from this installation", where=unit, fix="install podwatch again")
-
-
-def _with_exec(text: str, line: str) -> str:
-    lines = [f"ExecStart={line}" if old.startswith("ExecStart=") else old for old in text.splitlines()]
-    return "\n".join(lines) + "\n"
-
-
-def _notes(settings: "Settings", command: list[str], name: str) -> list[str]:
-    notes = []
-    environment = ETC / f"{name or 'podwatch'}.env"
-    if settings.sync.store.startswith("b2://") and settings.trainer.env_file is None and not environment.exists():
-        notes.append(
-            f"the store needs a key: put B2_APPLICATION_KEY_ID and B2_APPLICATION_KEY into {environment}, mode 0600"
+    with contextlib.suppress(ConfigurationError):
+        found = find_file(
+            Path(where.config) if where.config else None, environ=_named_config(os.environ), run=where.run
         )
-    try:
-        owner = os.stat(command[0]).st_uid  # noqa: PTH116
-    except OSError:
-        owner = 0
-    if owner:
-        notes.append(f"{command[0]} belongs to uid {owner}, who can change it and so run commands as root")
-    return notes
+        return "" if found is None else str(found)
+    return ""
 
 
-# -- installation ----------------------------------------------------------------------------------------------------
-
-
-def _load(where: Where) -> tuple["Settings", Path]:
+def _load(where: Where, service: Service, *, dry_run: bool) -> tuple["Settings", Path]:
     """The settings as the service will load them: with its environment file, without this shell's variables."""
-    from podwatch.config.loading import load_settings
-    from podwatch.trainer.environment import read_env_file
+    from podwatch.config.loading import find_file, load_settings
 
-    environ: dict[str, str] = {}
-    file = ETC / f"{where.run or 'podwatch'}.env"
-    if os.geteuid() == 0 and file.exists():
-        environ |= {k: v for k, v in read_env_file(file).items() if k.startswith("PODWATCH_")}
-    environ |= _named_config(os.environ)
-    loaded = load_settings(Path(where.config) if where.config else None, environ=environ, run=where.run)
-    if loaded.path is None:
+    environ = _named_config(os.environ)
+    named = where.config or ("" if environ else service.installed_for()[1])
+    if not where.config and named and not Path(named).is_file():
+        named = ""
+    path = find_file(Path(named) if named else None, environ=environ, run=where.run)
+    made = path is None
+    if path is None:
+        if dry_run:
+            raise ConfigurationError(
+                "no configuration found: `podwatch install` would write one first",
+                where=str(service.configuration),
+                fix=f"write it with `podwatch config init -o {service.configuration}`",
+            )
+        path = _make_configuration(service)
+    if not dry_run:
+        _keep_private(service.key_file)
+    environ |= {k: v for k, v in variables_of(service.key_file).items() if k.startswith("PODWATCH_")}
+    settings = load_settings(path, environ=environ, run=where.run).settings
+    if made and not settings.trainer.command:
         raise ConfigurationError(
-            "the service needs a configuration file", where=str(ETC), fix="write one with `podwatch config init`"
+            "the new configuration has no training command yet, so nothing was installed",
+            where=str(path),
+            fix="fill in [trainer] command and output_dir, then run `podwatch install` again",
         )
-    return loaded.settings, loaded.path
+    return settings, path
+
+
+def _make_configuration(service: Service) -> Path:
+    from podwatch.cli.config import init
+    from podwatch.system.workspace import own_directory
+
+    own_directory(ETC, 0o755)
+    try:
+        click.get_current_context().invoke(init, output=service.configuration)
+    except UsageError as error:
+        fix = f"`podwatch config init -o {service.configuration} --pid PID`, then `podwatch install` again"
+        raise UsageError(error.what, where=error.where, fix=fix) from error
+    return service.configuration
+
+
+def _keep_private(file: Path) -> None:
+    """Take a key file's permissions for other users away."""
+    with contextlib.suppress(OSError):
+        found = file.lstat()
+        if file.is_file() and not file.is_symlink() and found.st_uid == os.geteuid() and found.st_mode & 0o077:
+            file.chmod(0o600)
+            click.echo(f"chmod 600 {file}")
 
 
 def _named_config(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if k == "PODWATCH_CONFIG"}
 
 
-def _require_systemd() -> None:
-    if not BOOTED.is_dir() or shutil.which("systemctl") is None:
-        raise HostError("systemd does not run here", fix="use `podwatch run --detach`, or podwatch as PID 1")
-    if os.geteuid() != 0:
-        raise PermissionDenied("Permission denied: only root can install a service", where=str(UNITS), fix="use sudo")
-    if any(line.split()[4] == BOOT_ID for line in Path("/proc/self/mountinfo").read_text().splitlines()):
-        # systemd-nspawn mounts over it. A sandboxed service has its own /proc with the real boot id, so podwatch and
-        # its keeper would compare different boot ids.
+def _refuse(plan: Plan, settings: "Settings", *, force: bool) -> None:
+    """Raises before anything is written: for a file that podwatch did not write as it is, for a service that guards
+    another run, for a podwatch that guards this run without the service."""
+    service = plan.service
+    run, config = service.installed_for()
+    if run and run != settings.run_id and not force:
         raise HostError(
-            "a mount in this container hides the boot id, but not from sandboxed services: podwatch and its keeper"
-            " would read different boot ids",
-            where=BOOT_ID,
-            fix=f"umount {BOOT_ID} at each boot of the container, or use `podwatch run --detach`",
+            f"the service {service.unit} guards the run {run}; installing {settings.run_id} would end its guard",
+            where=config,
+            fix=f"put the second run into {ETC}/NAME.toml and use `podwatch --run NAME install`; --force replaces it",
+        )
+    for path, text in plan.files:
+        by = _origin(path, text)
+        if by in (Origin.EDITED, Origin.FOREIGN) and not force:
+            was = "was changed since podwatch wrote it" if by is Origin.EDITED else "was not written by podwatch"
+            raise HostError(
+                f"{path} {was}; podwatch does not overwrite it",
+                where="`podwatch install --dry-run` shows the difference",
+                fix=f"put your changes into {service.dropin.parent}/50-local.conf, then use --force, which keeps your"
+                f" file as {path.name}.old",
+            )
+    pid = guard_elsewhere(settings.run_id, settings.state_dir, service.unit)
+    if pid:
+        raise Busy(
+            f"a podwatch that is not this service guards the run {settings.run_id} (pid {pid})",
+            fix=f"kill {pid} (training continues), then run `podwatch install` again",
         )
 
 
-def _write(plan: Plan) -> bool:
+def _origin(path: Path, text: str) -> Origin | None:
+    """Who wrote the file; None if it already has this text. Raises HostError."""
+    try:
+        by = origin(path)
+        return None if by is Origin.OURS and path.read_text() == text else by
+    except OSError as error:
+        raise HostError(f"cannot read the file: {error.strerror}", where=str(path)) from error
+
+
+def _write(plan: Plan, key: Key) -> bool:
     """True when anything changed."""
     from podwatch.system.files import atomic_write
+    from podwatch.system.workspace import own_directory
 
     changed = False
     try:
@@ -254,11 +202,19 @@ def _write(plan: Plan) -> bool:
             if not directory.exists():
                 directory.mkdir(mode=0o755 if directory.parent == Path("/") else 0o700)
                 click.echo(f"created   {directory}")
+        if key.text:
+            own_directory(ETC, 0o755)
+            atomic_write(plan.service.key_file, key.text, 0o600)
+            click.echo(f"wrote     {plan.service.key_file} (mode 0600): {_names(key)}")
         for path, text in plan.files:
-            if path.is_file() and path.read_text() == text:
+            by = _origin(path, text)
+            if by is None:
                 click.echo(f"unchanged {path}")
                 continue
             path.parent.mkdir(mode=0o755, exist_ok=True)
+            if by in (Origin.EDITED, Origin.FOREIGN):
+                path.replace(path.with_name(f"{path.name}.old"))
+                click.echo(f"kept      {path}.old")
             atomic_write(path, text, 0o644)
             changed = True
             click.echo(f"wrote     {path}")
@@ -269,31 +225,67 @@ def _write(plan: Plan) -> bool:
     return changed
 
 
-def _show(plan: Plan) -> None:
+def _names(key: Key) -> str:
+    return f"{', '.join(key.names)} from this shell" if key.names else "empty, for the store's key"
+
+
+def _show(plan: Plan, key: Key) -> None:
     for directory in plan.make:
         if not directory.exists():
             click.echo(f"would create {directory}")
+    if key.text:
+        click.echo(f"would write {plan.service.key_file} (mode 0600): {_names(key)}")
     for path, text in plan.files:
-        same = path.is_file() and os.access(path, os.R_OK) and path.read_text() == text
-        click.echo(f"{'unchanged' if same else 'would write'} {path}")
-        if not same:
+        by = _origin(path, text) if os.access(path.parent, os.R_OK) else Origin.ABSENT
+        if by is None:
+            click.echo(f"unchanged {path}")
+        elif by in (Origin.EDITED, Origin.FOREIGN):
+            click.echo(f"differs   {path}: it was changed or written by hand; only --force replaces it")
+            old = path.read_text(errors="replace").splitlines()
+            click.echo(
+                "\n".join(f"    {line}" for line in difflib.unified_diff(old, text.splitlines(), lineterm="", n=1))
+            )
+        else:
+            click.echo(f"would {'write' if by is Origin.ABSENT else 'replace'} {path}")
             click.echo("".join(f"    {line}\n" for line in text.splitlines()), nl=False)
     for note in plan.notes:
         click.echo(f"note: {clean(note)}")
+    unit = plan.service.unit
+    verb = "restart" if active(unit) else "enable and start"
+    click.echo(f"would {verb} {unit} if anything changed" if verb == "restart" else f"would {verb} {unit}")
 
 
-def _systemctl(*arguments: str) -> None:
-    done = subprocess.run(["systemctl", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise HostError(f"systemctl {arguments[0]} failed: {done.stderr.strip()}", fix="read `journalctl -xe`")
+def _bring_up(service: Service, settings: "Settings", *, changed: bool, no_start: bool, missing_key: bool) -> None:
+    """Enable the service, start it, or restart it where its files or podwatch's version changed."""
+    from podwatch import __version__
+    from podwatch.config.store_kinds import kind_of
 
-
-def _next_steps(service: str, *, changed: bool) -> None:
-    active = subprocess.run(["systemctl", "is-active", "--quiet", service], check=False).returncode == 0
-    if active and not changed:
-        click.echo(f"{service} is running with these files: nothing to do")
+    unit = service.unit
+    if show(unit, "UnitFileState") != "enabled":
+        systemctl("enable", unit)
+        click.echo(f"enabled   {unit}: it starts with the machine")
+    running = active(unit)
+    verb = "restart" if running else "start"
+    if missing_key:
+        kind = kind_of(settings.sync.store)
+        names = " and ".join(kind.key) if kind is not None else "its variables"
+        raise ConfigurationError(
+            "the service is installed, but not started: the store's key is missing",
+            where=str(service.key_file),
+            fix=f"put {names} there (mode 0600), then run `podwatch install` again",
+        )
+    version = running_version(settings.run_id, settings.state_dir) if running else ""
+    if running and not changed and version in ("", __version__):
+        click.echo(f"{unit} is running with these files: nothing to do")
         return
-    start = f"systemctl restart {service}" if active else f"systemctl enable --now {service}"
-    name = f" --run {service.partition('@')[2]}" if "@" in service else ""
-    click.echo(f"next:  podwatch{name} check\n       {start}" + ("  (training continues)" if active else ""))
-    click.echo(f"       podwatch status\n       journalctl -u {service} -f")
+    if no_start:
+        click.echo(f"not started: systemctl {verb} {unit}" + ("  (training continues)" if running else ""))
+        return
+    start(unit, verb)
+    since = f" (was {version})" if version not in ("", __version__) else ""
+    click.echo(
+        f"{'restarted' if running else 'started'} {unit}: podwatch {__version__}{since} guards the run"
+        f" {settings.run_id}" + ("; training continued meanwhile" if running else "")
+    )
+    name = f" --run {service.name}" if service.name else ""
+    click.echo(f"next:  podwatch{name} status\n       podwatch{name} check\n       journalctl -u {unit} -f")

@@ -10,12 +10,11 @@ from podwatch.cli.common import Where
 from podwatch.domain.errors import Busy, ConfigurationError, HostError, UsageError
 
 if TYPE_CHECKING:
-    from podwatch.checkpoints.catalogue import Catalogue
-    from podwatch.checkpoints.held_back import HeldBack
+    from podwatch.checkpoints.catalogue import Catalogue, HeldBack
     from podwatch.checkpoints.layouts.base import Layout
     from podwatch.config.settings import Settings
+    from podwatch.domain.stored import PublishedSave
     from podwatch.journal.journal import Journal
-    from podwatch.journal.records import PublishedSave
     from podwatch.stores.base import ObjectStore
     from podwatch.stores.credentials import Credentials
     from podwatch.system.workspace import Workspace
@@ -118,15 +117,19 @@ def _held_back(
     """The checkpoints that a daemon would hold back if it started now, by journal and run record."""
     from dataclasses import replace
 
-    from podwatch.checkpoints.held_back import HeldBack
-    from podwatch.daemon import implausible_steps, two_writers
+    from podwatch.checkpoints.catalogue import HeldBack
+    from podwatch.daemon import held_back_findings
     from podwatch.domain.errors import PodwatchError
     from podwatch.journal import load_run_record
 
-    held = HeldBack() if journal is None else two_writers.recalled(journal.learned(two_writers.KEY))
+    held = (
+        HeldBack()
+        if journal is None
+        else held_back_findings.recalled_spans(journal.learned(held_back_findings.TWO_WRITERS_KEY))
+    )
     if journal is not None:
         fetched = frozenset((p.step, p.save_id) for p in journal.published() if p.restored)
-        known = implausible_steps.recalled(journal.learned(implausible_steps.KEY))
+        known = held_back_findings.recalled_evidence(journal.learned(held_back_findings.IMPLAUSIBLE_KEY))
         target = settings.trainer.max_steps
         with suppress(PodwatchError, OSError):
             target = target or layout.target_step(settings.trainer.command)
@@ -157,11 +160,22 @@ def open_configured_store(settings: "Settings") -> "ObjectStore":
 
 
 def credentials(settings: "Settings") -> "Credentials | None":
-    """The store's key, from the same sources as the daemon's. ConfigurationError, PermissionDenied."""
-    from podwatch.stores.credentials import credentials_from_environment
+    """The store's key, from the same sources as the daemon's, the key file of the run's service included.
+    ConfigurationError, PermissionDenied."""
+    from podwatch.stores.credentials import credentials_for
 
-    directory = os.environ.get("CREDENTIALS_DIRECTORY")
-    return credentials_from_environment(os.environ, settings.trainer.env_file, Path(directory) if directory else None)
+    return credentials_for(settings, environ={**_service_environment(settings.run_id), **os.environ})
+
+
+def _service_environment(run_id: str) -> dict[str, str]:
+    """What systemd gives the service of this run from its key file; nothing where none is installed."""
+    from podwatch.cli.install_plan import variables_of
+    from podwatch.cli.systemd_service import Service
+
+    for service in (Service(), Service(run_id)):
+        if service.installed_for()[0] == run_id:
+            return variables_of(service.key_file)
+    return {}
 
 
 # -- runs in the store -----------------------------------------------------------------------------------------------

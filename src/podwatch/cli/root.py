@@ -2,7 +2,6 @@
 ``--help``)."""
 
 import importlib
-import importlib.util
 import os
 import sys
 from typing import NoReturn
@@ -18,32 +17,40 @@ COMMANDS = {
     "start": "podwatch.cli.training",
     "restart": "podwatch.cli.training",
     "stop-training": "podwatch.cli.training",
-    "pause": "podwatch.cli.pause",
-    "unpause": "podwatch.cli.pause",
-    "preempt": "podwatch.cli.preempt",
+    "pause": "podwatch.cli.training",
+    "unpause": "podwatch.cli.training",
+    "preempt": "podwatch.cli.training",
+    "wait": "podwatch.cli.wait",
     "status": "podwatch.cli.status",
     "check": "podwatch.cli.check",
     "install": "podwatch.cli.install",
+    "bootstrap": "podwatch.cli.bootstrap",
+    "uninstall": "podwatch.cli.uninstall",
     "checkpoints": "podwatch.cli.checkpoints",
-    "sync": "podwatch.cli.sync",
+    "sync": "podwatch.cli.checkpoints",
     "restore": "podwatch.cli.restore",
     "store": "podwatch.cli.store",
     "runs": "podwatch.cli.runs",
-    "prune": "podwatch.cli.prune",
-    "quarantine": "podwatch.cli.quarantine",
+    "prune": "podwatch.cli.checkpoints",
+    "quarantine": "podwatch.cli.checkpoints",
     "clean": "podwatch.cli.clean",
     "events": "podwatch.cli.events",
-    "incidents": "podwatch.cli.incidents",
-    "logs": "podwatch.cli.logs",
+    "incidents": "podwatch.cli.events",
+    "logs": "podwatch.cli.events",
+    "controller": "podwatch.cli.controller",
+    "eval": "podwatch.cli.evaluation",
+    "hooks": "podwatch.cli.hooks",
     "replay": "podwatch.cli.replay",
     "config": "podwatch.cli.config",
     "demo": "podwatch.cli.demo",
 }
-"""Name -> module, in the order of the help. The module defines the click command as ``command`` or by its name."""
+"""Name -> module, in the order of the help. The module defines the click command by its name, or as ``command``."""
 
 
 class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
+        import importlib.util
+
         return [name for name, module in COMMANDS.items() if importlib.util.find_spec(module) is not None]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -56,8 +63,8 @@ class LazyGroup(click.Group):
             if error.name == module_name:
                 return None
             raise
-        found = getattr(module, "command", None) or getattr(module, cmd_name.replace("-", "_"), None)
-        return found if isinstance(found, click.Command) else None
+        named = (getattr(module, name, None) for name in (cmd_name.replace("-", "_"), "command"))
+        return next((found for found in named if isinstance(found, click.Command)), None)
 
 
 @click.group(

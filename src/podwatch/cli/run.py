@@ -1,9 +1,11 @@
-"""``podwatch run``: the daemon."""
+"""``podwatch run``: the daemon, or with ``--job`` the one process of an engine's job."""
 
+import os
 from pathlib import Path
 
 import click
 
+from podwatch.cli.assumed import Given, assume, given_options
 from podwatch.cli.common import Where, common
 from podwatch.domain.errors import UsageError
 
@@ -11,37 +13,48 @@ from podwatch.domain.errors import UsageError
 @click.command("run", short_help="Guard the run: adopt, attach to or start training.")
 @common
 @click.option("--detach", is_flag=True, help="Run in the background, under a small parent that restarts podwatch.")
+@click.option("--job", is_flag=True, help="Be an engine's job: train until the run ends, and return its exit code.")
+@click.option("--retry", is_flag=True, help="Run again although an operator or an earlier verdict stopped this run.")
 @click.option("--adopt-existing", is_flag=True, help="Accept checkpoints without a run record as this run's.")
 @click.option("--fresh", is_flag=True, help="Start training from the beginning, also if the store does not answer.")
 @click.option("--take-over", is_flag=True, help="Take the run over from the pod that holds it in the store.")
-@click.option(
-    "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Override a setting: --set disk.prune_to=70%."
-)
+@given_options
 def command(
-    where: Where, detach: bool, adopt_existing: bool, fresh: bool, take_over: bool, settings: tuple[str, ...]
+    where: Where,
+    given: Given,
+    detach: bool,
+    job: bool,
+    retry: bool,
+    adopt_existing: bool,
+    fresh: bool,
+    take_over: bool,
 ) -> None:
     """Guard the run: adopt or attach to running training, or start it; then watch it, upload its checkpoints, free disk
-    space, and restart it after a failure."""
-    from podwatch.daemon.entry import run_daemon
+    space, and restart it after a failure.
 
+    With --job podwatch ends when the run ends, together with training (docs/jobs.md). With a command after --, settings
+    that are not given are detected, and the first lines show them. Exit codes: 0 finished and stored; 65 do not run
+    again; 69 finished, but not everything could be stored; 86 run again, preferably on another machine; 64, 77, 78 as
+    for every command.
+    """
+    from podwatch.daemon.entry import run_daemon
+    from podwatch.daemon.variables import UNDER_INIT
+
+    if job and detach:
+        raise UsageError("--job and --detach exclude each other", fix="an engine waits for its job: leave out --detach")
+    assumed = assume(where, given)
+    if UNDER_INIT not in os.environ:
+        for line in assumed.lines:
+            click.echo(f"podwatch: {line}", err=True)
     code = run_daemon(
         Path(where.config) if where.config else None,
         where.run,
-        overrides(settings),
+        assumed.overrides,
         adopt_existing=adopt_existing,
         detach=detach,
         take_over=take_over,
         fresh=fresh,
+        job=job,
+        retry=retry,
     )
     raise click.exceptions.Exit(code)
-
-
-def overrides(settings: tuple[str, ...]) -> dict[str, object]:
-    """Key -> text of each ``disk.prune_to=70%``; the loader converts the text."""
-    made: dict[str, object] = {}
-    for setting in settings:
-        key, separator, value = setting.partition("=")
-        if not separator or not key.strip():
-            raise UsageError("not a valid setting", where=f"--set {setting}", fix="write --set section.key=value")
-        made[key.strip()] = value
-    return made

@@ -1,4 +1,5 @@
-"""``podwatch runs``: all runs in the store, and backups of other tools. Works without a daemon."""
+"""``podwatch runs``: all runs in the store, and backups of other tools, which ``runs import`` copies into podwatch's
+format. Works without a daemon."""
 
 import sys
 import time
@@ -8,11 +9,162 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
-from podwatch.cli.offline import checked_run_id, require_store, state_here, store_and_prefix
+from podwatch.cli.offline import checked_run_id, guarded_here, require_store, state_here, store_and_prefix
 from podwatch.cli.runs_check import check, watch
-from podwatch.cli.runs_import import import_command
-from podwatch.client.format import ago, rfc3339, size
-from podwatch.domain.errors import ExitCode, PermissionDenied, UsageError
+from podwatch.cli.runs_copy import copy
+from podwatch.cli.runs_show import completed_table, diff, show, summary_document
+from podwatch.client.format import ago, amount, rfc3339, size
+from podwatch.domain.errors import ExitCode, IntegrityError, PermissionDenied, UsageError
+
+if TYPE_CHECKING:
+    from podwatch.config.settings import Settings
+    from podwatch.stores.base import ObjectStore
+    from podwatch.sync.runs.import_backups import Backup, Fit
+
+
+@click.command("import", short_help="Import another tool's backups from <run>/step_N/.")
+@common
+@click.argument("source", metavar="RUN|PREFIX")
+@click.option("--as", "target", metavar="RUN", default="", help="Target run id (default: that of the backups).")
+@click.option("--step", "steps", type=click.IntRange(min=0), multiple=True, help="Only this step (repeatable).")
+@click.option("--layout", "layout", metavar="NAME", default="", help="The trainer's layout, if not the configured one.")
+@click.option("--ignore-times", is_flag=True, help="Ignore the file times of the backups: they are those of the copy.")
+@click.option("--dry-run", is_flag=True, help="Only show which backups are complete.")
+@json_option
+def import_command(
+    where: Where,
+    source: str,
+    target: str,
+    steps: tuple[int, ...],
+    layout: str,
+    ignore_times: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Check each backup by its layout's completeness rule and copy the complete ones (inside B2, without a download)
+    under podwatch's names. latest.json then names the newest, if the run has no podwatch checkpoint yet. The original
+    objects are not changed. PREFIX is the object-name prefix that contains the step_N/."""
+    import socket
+    import time
+
+    from podwatch.cli.offline import load
+    from podwatch.domain.manifest import Keys
+    from podwatch.policy.store_retention import sign_of_life
+    from podwatch.stores.base import store_time
+    from podwatch.sync.runs.archive import signs
+    from podwatch.sync.runs.import_backups import Importer, find_backups
+    from podwatch.system.clock import SystemClock
+
+    settings = load(where)
+    with store_and_prefix(settings) as (store, prefix):
+        place, run = _source(source, target, prefix)
+        keys = Keys(run, prefix)
+        backups = [b for b in find_backups(store, place, ignore_times=ignore_times) if not steps or b.step in steps]
+        missing = set(steps) - {b.step for b in backups}
+        if not backups or missing:
+            what = f"backup of step {min(missing)} not found" if missing else "no step_N/ with another tool's objects"
+            raise IntegrityError(what, where=f"{store.url}/{place}/", fix="`podwatch runs list` shows the backups")
+        importer = Importer(
+            store,
+            keys,
+            source=place,
+            part_size=settings.sync.part_size,
+            clock=SystemClock(),
+            host=socket.gethostname(),
+            notes=settings.state_dir / "imports",
+        )
+        judged = _judge(settings, store, backups, layout, run)
+        answers, newest = [], None
+        for backup, found, reason in judged:
+            answer = {"step": backup.step, "size_bytes": backup.size_bytes, "taken_in": False, "reason": reason}
+            if found is not None:
+                there = importer.there(found)
+                if not dry_run:
+                    _say(as_json or there, f"step {backup.step}: complete, copying {size(found.total_bytes)} ...")
+                    importer.take_in(found)
+                    newest = found
+                answer |= {
+                    "taken_in": not dry_run,
+                    "reason": "already imported" if there else "",
+                    "others": found.others,
+                }
+                answer |= {"save_id": found.save_id, "layout": found.layout}
+            answers.append(answer)
+            _say(as_json, _import_line(answer, dry_run=dry_run))
+        pointed = ""
+        if newest is not None:
+            walls = list(signs(store, keys))
+            alive = sign_of_life(walls, store_time(store, time.time())) is not None or guarded_here(settings, run)
+            placing = importer.point(newest, alive=alive)
+            pointed = placing.reason
+            what = f"latest.json now names step {newest.step}" if placing.moves else "latest.json is unchanged"
+            _say(as_json, f"{what}: {placing.reason}")
+    if as_json:
+        print_json({"schema_version": 1, "run_id": run, "dry_run": dry_run, "pointer": pointed, "backups": answers})
+    if not any(found for _, found, _ in judged):
+        raise click.exceptions.Exit(int(ExitCode.FAILED))
+
+
+def _judge(
+    settings: "Settings", store: "ObjectStore", backups: "list[Backup]", layout: str, run: str
+) -> "list[tuple[Backup, Fit | None, str]]":
+    from dataclasses import replace
+
+    from podwatch.checkpoints.layouts import KINDS, Layout, kind_of, make_layout, site_of
+    from podwatch.config import plugins
+    from podwatch.sync.runs.import_backups import Unfit, judge
+
+    site = replace(site_of(settings), checkpoint_dir=None)
+    if run != settings.run_id:
+        site = replace(site, command=())  # the configured command belongs to another run
+    name = layout or (make_layout(settings).name if settings.trainer.layout == "auto" else settings.trainer.layout)
+    if name not in KINDS and name not in plugins.names(plugins.LAYOUTS):
+        raise UsageError(f"unknown layout {name!r}", where="--layout", fix=f"choose one of {', '.join(KINDS)}")
+    if name == "custom" and site.custom is None:
+        raise UsageError("layout custom needs its section", where="--layout", fix="add [checkpoints.custom]")
+
+    kind = kind_of(name)
+
+    def make(output: Path) -> Layout:
+        return kind.make(replace(site, output_dir=output))
+
+    judged: list[tuple[Backup, Fit | None, str]] = []
+    for backup in backups:
+        try:
+            judged.append((backup, judge(store, backup, make), ""))
+        except Unfit as error:
+            judged.append((backup, None, str(error)))
+    return judged
+
+
+def _import_line(answer: dict[str, Any], *, dry_run: bool) -> str:
+    head = f"step {answer['step']}"
+    if "save_id" not in answer:
+        return f"{head}: REFUSED, {clean(answer['reason'])[:300]}"
+    others = f"; {answer['others']} other objects are not part of the checkpoint" if answer["others"] else ""
+    if answer["reason"]:
+        return f"{head}: {answer['reason']}{others}"
+    return f"{head}: {'complete, would be imported' if dry_run else 'imported, every object verified'}{others}"
+
+
+def _source(source: str, target: str, prefix: str) -> tuple[str, str]:
+    """(object-name prefix of the step_N/, target run id)."""
+    from podwatch.domain.manifest import check_relative_path, valid_run_id
+
+    place = source.strip("/")
+    if valid_run_id(source):
+        return (f"{prefix}/{source}" if prefix else source), checked_run_id(target or source)
+    try:
+        check_relative_path(place)
+    except IntegrityError:
+        raise UsageError("neither a run id nor an object-name prefix", where=repr(source)[:120]) from None
+    return place, checked_run_id(target or place.rpartition("/")[2])
+
+
+def _say(quiet: bool, line: str) -> None:
+    if not quiet:
+        click.echo(line)
+
 
 if TYPE_CHECKING:
     from podwatch.sync.runs.archive import ArchivePlan
@@ -27,14 +179,18 @@ def command() -> None:
 command.add_command(import_command)
 command.add_command(check)
 command.add_command(watch)
+command.add_command(copy)
+command.add_command(show)
+command.add_command(diff)
 
 
 @command.command("list", short_help="List the runs in the store, and backups of other tools.")
 @common
+@click.option("--completed", is_flag=True, help="Only runs that ended: start, end, duration, cost, step, outcome.")
 @json_option
-def list_command(where: Where, as_json: bool) -> None:
-    """List every run below the store's prefix: newest step, checkpoints, size, last heartbeat. Costs one listing (a
-    class C call per 1,000 objects) and two or three small reads per run."""
+def list_command(where: Where, completed: bool, as_json: bool) -> None:
+    """List every run below the store's prefix: newest step, checkpoints, size, last heartbeat, cost. Costs one listing
+    (a class C call per 1,000 objects) and two or three small reads per run."""
     import time
 
     from podwatch.cli.offline import load
@@ -44,13 +200,16 @@ def list_command(where: Where, as_json: bool) -> None:
     now = time.time()
     with store_and_prefix(settings) as (store, prefix):
         runs, remark = list_runs(store, prefix, settings.run_id, now)
+    if completed:
+        runs = tuple(run for run in runs if run.summary is not None and run.summary.ended)
     if as_json:
         document = {"schema_version": 1, "store_url": settings.sync.store, "remark": remark}
         print_json(document | {"runs": [_run_document(r) for r in runs]})
         return
     if not runs:
-        click.echo(f"no runs in {settings.sync.store}")
-    for line in _table(runs, now):
+        click.echo(f"no {'completed ' if completed else ''}runs in {settings.sync.store}")
+    lines = completed_table(r.summary for r in runs if r.summary is not None) if completed else _table(runs, now)
+    for line in lines:
         click.echo(line)
     if remark:
         click.echo(clean(remark), err=True)
@@ -87,7 +246,12 @@ def _life(run: "RemoteRun", now: float) -> str:
         return f"archived {ago(now - run.archived_wall)}"
     if run.heartbeat_wall is None:
         return "none" if run.alive is None else f"claimed {ago(run.alive)}"
-    return f"{ago(max(0.0, now - run.heartbeat_wall))}{f', {clean(run.state)}' if run.state else ''}"
+    last = run.last
+    where = f"{last.instance.provider} {last.instance.id}" if last.instance.provider else ""
+    spent = run.summary
+    cost = amount(spent.cost, spent.currency) if spent is not None and spent.cost is not None else ""
+    said = (ago(max(0.0, now - run.heartbeat_wall)), clean(last.outcome or last.state), clean(where), clean(cost))
+    return ", ".join(text for text in said if text)
 
 
 def _run_document(run: "RemoteRun") -> dict[str, Any]:
@@ -99,11 +263,14 @@ def _run_document(run: "RemoteRun") -> dict[str, Any]:
         "saves": len(run.sets),
         "size_bytes": run.size_bytes,
         "heartbeat_at": rfc3339(run.heartbeat_wall),
-        "state": run.state,
+        "state": run.last.state,
+        "outcome": run.last.outcome or None,
+        "instance": run.last.instance.to_dict() if run.last.instance.provider else None,
         "alive": run.alive is not None,
         "archived": run.archived_wall is not None,
         "archived_at": rfc3339(run.archived_wall),
         "problem": run.problem,
+        "record": None if run.summary is None else summary_document(run.summary),
         "earlier_backups": None
         if not earlier.steps
         else {
@@ -184,7 +351,7 @@ def archive(where: Where, run_id: str, keep: str, dry_run: bool, yes: bool, as_j
 
     from podwatch.cli.offline import load
     from podwatch.domain.manifest import Keys
-    from podwatch.policy.store_archive import Keep
+    from podwatch.policy.store_retention import Keep
     from podwatch.sync.runs.archive import FINISHED, Archiver
     from podwatch.system.clock import SystemClock
 
@@ -236,7 +403,7 @@ def _plan_lines(plan: "ArchivePlan", *, going: str) -> list[str]:
         if decision.until is not None:
             until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(decision.until))
             what = f"keep until {until}: a reader can still use it for a day"
-        lines.append(f"step {save.step:<8} {size(save.size_bytes):>8}  {what}")
+        lines.append(f"step {save.step:<8} {size(save.total_bytes):>8}  {what}")
     if plan.leftovers:
         lines.append(f"{going}: objects of {len(plan.leftovers)} checkpoints whose deletion was interrupted")
     if plan.uploads:
@@ -260,7 +427,7 @@ def _plan_document(plan: "ArchivePlan", *, dry_run: bool) -> dict[str, Any]:
             {
                 "step": d.save.step,
                 "save_id": d.save.save_id,
-                "size_bytes": d.save.size_bytes,
+                "size_bytes": d.save.total_bytes,
                 "stays": d.stays,
                 "reason": d.reason,
                 "may_go_at": rfc3339(d.until),

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, clean, colours, common, fit, json_option, print_json
+from podwatch.cli.common import Where, clean, colours, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id
+from podwatch.client.text import fit, repaint
 
 if TYPE_CHECKING:
     from podwatch.policy.run_check import Evidence, Judgement, Limits
     from podwatch.stores.base import ObjectStore
 
 WATCH_SECONDS = 60.0
-_HOME_AND_CLEAR = "\x1b[H\x1b[J"
 _COLOURS = ("green", "yellow", "red", "magenta")
 
 store_option = click.option("--store", metavar="URL", default="", help="The store; no configuration is needed then.")
@@ -70,9 +70,9 @@ def check(
 
     limits = _limits(Limits(), dead_after, step_within, upload_within)
     try:
-        with _opened(where, store) as (opened, prefix, own):
-            found = _judged(opened, prefix, run_id or ("" if store else own), limits)
-            url = opened.url
+        with opened(where, store) as (reading, prefix, own):
+            found = _judged(reading, prefix, run_id or ("" if store else own), limits)
+            url = reading.url
     except RemoteError as error:
         found, url = [], store
         if not as_json:
@@ -103,13 +103,13 @@ def watch(where: Where, store: str, every: float) -> None:
     from podwatch.policy.run_check import Limits
 
     try:
-        with _opened(where, store) as (opened, prefix, _):
+        with opened(where, store) as (reading, prefix, _):
             while True:
                 try:
-                    lines = [_line(*one) for one in _judged(opened, prefix, "", Limits())]
+                    lines = [_line(*one) for one in _judged(reading, prefix, "", Limits())]
                 except RemoteError as error:
                     lines = [f"UNKNOWN: {clean(error)}"]
-                _paint([f"{clean(opened.url)}  {time.strftime('%H:%M:%S')}", *(lines or ["no runs"])])
+                _paint([f"{clean(reading.url)}  {time.strftime('%H:%M:%S')}", *(lines or ["no runs"])])
                 time.sleep(max(1.0, every))
     except KeyboardInterrupt:
         click.echo()
@@ -118,7 +118,7 @@ def watch(where: Where, store: str, every: float) -> None:
 def _paint(lines: list[str]) -> None:
     if sys.stdout.isatty():
         size = os.get_terminal_size(sys.stdout.fileno())
-        click.echo(_HOME_AND_CLEAR + fit("\n".join(lines) + "\n", size.columns, size.lines), nl=False)
+        click.echo(repaint(fit("\n".join(lines), size.columns, size.lines), size.columns), nl=False)
     else:
         click.echo("\n".join(lines))
     sys.stdout.flush()
@@ -133,7 +133,7 @@ def _limits(limits: "Limits", dead: float | None, step: float | None, upload: fl
 
 
 @contextmanager
-def _opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
+def opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
     """The store, its prefix, and the configured run ("" with ``url``, which needs no configuration)."""
     from podwatch.cli.offline import load, store_and_prefix
     from podwatch.stores.credentials import credentials_from_environment
@@ -146,12 +146,12 @@ def _opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
         return
     prefix = parse_store_url(url).prefix
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
-    key = credentials_from_environment(os.environ, None, Path(directory) if directory else None)
-    opened = open_store(url, key, writer_id="by-hand")
+    key = credentials_from_environment(os.environ, None, Path(directory) if directory else None, url)
+    reading = open_store(url, key, writer_id="by-hand")
     try:
-        yield opened, prefix, where.run
+        yield reading, prefix, where.run
     finally:
-        opened.close()
+        reading.close()
 
 
 def _judged(store: "ObjectStore", prefix: str, run_id: str, limits: "Limits") -> "list[tuple[Evidence, Judgement]]":
@@ -196,6 +196,8 @@ def _document(evidence: "Evidence", judgement: "Judgement") -> dict[str, Any]:
             "step": beat.step,
             "step_age_seconds": None if beat.step_age is None else _rounded(beat.step_age + beat.age),
             "unstored_step": beat.unstored_step,
+            "outcome": beat.outcome or None,
+            "instance": beat.instance.to_dict() if beat.instance.provider else None,
         },
     }
 

@@ -5,12 +5,12 @@ import time
 
 import click
 
-from podwatch.cli.common import Where, colours, common, fit, json_option, print_json
-from podwatch.client.api import ask_status, exit_code
+from podwatch.cli.common import Where, colours, common, json_option, print_json
+from podwatch.client.api import ask_live, ask_status, exit_code
 from podwatch.client.status_screen import plugin_line, render
+from podwatch.client.text import encodable, fit, repaint
 
 WATCH_SECONDS = 2.0
-_HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
 
 @click.command("status")
@@ -18,35 +18,65 @@ _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 @json_option
 @click.option("--watch", is_flag=True, help="Refresh every two seconds until Ctrl-C.")
 @click.option("--plugin", is_flag=True, help="One line for monitoring systems, with performance data.")
-def command(where: Where, as_json: bool, watch: bool, plugin: bool) -> None:
-    """Show the current state of the run. Exit: 0 ok, 1 warning, 2 critical, 3 unknown or not running."""
-    if sum((as_json, watch, plugin)) > 1:
-        raise click.UsageError("--json, --watch and --plugin cannot be used together")
+@click.option("--live", is_flag=True, help="For exec probes: exit 0 if podwatch observes the run, else 1.")
+def command(where: Where, as_json: bool, watch: bool, plugin: bool, live: bool) -> None:
+    """Show the current state of the run. Exit: 0 ok, 1 warning, 2 critical, 3 unknown or not running.
+
+    With --live: 0 if the sensing loop turned within its deadline, whatever the state of training is, else 1.
+    """
+    if sum((as_json, watch, plugin, live)) > 1:
+        raise click.UsageError("--json, --watch, --plugin and --live cannot be used together")
+    if live:
+        turns, why = ask_live(where.run, where.config)
+        click.echo("live" if turns else f"not live: {why}")
+        raise click.exceptions.Exit(0 if turns else 1)
     document = ask_status(where.run, where.config)
     if as_json:
         print_json(document)
     elif plugin:
         click.echo(plugin_line(document))
+    elif not watch:
+        _show(document)
     else:
-        try:
-            _show(document, paint=watch)
-            while watch:
-                time.sleep(WATCH_SECONDS)
-                document = ask_status(where.run, where.config)
-                _show(document, paint=True)
-        except KeyboardInterrupt:
-            click.echo()  # so that the prompt starts on a new line
+        document = _watch(where, document)
     sys.stdout.flush()
     raise click.exceptions.Exit(exit_code(document))
 
 
-def _show(document: dict[str, object], *, paint: bool) -> None:
-    """Print the status. ``paint``: clear the window first and cut the text to its size."""
+def _watch(where: Where, document: dict[str, object]) -> dict[str, object]:
+    """Show the status until Ctrl-C; the last one. In a terminal each status is painted over the one before, in the
+    window's size of that moment; a change of the size paints at once. Into a file they follow each other."""
+    import signal
+
+    resized = {signal.SIGWINCH}
+    signal.pthread_sigmask(signal.SIG_BLOCK, resized)  # taken by sigtimedwait(), as its end
+    try:
+        if sys.stdout.isatty():
+            click.echo("\n" * _window()[1], nl=False)  # what the window showed moves into the terminal's history
+        while True:
+            _paint(document) if sys.stdout.isatty() else _show(document)
+            if signal.sigtimedwait(resized, WATCH_SECONDS) is None:
+                document = ask_status(where.run, where.config)
+    except KeyboardInterrupt:
+        click.echo()  # so that the prompt starts on a new line
+    return document
+
+
+def _show(document: dict[str, object]) -> None:
+    text = render(document, width=_window()[0] or 80, colour=colours())
+    click.echo(encodable(text, sys.stdout.encoding), nl=False)
+    sys.stdout.flush()
+
+
+def _paint(document: dict[str, object]) -> None:
+    """Show the status in a terminal, cut to its size, and in the last row when that was."""
     columns, rows = _window()
-    text = render(document, width=columns or 80, colour=colours())
-    if paint and sys.stdout.isatty():
-        text = _HOME_AND_CLEAR + fit(text, columns, rows)
-    click.echo(text, nl=False)
+    foot = f"at {time.strftime('%H:%M:%S')}, every {WATCH_SECONDS:.0f} s; Ctrl-C ends"[: columns or 80]
+    free = rows - 1 if rows > 3 else rows
+    text = fit(render(document, width=columns or 80, height=free, colour=colours()), columns, free)
+    if rows > 3:
+        text += f"\n{foot}"
+    click.echo(repaint(encodable(text, sys.stdout.encoding), columns), nl=False)
     sys.stdout.flush()
 
 

@@ -11,7 +11,16 @@ from podwatch.domain.errors import IntegrityError
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
-    from podwatch.sync.inventory import SavedSet
+    from podwatch.domain.stored import StoredSave
+
+
+_PROVED = {
+    "store-checked": " (by the hashes that the store checked)",
+    "read-back": " (every byte read and hashed)",
+    "flushed": "",
+    "": " (by size only: this store keeps no hash; --deep reads every byte)",
+}
+"""By ``Proof``: what a sound checkpoint was verified by. Of a directory nothing more is known than what it holds."""
 
 
 @click.group("store", short_help="Content of the store: list, verify, sweep.")
@@ -27,14 +36,14 @@ def ls(where: Where, as_json: bool) -> None:
     from podwatch.cli.offline import load
 
     settings = load(where)
-    saves, pointer_problem = _inventory(settings)
+    saves, pointer_problem, now = _inventory(settings)
     if as_json:
         print_json(
             {
                 "schema_version": 1,
                 "store_url": settings.sync.store,
                 "pointer_problem": pointer_problem,
-                "saves": [_document(s) for s in saves],
+                "saves": [_document(s, now) for s in saves],
                 "calls": _calls(),
             }
         )
@@ -47,9 +56,9 @@ def ls(where: Where, as_json: bool) -> None:
         return
     for save in saves:
         mark = "*" if save.named else " "
-        what = clean(save.problem) if save.problem else f"{save.file_count} files, {size(save.total_bytes)}"
+        what = clean(save.problem) if save.problem else f"{_files(save)} files, {size(save.total_bytes)}"
         what += ", and optional parts" if save.optional else ""
-        click.echo(f"{mark} step {save.step:<8} {save.save_id:<18} {what}, {ago(save.age_seconds)}")
+        click.echo(f"{mark} step {save.step:<8} {save.save_id:<18} {what}, {ago(_age(save, now))}")
     if any(s.named for s in saves):
         click.echo("* named by latest.json")
     _tell_calls()
@@ -61,13 +70,14 @@ def ls(where: Where, as_json: bool) -> None:
 @click.option("--deep", is_flag=True, help="Download every byte and compare the hashes (costs as much as a restore).")
 @json_option
 def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
-    """Verify each checkpoint: its manifest, and every object by id, size and writer tag; with --deep every hash."""
+    """Verify each checkpoint: its manifest, and every object by id, size, writer tag and what else the store proves;
+    with --deep every hash, by reading every byte."""
     from podwatch.cli.offline import load
-    from podwatch.sync.inventory import verify_optional, verify_save
+    from podwatch.sync.inventory import examine_save, verify_optional
     from podwatch.sync.upload.job import keys_for
 
     settings = load(where)
-    saves, pointer_problem = _inventory(settings)
+    saves, pointer_problem, _ = _inventory(settings)
     chosen = [s for s in saves if step in (None, s.step)]
     if not chosen:
         raise IntegrityError(
@@ -79,13 +89,15 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
     store = _open(settings)
     try:
         for save in chosen:
-            reasons = (save.problem,) if save.problem else verify_save(store, save, deep=deep)
+            found = examine_save(store, save, deep=deep)
+            reasons = found.reasons
             keys = keys_for(settings.sync.store, settings.run_id)
             beside = verify_optional(store, keys, save, deep=deep) if save.optional else ()
             answers.append({"step": save.step, "save_id": save.save_id, "sound": not reasons, "reasons": list(reasons),
+                            "proof": str(found.proof),
                             "optional": save.optional, "optional_reasons": list(beside)})  # fmt: skip
             if not as_json:
-                word = "sound" if not reasons else f"DAMAGED: {clean('; '.join(reasons[:3]))}"
+                word = f"sound{_PROVED[found.proof]}" if not reasons else f"DAMAGED: {clean('; '.join(reasons[:3]))}"
                 word += f"; optional parts DAMAGED: {clean('; '.join(beside[:3]))}" if beside else ""
                 click.echo(f"step {save.step} {save.save_id}: {word}")
     finally:
@@ -110,7 +122,7 @@ def sweep(where: Where, dry_run: bool, as_json: bool) -> None:
     from podwatch.domain.manifest import Keys
     from podwatch.journal.journal import Journal
     from podwatch.stores.open import parse_store_url
-    from podwatch.sync.retention import Sweeper
+    from podwatch.sync.store_retention import Sweeper
     from podwatch.system.clock import SystemClock
 
     settings = load(where)
@@ -155,17 +167,19 @@ def _tell_calls() -> None:
         click.echo(TOTAL.told())
 
 
-def _inventory(settings: "Settings") -> "tuple[list[SavedSet], str]":
+def _inventory(settings: "Settings") -> "tuple[list[StoredSave], str, float]":
+    """The checkpoints, the pointer's problem, and the time by the store's clock (epoch seconds)."""
     import time
 
     from podwatch.domain.manifest import Keys
+    from podwatch.stores.base import store_time
     from podwatch.stores.open import parse_store_url
     from podwatch.sync.inventory import inventory
 
     store = _open(settings)
     try:
         keys = Keys(settings.run_id, parse_store_url(settings.sync.store).prefix)
-        return inventory(store, keys, time.time())
+        return *inventory(store, keys), store_time(store, time.time())
     finally:
         store.close()
 
@@ -176,16 +190,24 @@ def _open(settings: "Settings") -> Any:
     return open_configured_store(settings)
 
 
-def _document(save: "SavedSet") -> dict[str, Any]:
+def _age(save: "StoredSave", now: float) -> float:
+    return max(0.0, now - save.uploaded_wall)
+
+
+def _files(save: "StoredSave") -> int:
+    return len(save.manifest.files) if save.manifest else 0
+
+
+def _document(save: "StoredSave", now: float) -> dict[str, Any]:
     return {
         "step": save.step,
         "save_id": save.save_id,
         "named": save.named,
         "problem": save.problem,
         "total_bytes": save.total_bytes,
-        "file_count": save.file_count,
-        "age_seconds": round(save.age_seconds),
-        "lineage": save.manifest.lineage if save.manifest else "",
+        "file_count": _files(save),
+        "age_seconds": round(_age(save, now)),
+        "lineage": save.lineage,
         "layout": save.manifest.layout if save.manifest else "",
         "optional": save.optional,
     }

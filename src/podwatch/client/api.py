@@ -21,7 +21,8 @@ MAX_STATUS = 16 << 20
 
 
 def fetch_status(url: str, *, timeout: float = 2.0) -> dict[str, Any] | None:
-    """The status document from ``http://host:port``; None after any failure. ``timeout``: seconds per read."""
+    """The status document from ``http://host:port``; None after any failure but a refusal, which raises
+    PermissionDenied. ``timeout``: seconds per read."""
     import http.client
     import json
     from urllib.parse import urlsplit
@@ -35,10 +36,17 @@ def fetch_status(url: str, *, timeout: float = 2.0) -> dict[str, Any] | None:
         response = connection.getresponse()
         data = response.read(MAX_STATUS)
         document = json.loads(data) if response.status == 200 else None
+        refused = response.status in (401, 403)
     except (OSError, http.client.HTTPException, ValueError):
         return None
     finally:
         connection.close()
+    if refused:
+        raise PermissionDenied(
+            "Permission denied: this podwatch shows its status over HTTP only with its password",
+            where=url,
+            fix="run this command as root or as podwatch's user",
+        )
     return document if isinstance(document, dict) else None
 
 
@@ -171,13 +179,49 @@ def ask_status(
             return _elsewhere(named or there.lock.parent.name, there, searched(environ, hints))
         return _nothing(named, searched(environ, hints), config)
     if found.alive:
-        document = _live(found, timeout)
+        document = live_status(found, timeout)
         if document is not None:
             return document
     return _stale(found)
 
 
-def _live(found: Found, timeout: float) -> dict[str, Any] | None:
+def ask_live(
+    run: str = "", config: str = "", environ: Mapping[str, str] = os.environ, *, timeout: float = 3.0
+) -> tuple[bool, str]:
+    """Whether podwatch's sensing loop turned within its deadline, and why not. For exec probes: quick, and never an
+    error of this function's own. UsageError if several runs match."""
+    found = locate(run, config, environ)
+    if found is None or not found.alive:
+        return False, "podwatch is not running here"
+    if found.endpoint.http_url:
+        return _livez(found.endpoint.http_url, timeout)
+    try:
+        daemon = call(found.control_path, "status", timeout=timeout).get("daemon")
+    except PodwatchError as error:
+        return False, str(error)
+    live = isinstance(daemon, dict) and daemon.get("live") is True
+    return live, "" if live else "the sensing loop does not turn"
+
+
+def _livez(url: str, timeout: float) -> tuple[bool, str]:
+    import http.client
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout)
+    try:
+        connection.request("GET", "/livez")
+        response = connection.getresponse()
+        text = response.read(4096).decode("utf-8", "replace").strip()
+        return response.status == 200, text
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return False, f"no answer at {url}/livez ({error})"
+    finally:
+        connection.close()
+
+
+def live_status(found: Found, timeout: float = 3.0) -> dict[str, Any] | None:
+    """The status document of a living daemon; None if it does not answer. Raises PermissionDenied."""
     try:
         return call(found.control_path, "status", timeout=timeout)
     except Busy:

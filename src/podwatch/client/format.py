@@ -1,8 +1,8 @@
 """Format times and sizes, and convert RFC 3339. Standard library only."""
 
-import calendar
 import math
 import time
+from datetime import datetime
 
 
 def rfc3339(wall: float | None) -> str | None:
@@ -16,12 +16,10 @@ def rfc3339(wall: float | None) -> str | None:
 
 def from_rfc3339(text: object) -> float | None:
     """Epoch seconds of an RFC 3339 time in UTC with ``Z``; None for anything else."""
-    if not isinstance(text, str) or not text.endswith("Z"):
-        return None
-    body, _, fraction = text[:-1].partition(".")
+    if not isinstance(text, str) or text[10:11] != "T" or text[16:17] != ":" or not text.endswith("Z"):
+        return None  # fromisoformat() reads other forms of ISO 8601, too
     try:
-        whole = calendar.timegm(time.strptime(body, "%Y-%m-%dT%H:%M:%S"))
-        return whole + (float(f"0.{fraction}") if fraction else 0.0)
+        return datetime.fromisoformat(text).timestamp()  # time.strptime() costs `status` 6 ms
     except ValueError:
         return None
 
@@ -73,3 +71,9 @@ def local(wall: float | None, now: float) -> str:
         return "?"
     form = "%H:%M:%S" if abs(now - wall) < 20 * 3600 else "%Y-%m-%d %H:%M"
     return time.strftime(form, time.localtime(wall))
+
+
+def amount(money: float, currency: object) -> str:
+    """``12.50 EUR``; without a currency the number alone."""
+    unit = "".join(c for c in str(currency or "") if c.isprintable())
+    return f"{money:.2f} {unit}".strip()

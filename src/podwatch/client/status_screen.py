@@ -5,48 +5,104 @@ Pure. Unknown and missing fields are ignored, because the document can come from
 characters are removed from every value: the trainer wrote some of them.
 """
 
-import re
-import textwrap
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-from podwatch.client.format import ago, from_rfc3339, gib, local, size, span
+from podwatch.client.format import ago, amount, from_rfc3339, gib, local, size, span
+from podwatch.client.text import bar, cut, wrap
 
 GREEN, YELLOW, RED, BOLD, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
-_LABEL = 12
 _TONES = {"ok": GREEN, "warning": YELLOW, "critical": RED, "unknown": YELLOW}
-
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|(?:[kMGTP]?B|GiB|[kMGT]?B/s|s|min|h|d|C)(?!\w))")
-_NO_BREAK = "\u00a0"
 _DOWN = ("recovering", "down", "gave-up", "blocked")
 """States in which training makes no progress and should."""
 
 Document = Mapping[str, Any]
 
 
-def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
-    """The whole screen, ending in a newline. ``width`` in columns, clamped to 40..120."""
+class Layout(NamedTuple):
+    """How the facts are set in a width: columns before the label, of the label, of a bar (0: no bars)."""
+
+    width: int
+    indent: int
+    label: int
+    bar: int
+    short: bool
+    """GPUs and servers in fewer words."""
+
+    @property
+    def text(self) -> int:
+        """The column in which the texts begin."""
+        return self.indent + self.label
+
+
+def layout_of(width: int) -> Layout:
+    """The layout for a terminal of ``width`` columns, clamped to 40..120."""
     width = max(40, min(width, 120))
-    paint = _Paint(colour)
-    overall = str(document.get("overall"))
-    tone = _TONES.get(overall, YELLOW)
-    lines = [paint(line, tone, BOLD) for line in _wrap(verdict(document), width, "")]
+    if width >= 100:
+        return Layout(width, 2, 12, 24, short=False)
+    if width >= 77:
+        return Layout(width, 2, 12, 10, short=False)
+    return Layout(width, 0, 11, min(10, width - 44) if width >= 49 else 0, short=True)
+
+
+_WHOLE: Final = Layout(120, 2, 12, 0, short=False)
+"""For readers without a terminal."""
+
+
+def render(document: Document, *, width: int = 80, height: int = 0, colour: bool = False) -> str:
+    """The whole screen, ending in a newline. ``width`` in columns, clamped to 40..120. ``height`` in rows, 0 if
+    unknown: where the screen is taller, what needs attention comes before the facts, so that a window that shows only
+    the beginning shows it."""
+    layout, paint = layout_of(width), _Paint(colour)
+    tone = _TONES.get(str(document.get("overall")), YELLOW)
+    top = [paint(line, tone, BOLD) for line in wrap(verdict(document), layout.width)]
     if not_backed_up(document):
-        lines += [paint(line, YELLOW, BOLD) for line in _wrap(NOT_BACKED_UP, width, "")]
-    rows = list(_rows(document))
-    if rows:
-        lines.append("")
-    for label, text, row_tone in rows:
-        first, *rest = _wrap(text, width - _LABEL - 2, "") or [""]
-        lines.append(f"  {paint(f'{label:<{_LABEL}}', DIM)}{paint(first, row_tone)}")
-        lines += [" " * (_LABEL + 2) + paint(line, row_tone) for line in rest]
-    reasons = _list(document, "reasons")
-    if reasons:
-        only_notes = all(reason.get("severity") == "info" for reason in reasons)
-        lines += ["", paint(f"{'NOTES' if only_notes else 'NEEDS ATTENTION'} ({len(reasons)})", BOLD)]
-        for reason in reasons:
-            lines += _attention(reason, width, paint)
+        top += [paint(line, YELLOW, BOLD) for line in wrap(NOT_BACKED_UP, layout.width)]
+    facts = [line for row in rows(document, layout) for line in _fact(row, _shares(document), layout, paint)]
+    attention = list(_attention(document, layout, paint))
+    parts = [part for part in (facts, attention) if part]
+    if height and sum(map(len, parts)) + len(parts) + len(top) > height:
+        parts.reverse()
+    lines = [*top, *(line for part in parts for line in ("", *part))]
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _fact(row: "Row", shares: Mapping[str, float], layout: Layout, paint: "_Paint") -> Iterator[str]:
+    """The lines of one row, with a bar where the row has a share."""
+    label, text, tone = row
+    gap = " " * layout.text
+    lead = " " * layout.indent + paint(label, DIM) + " " * (layout.label - len(label))
+    if label in shares and layout.bar:
+        gap += " " * (layout.bar + 1)
+        lead += paint(bar(shares[label], layout.bar), tone) + " "
+    room = layout.width - len(gap)
+    first, *more = wrap(_cut_log(text, room) if label == "log" else text, room) or [""]
+    yield lead + paint(first, tone or (DIM if label == "log" else ""))
+    yield from (gap + paint(line, tone or (DIM if label == "log" else "")) for line in more)
+
+
+def _cut_log(text: str, room: int) -> str:
+    """A line of the log, cut to two lines: what podwatch itself says is never cut."""
+    first, *more = wrap(text, room) or [""]
+    return f"{first} {cut(' '.join(more), room)}" if more else first
+
+
+def _shares(document: Document) -> dict[str, float]:
+    """Share from 0 to 1 of each row that has a bar, by label."""
+    training, sync = _dict(document, "training"), _dict(document, "sync")
+    pairs = {
+        "progress": (training.get("step"), training.get("target_step")),
+        "disk": (_dict(document, "disk").get("used_ratio"), 1),
+        "upload": (sync.get("uploaded_bytes"), sync.get("total_bytes")),
+    }
+    for gpu in _list(document, "gpus"):
+        pairs[f"GPU {gpu.get('index')}"] = (gpu.get("memory_used_bytes"), gpu.get("memory_total_bytes"))
+    numbers = (int, float)
+    return {
+        label: max(0.0, min(1.0, part / whole))
+        for label, (part, whole) in pairs.items()
+        if isinstance(part, numbers) and isinstance(whole, numbers) and whole > 0
+    }
 
 
 NOT_BACKED_UP = "NOT BACKED UP: checkpoints exist on this pod only"
@@ -188,8 +244,12 @@ def _verdict_without_daemon(document: Document) -> str:
     return f"{guard}: training is UNGUARDED"
 
 
-def _rows(document: Document) -> Iterator[tuple[str, str, str]]:
-    """(label, text, tone) of every fact the document has."""
+Row = tuple[str, str, str]
+"""Label, text, tone."""
+
+
+def rows(document: Document, layout: Layout = _WHOLE) -> Iterator[Row]:
+    """Every fact the document has."""
     name = _clean(document.get("run_id") or "")
     if name:
         yield "run", name, ""
@@ -202,25 +262,36 @@ def _rows(document: Document) -> Iterator[tuple[str, str, str]]:
     yield from _training_rows(document)
     alive = _dict(document, "training").get("alive")
     for gpu in _list(document, "gpus"):
-        yield _gpu_row(gpu, alive)
+        yield _gpu_row(gpu, alive, layout)
     for server in _list(document, "inference"):
-        yield _inference_row(server, alive)
+        yield _inference_row(server, alive, layout)
     if disk := _dict(document, "disk"):
         yield _disk_row(disk)
     if checkpoints := _dict(document, "checkpoints"):
         yield _checkpoint_row(document, checkpoints)
+    if nodes := _list(document, "nodes"):
+        yield _nodes_row(nodes)
     if sync := _dict(document, "sync"):
         yield _store_row(document, sync)
+        if upload := _uploading(sync):
+            yield "upload", upload, ""
     if incident := _dict(document, "incident"):
         yield _incident_row(document, incident)
+    in_trouble = _dict(document, "training").get("state") in _DOWN and document.get("running")
+    if (text := _account(_dict(document, "account"))) and not in_trouble:
+        yield "goodput", text, ""
     if document.get("running"):
+        if line := _clean(_dict(document, "training").get("last_log_line") or ""):
+            yield "log", line, ""
         yield _podwatch_row(document)
 
 
-def _training_rows(document: Document) -> Iterator[tuple[str, str, str]]:
+def _training_rows(document: Document) -> Iterator[Row]:
     training = _dict(document, "training")
     if training.get("step") is not None:
         yield "step", _step(document, training), ""
+    if progress := _progress(document, training):
+        yield "progress", progress, ""
     if outage := _outage(document, training):
         yield "outage", outage, YELLOW
     if training.get("alive"):
@@ -248,6 +319,24 @@ def _step(document: Document, training: Document) -> str:
     elif training.get("step_source") == "checkpoint" and risk is None:
         text += "; this is the newest checkpoint; podwatch finds no later step in training's logs"
     return text
+
+
+def _progress(document: Document, training: Document) -> str:
+    """Per cent of the target and the time to finish; empty without a target."""
+    step, target = training.get("step"), training.get("target_step")
+    if not isinstance(step, int) or not isinstance(target, int) or target <= 0:
+        return ""
+    text = f"{min(100, 100 * max(0, step) // target)} %"
+    finish, pace = _dict(_dict(document, "account"), "finish_seconds"), training.get("median_step_seconds")
+    if step >= target or training.get("state") == "finished":
+        return text
+    if finish:
+        left = f"{span(finish['low'])} to {span(finish['high'])}"
+    elif pace:
+        left = f"about {span(pace * (target - step))}"
+    else:
+        return text
+    return f"{text}, ends in {left}" if training.get("state") == "running" else f"{text}, {left} of training left"
 
 
 def _outage(document: Document, training: Document) -> str:
@@ -303,46 +392,67 @@ def _whose_pid(training: Document) -> str:
     return f"pid {pids[0]} (launcher {launcher})" if len(pids) == 1 else f"{len(pids)} trainers below pid {launcher}"
 
 
-def _gpu_row(gpu: Document, alive: object) -> tuple[str, str, str]:
+_SHORT_ROLES = {"inference": "infer", "trainer": "train", "shared": "both"}
+
+
+def _gpu_row(gpu: Document, alive: object, layout: Layout) -> Row:
+    """One line in every layout of 48 columns or more: where there is no room for use and heat beside a remark, they
+    are left out."""
     label = f"GPU {gpu.get('index')}"
     if gpu.get("state") != "ok":
         detail = _clean(gpu.get("detail") or "")
         return label, f"{str(gpu.get('state')).upper()}{f': {detail}' if detail else ''}", RED
     used, base = gpu.get("memory_used_bytes"), gpu.get("baseline_bytes")
-    text = f"{gpu.get('role') or '':<10}{gib(used):>9} of {gib(gpu.get('memory_total_bytes'))}"
-    if gpu.get("utilization_percent") is not None:
-        text += f"  {gpu['utilization_percent']:3.0f} % busy"
-    if gpu.get("temperature_celsius") is not None:
-        text += f"  {gpu['temperature_celsius']:.0f} C"
     held = alive is not False and gpu.get("role") in ("inference", "shared")  # without a trainer, GPUs are empty
     fallen = held and base is not None and used is not None and used < base / 2
-    if fallen:
-        text += f"  (was {gib(base)})"
-    return label, text + (_outdated(gpu, alive) if alive or used else ""), RED if fallen else ""
+    role = _clean(gpu.get("role") or "")
+    if layout.short:
+        text = (
+            f"{_SHORT_ROLES.get(role, role):<5} {_short_gib(used):>4}/{_short_gib(gpu.get('memory_total_bytes'))} GiB"
+        )
+    else:
+        text = f"{role:<10}{gib(used):>9} of {gib(gpu.get('memory_total_bytes'))}"
+    remarks = [f"(was {_short_gib(base) if layout.short else gib(base)})"] if fallen else []
+    if gpu.get("outdated") and (alive or used):
+        remarks.append("(old)" if layout.short else _outdated(alive))
+    gap = " " if layout.short else "  "
+    room = layout.width - layout.text - layout.bar - 1
+    tries = (gap.join([text + _use_and_heat(gpu, layout), *remarks]), gap.join([text, *remarks]))
+    fitting = (line for line in tries if len(line) <= room or not remarks)
+    return label, next(fitting, gap.join([text, *remarks[-1:]])), RED if fallen else ""
 
 
-def _outdated(row: Document, alive: object) -> str:
-    """A remark on a reading from before podwatch stopped or started the trainer; empty for a current one."""
-    if not row.get("outdated"):
-        return ""
-    return "  (before the start)" if alive else "  (before the stop)"
+def _short_gib(size_bytes: float | None) -> str:
+    return "?" if size_bytes is None else f"{size_bytes / (1 << 30):.{1 if size_bytes < 100 << 30 else 0}f}"
 
 
-def _inference_row(server: Document, alive: object) -> tuple[str, str, str]:
+def _use_and_heat(gpu: Document, layout: Layout) -> str:
+    busy, heat, short = gpu.get("utilization_percent"), gpu.get("temperature_celsius"), layout.short
+    text = "" if busy is None else f" {busy:3.0f} %" if short else f"  {busy:3.0f} % busy"
+    if heat is None or layout.width < 48:
+        return text
+    return text + (f" {heat:.0f} C" if short else f"  {heat:.0f} C")
+
+
+def _outdated(alive: object) -> str:
+    """A remark on a reading from before podwatch stopped or started the trainer."""
+    return "(before the start)" if alive else "(before the stop)"
+
+
+def _inference_row(server: Document, alive: object, layout: Layout) -> Row:
     health = str(server.get("health"))
-    text = f"{_clean(server.get('url'))} {health}"
+    url = _clean(server.get("url"))
+    text = f"{url.removeprefix('http://') if layout.short else url} {health}"
     if server.get("http_status") is not None and health != "ok":
         text += f" (HTTP {server['http_status']})"
     if server.get("requests_running") is not None:
         text += f", {_counted(round(server['requests_running']), 'request')} running"
-    return (
-        "inference",
-        text + (_outdated(server, alive) if alive or health == "ok" else ""),
-        "" if health == "ok" or alive is False else RED,
-    )
+    if server.get("outdated") and (alive or health == "ok"):
+        text += f"  {_outdated(alive)}"
+    return "inference", text, "" if health == "ok" or alive is False else RED
 
 
-def _disk_row(disk: Document) -> tuple[str, str, str]:
+def _disk_row(disk: Document) -> Row:
     ratio = float(disk.get("used_ratio") or 0.0)
     text = f"{ratio * 100:.0f} % of {size(disk.get('capacity_bytes'))} used, {size(disk.get('free_bytes'))} free"
     tone = YELLOW if ratio >= float(disk.get("prune_above_ratio") or 1.0) else ""
@@ -353,7 +463,7 @@ def _disk_row(disk: Document) -> tuple[str, str, str]:
     return "disk", text, tone
 
 
-def _checkpoint_row(document: Document, checkpoints: Document) -> tuple[str, str, str]:
+def _checkpoint_row(document: Document, checkpoints: Document) -> Row:
     newest = checkpoints.get("newest_complete_step")
     if newest is None:
         return "checkpoint", "none complete on this pod yet", ""
@@ -364,12 +474,32 @@ def _checkpoint_row(document: Document, checkpoints: Document) -> tuple[str, str
     return "checkpoint", f"newest complete: step {newest} ({age}); {count} on this pod", ""
 
 
-def _store_row(document: Document, sync: Document) -> tuple[str, str, str]:
+_SILENT_SECONDS = 20.0
+"""A node that has not reported for this long is shown so; it reports every second."""
+
+
+def _nodes_row(nodes: list[dict[str, Any]]) -> Row:
+    """The nodes of this run, and which one is the reason for the end of the attempt."""
+    texts, colour = [], ""
+    for node in nodes:
+        silent = node.get("silent_seconds") or 0.0
+        step = "" if node.get("step") is None else f" step {node['step']}"
+        text = f"{node.get('rank')} {_clean(node.get('host') or '')} {_clean(node.get('phase') or '')}{step}"
+        if node.get("reason"):
+            text, colour = f"{text} (the reason for the end)", RED
+        elif silent >= _SILENT_SECONDS:
+            text, colour = f"{text}, silent for {span(silent)}", colour or YELLOW
+        texts.append(text)
+    return "nodes", "; ".join(texts), colour
+
+
+def _store_row(document: Document, sync: Document) -> Row:
     if not sync.get("store_url"):
         return "store", "none configured", YELLOW
+    if any(node.get("here") and node.get("rank") for node in _list(document, "nodes")):
+        return "store", f"{_clean(sync['store_url'])}; node 0 uploads for all nodes", ""
     facts = (
         _newest_stored(document, sync),
-        _uploading(sync),
         _not_sent(_dict(document, "counters")),
         _holder(sync),
         _store_trouble(document, sync),
@@ -391,8 +521,10 @@ def _uploading(sync: Document) -> str:
     if sync.get("uploading_step") is None:
         return ""
     sent, total = sync.get("uploaded_bytes") or 0, sync.get("total_bytes") or 0
-    share = f" ({100 * sent / total:.0f} %)" if total else ""
-    text = f"uploading step {sync['uploading_step']}: {size(sent)} of {size(total)}{share}"
+    share = f" ({100 * min(1.0, sent / total):.0f} %)" if total else ""
+    text = f"step {sync['uploading_step']}: {size(sent)} of {size(total)}{share}"
+    if sync.get("ok") is False:
+        return f"{text}, continues when the store can be used"
     if sync.get("upload_bytes_per_second") is not None:
         text += f", {size(sync['upload_bytes_per_second'])}/s"
     if sync.get("upload_left_seconds") is not None:
@@ -432,7 +564,12 @@ def _store_trouble(document: Document, sync: Document) -> str:
     return text + (f"; next attempt in {span(-left)}" if left is not None and left < 0 else "")
 
 
-def _incident_row(document: Document, incident: Document) -> tuple[str, str, str]:
+def incident_text(document: Document, incident: Document) -> str:
+    """One incident as a story: when, what, what podwatch did, and what it cost."""
+    return _incident_row(document, incident)[1]
+
+
+def _incident_row(document: Document, incident: Document) -> Row:
     opened, now = from_rfc3339(incident.get("opened_at")), _now(document)
     when = "" if opened is None or now is None else f"{local(opened, now)} ({ago(now - opened)}) "
     text = f"{when}{_clean(incident.get('kind'))}: {_clean(incident.get('summary'))}"
@@ -448,7 +585,21 @@ def _incident_row(document: Document, incident: Document) -> tuple[str, str, str
     return "last death", text, YELLOW if incident.get("open") else ""
 
 
-def _podwatch_row(document: Document) -> tuple[str, str, str]:
+def _account(account: Document) -> str:
+    """The share of useful training, and what the run costs; empty before there was any training."""
+    money = _dict(account, "money")
+    if account.get("goodput_ratio") is None or not (account.get("failures") or account.get("useful_seconds")):
+        return ""
+    facts, priced = [f"{account['goodput_ratio'] * 100:.0f} %"], money.get("so_far") is not None
+    if account.get("failures") and not priced:
+        facts[0] += f", {_counted(account['failures'], 'failure')} cost {span(account.get('lost_seconds') or 0.0)}"
+    if priced:
+        lost = f", {money['lost']:.2f} lost" if money.get("lost") else ""
+        facts.append(f"{amount(money['so_far'], money.get('currency'))}{lost}")
+    return "; ".join(facts)
+
+
+def _podwatch_row(document: Document) -> Row:
     daemon, recovery = _dict(document, "daemon"), _dict(document, "recovery")
     phase, detail = _clean(recovery.get("phase") or "watching"), _clean(recovery.get("detail") or "")
     phase = "watching" if phase == "running" else phase  # this row is about podwatch, not about training
@@ -459,25 +610,40 @@ def _podwatch_row(document: Document) -> tuple[str, str, str]:
         text += "; the resume is NOT CONFIRMED"
     if daemon.get("mode") == "observe":
         text += "; OBSERVE mode: podwatch only reports restarts and deletions"
+    up = _age(document, daemon.get("started_at"))
+    text += "" if up is None else f"; up {span(round(up))}"
+    text += f", {_clean(daemon['http_url'])}" if daemon.get("http_url") else ""
     return "podwatch", text, ""
 
 
-def _attention(reason: Document, width: int, paint: "_Paint") -> Iterator[str]:
+def _attention(document: Document, layout: Layout, paint: "_Paint") -> Iterator[str]:
+    """The reasons of the verdict; nothing if there is none."""
+    reasons = _list(document, "reasons")
+    if not reasons:
+        return
+    only_notes = all(reason.get("severity") == "info" for reason in reasons)
+    yield paint(f"{'NOTES' if only_notes else 'NEEDS ATTENTION'} ({len(reasons)})", BOLD)
+    for reason in reasons:
+        yield from _reason(reason, layout, paint, named=bool(document.get("running")))
+
+
+def _reason(reason: Document, layout: Layout, paint: "_Paint", *, named: bool) -> Iterator[str]:
+    """``named``: the reason is a finding, whose kind is the name of its entry in docs/runbook.md."""
     severity = str(reason.get("severity"))
     tone = {"critical": RED, "warning": YELLOW}.get(severity, "")
-    label = f"{severity:<10}"
+    gap = " " * (layout.indent + 10)
     since = float(reason.get("for_seconds") or 0.0)
-    text = _clean(reason.get("summary"))
-    first, *rest = _wrap(text, width - 12, "") or [""]
-    yield f"  {paint(label, tone, BOLD)}{first}"
-    yield from (" " * 12 + line for line in rest)
-    if since >= 1 and severity != "info":
-        yield " " * 12 + f"for: {span(since)}"
+    first, *rest = wrap(_clean(reason.get("summary")), layout.width - len(gap)) or [""]
+    yield " " * layout.indent + paint(f"{severity:<10}", tone, BOLD) + first
+    yield from (gap + line for line in rest)
+    facts = [f"for: {span(since)}"] if since >= 1 and severity != "info" else []
+    facts += [f"runbook: {_clean(reason.get('kind'))}"] if named and reason.get("kind") else []
+    yield from wrap("; ".join(facts), layout.width, first=gap, rest=gap)
     if reason.get("suggestion"):
         do, *more = str(reason["suggestion"]).split("\n")
-        yield from (" " * 12 + line for line in _wrap(_clean(do), width - 12, "do: "))
+        yield from wrap(_clean(do), layout.width, first=f"{gap}do: ", rest=f"{gap}    ")
         for text in more:  # lines of a log
-            yield from (" " * 16 + line for line in _wrap(_clean(text), width - 16, ""))
+            yield from wrap(_clean(text), layout.width, first=f"{gap}    ", rest=f"{gap}    ")
 
 
 class _Paint:
@@ -487,18 +653,6 @@ class _Paint:
     def __call__(self, text: str, *codes: str) -> str:
         code = "".join(codes)
         return f"{code}{text}{RESET}" if self._on and code and text else text
-
-
-def _wrap(text: str, width: int, lead: str) -> list[str]:
-    """Lines of ``text``; a number and its unit stay on one line."""
-    lines = textwrap.wrap(
-        _BEFORE_UNIT.sub(_NO_BREAK, text),
-        max(20, width),
-        initial_indent=lead,
-        subsequent_indent=" " * len(lead),
-        break_on_hyphens=False,
-    )
-    return [line.replace(_NO_BREAK, " ") for line in lines]
 
 
 def _steps(count: object) -> str:

@@ -16,6 +16,7 @@ from podwatch.domain.secrets import scrub, scrub_argv
 
 MASK = "***"
 _SECTION_NOTES = {
+    "controller": "what `podwatch controller` runs on this machine; the daemon does not use it",
     "trainer": "the training that podwatch starts, watches and resumes",
     "gpu": "GPU memory shows a silent death",
     "inference": "the inference server corroborates a silent death or a hang",
@@ -26,11 +27,13 @@ _SECTION_NOTES = {
     "disk": "disk space for the next checkpoint",
     "recovery": "how often to restart, and how long to wait",
     "resources": "the machine's own limits",
+    "evaluation": "a command that evaluates checkpoints (docs/evaluation.md)",
     "training": "warnings about the health of the training itself",
     "record": "recorded sensor data for `podwatch replay`",
     "http": "health, status and metrics",
     "notify": "where podwatch sends notices",
     "wandb": "podwatch's own run in the training's W&B project",
+    "cost": "what this machine costs",
     "log": "podwatch's own log",
 }
 

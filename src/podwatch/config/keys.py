@@ -1,8 +1,7 @@
 """The dotted names of all settings, and which names look like a secret."""
 
-import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, get_args, get_origin
 
@@ -21,16 +20,23 @@ OPERATIONAL = frozenset(
         "PODWATCH_STEP",
         "PODWATCH_CHECKPOINT",
         "PODWATCH_RESUME_ARGS",
+        "PODWATCH_NODE_RANK",
+        "PODWATCH_NODE_COUNT",
         "PODWATCH_START_ID",
         "PODWATCH_UNDER_INIT",
         "PODWATCH_BY_HAND",
         "PODWATCH_SILENT_SECONDS",
         "PODWATCH_TAKE_OVER",
+        "PODWATCH_FRESH",
+        "PODWATCH_RETRY",
+        "PODWATCH_JOB_PIPE",
+        "PODWATCH_JOB_PROCESS",
         "PODWATCH_DIRECTORY",
+        "PODWATCH_LABEL",
     }
 )
 """PODWATCH_* variables that are not settings: exported to training, or read by commands."""
-OPERATIONAL_PREFIXES = ("PODWATCH_HEARTBEAT_",)
+OPERATIONAL_PREFIXES = ("PODWATCH_HOOK_", "PODWATCH_HEARTBEAT_", "PODWATCH_FILL_", "PODWATCH_AWS_")
 
 _SECRET = re.compile(
     r"(?:^|[_.-])(?:API_?KEY|KEY|KEY_?ID|TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?:$|[_.-])", re.I
@@ -92,6 +98,13 @@ def env_name(key: str) -> str:
     return ENV_PREFIX + key.upper().replace(".", "__")
 
 
+def similar(word: str, words: Sequence[str], cutoff: float) -> list[str]:
+    """The most similar of ``words`` as a list of one, or an empty list if none is similar enough (0 to 1)."""
+    import difflib  # 0.15 MiB that a daemon with a valid configuration does not need
+
+    return difflib.get_close_matches(word, words, n=1, cutoff=cutoff)
+
+
 def suggest_key(path: tuple[str, ...]) -> str:
     """The fix for an unknown key: the nearest name in its section, else the same name in another section."""
     section, name = ".".join(path[:-1]), path[-1].replace("-", "_").lower()
@@ -102,9 +115,9 @@ def suggest_key(path: tuple[str, ...]) -> str:
     for key in known_keys():
         leaves.setdefault(key.rpartition(".")[2], []).append(key)
     # The right name in another section is a better guess than a similar name.
-    if name not in leaves and (close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)):
+    if name not in leaves and (close := similar(name, siblings, cutoff=0.6)):
         return f'did you mean "{close[0]}"?'
-    if close := difflib.get_close_matches(name, list(leaves), n=1, cutoff=0.75):
+    if close := similar(name, list(leaves), cutoff=0.75):
         homes = [key.rpartition(".")[0] for key in leaves[close[0]]]
         places = " or ".join(f"in [{home}]" if home else "at the top of the file" for home in homes)
         return f'did you mean "{close[0]}" {places}?'
@@ -120,7 +133,7 @@ def suggest_env(name: str) -> str:
     flat = {candidate.replace("__", "_"): candidate for candidate in names}
     if upper.replace("__", "_") in flat:
         return f"did you mean {flat[upper.replace('__', '_')]}? (two underscores between section and key)"
-    close = difflib.get_close_matches(upper, names, n=1, cutoff=0.7)
+    close = similar(upper, names, cutoff=0.7)
     return f"did you mean {close[0]}?" if close else "unset it, or see docs/configuration.md for the names"
 
 

@@ -5,11 +5,10 @@ The file is the first of ``-c``, ``$PODWATCH_CONFIG``, ``./podwatch.toml``, ``/e
 """
 
 import json
-import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -33,7 +32,6 @@ from podwatch.config.keys import (
 from podwatch.config.problems import ConfigurationProblems, Problem, Sources, explain_errors, find_secrets, key_lines
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
-from podwatch.domain.manifest import valid_run_id
 from podwatch.domain.secrets import register_address, register_argv, register_document, register_named
 
 Source = Literal["default", "file", "environment", "flag"]
@@ -115,6 +113,16 @@ def load_text(
     return LoadedSettings(settings, path, sources, _warnings(settings, sources), text)
 
 
+def given_keys(
+    path: Path | None, *, environ: Mapping[str, str], overrides: Mapping[str, object], run: str = ""
+) -> frozenset[str]:
+    """The dotted keys that file, environment or flags set; the file need not be valid otherwise."""
+    found = find_file(path, environ=environ, run=run)
+    data = parse_toml(read_trusted(found), found) if found is not None else {}
+    variables = {key for key in known_keys() if env_name(key) in environ}
+    return frozenset((*flatten(data), *variables, *flatten(_flags(overrides))))
+
+
 def _learn_secrets(settings: Settings, environ: Mapping[str, str]) -> None:
     """Register the secrets of the configuration and the environment with the scrubber."""
     register_named(environ)
@@ -123,6 +131,9 @@ def _learn_secrets(settings: Settings, environ: Mapping[str, str]) -> None:
     for command in (trainer.command, trainer.resume_args, *trainer.start_before, *trainer.stop_also):
         register_argv(command)
     register_argv(settings.notify.command)
+    for command in (*(hook.command for hook in settings.hooks), *(check.command for check in settings.checks)):
+        register_argv(command)
+    register_argv(settings.evaluation.command)
     for url in (*settings.notify.urls, *settings.notify.heartbeat_urls):
         register_address(url)
     register_document(settings.model_dump(mode="json"))
@@ -184,6 +195,8 @@ def changes_needing_restart(old: Settings, new: Settings) -> tuple[str, ...]:
     """Dotted keys that differ and that a running podwatch cannot change on reload."""
     fixed: tuple[str, ...] = ("run_id", "state_dir", "trainer.layout", "trainer.output_dir", "trainer.checkpoint_dir")
     fixed += ("checkpoints.custom", "sync.store", "http.enabled", "http.host", "http.port")
+    fixed += ("http.password_file",)
+    fixed += ("nodes.rank", "nodes.count")
     return tuple(key for key in fixed if _get(old, key) != _get(new, key))
 
 
@@ -313,115 +326,3 @@ def _get(settings: Settings, key: str) -> object:
     for name in key.split("."):
         value = getattr(value, name)
     return value
-
-
-# -- last good copy --------------------------------------------------------------------------------------------------
-
-
-# A daemon that refuses to start because of a typo guards nothing. It therefore keeps a copy of each file that it loaded
-# in ``<state_dir>/<run_id>/``, uses it when the file cannot be loaded, and reports that. Without one it exits with 78.
-
-COPY_NAME = "last-good.json"
-COPY_VERSION = 1
-_SETTING = re.compile(r"""^\s*(state_dir|run_id)\s*=\s*(["'])(.*?)\2""", re.M)
-
-
-def last_good_path(state_dir: Path, run_id: str) -> Path:
-    return state_dir / run_id / COPY_NAME
-
-
-def save_last_good(loaded: LoadedSettings) -> None:
-    """Store a copy of the file that was just loaded, atomically and fsynced. Does nothing for settings without a file
-    or from a copy. Raises OSError, which the daemon can ignore.
-    """
-    if loaded.path is None or loaded.refused:
-        return
-    target = last_good_path(loaded.settings.state_dir, loaded.settings.run_id)
-    record = {"schema_version": COPY_VERSION, "path": str(loaded.path), "text": loaded.text}
-    content = json.dumps(record).encode()
-    if target.is_file() and target.read_bytes() == content:
-        return
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = target.with_name(f".{COPY_NAME}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def load_last_good(
-    path: Path, *, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None, run: str = ""
-) -> LoadedSettings | None:
-    """The settings of the last good copy of the file at ``path``; None without a usable copy.
-
-    Environment and flags apply as usual.
-    """
-    for copy in _copies(path, environ, overrides or {}):
-        try:
-            record = json.loads(read_trusted(copy))
-            if record["path"] != str(path) or record["schema_version"] != COPY_VERSION:
-                continue
-            return load_text(str(record["text"]), path, environ=environ, overrides=overrides, run=run)
-        except (ConfigurationError, ValueError, KeyError, TypeError):
-            continue
-    return None
-
-
-def load_or_last_good(
-    path: Path | None, *, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None, run: str = ""
-) -> LoadedSettings:
-    """Like load_settings, but uses the last good copy of an unusable file, with ``refused`` set to the reason. Without
-    a copy it raises the file's own ConfigurationError."""
-    try:
-        return load_settings(path, environ=environ, overrides=overrides, run=run)
-    except ConfigurationError as error:
-        where = _named(path, environ, run)
-        copy = load_last_good(where, environ=environ, overrides=overrides, run=run) if where is not None else None
-        if copy is None:
-            raise
-        return replace(copy, refused=str(error))
-
-
-def _named(path: Path | None, environ: Mapping[str, str], run: str) -> Path | None:
-    if path is not None:
-        return named_file(path, environ)
-    try:
-        return find_file(None, environ=environ, run=run)
-    except ConfigurationError:
-        return named_file(Path(environ["PODWATCH_CONFIG"]), environ) if environ.get("PODWATCH_CONFIG") else None
-
-
-def _copies(path: Path, environ: Mapping[str, str], overrides: Mapping[str, object]) -> list[Path]:
-    """Possible copies. state_dir and run_id are read from the broken file line by line, because these two lines are
-    usually intact; then the default state_dir with every run."""
-    told: dict[str, str] = {}
-    try:
-        told = {name: value for name, _, value in _SETTING.findall(read_trusted(path))}
-    except ConfigurationError:
-        pass
-    for name in ("state_dir", "run_id"):
-        value = overrides.get(name) or environ.get(f"PODWATCH_{name.upper()}")
-        if value:
-            told[name] = str(value)
-    default = Settings.model_fields["state_dir"].default
-    places = [named_file(Path(told["state_dir"]), environ)] if "state_dir" in told else []
-    places.append(Path(default))
-    found: list[Path] = []
-    for place in dict.fromkeys(places):
-        if valid_run_id(told.get("run_id", "")):
-            found.append(last_good_path(place, told["run_id"]))
-        try:
-            found += sorted(place.glob(f"*/{COPY_NAME}"), key=lambda file: file.stat().st_mtime, reverse=True)
-        except OSError:
-            continue
-    return [copy for copy in dict.fromkeys(found) if copy.is_file()]

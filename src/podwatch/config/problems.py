@@ -2,7 +2,6 @@
 once.
 """
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from podwatch.config.keys import env_name, is_credential_key, known_keys, known_sections, looks_secret, suggest_key
+from podwatch.config.keys import (
+    env_name,
+    is_credential_key,
+    known_keys,
+    known_sections,
+    looks_secret,
+    similar,
+    suggest_key,
+)
+from podwatch.config.store_kinds import kind_of
 from podwatch.domain.errors import ConfigurationError
 
 # -- problems --------------------------------------------------------------------------------------------------------
@@ -78,9 +86,20 @@ def explain_errors(error: ValidationError, sources: Sources) -> list[Problem]:
     for detail in error.errors(include_url=False):
         path = tuple(str(piece) for piece in detail["loc"])
         key = _setting_of(path)
+        if (inside := _in_list_of_tables(path)) and detail["type"] != "extra_forbidden":
+            at, leaf, name = inside
+            lacks = detail["type"] == "missing"
+            what = f'"{leaf}" in {name} is missing' if lacks else _message(leaf, dict(detail), name)
+            found = Problem(what, where=sources.where(at), fix=f"add {leaf} = ..." if lacks else "")
+            problems.setdefault(at, found)
+            continue
         if detail["type"] == "extra_forbidden" and is_credential_key(path[-1]):
             continue  # find_secrets reports it, with a better fix
-        if detail["type"] == "extra_forbidden":
+        if detail["type"] == "extra_forbidden" and inside:
+            at, leaf, name = inside
+            what = f'unknown key "{leaf}" in {name}'
+            problems[at] = Problem(what, where=sources.where(at), fix=_other_key(path))
+        elif detail["type"] == "extra_forbidden":
             key = ".".join(path)
             problems[key] = Problem(f"unknown key {_name(key)}", where=sources.where(key), fix=suggest_key(path))
         elif detail["type"] == "missing":
@@ -89,7 +108,7 @@ def explain_errors(error: ValidationError, sources: Sources) -> list[Problem]:
             )
         elif key not in problems:
             problems[key] = Problem(_message(key, dict(detail)), where=sources.where(key))
-    order = {key: sources.lines.get(tuple(key.split(".")), 1 << 30) for key in problems}
+    order = {key: _line(sources, tuple(key.split("."))) for key in problems}
     return [problems[key] for key in sorted(problems, key=lambda name: order[name])]
 
 
@@ -112,7 +131,9 @@ def find_secrets(data: dict[str, Any], lines: dict[tuple[str, ...], int], path: 
             elif isinstance(value, dict):
                 visit(value, key)
             elif name == "store" and isinstance(value, str) and "@" in value.partition("://")[2].partition("/")[0]:
-                fix = "write b2://bucket only; the key goes into B2_APPLICATION_KEY_ID and B2_APPLICATION_KEY"
+                kind = kind_of(value)
+                fix = "write scheme and bucket only"
+                fix += f"; the key goes into {' and '.join(kind.key)}" if kind is not None and kind.key else ""
                 found.append(Problem(f"a secret in the configuration: {'.'.join(key)}", where=at(key), fix=fix))
 
     visit(data, ())
@@ -132,6 +153,12 @@ def _setting_of(path: tuple[str, ...]) -> str:
     return ".".join(path)
 
 
+def _line(sources: Sources, path: tuple[str, ...]) -> int:
+    """Where a problem is sorted: what is missing comes last, in a list of tables by its table."""
+    exact = sources.lines.get(path)
+    return exact or (line_of(sources.lines, path) if _in_list_of_tables(path) else None) or 1 << 30
+
+
 def _name(key: str) -> str:
     if key in known_sections():
         return f"[{key}]"
@@ -139,19 +166,40 @@ def _name(key: str) -> str:
     return f'"{leaf}" in [{section}]' if section else f'"{leaf}"'
 
 
-def _message(key: str, detail: dict[str, Any]) -> str:
+def _in_list_of_tables(path: tuple[str, ...]) -> tuple[str, str, str] | None:
+    """(key for the line, name of the key, name of the table) of a pydantic location in ``[[hooks]]`` or the like."""
+    if len(path) < 3 or path[0] not in known_keys() or not path[1].isdecimal() or path[2].isdecimal():
+        return None
+    return ".".join(path[:3]), path[2], f"[[{path[0]}]] number {int(path[1]) + 1}"
+
+
+def _other_key(path: tuple[str, ...]) -> str:
+    """The fix for an unknown key of a list of tables: the description of the setting lists its keys."""
+    from podwatch.config.keys import walk
+
+    described = next((field.description or "" for key, field in walk() if key == path[0]), "")
+    names = [name.strip(" .") for name in described.rpartition("keys")[2].split(",")]
+    close = similar(path[2], names, cutoff=0.6)
+    return f'did you mean "{close[0]}"?' if close else f"remove it; the keys are {', '.join(names)}"
+
+
+def _message(key: str, detail: dict[str, Any], table: str = "") -> str:
     text = str(detail["msg"]).removeprefix("Value error, ")
     text = re.sub(r"^Input should be (?=greater|less)", "expected a value ", text)
+    text = re.sub(r"^Input should be a valid tuple", "expected a list", text)
     text = re.sub(r"^Input should be ", "expected ", text)
+    text = re.sub(r"^Tuple should have at least 1 item .*", "is empty (expected at least one)", text)
+    text = re.sub(r"^String should match pattern .*a-z0-9-.*", "expected lower-case letters, digits and dashes", text)
     if key == "trainer.resume_args":
         text = 'expected "auto", "none" or a list of arguments'
     if not key:
         return text
     value = detail.get("input")
+    shown = f'"{key}" in {table}' if table else _name(key)
     if isinstance(value, str | int | float) and not isinstance(value, bool) and repr(value) not in text:
         secret = looks_secret(key) or looks_secret("", str(value))
         text = f"{text[0].lower()}{text[1:]}" if secret else f"{value!r} ({text[0].lower()}{text[1:]})"
-    return f"Invalid value for {_name(key)}: {text}{_nearest(detail)}"
+    return f"Invalid value for {shown}: {text}{_nearest(detail)}"
 
 
 def _nearest(detail: dict[str, Any]) -> str:
@@ -159,7 +207,7 @@ def _nearest(detail: dict[str, Any]) -> str:
     if detail["type"] != "literal_error" or not isinstance(detail.get("input"), str):
         return ""
     words = re.findall(r"'([^']+)'", str(detail.get("ctx", {}).get("expected", "")))
-    close = difflib.get_close_matches(detail["input"].lower(), words, n=1, cutoff=0.7)
+    close = similar(detail["input"].lower(), words, cutoff=0.7)
     return f': did you mean "{close[0]}"?' if close else ""
 
 
@@ -177,6 +225,7 @@ def key_lines(text: str) -> dict[tuple[str, ...], int]:
     """Line numbers (from 1) by key path, tables included. Broken files give what can be read."""
     found: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
+    tables: dict[tuple[str, ...], int] = {}
     open_value = _Value()
     for number, line in enumerate(text.splitlines(), 1):
         if open_value.unfinished:
@@ -185,6 +234,10 @@ def key_lines(text: str) -> dict[tuple[str, ...], int]:
         if header := _HEADER.match(line):
             table = _pieces(header["name"])
             found.setdefault(table, number)
+            if line.lstrip().startswith("[["):  # the n-th table of a list, as pydantic numbers it
+                tables[table] = tables.get(table, -1) + 1
+                table = (*table, str(tables[table]))
+                found.setdefault(table, number)
         elif key := _KEY.match(line):
             found.setdefault(table + _pieces(key["key"]), number)
             open_value = _Value()

@@ -13,7 +13,9 @@ from pydantic_core import PydanticKnownError
 
 from podwatch.config import plugins
 from podwatch.config.directory import resolved
+from podwatch.config.store_kinds import EXAMPLES, KINDS
 from podwatch.config.units import Duration, Ratio, Size
+from podwatch.domain.gang import MOST_NODES
 from podwatch.domain.manifest import DEFAULT_PART_SIZE, valid_run_id
 from podwatch.domain.policy import (
     GIB,
@@ -26,12 +28,14 @@ from podwatch.domain.policy import (
     RestartPolicy,
     TrainingPolicy,
 )
+from podwatch.domain.replacement import LONGEST_CALL_SECONDS, PROVIDER_NAME
 from podwatch.policy.lease import Timing
+from podwatch.policy.verdict import VerdictPolicy
 
 # The default of a threshold stands once, in its policy, with the reason beside it.
 _DETECTION, _RESTART, _DISK = DetectionPolicy(), RestartPolicy(), DiskPolicy()
 _REMOTE, _RESOURCES, _TRAINING = RemotePolicy(), ResourcePolicy(), TrainingPolicy()
-_LEASE, _NOTICES, _LOG_RULE = Timing(), NoticePolicy(), LogRule("", "")
+_LEASE, _NOTICES, _LOG_RULE, _VERDICT = Timing(), NoticePolicy(), LogRule("", ""), VerdictPolicy()
 
 LAYOUTS = (
     "auto",
@@ -54,10 +58,15 @@ LAYOUTS = (
     "custom",
 )
 """podwatch's own values of ``trainer.layout``; installed packages can add more."""
-STORE_SCHEMES = ("b2", "file")
 """The same for the scheme of ``sync.store``."""
 
-NoticeTopic = Literal["findings", "restarts", "gave-up", "disk", "store", "superseded", "preempted", "finished"]
+HookEvent = Literal[
+    "checkpoint", "published", "milestone", "finished", "ended", "started", "restarted", "incident", "gave-up",
+    "superseded", "preempted", "damaged",
+]  # fmt: skip
+NoticeTopic = Literal[
+    "findings", "restarts", "gave-up", "disk", "store", "superseded", "preempted", "finished", "evaluation"
+]
 
 
 class Section(BaseModel):
@@ -297,8 +306,17 @@ class CheckpointSettings(Section):
 class SyncSettings(Section):
     store: str = Field(
         "",
-        description='"b2://bucket[/prefix]" or "file:///path" (an installed package can add more); empty: NOT'
-        " BACKED UP",
+        description=f"{EXAMPLES} (an installed package can add more); empty: NOT BACKED UP",
+    )
+    s3_endpoint: str = Field(
+        "",
+        description="for s3://: the service's address, such as https://HOST; empty: AWS_ENDPOINT_URL_S3, else AWS",
+    )
+    s3_region: str = Field("", description='for s3://: the region that requests are signed for ("auto" for R2)')
+    s3_profile: str = Field("", description="for s3://: the AWS profile to use instead of the environment's keys")
+    s3_addressing: Literal["auto", "path", "virtual"] = Field(
+        "auto",
+        description="for s3://: whether the bucket is in the path or in the host name; auto: in the host name on AWS",
     )
     part_size: Size = Field(DEFAULT_PART_SIZE, description="B2's recommended part size; 5 MB to 5 GB")
     connections: int = Field(
@@ -382,6 +400,12 @@ class SyncSettings(Section):
     )
 
     @model_validator(mode="after")
+    def _parts(self) -> "SyncSettings":
+        if self.store.startswith("s3://") and self.part_size < 5 << 20:
+            raise ValueError("part_size must be at least 5MiB for s3://, because S3 refuses smaller parts")
+        return self
+
+    @model_validator(mode="after")
     def _patience(self) -> "SyncSettings":
         if self.holder_patience < 2 * self.heartbeat:
             raise ValueError("holder_patience must be at least two heartbeats; otherwise a living pod loses its run")
@@ -391,8 +415,8 @@ class SyncSettings(Section):
     @classmethod
     def _scheme(cls, value: str) -> str:
         scheme, separator, _ = value.partition("://")
-        if value and not (separator and plugins.known(plugins.STORES, scheme, STORE_SCHEMES)):
-            raise ValueError('must be "b2://bucket[/prefix]", "file:///path" or empty')
+        if value and not (separator and plugins.known(plugins.STORES, scheme, KINDS)):
+            raise ValueError(f"must be {EXAMPLES}, or empty")
         return value
 
     @field_validator("extra")
@@ -474,8 +498,248 @@ class RecoverySettings(Section):
         " shortest notice of a provider is 5 s",
     )
     on_give_up: Literal["stay", "exit"] = Field(
-        "stay", description='"exit": podwatch exits with code 86 when it gives up, so that an engine can move the job'
+        "stay",
+        description='"exit": podwatch exits when it gives up, with code 65 if the command is at fault, else with 86, so'
+        " that an engine can move the job",
     )
+    on_finished: Literal["stay", "exit"] = Field(
+        "stay",
+        description='"exit": when the run is finished and its last checkpoint is stored, podwatch exits with code 0 (69'
+        " if something could not be stored)",
+    )
+    final_sync: Duration = Field(
+        7200.0,
+        ge=0,
+        description="longest time to store the last checkpoint of a finished run: 47 GB at 10 MB/s take 80 min",
+    )
+    standby: Duration = Field(
+        900.0,
+        ge=0,
+        description="job mode: wait this long for another pod that holds the run, or for what blocks a start, then exit"
+        " with 86: longer than a takeover (holder_patience + claim_wait), because each exit uses up an attempt",
+    )
+    end_grace: Duration | None = Field(
+        None,
+        ge=1,
+        le=3600,
+        description="job mode: time from the engine's SIGTERM until podwatch kills training; set it a little below the"
+        " engine's own grace; default: 0.85 of that engine's default (docs/jobs.md)",
+    )
+    job_attempts: int = Field(
+        _VERDICT.most_failures,
+        ge=2,
+        description="in job mode: attempts in a row without progress (and budget_time, for a run that ever made a step)"
+        " before the exit code is 65 instead of 86, because engines retry without limit",
+    )
+    bad_host_for: Duration = Field(
+        _VERDICT.bad_host_seconds,
+        description="in job mode: after a machine fault no attempt of the run starts on that machine for this long (at"
+        " most three refusals); 0: never refused",
+    )
+
+
+class NodesSettings(Section):
+    """One run over several nodes (docs/nodes.md): one podwatch on each, with `run --job`."""
+
+    rank: int | None = Field(
+        None, ge=0, description="number of this node, from 0; default: from the engine's variables (docs/nodes.md)"
+    )
+    count: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_NODES,
+        description="number of nodes of this run; default: from the engine's variables; 1: a run on one node, whatever"
+        " the engine says",
+    )
+    wait: Duration = Field(
+        600.0,
+        ge=1,
+        description="how long a start waits for the other nodes to report, then it ends with 86: engines start the"
+        " nodes of a job minutes apart",
+    )
+    silence: Duration = Field(
+        90.0,
+        ge=5,
+        description="a node that has not reported for this long is gone, and all nodes end: longer than the attribute"
+        " cache of NFS (60 s), and than a restart of podwatch takes",
+    )
+
+
+class EndPodSettings(Section):
+    """``[end_pod]``: a command that ends this rented machine once nothing more is to be done on it
+    (docs/end-the-pod.md). Not used in job mode, where the engine ends it."""
+
+    command: tuple[str, ...] = Field(
+        (), description="list of arguments, not run by a shell; runs once the final sync is done or its time is over"
+    )
+    on: tuple[Literal["finished", "gave-up", "superseded"], ...] = Field(
+        ("finished", "gave-up", "superseded"), description="the ends of the run after which it runs"
+    )
+    env_file: Path | None = Field(
+        None, description="file with the provider's key as NAME=value lines; mode 0600; the store's key is never passed"
+    )
+    timeout: Duration = Field(
+        60.0, gt=0, description="the command is killed after this time; an API answers in seconds"
+    )
+    tries: int = Field(
+        5, ge=1, description="the command runs at most this often for one end, then podwatch reports that it failed"
+    )
+
+
+class ProviderSettings(Section):
+    """One table of ``[controller.providers]``: a provider command (docs/controller.md)."""
+
+    command: tuple[str, ...] = Field(
+        ..., min_length=1, description="argv; list, create or destroy is appended; not run by a shell"
+    )
+    env_file: Path | None = Field(None, description="file with the provider's key as NAME=value lines; mode 0600")
+    timeout: Duration = Field(
+        120.0, gt=0, le=LONGEST_CALL_SECONDS, description="each call is killed after this time: its outcome is unknown"
+    )
+
+
+class ControllerSettings(Section):
+    """``[controller]``: what `podwatch controller` runs on this machine. Its caps are in controller.json in the store
+    (docs/controller.md). The daemon does not use this section."""
+
+    providers: dict[str, ProviderSettings] = Field(
+        default_factory=dict,
+        description="a table for each provider by its name in controller.json, with the keys command, env_file,"
+        " timeout: commands come from this file only, never from the store",
+    )
+    every: Duration = Field(
+        30.0, ge=5, description="time between two looks with --loop: half of a heartbeat, and few calls of an API"
+    )
+
+    @field_validator("providers")
+    @classmethod
+    def _names(cls, value: dict[str, ProviderSettings]) -> dict[str, ProviderSettings]:
+        for name in value:
+            if not PROVIDER_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is not a name: use letters, digits, - and _")
+        return value
+
+
+def _real_argv(value: object) -> object:
+    if isinstance(value, str):
+        raise ValueError('must be a list of arguments, for example ["python3", "/root/evaluate.py"]; no shell runs it')
+    if isinstance(value, list | tuple) and (not value or not value[0]):
+        raise ValueError("is empty; it needs at least the program")
+    if isinstance(value, list | tuple) and any("\0" in str(argument) for argument in value):
+        raise ValueError("contains a NUL character")
+    return value
+
+
+_CHILD_NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
+
+
+class HookSettings(Section):
+    """``[[hooks]]``: a command that podwatch runs after an event (docs/hooks.md)."""
+
+    name: str = Field(..., pattern=_CHILD_NAME, description="lower-case name, unique, for events, logs and commands")
+    on: tuple[HookEvent, ...] = Field(..., min_length=1, description="the events after which it runs")
+    command: tuple[str, ...] = Field(..., description="list of arguments, not run by a shell")
+    cwd: Path | None = Field(None, description="working directory; default: that of training")
+    env_file: Path | None = Field(
+        None, description="file with NAME=value lines for it; mode 0600; the store's key is never passed"
+    )
+    user: str = Field("", description="run it as this user; default: podwatch's own")
+    timeout: Duration = Field(
+        3600.0, gt=0, description="after this time podwatch ends the command and all that it started"
+    )
+    coalesce: bool = Field(
+        True, description="of several waiting events of one kind run only the newest: a slow hook does not fall behind"
+    )
+    retries: int = Field(0, ge=0, le=8, description="further attempts after a failure; the first after 10 s")
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _argv(cls, value: object) -> object:
+        return _real_argv(value)
+
+
+class CheckSettings(Section):
+    """``[[checks]]``: a command that `podwatch check` runs (docs/hooks.md)."""
+
+    name: str = Field(..., pattern=_CHILD_NAME, description="lower-case name, unique, for the line of the report")
+    command: tuple[str, ...] = Field(..., description="list of arguments, not run by a shell")
+    cwd: Path | None = Field(None, description="working directory; default: that of training")
+    env_file: Path | None = Field(
+        None, description="file with NAME=value lines for it; mode 0600; the store's key is never passed"
+    )
+    user: str = Field("", description="run it as this user; default: podwatch's own")
+    timeout: Duration = Field(60.0, gt=0, description="after this time podwatch ends it, and the check fails")
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _argv(cls, value: object) -> object:
+        return _real_argv(value)
+
+
+class EvaluationSettings(Section):
+    """``[evaluation]``: a command that evaluates checkpoints (docs/evaluation.md). Empty ``command``: none."""
+
+    command: tuple[str, ...] = Field(
+        (),
+        description="list of arguments, not run by a shell; podwatch replaces {checkpoint}, {weights}, {step}, {run_id}"
+        " and {output}, where it writes results.json; empty: no evaluation",
+    )
+    every_saves: int = Field(0, ge=0, description="evaluate every N-th complete checkpoint; 0: not for this reason")
+    every_steps: int = Field(
+        0, ge=0, description="evaluate the first complete checkpoint in each N steps; 0: not for this reason"
+    )
+    milestones: bool = Field(False, description="evaluate the checkpoints that the store keeps (sync.keep_every)")
+    at_end: bool = Field(False, description="evaluate the last checkpoint when training is finished")
+    gpus: Literal["none", "free"] = Field(
+        "none", description='"none": on the CPU beside training; "free": beside training, on GPUs that nothing uses'
+    )
+    gpu_count: int = Field(1, ge=1, description='number of GPUs with gpus = "free"')
+    metric: str = Field(
+        "",
+        description='name of the number that decides which checkpoint is the best, for example "results.gsm8k.acc";'
+        " its checkpoint is kept here and in the store; empty: none",
+    )
+    lower_is_better: bool = Field(False, description="the metric is a loss or an error")
+    regression: Ratio = Field(
+        0.05,
+        ge=0,
+        description="report a result that is worse than the best by more than this share of it: less is usually noise",
+    )
+    timeout: Duration = Field(3600.0, gt=0, description="after this time podwatch ends it and all that it started")
+    coalesce: bool = Field(True, description="of several due checkpoints that wait evaluate only the newest")
+    reserve: Size = Field(
+        5_000_000_000,
+        ge=0,
+        description="space that an evaluation leaves free on the disks of training and podwatch, besides the next save;"
+        " podwatch ends one that does not: a full disk costs training",
+    )
+    dir: Path | None = Field(
+        None,
+        description="directory for its output and for checkpoints fetched from the store; default: below state_dir;"
+        " never under output_dir; with user, one that this user can enter",
+    )
+    cwd: Path | None = Field(None, description="working directory; default: that of training")
+    env_file: Path | None = Field(
+        None, description="file with NAME=value lines for it; mode 0600; the store's key is never passed"
+    )
+    user: str = Field("", description="run it as this user; default: podwatch's own")
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _argv(cls, value: object) -> object:
+        return value if value in ((), []) else _real_argv(value)
+
+    def as_check(self, command: tuple[str, ...] = ()) -> "CheckSettings":
+        """This in the form of ``[[checks]]``, which the same code examines and starts. ``command``: with its
+        placeholders replaced."""
+        return CheckSettings(
+            name="evaluation",
+            command=command or self.command,
+            cwd=self.cwd,
+            env_file=self.env_file,
+            user=self.user,
+            timeout=self.timeout,
+        )
 
 
 class ResourceSettings(Section):
@@ -558,8 +822,13 @@ class RecordSettings(Section):
 
 class HttpSettings(Section):
     enabled: bool = Field(True, description="health, status and metrics for probes, and the trainer's progress pings")
-    host: str = Field("127.0.0.1", description="address to listen on; HTTP only reads, and only this machine needs it")
+    host: str = Field(
+        "127.0.0.1", description="address to listen on; HTTP only reads; beyond loopback it needs password_file"
+    )
     port: int = Field(9477, ge=0, le=65535, description="port; if it is taken, the next free one; 0: any")
+    password_file: Path | None = Field(
+        None, description="file with the password of the page and of all HTTP but probes and pings; mode 0600"
+    )
 
 
 class NotifySettings(Section):
@@ -571,11 +840,21 @@ class NotifySettings(Section):
     urls: tuple[str, ...] = Field(
         (),
         description="an https:// URL receives the JSON by POST; other schemes (ntfy, tgram, slack, mailto...) need"
-        " podwatch[notify]; put a URL that contains a key into urls_file",
+        " podwatch[notify]; put a URL that contains a key into urls_file; a severity before the URL, as in"
+        ' "critical https://...", is the lowest that it receives',
     )
     urls_file: Path | None = Field(None, description="file with more URLs, one per line; mode 0600")
+    command_severity: Literal["info", "warning", "critical"] | None = Field(
+        None, description="lowest severity that command receives; default: that of min_severity, and every event"
+    )
+    digest: Duration = Field(
+        0.0,
+        ge=0,
+        description='time between two digests, such as "24h": step, time to finish, restarts and their cost, reward,'
+        " KL, disk, store; at least 1h; off by default: who reads it is for you to say",
+    )
     events: tuple[NoticeTopic, ...] = Field(
-        ("findings", "restarts", "gave-up", "disk", "store", "superseded", "preempted", "finished"),
+        ("findings", "restarts", "gave-up", "disk", "store", "superseded", "preempted", "finished", "evaluation"),
         description="topics to send: each is rare or needs an operator",
     )
     min_severity: Literal["warning", "critical"] = Field(
@@ -599,6 +878,13 @@ class NotifySettings(Section):
     heartbeat_urls_file: Path | None = Field(None, description="file with more such URLs, one per line; mode 0600")
     heartbeat_every: Duration = Field(60.0, ge=5, le=3600, description="time between two calls of heartbeat_urls")
 
+    @field_validator("digest")
+    @classmethod
+    def _rarely(cls, value: float) -> float:
+        if 0 < value < 3600:
+            raise ValueError('shorter than 1h: write for example "24h", or 0 for none')
+        return value
+
     @field_validator("heartbeat_urls")
     @classmethod
     def _web(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -611,7 +897,7 @@ class NotifySettings(Section):
     @classmethod
     def _schemes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for number, url in enumerate(value, start=1):
-            if not re.match(r"[a-z][a-z0-9+.-]*://.", url):
+            if not re.match(r"((info|warning|critical) +)?[a-z][a-z0-9+.-]*://.", url):
                 raise ValueError(f"number {number} is not a URL: it needs a scheme such as https:// or ntfy://")
         return value
 
@@ -629,6 +915,17 @@ class WandbSettings(Section):
     python: Path | None = Field(
         None, description="a Python with wandb, such as the trainer's; default: podwatch's own, with podwatch[wandb]"
     )
+
+
+class CostSettings(Section):
+    """What this machine costs (docs/cost.md)."""
+
+    per_hour: float | None = Field(
+        None,
+        ge=0,
+        description="price of one hour of this machine; with it podwatch shows money: so far, lost, at the end",
+    )
+    currency: str = Field("", max_length=8, description='text behind an amount, for example "EUR"')
 
 
 class LogSettings(Section):
@@ -657,17 +954,32 @@ class Settings(Section):
     sync: SyncSettings = Field(default_factory=SyncSettings)
     disk: DiskSettings = Field(default_factory=DiskSettings)
     recovery: RecoverySettings = Field(default_factory=RecoverySettings)
+    nodes: NodesSettings = Field(default_factory=NodesSettings)
+    end_pod: EndPodSettings = Field(default_factory=EndPodSettings)
+    controller: ControllerSettings = Field(default_factory=ControllerSettings)
     resources: ResourceSettings = Field(default_factory=ResourceSettings)
     log_rules: tuple[LogRuleSettings, ...] = Field(
         (),
         description="a list of tables, each a pattern for the trainer's logs, with the keys"
         " name, pattern, count, within, critical, says, fix, supports",
     )
+    hooks: tuple[HookSettings, ...] = Field(
+        (),
+        description="a list of tables, each a command to run after an event (docs/hooks.md), with the keys"
+        " name, on, command, cwd, env_file, user, timeout, coalesce, retries",
+    )
+    checks: tuple[CheckSettings, ...] = Field(
+        (),
+        description="a list of tables, each a command that `podwatch check` runs (docs/hooks.md), with the keys"
+        " name, command, cwd, env_file, user, timeout",
+    )
+    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     training: TrainingHealthSettings = Field(default_factory=TrainingHealthSettings)
     record: RecordSettings = Field(default_factory=RecordSettings)
     http: HttpSettings = Field(default_factory=HttpSettings)
     notify: NotifySettings = Field(default_factory=NotifySettings)
     wandb: WandbSettings = Field(default_factory=WandbSettings)
+    cost: CostSettings = Field(default_factory=CostSettings)
     log: LogSettings = Field(default_factory=LogSettings)
 
     @field_validator("run_id")
@@ -677,6 +989,14 @@ class Settings(Section):
             raise ValueError("expected 1 to 128 letters, digits, '.', '_' or '-', starting with a letter or digit")
         return value
 
+    @field_validator("hooks", "checks")
+    @classmethod
+    def _unique(cls, value: "tuple[HookSettings | CheckSettings, ...]") -> "tuple[HookSettings | CheckSettings, ...]":
+        names = [one.name for one in value]
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            raise ValueError(f"two of them have the name {twice!r}; each needs its own")
+        return value
+
     @model_validator(mode="after")
     def _together(self) -> "Settings":
         if self.trainer.layout == "custom" and self.checkpoints.custom is None:
@@ -684,4 +1004,8 @@ class Settings(Section):
         output, state = self.trainer.output_dir, self.state_dir
         if state == output or output in state.parents:
             raise ValueError("state_dir must not be inside trainer.output_dir: trainers wipe it or refuse to start")
+        if (place := self.evaluation.dir) is not None and (output == place or output in place.parents):
+            raise ValueError("evaluation.dir must not be inside trainer.output_dir: trainers wipe it")
+        if self.evaluation.user and place is None:
+            raise ValueError("evaluation.user needs evaluation.dir: a directory that this user can enter")
         return self

@@ -16,7 +16,7 @@ from podwatch.domain.snapshot import Reading, TrainerSample
 from podwatch.policy.backup import Kept, not_stored
 from podwatch.policy.lease import LeaseAction
 from podwatch.policy.lineage import branch_line, kept_step
-from podwatch.policy.upload_order import Outcome, Tally, every, in_words, uplink_behind
+from podwatch.policy.uploads import Outcome, Tally, every, in_words, uplink_behind
 from podwatch.sync.types import SyncStatus, UploadPace
 
 

@@ -237,5 +237,10 @@ def _complete(found: CheckpointSet, wall: float, word: str) -> Event:
         EventName.CHECKPOINT_COMPLETE,
         wall,
         f"checkpoint of step {found.step} {word}: {counted(found.file_count, 'file')}",
-        fields={"step": found.step, "save_id": found.save_id, "size_bytes": found.size_bytes},
+        fields={
+            "step": found.step,
+            "save_id": found.save_id,
+            "size_bytes": found.size_bytes,
+            "changed_at": round(found.changed_wall, 3),
+        },
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podwatch.api.control import Handler
 from podwatch.daemon.host import Host
@@ -14,7 +14,7 @@ from podwatch.daemon.wiring import Components
 from podwatch.domain.checkpoint import HeldAs, newest_complete
 from podwatch.domain.errors import Busy, HostError, UsageError
 from podwatch.domain.finding import counted
-from podwatch.domain.mutation_guard import Mutation, MutationGuard
+from podwatch.domain.run import Mutation, MutationGuard
 from podwatch.journal import Journal
 from podwatch.recovery import quarantine
 from podwatch.recovery.clean import Cleaned, request_clean
@@ -28,6 +28,9 @@ from podwatch.reporting.documents import (
 )
 from podwatch.reporting.status import build_status
 from podwatch.retention.pruner import plan_document
+
+if TYPE_CHECKING:
+    from podwatch.hooks.evaluation import Evaluations
 
 AT_ONCE = frozenset({"status", "events", "incidents", "shutdown", "preempt"})
 """Methods that run while podwatch is still starting."""
@@ -49,10 +52,12 @@ class Commands:
         memory: Remembered,
         maintenance: Maintenance,
         reload: Reload,
+        evaluations: "Evaluations | None" = None,
     ) -> None:
         self._parts, self._loops, self._host = parts, loops, host
         self._status, self._memory = status, memory
         self._maintenance, self._reload = maintenance, reload
+        self._evaluations = evaluations
         self.begun = asyncio.Event()
 
     def table(self) -> Mapping[str, Handler]:
@@ -61,6 +66,7 @@ class Commands:
             self.status, self.start, self.restart, self.restart_plan, self.stop_training, self.checkpoints, self.verify,
             self.sync, self.prune_plan, self.prune, self.pin, self.unpin, self.quarantine_return, self.clean,
             self.events, self.incidents, self.reload, self.shutdown, self.pause, self.unpause, self.preempt,
+            self.evaluate,
         )  # fmt: skip
         named = {method.__name__: method for method in methods}
         return {name: method if name in AT_ONCE else self._once_begun(method) for name, method in named.items()}
@@ -244,7 +250,8 @@ class Commands:
             if one is None:
                 raise UsageError(f"incident {wanted} not found", fix="`podwatch incidents` lists them")
             found = [one]
-        return {"incidents": [incident_document(i) for i in found]}
+        account = self._status.view().account
+        return {"incidents": [incident_document(i, account) for i in found]}
 
     async def reload(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"message": self._reload.now()}
@@ -252,6 +259,18 @@ class Commands:
     async def shutdown(self, _: dict[str, Any]) -> dict[str, Any]:
         self._host.exit.leave(0)
         return {"message": "podwatch exits; training continues, unguarded"}
+
+    async def evaluate(self, params: dict[str, Any]) -> dict[str, Any]:
+        if self._evaluations is None:
+            fix = "set [evaluation] command and restart podwatch (docs/evaluation.md)"
+            raise UsageError("no evaluation is configured", where="[evaluation]", fix=fix)
+        steps = params.get("steps")
+        if steps is not None:
+            steps = [_needed_step({"step": step}) for step in steps if isinstance(steps, list)]
+        targets = await self._evaluations.request(steps)
+        text = ", ".join(str(t.step) for t in targets)
+        message = f"requested: the evaluation of step {text}; `podwatch eval table` shows the results"
+        return {"message": message, "steps": [t.step for t in targets]}
 
     async def pause(self, params: dict[str, Any]) -> dict[str, Any]:
         seconds = params.get("seconds")

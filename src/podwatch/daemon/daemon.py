@@ -8,26 +8,33 @@ import asyncio
 import os
 import signal
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from podwatch import __version__
-from podwatch.config.loading import LoadedSettings, save_last_good
+from podwatch.checkpoints.layouts.base import counts_saves
+from podwatch.config.last_good import save_last_good
+from podwatch.config.loading import LoadedSettings
 from podwatch.daemon import status_view
+from podwatch.daemon.accountant import LOOK_SECONDS, Accountant
 from podwatch.daemon.checkpoint_loop import ANNOUNCED, Announced
 from podwatch.daemon.commands import Commands
-from podwatch.daemon.endpoints import Endpoints
-from podwatch.daemon.entry import BY_HAND, silent_seconds
-from podwatch.daemon.host import STEP_SECONDS, Host, open_host
-from podwatch.daemon.init import UNDER_INIT
+from podwatch.daemon.end_pod import make_pod_ender
+from podwatch.daemon.entry import silent_seconds
+from podwatch.daemon.history import History
+from podwatch.daemon.host import STEP_SECONDS, Endpoints, Host, open_host
+from podwatch.daemon.job import EndOfRun, FinalSync, clear_survivors, end_grace, keeper_job
 from podwatch.daemon.loops import DaemonLoops, make_loops, make_recorder
 from podwatch.daemon.maintenance import KEY as PAUSE
 from podwatch.daemon.maintenance import Maintenance
-from podwatch.daemon.notifications import FAREWELL_SECONDS, Notifying, make_notifying
-from podwatch.daemon.run_lock import RunLock
-from podwatch.daemon.shutdown import Budget, briefly, say_goodbye, told_by
+from podwatch.daemon.notifications import DIGEST_LOOK_SECONDS, FAREWELL_SECONDS, Notifying, make_notifying
+from podwatch.daemon.paths import RunLock
+from podwatch.daemon.shutdown import Budget, briefly, say_goodbye, say_goodbye_of_job, told_by
 from podwatch.daemon.startup_checks import RECOVERED, last_pause, take_ground
-from podwatch.daemon.status_view import Remembered, StatusSource, TrainingInPause
+from podwatch.daemon.status_view import Books, Remembered, StatusSource, TrainingInPause
 from podwatch.daemon.store_jobs import TELLING, Jobs, StoreJobs, make_artifacts
-from podwatch.daemon.tick import Findings, LoadAgain, Reload, Tick
+from podwatch.daemon.tick import Findings, LoadAgain, Reload, Reporters, Tick
+from podwatch.daemon.variables import BY_HAND, UNDER_INIT
+from podwatch.daemon.verdicts import make_verdicts
 from podwatch.daemon.wiring import LEARNED as LEARNED
 from podwatch.daemon.wiring import READ_SO_FAR, Choices, Components, build
 from podwatch.detection.learned import Learned
@@ -36,15 +43,21 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
 from podwatch.journal import Journal
+from podwatch.policy.accounting import Price
 from podwatch.recording.recorder import Recorder
 from podwatch.recovery.stop import tell_to_end
 from podwatch.reporting import logging as log
 from podwatch.sensors.gpu import GpuReader
 from podwatch.sync.syncer import Syncer
-from podwatch.sync.upload.artifacts import LAST_SECONDS
+from podwatch.sync.upload.artifacts import LAST_SECONDS, Artifacts
 from podwatch.system.clock import Clock, SystemClock
 from podwatch.system.sd_notify import make_notifier
 from podwatch.system.workers import Worker, give_back, settle
+from podwatch.trainer.launcher import KeeperJob
+
+if TYPE_CHECKING:
+    from podwatch.hooks.evaluation import Evaluations
+    from podwatch.hooks.runner import Hooks
 
 FIRST_LOOK_SECONDS = 10.0
 """READY waits at most this long for the first GPU reading; a GPU sensor without an answer does not block the start."""
@@ -53,12 +66,16 @@ EXPOSED = "paths.exposed"
 """Journal key: the last reported warning that another user can move podwatch's directory away."""
 STARTED_FRESH = "recovery.started-fresh"
 """Journal key: the id of the last executed `run --fresh`."""
+RETRIED = "recovery.retried"
+"""The same of `run --retry`."""
 GIVE_BACK_SECONDS = 30.0
 """Interval of returning freed memory to the system; takes less than a millisecond when there is none."""
 TASKS_END_SECONDS = 5.0
 """A loop that waits for a hung disk is abandoned after this: its thread is a daemon thread."""
 LAST_WORDS_SECONDS = 2.0
 """Time that the shutdown takes after the last preemption step."""
+RECORD_SECONDS = 2.0
+"""Time for recording in the store that a job was preempted."""
 PREEMPTED_TASKS_SECONDS, PREEMPTED_ACT_SECONDS = 0.3, 0.4
 """Deadlines for the loops and for recovery's operation in progress at a preemption: the next podwatch completes it."""
 
@@ -66,13 +83,14 @@ PREEMPTED_TASKS_SECONDS, PREEMPTED_ACT_SECONDS = 0.3, 0.4
 @dataclass(frozen=True, slots=True)
 class Start:
     """How `podwatch run` starts the daemon. ``take_over`` is the id of an operator's `--take-over`, ``fresh`` that of a
-    `--fresh`; each id is executed once."""
+    `--fresh`, ``retry`` that of a `--retry`; each id is executed once."""
 
     adopt_existing: bool = False
     gpu_reader: GpuReader | None = None
     same_disk_store: bool = False
     take_over: str = ""
     fresh: str = ""
+    retry: str = ""
 
 
 async def serve(
@@ -123,7 +141,8 @@ async def build_daemon(
 ) -> "Daemon":
     """The daemon with all that its parts remember of an earlier podwatch; starts nothing."""
     journal, paths = host.journal, host.foundation.paths
-    choices = Choices(start.gpu_reader, start.same_disk_store, start.take_over)
+    job = keeper_job(loaded.settings.recovery, os.environ)
+    choices = Choices(start.gpu_reader, start.same_disk_store, start.take_over, job)
     parts = await host.disk.call(build, loaded.settings, host.foundation, choices)
     parts.run.config.problem = loaded.refused
     if parts.checks.unknown and (pause := await host.disk.call(last_pause, paths.runtime)):
@@ -133,6 +152,8 @@ async def build_daemon(
     await parts.checks.prove()
     memory = Remembered(journal)
     await memory.load()
+    accountant = Accountant(journal, host.clock, host.bus, counted=not counts_saves(parts.run.layout))
+    await accountant.load()
     kept = await journal.run(Journal.learned, LEARNED, {})
     learned = Learned.from_dict(kept) if isinstance(kept, dict) else Learned()
     announced = Announced(
@@ -153,30 +174,53 @@ async def build_daemon(
         lambda text: host.bus.say(EventName.CONFIG_WARNING, text, Severity.WARNING),
         paths.journal.parent,
     )
-    findings = Findings(parts, loops, host.bus, maintenance, notifying, silent)
-    status = StatusSource(parts, loops, host.bus, findings, memory, maintenance, loaded.path)
+    hooks = None
+    if loaded.settings.hooks:
+        from podwatch.daemon.hooks import make_hooks
+
+        hooks = await make_hooks(parts, host, loaded.path)
+    evaluations = None
+    if loaded.settings.evaluation.command:
+        from podwatch.daemon.evaluation import make_evaluations
+
+        evaluations = await make_evaluations(parts, host, loops, memory, loaded.path)
+    findings = Findings(parts, loops, host.bus, maintenance, Reporters(notifying, hooks, evaluations), silent)
+    history = History(paths.history, host.disk, accountant, host.bus)
+    books = Books(accountant, history)
+    best = str if evaluations is None else evaluations.best_text
+    status = StatusSource(parts, loops, host.bus, findings, memory, maintenance, loaded.path, host.exit, books, best)
     recorder = make_recorder(parts, loops.sensing)
     reload = Reload(parts, loops, host, loaded, load_again, status, recorder)
     store_jobs = StoreJobs(parts, status)
     tick = Tick(parts, loops, host, findings, status, store_jobs, maintenance, notifying, recorder)
     loops.sensing.listeners.append(tick)
-    commands = Commands(parts, loops, host, status, memory, maintenance, reload)
-    return Daemon(host, parts, loops, status, memory, reload, store_jobs, commands, Outlets(notifying, recorder))
+    commands = Commands(parts, loops, host, status, memory, maintenance, reload, evaluations)
+    artifacts = make_artifacts(parts, reload)
+    verdicts = None if job is None else make_verdicts(parts, retry=bool(start.retry))
+    final = FinalSync(parts, loops, host, artifacts)
+    ending = EndOfRun(parts, host, final, verdicts, make_pod_ender(parts), store_jobs)
+    outlets = Outlets(notifying, recorder, artifacts, ending, job, hooks, evaluations)
+    return Daemon(host, parts, loops, status, memory, reload, store_jobs, commands, outlets)
 
 
 @dataclass(frozen=True, slots=True)
 class Outlets:
-    """What a daemon has only if it is configured."""
+    """What a daemon has only if it is configured; and the end of the run."""
 
     notifying: Notifying | None
     recorder: Recorder | None
+    artifacts: Artifacts | None
+    ending: EndOfRun
+    job: KeeperJob | None
+    hooks: "Hooks | None" = None
+    evaluations: "Evaluations | None" = None
 
 
 class LastWords:
     """What a preempted daemon does last; see ``shutdown.Farewell``."""
 
-    def __init__(self, parts: Components, store_jobs: StoreJobs, why: str) -> None:
-        self._parts, self._store_jobs, self._why = parts, store_jobs, why
+    def __init__(self, parts: Components, loops: DaemonLoops, store_jobs: StoreJobs, why: str) -> None:
+        self._parts, self._loops, self._store_jobs, self._why = parts, loops, store_jobs, why
 
     @property
     def syncer(self) -> Syncer | None:
@@ -188,6 +232,23 @@ class LastWords:
     async def end_training(self) -> None:
         recovery = self._parts.recovery
         await tell_to_end(recovery.context.tools, recovery.handle, self._why)
+
+    async def training_ended(self) -> None:
+        """Returns once training has ended and its last checkpoint was looked at."""
+        parts = self._parts
+        handle = parts.recovery.handle
+        while handle is not None and (await handle.tree()).value:
+            await parts.run.clock.sleep(0.1)
+        parts.recovery.context.writers_ended = True
+        await self._loops.guarding.look()
+        if parts.syncer is not None:
+            parts.syncer.notify()
+
+    async def last_checkpoint(self) -> None:
+        """Returns once the last checkpoint is in the store."""
+        syncer = self._parts.syncer
+        while syncer is not None and (await syncer.unstored()).pending:
+            await self._parts.run.clock.sleep(0.1)
 
 
 class Daemon:
@@ -208,12 +269,20 @@ class Daemon:
         self._host, self._parts, self._loops, self._status, self._memory = host, parts, loops, status, memory
         self._reload, self._store_jobs, self._commands = reload, store_jobs, commands
         self._notifying, self._recorder = outlets.notifying, outlets.recorder
+        self._artifacts, self._ending, self._in_job = outlets.artifacts, outlets.ending, outlets.job
+        self._hooks, self._evaluations = outlets.hooks, outlets.evaluations
         self._endpoints = Endpoints(parts, status, commands.table(), host.bus, str(reload.loaded.path or ""))
-        self._artifacts = make_artifacts(parts)
         self._jobs = Jobs()
         host.bus.listeners.append(self._on_event)
         if self._notifying is not None:
+            cost = parts.settings.cost
+            price = Price(cost.per_hour, cost.currency)
+            self._notifying.account = lambda: status.books.accountant.account(target=None, price=price)
             host.bus.listeners.append(self._notifying.event)
+        if self._hooks is not None:
+            host.bus.listeners.append(self._hooks.event)
+        if self._evaluations is not None:
+            host.bus.listeners.append(self._evaluations.event)
 
     @property
     def loaded(self) -> LoadedSettings:
@@ -248,39 +317,75 @@ class Daemon:
     async def _begin(self, start: Start) -> None:
         parts, journal = self._parts, self._host.journal
         self._store_jobs.ask()
-        await parts.recovery.begin(adopt_existing=start.adopt_existing, by_hand=os.environ.get(BY_HAND, ""))
+        if parts.gang is not None:
+            await parts.gang.start()
+            self._host.tasks.spawn(parts.gang.run(), "nodes")
+        if not await self._may_train():
+            return
+        await parts.recovery.begin(
+            adopt_existing=start.adopt_existing,
+            by_hand=os.environ.get(BY_HAND, ""),
+            not_before_wall=self._ending.not_before_wall,
+        )
         if start.fresh and await journal.run(Journal.learned, STARTED_FRESH) != start.fresh:
             await journal.run(Journal.learn, STARTED_FRESH, start.fresh)  # once: init passes it again
-            await self._start_fresh()
+            await self._start_again("--fresh", fresh=True)
+        if start.retry and await journal.run(Journal.learned, RETRIED) != start.retry:
+            await journal.run(Journal.learn, RETRIED, start.retry)
+            await self._start_again("--retry")
         parts.checks.missing = parts.checks.missing or parts.training.record.problem
         self._commands.begun.set()
         self._host.bus.say(EventName.DAEMON_STARTED, self._status.opening(), version=__version__, pid=os.getpid())
         for warning in (*self.loaded.warnings, *await self._exposed()):
             self._host.bus.say(EventName.CONFIG_WARNING, warning, Severity.WARNING)
+        await self._begin_hooks()
         self._host.tasks.spawn(self._loops.sensing.run(), "sensing")
         self._host.tasks.spawn(self._loops.guarding.run(), "guarding")
+        self._host.tasks.spawn(self._ending.watch(), "end of the run")
+        self._host.tasks.spawn(self._ending.follow(), "verdicts")
         await self._store_jobs.begin(self._jobs, self._host.tasks)
         if self._notifying is not None and self._notifying.wandb is not None:
             self._jobs.every(parts.settings.wandb.every, "wandb", self._push_metrics)
+        if self._notifying is not None and self._notifying.digest_every > 0:
+            self._host.tasks.spawn(self._send_digest(), "first look at the digest")
+            self._jobs.every(DIGEST_LOOK_SECONDS, "digest", self._send_digest)
         if self._notifying is not None and self._notifying.dead_man is not None:
             self._host.tasks.spawn(self._call_dead_man(), "first call of the dead-man's switch")
             self._jobs.every(parts.settings.notify.heartbeat_every, "dead-man's switch", self._call_dead_man)
         if self._artifacts is not None:
             self._jobs.every(parts.settings.sync.artefacts_every, "artefacts", self._artifacts.store)
+            self._host.tasks.spawn(self._artifacts.when_held(), "files of the start")
         self._jobs.every(STATUS_FILE_SECONDS, "status file", self._endpoints.refresh)
+        self._jobs.every(LOOK_SECONDS, "account", self._look_at_account)
         self._jobs.every(GIVE_BACK_SECONDS, "memory", _give_back)
         self._jobs.start()
 
-    async def _start_fresh(self) -> None:
-        """Execute `run --fresh` as `podwatch start --fresh`. A running trainer is kept, which is reported."""
+    async def _begin_hooks(self) -> None:
+        if self._hooks is None and self._evaluations is None:
+            return
+        from podwatch.daemon.hooks import report_missed
+
+        await report_missed(self._parts, self._host)
+        if self._hooks is not None:
+            self._hooks.start()
+        if self._evaluations is not None:
+            self._evaluations.start()
+
+    async def _may_train(self) -> bool:
+        """In job mode: end what an earlier attempt left here, and ask the store whether this attempt can train."""
+        if self._in_job is None:
+            return True
+        for ended in await clear_survivors(self._parts, self._in_job):
+            self._host.bus.say(EventName.TRAINER_STOPPED, f"podwatch ended {ended}", Severity.WARNING)
+        return not await self._ending.forbidden()
+
+    async def _start_again(self, flag: str, *, fresh: bool = False) -> None:
+        """Execute a flag of `run` as `podwatch start`. A running trainer is kept, which is reported."""
         try:
-            await self._parts.recovery.requests.start(fresh=True)
+            await self._parts.recovery.requests.start(fresh=fresh)
         except PodwatchError as error:
-            self._host.bus.say(
-                EventName.START_WARNING,
-                f"cannot start training from the beginning (--fresh): {error}",
-                Severity.WARNING,
-            )
+            text = f"cannot start training ({flag}): {error}"
+            self._host.bus.say(EventName.START_WARNING, text, Severity.WARNING)
 
     async def _exposed(self) -> tuple[str, ...]:
         """A warning where another user can move podwatch's directory away; reported once, not at each start."""
@@ -304,9 +409,18 @@ class Daemon:
         if self._artifacts is not None and self._commands.begun.is_set() and event.name in TELLING:
             self._artifacts.soon()
 
+    async def _look_at_account(self) -> None:
+        view = self._status.view()
+        self._status.books.accountant.look(view)
+        await self._status.books.history.look(view)
+
     async def _call_dead_man(self) -> None:
         if self._notifying is not None:
             await self._notifying.call_dead_man(self._status.view())
+
+    async def _send_digest(self) -> None:
+        if self._notifying is not None:
+            await self._notifying.digest(self._status.view())
 
     async def _push_metrics(self) -> None:
         if self._notifying is not None:
@@ -321,17 +435,27 @@ class Daemon:
             host.systemd.stopping()
         self._jobs.stop()
         budget = await self._time_left()
+        await self._ending.leaving()
         if leaving.preempted:  # init waits for the configured grace, and no longer
-            host.systemd.extend_timeout(self.loaded.settings.recovery.preempt_grace + LAST_WORDS_SECONDS)
+            host.systemd.extend_timeout(self._grace() + LAST_WORDS_SECONDS)
         await host.tasks.end(within=budget.seconds(PREEMPTED_TASKS_SECONDS if leaving.preempted else TASKS_END_SECONDS))
         await self._let_go(budget)
+        if leaving.verdict is not None and self._in_job is not None:
+            host.systemd.job_ended(int(leaving.verdict.code))
         await host.close(max(0.5, budget.seconds(STEP_SECONDS)))
 
+    def _grace(self) -> float:
+        """Seconds for a preemption: the engine's, in job mode; a little less, because init kills us when it is over."""
+        recovery = self.loaded.settings.recovery
+        if self._in_job is None:
+            return recovery.preempt_grace
+        return max(recovery.preempt_grace / 2, end_grace(recovery, os.environ) - LAST_WORDS_SECONDS)
+
     async def _time_left(self) -> Budget:
-        """The time for the shutdown: ``preempt_grace`` at a preemption (docs/maintenance.md), else unlimited."""
-        grace = Budget(self._reload.loaded.settings.recovery.preempt_grace)
+        """The time for the shutdown: ``_grace`` at a preemption (docs/maintenance.md), else unlimited."""
+        grace = Budget(self._grace())
         leaving = self._host.exit
-        if leaving.first == 0:
+        if leaving.first == 0 and leaving.verdict is None:
             leaving.preempted = leaving.preempted or await told_by(os.environ.get(UNDER_INIT, ""))
         return grace if leaving.preempted else Budget()
 
@@ -347,15 +471,21 @@ class Daemon:
         )
         await briefly(parts.recovery.close(), budget.seconds(PREEMPTED_ACT_SECONDS if preempted else usual))
         said = asyncio.ensure_future(self._last_artefacts())
+        hooks_end = asyncio.ensure_future(self._end_hooks(budget.before_reserve() if preempted else usual))
         if preempted:
-            await say_goodbye(budget, LastWords(parts, self._store_jobs, preempted))
+            words = LastWords(parts, self._loops, self._store_jobs, preempted)
+            await (say_goodbye if self._in_job is None else say_goodbye_of_job)(budget, words)
+            await briefly(self._ending.record(), budget.seconds(RECORD_SECONDS))
         elif parts.syncer is not None:
             if not self._host.exit.again:
                 await briefly(self._store_jobs.say_leaving(), 3.0)
             await briefly(parts.syncer.stop())
+        if parts.gang is not None:
+            await briefly(parts.gang.leave(), budget.seconds(usual))
         await briefly(parts.checks.stop(), budget.seconds(usual))
         await briefly(self._loops.pruner.stop(), budget.seconds(usual))
         await said
+        await briefly(hooks_end, budget.seconds(usual))
         if self._notifying is not None:
             await briefly(self._notifying.farewell(budget.seconds(FAREWELL_SECONDS)), budget.seconds(usual))
         await briefly(self._endpoints.close(), budget.seconds(usual))
@@ -366,12 +496,19 @@ class Daemon:
             await briefly(self._host.disk.call(self._recorder.close), budget.seconds(usual))
         parts.run.journal.post(Journal.learn, LEARNED, self._loops.sensing.state.learned.to_dict())
         parts.run.journal.post(Journal.learn, READ_SO_FAR, parts.sensing.progress.remembered)
+        await self._look_at_account()
         self._host.bus.save()
 
     async def _last_artefacts(self) -> None:
         """Upload logs and bundles a last time, parallel to the last heartbeat; skipped at a preemption."""
         if self._artifacts is not None and self._commands.begun.is_set():
             await briefly(self._artifacts.stop(last=not self._host.exit.preempted), LAST_SECONDS + 0.5)
+
+    async def _end_hooks(self, seconds: float) -> None:
+        if self._evaluations is not None:
+            await self._evaluations.stop()
+        if self._hooks is not None:
+            await self._hooks.stop(seconds)
 
     def _keep_last_good(self) -> None:
         try:

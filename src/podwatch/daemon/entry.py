@@ -1,37 +1,27 @@
 """The entry point of ``podwatch run``: loads the settings, then runs the daemon, or init where one is needed."""
 
 import asyncio
+import json
 import math
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from podwatch.config.directory import move_to_root
-from podwatch.config.loading import load_or_last_good, load_settings, named_file
+from podwatch.config.last_good import load_or_last_good
+from podwatch.config.loading import LoadedSettings, load_settings, named_file
+from podwatch.config.settings import RecoverySettings, Settings
 from podwatch.daemon.paths import RunPaths, guard_paths
+from podwatch.daemon.variables import BY_HAND, FRESH, RETRY, SILENT_SECONDS, TAKE_OVER, UNDER_INIT
+from podwatch.domain.errors import ConfigurationError, ExitCode
+from podwatch.domain.gang import place_of
 from podwatch.system.workers import few_arenas
-
-UNDER_INIT = "PODWATCH_UNDER_INIT"
-"""Set by init for the daemon it starts, so that the daemon does not start another init."""
-
-
-TAKE_OVER = "PODWATCH_TAKE_OVER"
-"""Id of an operator's `--take-over`, for the daemon under init: executed once, although init restarts the daemon."""
-
-
-FRESH = "PODWATCH_FRESH"
-"""Id of an operator's `--fresh`, likewise."""
-
-
-BY_HAND = "PODWATCH_BY_HAND"
-"""Id of a `podwatch run` that was typed on a terminal: the daemon then skips a running backoff."""
-
-
-SILENT_SECONDS = "PODWATCH_SILENT_SECONDS"
-"""Set by init where the previous daemon missed its watchdog: seconds without a response."""
 
 
 def silent_seconds(environ: MutableMapping[str, str]) -> float:
@@ -54,8 +44,11 @@ def run_daemon(
     detach: bool = False,
     take_over: bool = False,
     fresh: bool = False,
+    job: bool = False,
+    retry: bool = False,
 ) -> int:
-    """Run until stopped; returns the exit code. Raises PodwatchError if it cannot start.
+    """Run until stopped; returns the exit code. Raises PodwatchError if it cannot start. ``job``: run as an engine's
+    job (docs/jobs.md); SIGTERM and SIGINT end it with 86 from the first moment on.
 
     Changes the working directory to ``/``; relative paths keep their meaning (config/directory.py)."""
     few_arenas()
@@ -63,22 +56,27 @@ def run_daemon(
         os.environ.pop(BY_HAND, None)
         if typed():
             os.environ[BY_HAND] = secrets.token_hex(8)
+        if job:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, _end_early)
+    if job:
+        overrides = {**overrides, "recovery.on_give_up": "exit", "recovery.on_finished": "exit"}
     config_path = named_file(config_path, os.environ) if config_path is not None else None
     move_to_root(os.environ)
-    loaded = load_or_last_good(config_path, environ=os.environ, overrides=overrides, run=run_name)
-    if (detach or os.getpid() == 1) and UNDER_INIT not in os.environ:
+    loaded = seated(load_or_last_good(config_path, environ=os.environ, overrides=overrides, run=run_name), job=job)
+    if (detach or job or os.getpid() == 1) and UNDER_INIT not in os.environ:
         from podwatch.daemon import init
 
-        if take_over:
-            os.environ[TAKE_OVER] = secrets.token_hex(8)
-        if fresh:
-            os.environ[FRESH] = secrets.token_hex(8)
+        for name, given in ((TAKE_OVER, take_over), (FRESH, fresh), (RETRY, retry)):
+            if given:
+                os.environ[name] = secrets.token_hex(8)
         paths = guard_paths(loaded.settings.state_dir, loaded.settings.run_id, os.environ)
         return init.main(
-            _own_command(config_path, run_name, overrides, adopt_existing),
+            _own_command(config_path, run_name, overrides, adopt_existing, job),
             detach=detach,
             log_path=_log_path(paths),
             run_dir=paths.runtime,
+            job=_job_options(loaded.settings.recovery) if job else (),
         )
     from podwatch.daemon.daemon import Start, serve
 
@@ -86,9 +84,63 @@ def run_daemon(
         adopt_existing=adopt_existing,
         take_over=secrets.token_hex(8) if take_over else os.environ.get(TAKE_OVER, ""),
         fresh=secrets.token_hex(8) if fresh else os.environ.get(FRESH, ""),
+        retry=secrets.token_hex(8) if retry else os.environ.get(RETRY, ""),
     )
-    again = partial(load_settings, loaded.path, environ=os.environ, overrides=overrides, run=run_name)
-    return asyncio.run(serve(loaded, start, load_again=again))
+    if loaded.settings.nodes.rank:
+        start = Start()  # rank 0 carries these out
+    load = partial(load_settings, loaded.path, environ=os.environ, overrides=overrides, run=run_name)
+    return asyncio.run(serve(loaded, start, load_again=lambda: seated(load(), job=job)))
+
+
+def seated(loaded: LoadedSettings, *, job: bool) -> LoadedSettings:
+    """The settings with the rank and count of this node, and a state directory of its own; unchanged for a run on one
+    node (docs/nodes.md). Raises ConfigurationError for what several nodes do not support."""
+    settings = loaded.settings
+    rank, count = settings.nodes.rank, settings.nodes.count
+    if not job:
+        if (count or 1) > 1:
+            raise ConfigurationError(
+                f"a run over {count} nodes needs an engine that starts and ends them together",
+                where="[nodes]",
+                fix="use `podwatch run --job` under an engine, or remove [nodes]",
+            )
+        return loaded
+    place = place_of(os.environ, rank, count)
+    if place is None:
+        return loaded
+    if refused := unsupported(settings):
+        raise ConfigurationError(f"a run over several nodes {refused[0]}", where=refused[1], fix=refused[2])
+    nodes = settings.nodes.model_copy(update={"rank": place.rank, "count": place.count})
+    state = settings.state_dir / f"node-{place.rank}" if place.rank else settings.state_dir
+    return replace(loaded, settings=settings.model_copy(update={"nodes": nodes, "state_dir": state}))
+
+
+def unsupported(settings: Settings) -> tuple[str, str, str] | None:
+    """What a run over several nodes cannot have: in words, where it is configured, and the fix."""
+    if not settings.sync.store:
+        return (
+            "needs a store, which decides which attempt holds the run",
+            "[sync] store",
+            'set it, for example "b2://my-bucket"',
+        )
+    if settings.trainer.supervise == "attach":
+        text = "does not support it: podwatch starts the training of each node itself"
+        return text, '[trainer] supervise = "attach"', 'set supervise = "auto"'
+    if settings.mode != "act":
+        return "does not support it: rank 0 prepares the files for all", f'mode = "{settings.mode}"', 'set mode = "act"'
+    return None
+
+
+def _end_early(number: int, frame: FrameType | None) -> None:
+    """Before init has taken over: nothing runs yet."""
+    os._exit(ExitCode.GAVE_UP)
+
+
+def _job_options(recovery: RecoverySettings) -> tuple[str, ...]:
+    from podwatch.daemon.job import end_grace
+
+    grace = end_grace(recovery, os.environ)
+    return ("--job", "--grace", f"{grace:g}", "--standby", f"{recovery.standby:g}")
 
 
 def _log_path(paths: RunPaths) -> Path:
@@ -111,7 +163,7 @@ def typed() -> bool:
 
 
 def _own_command(
-    config_path: Path | None, run_name: str, overrides: Mapping[str, object], adopt_existing: bool
+    config_path: Path | None, run_name: str, overrides: Mapping[str, object], adopt_existing: bool, job: bool
 ) -> list[str]:
     command = [sys.executable, "-P", "-m", "podwatch"]
     if config_path is not None:
@@ -121,6 +173,9 @@ def _own_command(
     command.append("run")
     if adopt_existing:
         command.append("--adopt-existing")
+    if job:
+        command.append("--job")
     for key, value in overrides.items():
-        command += ["--set", f"{key}={value}"]
+        text = json.dumps(value) if isinstance(value, (list, tuple)) else value
+        command += ["--set", f"{key}={text}"]
     return command

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH100, PTH103, PTH108, PTH123
+# ruff: noqa: PTH100, PTH103, PTH108, PTH116, PTH123, PTH208
 """podwatch's own init: PID 1 of a container, or the small parent that ``--detach`` leaves behind.
 
 Standard library only, and run as a file (``python -I -S -E init.py ... -- COMMAND``), so that it stays small and
@@ -16,6 +16,12 @@ docs/maintenance.md): init sends SIGTERM to the daemon, waits ``--grace`` second
 ``--last`` seconds, which ends the container. Detached, SIGTERM means that podwatch exits: training continues under its
 keeper. When the daemon must not be restarted and PID 1 still has children, init stays until they have ended: exiting
 would kill training because of, for instance, an invalid configuration.
+
+With ``--job`` (docs/jobs.md) init is an engine's job, as PID 1 or not, and nothing outlives it. It alone holds the
+write end of a pipe; keepers hold the other end, and end training when it is closed: by init at the end, or by the
+kernel if init is killed. A daemon that ends unexpectedly is restarted; its verdict (``PODWATCH_END=1`` and its exit
+code) ends the job with that code. SIGTERM and SIGINT are a preemption: the daemon gets SIGTERM, the pipe is closed at
+once, and after ``--grace`` seconds everything is killed.
 """
 
 from __future__ import annotations
@@ -37,25 +43,31 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NO_RESTART = frozenset({0, 64, 65, 77, 78, 86})
-UNDER_INIT = "PODWATCH_UNDER_INIT"
-"""Set for the daemon: ``pid1`` (SIGTERM means preemption) or ``detached`` (SIGTERM means that podwatch exits)."""
-SILENT_SECONDS = "PODWATCH_SILENT_SECONDS"
-"""Seconds without a responding daemon before this one was started; unset if no watchdog was missed."""
+AGAIN = 86
+"""Exit code of a job that was not decided: run it again, preferably on another machine."""
+JOB_PERMANENT = frozenset({64, 65, 77, 78})
+"""Exit codes that end a job without a verdict: every attempt would end in the same way."""
+UNDER_INIT, JOB_PIPE = "PODWATCH_UNDER_INIT", "PODWATCH_JOB_PIPE"
+JOB_PROCESS, SILENT_SECONDS = "PODWATCH_JOB_PROCESS", "PODWATCH_SILENT_SECONDS"
+"""variables.py explains them; this file cannot import it."""
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 READY_WAIT = 30.0
 HEALTHY_AFTER = 300.0
 MOST_FAREWELL = 620.0
 """Seconds: a little more than the longest grace that can be configured. A container runtime can allow much less."""
+LAST_KILL_SECONDS = 10.0
+"""Seconds that killed processes get to end; one that is stuck in the kernel does not keep a job from ending."""
 LOG_LIMIT = 16 << 20
 _UCRED = struct.Struct("3i")
 
 
-def main(argv: list[str], *, detach: bool, log_path: Path, run_dir: Path) -> int:
+def main(argv: list[str], *, detach: bool, log_path: Path, run_dir: Path, job: tuple[str, ...] = ()) -> int:
     """Run init for the daemon ``argv``; creates the directories of both paths.
 
-    With ``detach``, starts init in the background and returns 0 once the daemon is ready, else the daemon's exit code,
-    after at most 30 s, with a message on stderr. Otherwise this process becomes init and does not return.
+    ``job``: init's options in job mode. With ``detach``, starts init in the background and returns 0 once the daemon is
+    ready, else the daemon's exit code, after at most 30 s, with a message on stderr. Otherwise this process becomes
+    init and does not return.
     """
     for directory in (str(run_dir), os.path.dirname(log_path)):  # noqa: PTH120
         try:
@@ -67,7 +79,9 @@ def main(argv: list[str], *, detach: bool, log_path: Path, run_dir: Path) -> int
     if not detach:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execv(command[0], [*command, "--", *argv])  # noqa: S606 - argv by design
+        if job:  # kept until init has its handlers: a signal in between must not end the job with its own code
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        os.execv(command[0], [*command, *job, "--", *argv])  # noqa: S606 - argv by design
     report_r, report_w = os.pipe()
     child = subprocess.Popen(
         [*command, "--detached", "--log", str(log_path), "--report-fd", str(report_w), "--", *argv],
@@ -117,11 +131,113 @@ def _tail(path: str, count: int = 5) -> list[str]:
     return ([line for line in lines if not line.startswith("{")] or lines)[-count:]
 
 
+class JobTree:
+    """Job mode: everything below init ends with it."""
+
+    def __init__(self) -> None:
+        self.read, self.write = os.pipe2(os.O_CLOEXEC)
+        self.told = False
+        self.verdict = False
+        """The daemon said that its exit code is the job's."""
+        self.code = AGAIN
+        """That code, should the daemon be killed while it exits."""
+        self.killed_at: float | None = None
+
+    def let_go(self) -> None:
+        """Close the pipe, so that every keeper ends its tree; and ask what else was left below init to end."""
+        if not self.told:
+            self.told = True
+            os.close(self.write)
+
+    def ask(self) -> None:
+        """SIGTERM for init's own children, once the daemon has ended; a keeper passes it on."""
+        for pid in _children(os.getpid()):
+            _signal_child(pid, os.getpid(), signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL for everything below init. Repeated, because a tree can grow meanwhile."""
+        self.killed_at = self.killed_at or time.monotonic()
+        queue = [os.getpid()]
+        while queue:
+            parent = queue.pop()
+            for pid in _children(parent):
+                queue.append(pid)
+                _signal_child(pid, parent, signal.SIGKILL)
+
+    @property
+    def stuck(self) -> bool:
+        return self.killed_at is not None and time.monotonic() - self.killed_at >= LAST_KILL_SECONDS
+
+
+def _parent_of(pid: int) -> int:
+    """0 if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as stream:
+            return int(stream.read().rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _identity() -> str:
+    """Of this process; empty fields where /proc cannot be read."""
+    boot = namespace = ticks = ""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as stream:
+            boot = stream.read().strip()
+        namespace = str(os.stat("/proc/self/ns/pid").st_ino)
+        with open("/proc/self/stat", errors="replace") as stream:
+            ticks = stream.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        pass
+    return f"{boot}:{namespace}:{os.getpid()}:{ticks}"
+
+
+def _signal_child(pid: int, parent: int, number: int) -> None:
+    """Through a descriptor, after the parent was compared: the pid may have been reused."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if _parent_of(pid) == parent:
+            signal.pidfd_send_signal(fd, number)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def _children(pid: int) -> list[int]:
+    """Zombies included."""
+    found: list[int] = []
+    known = False
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children") as stream:
+                found += [int(word) for word in stream.read().split()]
+            known = True
+        except OSError:
+            continue
+    if known:
+        return found
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent_of(int(name)) == pid]
+
+
 class Init:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.command: list[str] = options.command
-        self.first = os.getpid() == 1
+        self.parent = os.getpid()
+        self.first = self.parent == 1
+        self.job = JobTree() if options.job else None
+        self.unready_since: float | None = None
+        """Job mode: monotonic second since which no daemon has become ready."""
+        self.ending_since: float | None = None
+        """Job mode: monotonic second at which the daemon had ended for good."""
         self.log_fd: int | None = None
         self.daemon = 0
         self.started = 0.0
@@ -165,6 +281,8 @@ class Init:
             signal.signal(number, lambda *_: None)
         for number in (signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
+        if self.job is not None:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
         if self.options.log:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             self.log_fd = os.open(self.options.log, flags, 0o600)
@@ -214,7 +332,7 @@ class Init:
         """Milliseconds until the next deadline."""
         now = time.monotonic()
         due = [now + 30.0]  # the log's size
-        if self.told_to_end is not None or self.aborted_at is not None:
+        if self.told_to_end is not None or self.aborted_at is not None or self.ending_since is not None:
             due.append(now + 0.1)
         if self.restart_at is not None:
             due.append(self.restart_at)
@@ -226,6 +344,8 @@ class Init:
         """One iteration; returns the exit code at the end, else None."""
         none_left = self.reap()
         now = time.monotonic()
+        if self.job is not None and (self.told_to_end is not None or self.ending_since is not None):
+            return self.end_job(self.job, now, none_left)
         if self.told_to_end is not None:
             return self.end(now, none_left)
         if self.only_children:
@@ -234,6 +354,8 @@ class Init:
             self.start()
         if self.daemon:
             self.guard(now)
+        elif self.restart_at is None and self.job is not None:
+            self.ending_since = now
         elif self.restart_at is None:
             self.report("ended", self.last_code)
             if not self.first or none_left or self.last_code == 86:
@@ -252,9 +374,15 @@ class Init:
         environment["NOTIFY_SOCKET"] = "@" + self.address
         environment["WATCHDOG_USEC"] = str(int(self.options.watchdog * 1_000_000))
         environment[UNDER_INIT] = "pid1" if self.first else "detached"
+        for name in (JOB_PIPE, JOB_PROCESS):
+            environment.pop(name, None)
+        if self.job is not None:
+            environment[UNDER_INIT], environment[JOB_PIPE] = "job", str(self.job.read)
+            environment[JOB_PROCESS] = _identity()
         self.restart_at = self.aborted_at = None
         self.ready = self.stopping = False
         self.started = self.heard = time.monotonic()
+        self.unready_since = self.unready_since or self.started
         if self.silent_since is not None:
             environment[SILENT_SECONDS] = f"{self.started - self.silent_since:.1f}"
         self.deadline = self.started + self.options.start_timeout
@@ -276,6 +404,11 @@ class Init:
         """In the child; does not return. ``mask`` is restored before the exec, which would keep the blocked signals."""
         try:
             os.setsid()
+            if self.job is not None:  # the engine kills init: no daemon trains on, or publishes, without its job
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                os.set_inheritable(self.job.read, True)
+                if os.getppid() != self.parent:
+                    os._exit(AGAIN)
             signal.set_wakeup_fd(-1)
             for number in range(1, signal.NSIG):
                 try:
@@ -308,7 +441,26 @@ class Init:
         lasted = time.monotonic() - self.started
         self.daemon = 0
         self.last_code = code if code >= 0 else 128 - code
-        if self.told_to_end is not None or (code in NO_RESTART and self.aborted_at is None):
+        if code < 0 and self.job is not None and self.job.verdict:  # killed while it was exiting: it had decided
+            self.last_code = self.job.code
+        if self.told_to_end is not None:
+            return
+        if self.job is not None:
+            self.ended_in_job(self.job, code, lasted)
+            return
+        if code in NO_RESTART and self.aborted_at is None:
+            return
+        self.pause = self.options.backoff if lasted >= HEALTHY_AFTER else self.pause
+        self.again(f"podwatch ended ({_describe(code)})")
+
+    def ended_in_job(self, job: JobTree, code: int, lasted: float) -> None:
+        """The daemon's verdict ends the job, and so does an error that every attempt repeats. Anything else is retried
+        for ``--standby`` seconds without a ready daemon; then the job has no verdict."""
+        if job.verdict or code in JOB_PERMANENT:
+            return
+        self.last_code = AGAIN
+        if self.unready_since is not None and time.monotonic() - self.unready_since >= self.options.standby:
+            self.say(f"podwatch was not ready within {self.options.standby:g} s ({_describe(code)})")
             return
         self.pause = self.options.backoff if lasted >= HEALTHY_AFTER else self.pause
         self.again(f"podwatch ended ({_describe(code)})")
@@ -349,6 +501,7 @@ class Init:
         if line == "READY=1":
             if not self.ready:
                 self.ready = True
+                self.unready_since = None
                 self.silent_since = None  # the daemon got it in its environment, and reports it
                 self.deadline = now + self.options.watchdog
             self.report("ready", os.getpid())
@@ -357,6 +510,10 @@ class Init:
                 self.deadline = now + self.options.watchdog
         elif line == "STOPPING=1":
             self.stopping = True
+        elif line == "PODWATCH_END=1" and self.job is not None:
+            self.job.verdict = True
+        elif line.startswith("PODWATCH_END_CODE=") and line[18:].isdigit() and self.job is not None:
+            self.job.code = int(line[18:])
         elif line.startswith("EXTEND_TIMEOUT_USEC=") and line[20:].isdigit():
             until = now + int(line[20:]) / 1_000_000
             self.deadline = max(self.deadline, until)
@@ -375,6 +532,9 @@ class Init:
             self.restart_at = None
             self.signal(signal.SIGTERM)
             self.signal(signal.SIGCONT)
+            if self.job is not None:
+                self.say("stop requested by the engine: podwatch asks training to end now")
+                self.job.let_go()
 
     def reap(self) -> bool:
         """True when no child is left."""
@@ -386,6 +546,7 @@ class Init:
             if pid == 0:
                 return False
             if pid == self.daemon:
+                self.hear()  # its last words, sent before it ended
                 self.ended(status)
 
     # -- the end
@@ -394,7 +555,7 @@ class Init:
         assert self.told_to_end is not None
         self.restart_at = None
         waited = now - self.told_to_end
-        grace = self.options.grace if self.options.grace is not None else (5.0 if self.first else 60.0)
+        grace = self.grace
         if self.daemon and (waited < grace or now < self.farewell_until):
             return None
         if not self.first:
@@ -412,6 +573,30 @@ class Init:
                 pass
             return None
         return self.last_code if none_left or waited >= grace + self.options.last else None
+
+    def end_job(self, job: JobTree, now: float, none_left: bool) -> int | None:
+        """Training has ``--grace`` seconds from the signal, or from the daemon's end; then everything is killed."""
+        job.let_go()
+        self.restart_at = None
+        began = min(t for t in (self.told_to_end, self.ending_since) if t is not None)
+        if not self.daemon and self.ending_since is None:
+            self.ending_since = now
+        if not self.daemon and not self.killed_rest:
+            self.killed_rest = True
+            job.ask()
+        if none_left or job.stuck:
+            if not none_left:
+                self.say(f"left behind, stuck in the kernel: {_children(os.getpid())}")
+            return self.last_code if job.verdict or self.last_code in JOB_PERMANENT else AGAIN
+        if now - began >= self.grace:
+            job.kill()
+        return None
+
+    @property
+    def grace(self) -> float:
+        if self.options.grace is not None:
+            return float(self.options.grace)
+        return 5.0 if self.first else 60.0
 
     # -- reporting
 
@@ -465,6 +650,8 @@ def _options(argv: list[str]) -> argparse.Namespace:
         help="default: 5 as PID 1 (docker stop allows 10 in total), 60 detached; the daemon can request more",
     )
     parser.add_argument("--last", type=float, default=3.0)
+    parser.add_argument("--job", action="store_true")
+    parser.add_argument("--standby", type=float, default=900.0, help="job: seconds without a ready daemon")
     parser.add_argument("command", nargs="+")
     return parser.parse_args(argv)
 

@@ -16,15 +16,16 @@ from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, Severity
-from podwatch.domain.mutation_guard import Mutation
 from podwatch.domain.policy import DiskPolicy
+from podwatch.domain.run import Mutation
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import CheckpointMark, Desired, Snapshot
 from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import next_save_in, steps_per_save
-from podwatch.policy.retention import Protection
+from podwatch.policy.local_retention import Protection
 from podwatch.recording.format import Header
 from podwatch.recording.recorder import Recorder
+from podwatch.recovery.state import Phase
 from podwatch.retention.pruner import Disks, Pruner
 from podwatch.sync.upload.priority import Outlook
 
@@ -117,12 +118,15 @@ class _Trainer:
 
     @property
     def protected(self) -> Mapping[int, Protection]:
-        """Steps that are in use now: resumed from, uploading, or of an earlier branch."""
+        """Steps that are in use now: resumed from, uploading, read by a command, or of an earlier branch."""
         parts = self.parts
         found = dict.fromkeys(parts.recovery.state.protect, Protection.RESUME_SOURCE)
         if parts.syncer is not None:
             for step in parts.syncer.protect:
                 found.setdefault(step, Protection.UPLOADING)
+        for reader in parts.checkpoints.readers:
+            for step in reader.reading:
+                found.setdefault(step, Protection.READING)
         sets, sync = parts.checkpoints.catalogue.sets, parts.syncer.status() if parts.syncer is not None else None
         if (kept := kept_branch(sets, parts.training.record.current, sync)) is not None:
             for one in sets:
@@ -279,6 +283,7 @@ def _prospects(parts: Components, snapshot: Snapshot, pruner: Pruner) -> Outlook
         steps_at_risk=at_risk,
         steps_per_save=steps_per_save(saves),
         disk_waits=plan is not None and (plan.critical or bool(plan.waiting)),
+        training_over=parts.recovery.state.phase is Phase.FINISHED,
     )
 
 

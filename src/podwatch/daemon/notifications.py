@@ -1,36 +1,162 @@
-"""Connects the notification policy with the channels. Imports neither where no notification is configured."""
+"""The path of every event, the open findings (each is reported once when it appears and once when it clears), and the
+notices made of both.
 
+The notification policy and the channels are imported only where a notification is configured.
+"""
+
+import asyncio
 import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from podwatch.checkpoints.layouts import command_line
 from podwatch.config.settings import NotifySettings, Settings
 from podwatch.domain.errors import ConfigurationError
-from podwatch.domain.event import Event, Topic
+from podwatch.domain.event import Emit, Event, EventName, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.policy import NoticePolicy
 from podwatch.domain.secrets import register_address
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import AsyncJournal, Journal
+from podwatch.reporting.logging import log_event
 from podwatch.reporting.view import DaemonView
 from podwatch.system.clock import Clock
-from podwatch.system.reading import opened
+from podwatch.system.files import opened
 from podwatch.system.workers import Worker
 from podwatch.trainer.environment import build_environment
 
+# -- event bus -------------------------------------------------------------------------------------------------------
+# The single path of every event: journal, log, counters, listeners.
+
+COUNTED = "event-counts"
+"""Journal key of the event counters."""
+UPLOADED = "uploaded-bytes"
+"""Journal key of the bytes of all published checkpoints."""
+
+
+class Events(Protocol):
+    """Records events, and the warnings of other threads."""
+
+    def __call__(self, event: Event, /) -> None: ...
+
+    def warn(self, text: str) -> None:
+        """Report a warning about the configuration or this machine. From any thread."""
+        ...
+
+
+class EventBus:
+    """Call it with an event. Never blocks: the journal writes on its own thread, the log through a queue. Construct it
+    on the event loop."""
+
+    def __init__(self, journal: AsyncJournal, clock: Clock) -> None:
+        self._journal, self._clock = journal, clock
+        self._loop = asyncio.get_running_loop()
+        self.counts: Counter[str] = Counter()
+        self.uploaded_bytes = 0
+        self.listeners: list[Emit] = []
+        self.before: Callable[[], None] | None = None
+        """Called before an event is recorded; can record another one."""
+
+    async def load(self) -> None:
+        kept = await self._journal.run(Journal.learned, COUNTED, {})
+        if isinstance(kept, dict):
+            self.counts.update({str(k): int(v) for k, v in kept.items() if isinstance(v, int)})
+        uploaded = await self._journal.run(Journal.learned, UPLOADED, 0)
+        self.uploaded_bytes += uploaded if isinstance(uploaded, int) else 0
+
+    def save(self) -> None:
+        self._journal.post(Journal.learn, COUNTED, dict(self.counts))
+        self._journal.post(Journal.learn, UPLOADED, self.uploaded_bytes)
+
+    def __call__(self, event: Event) -> None:
+        if self.before is not None:
+            self.before()
+        self.counts[str(event.name)] += 1
+        if event.name is EventName.PUBLISHED:
+            self.uploaded_bytes += int(event.fields.get("bytes") or 0)
+        self._journal.post(Journal.add_event, event)
+        log_event(event)
+        for listener in self.listeners:
+            listener(event)
+
+    def say(
+        self, name: EventName, text: str, severity: Severity = Severity.INFO, **fields: str | int | float | bool | None
+    ) -> None:
+        """Emit an event of this moment. On the event loop."""
+        self(Event(name, self._clock.wall(), text, severity, fields))
+
+    def warn(self, text: str) -> None:
+        """From any thread; does nothing once the loop is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.say, EventName.CONFIG_WARNING, text, Severity.WARNING)
+
+
+# -- open findings ---------------------------------------------------------------------------------------------------
+
+
+class OpenFindings:
+    """Keeps the open findings of all sources and emits an event when one appears, changes its severity, or clears."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._open: dict[str, Finding] = {}
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Worst first, then oldest."""
+        return _sorted(self._open.values())
+
+    def as_of_now(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+        """``findings``, collected between two turns, sorted, with the times of their raising. Emits nothing."""
+        return _sorted({f.key: self._since_raised(f) for f in findings}.values())
+
+    def update(self, findings: tuple[Finding, ...], wall: float) -> None:
+        """Set the findings of all sources for this turn. An open finding keeps the time at which it was raised, which a
+        pure source does not know."""
+        now = {f.key: self._since_raised(f) for f in findings}
+        for key, finding in now.items():
+            before = self._open.get(key)
+            if before is None or (before.severity, before.confirmed) != (finding.severity, finding.confirmed):
+                message = finding.summary + (f"; {finding.suggestion}" if finding.suggestion else "")
+                self._emit(Event(EventName.FINDING_RAISED, wall, message, finding.severity, _fields(finding)))
+        for key, finding in self._open.items():
+            if key not in now:
+                text = f"resolved: {finding.summary}"
+                self._emit(Event(EventName.FINDING_CLEARED, wall, text, fields=_fields(finding)))
+        self._open = now
+
+    def _since_raised(self, finding: Finding) -> Finding:
+        before = self._open.get(finding.key)
+        return finding if before is None else replace(finding, since=min(before.since, finding.since))
+
+
+def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+    return tuple(sorted(findings, key=lambda f: (order[f.severity], f.since, f.key)))
+
+
+def _fields(finding: Finding) -> dict[str, str | int | float | bool | None]:
+    return {"finding": str(finding.kind), "subject": finding.subject, "confirmed": finding.confirmed}
+
+
 if TYPE_CHECKING:
     from podwatch.domain.event import Notice
+    from podwatch.policy.accounting import Account
     from podwatch.reporting.dead_man import DeadMan
     from podwatch.reporting.notify import Channel
     from podwatch.reporting.wandb import WandbPlan, WandbRun
 
 TOLD = "notices"
 """Journal key of the open findings that were notified."""
+DIGEST = "digest"
+"""Journal key of the totals at the last digest."""
+DIGEST_LOOK_SECONDS = 60.0
 REMEMBER_TURNS = 30
 INCIDENTS_COUNTED = 1000
 FAREWELL_SECONDS = 1.5
@@ -56,7 +182,10 @@ class Notifying:
 
         self._judge, self._clock, self._journal = alerts, clock, journal
         self._run_id, self._host = settings.run_id, socket.gethostname()
-        self.policy = policy_from(settings.notify)
+        self.policy = policy_from(settings.notify, [getattr(channel, "least", None) for channel in channels])
+        self.digest_every = settings.notify.digest
+        self.account: Callable[[], Account | None] = lambda: None
+        """The run's time and money; set by the daemon."""
         self._state = alerts.from_dict(kept, at=clock.monotonic(), wall=clock.wall())
         self._notifier = Notifier(channels, clock.sleep)
         self.wandb, self.dead_man = wandb, dead_man
@@ -76,7 +205,8 @@ class Notifying:
 
     def event(self, event: Event) -> None:
         with self._held_back():
-            self._state, found = self._judge.on_event(self._state, event, self.policy, at=self._clock.monotonic())
+            at = self._clock.monotonic()
+            self._state, found = self._judge.on_event(self._state, event, self.policy, at=at, account=self.account())
             self._tell(found)
             if found:
                 self._remember()
@@ -122,21 +252,45 @@ class Notifying:
 
             await self.wandb.push(metrics_of(view, lost_steps=lost))
 
+    async def digest(self, view: DaemonView) -> None:
+        """Send a digest if one is due. The time is kept before it is sent: a podwatch that ends in between sends none
+        rather than two."""
+        from podwatch.reporting import digest
+        from podwatch.reporting.status import build_status
+
+        with self._held_back():
+            kept = await self._journal.run(Journal.learned, DIGEST, None)
+            before, now = digest.from_dict(kept), self._clock.wall()
+            last = None if before is None else before.wall
+            due = self._judge.digest_due(last, now, self.digest_every)
+            if not due and last is not None:
+                return
+            document = build_status(view)
+            totals = digest.totals(document, digest.recent(view.snapshot.training.value or ()), now)
+            await self._journal.run(Journal.learn, DIGEST, digest.to_dict(totals))
+            if due and before is not None:
+                self._tell((digest.notice(document, totals, before),))
+
     def _tell(self, found: "Sequence[Notice]") -> None:
         from podwatch.reporting.notify import document_of
 
         for notice in found:
-            self._notifier.tell(document_of(notice, run_id=self._run_id, host=self._host))
+            self._notifier.tell(document_of(notice, run_id=self._run_id, host=self._host), notice)
 
     def _remember(self) -> None:
         document = self._judge.to_dict(self._state, at=self._clock.monotonic(), wall=self._clock.wall())
         self._journal.post(Journal.learn, TOLD, document)
 
 
-def policy_from(settings: NotifySettings) -> NoticePolicy:
+def policy_from(settings: NotifySettings, least: Sequence[Severity | None] = ()) -> NoticePolicy:
+    """``least``: what each channel asks for."""
+    from podwatch.policy.alerts import lowest_of
+
+    usual = Severity(settings.min_severity)
     return NoticePolicy(
         topics=frozenset(Topic(name) for name in settings.events),
-        min_severity=Severity(settings.min_severity),
+        min_severity=usual,
+        lowest=lowest_of(least, usual),
         remind_seconds=settings.remind,
         per_hour=settings.per_hour,
     )
@@ -165,13 +319,13 @@ def _registered(urls: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
 
 
 def read_urls(path: Path) -> tuple[str, ...]:
-    """The URLs in the file: one a line, without blank lines and ``#`` lines. Raises ConfigurationError, also if other
-    users can read the file."""
+    """The URLs in the file: one a line, without blank lines, ``#`` lines and remarks after two spaces. Raises
+    ConfigurationError, also if other users can read the file."""
     try:
         with opened(path, shown=True) as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
                 raise ConfigurationError("other users can read this file", where=str(path), fix=f"chmod 600 {path}")
-            lines = [line.strip() for line in file.read().decode().splitlines()]
+            lines = [line.partition("  #")[0].strip() for line in file.read().decode().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"
         raise ConfigurationError(
@@ -185,10 +339,14 @@ def read_urls(path: Path) -> tuple[str, ...]:
 
 
 def channels_of(settings: NotifySettings, urls: Sequence[str]) -> "tuple[Channel, ...]":
+    """``urls``: entries, each with the severity that it asks for before the URL, or without."""
+    from podwatch.policy.alerts import channel_of
     from podwatch.reporting.notify import CommandChannel, UrlChannel
 
-    by_command = (CommandChannel(settings.command, settings.timeout),) if settings.command else ()
-    return (*by_command, *(UrlChannel(url, settings.timeout) for url in urls))
+    asked = None if settings.command_severity is None else Severity(settings.command_severity)
+    by_command = (CommandChannel(settings.command, settings.timeout, least=asked),) if settings.command else ()
+    entries = map(channel_of, urls)
+    return (*by_command, *(UrlChannel(url, settings.timeout, least) for least, url in entries))
 
 
 async def make_notifying(

@@ -1,5 +1,12 @@
-"""Where one run's state and runtime files are, and its directories beside the trainer's."""
+"""Where one run's state and runtime files are, its directories beside the trainer's, and the run lock.
 
+One podwatch per run, also if the state directory cannot be written. The lock is a file in the run's state directory. On
+a full or read-only disk that file cannot be created, but an existing one can still be locked; if neither works, the
+lock beside the endpoint file is used. That second lock is always taken, so that a later podwatch, which can use the
+state directory again, still finds the first one.
+"""
+
+import fcntl
 import os
 import pwd
 from collections.abc import Callable, Mapping
@@ -7,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.config.settings import Settings
-from podwatch.domain.errors import HostError
+from podwatch.domain.errors import Busy, HostError
+from podwatch.system.files import FileLock
 from podwatch.system.workspace import Workspace, own_directory
 
 RECORDING = "recording"
 """Directory of the recording below a run's state."""
+HISTORY = "history.jsonl"
+"""What the page's plots show, beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,10 @@ class RunPaths:
         return self.state / RECORDING
 
     @property
+    def history(self) -> Path:
+        return self.state / HISTORY
+
+    @property
     def control_socket(self) -> Path:
         return self.runtime / "control" / "control.sock"
 
@@ -50,7 +64,7 @@ def workspace_of(settings: Settings) -> Workspace:
     except KeyError:
         owner = None  # the start of training reports it
     beside = tuple(p for p in (trainer.checkpoint_dir,) if p is not None)
-    return Workspace(trainer.output_dir, beside=beside, owner=owner)
+    return Workspace(trainer.output_dir, beside=beside, owner=owner, node=settings.nodes.rank or 0)
 
 
 def run_paths(state_dir: Path, run_id: str, environ: Mapping[str, str]) -> RunPaths:
@@ -60,7 +74,7 @@ def run_paths(state_dir: Path, run_id: str, environ: Mapping[str, str]) -> RunPa
     state = state_dir / run_id
     own_directory(state, 0o700, fix="set state_dir to a directory on local disk that podwatch may write")
     reasons = []
-    for root in _runtime_roots(state_dir, environ):
+    for root in runtime_roots(state_dir, environ):
         runtime = root / run_id
         try:
             own_directory(runtime, 0o755)
@@ -84,7 +98,7 @@ def unmade_paths(
     state_dir: Path, run_id: str, environ: Mapping[str, str], usable: Callable[[Path], bool] = lambda path: True
 ) -> RunPaths:
     """The paths without creating them, with the first runtime directory that is ``usable``."""
-    runtimes = [root / run_id for root in _runtime_roots(state_dir, environ)]
+    runtimes = [root / run_id for root in runtime_roots(state_dir, environ)]
     return RunPaths(state_dir / run_id, next((path for path in runtimes if usable(path)), runtimes[0]))
 
 
@@ -96,9 +110,75 @@ def _writable(path: Path) -> bool:
         return False
 
 
-def _runtime_roots(state_dir: Path, environ: Mapping[str, str]) -> list[Path]:
+def runtime_roots(state_dir: Path, environ: Mapping[str, str]) -> list[Path]:
     explicit = environ.get("PODWATCH_RUNTIME_DIR")
     if explicit:
         return [Path(explicit)]
     by_systemd = environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
     return [Path(p) for p in (by_systemd, "/run/podwatch") if p] + [state_dir / "run"]
+
+
+GUARD_LOCK = "guard.lock"
+
+
+class RunLock:
+    """Methods block. ``what`` names the lock in errors."""
+
+    def __init__(self, state: Path, runtime: Path, what: str = "the guard of this run") -> None:
+        self._path, self._what = state, what
+        self._state, self._runtime = FileLock(state), FileLock(runtime / GUARD_LOCK)
+        self._existing: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the lock of the state directory is held."""
+        return self._state.held or self._existing is not None
+
+    def acquire(self) -> None:
+        """Take the available locks. Raises Busy with the holder; after other errors podwatch guards without deleting,
+        publishing or starting anything (startup_checks.py)."""
+        self.take_state_lock()
+        try:
+            self._runtime.acquire(what=self._what)
+        except Busy:
+            raise
+        except (HostError, OSError):
+            return
+
+    def take_state_lock(self) -> None:
+        """Take the lock in the state directory if possible. Raises Busy."""
+        if self._state.held:
+            return
+        try:
+            self._state.acquire(what=self._what)
+        except Busy:
+            if self._existing is None:
+                raise
+        except (HostError, OSError):
+            self._take_existing()
+
+    def release(self) -> None:
+        self._state.release()
+        self._runtime.release()
+        if self._existing is not None:
+            os.close(self._existing)
+            self._existing = None
+
+    def _take_existing(self) -> None:
+        if self._existing is not None:
+            return
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise Busy(
+                f"{self._what} is already held by another process", where=str(self._path), fix="stop it first"
+            ) from None
+        except OSError:  # on NFS an exclusive lock needs a file that is open for writing
+            os.close(descriptor)
+            return
+        self._existing = descriptor

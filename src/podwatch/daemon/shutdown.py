@@ -14,10 +14,11 @@ from collections.abc import Awaitable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from podwatch.daemon.events import EventBus
+from podwatch.daemon.notifications import EventBus
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
+from podwatch.policy.exit_code import Verdict
 from podwatch.sync.types import SyncStatus
 
 AGAIN = -1
@@ -62,6 +63,8 @@ class Exit:
         """The code that was asked for first; None while the daemon runs."""
         self.preempted = ""
         """The reason of the preemption; empty without one."""
+        self.verdict: Verdict | None = None
+        """How the run ended here; None while that is not decided. Set by ``daemon/job.py`` only."""
 
     @property
     def again(self) -> bool:
@@ -171,6 +174,8 @@ async def system_is_stopping(*, booted: Path = BOOTED, within: float = ASK_SECON
 
 async def told_by(under_init: str) -> str:
     """Why a SIGTERM also ends training; empty if only podwatch exits. ``under_init``: the value of UNDER_INIT."""
+    if under_init == "job":
+        return "the engine ended the job"
     if under_init == "pid1":
         return "the container is being stopped"
     return "the machine is being shut down" if await system_is_stopping(booted=BOOTED) else ""
@@ -216,6 +221,18 @@ class Farewell(Protocol):
     async def end_training(self) -> None: ...
 
 
+class JobFarewell(Farewell, Protocol):
+    """In job mode training has been told already, by init, and may save before it ends."""
+
+    async def training_ended(self) -> None:
+        """Returns once it has ended and its last checkpoint was looked at."""
+        ...
+
+    async def last_checkpoint(self) -> None:
+        """Returns once the last checkpoint is in the store."""
+        ...
+
+
 class Ending(Uploading, Protocol):
     async def stop(self) -> None: ...
 
@@ -229,6 +246,26 @@ async def say_goodbye(budget: Budget, farewell: Farewell) -> None:
         await upload_if_it_fits(syncer, budget)
         await briefly(_stop_after(said, syncer), budget.before_reserve())
     await briefly(farewell.end_training(), budget.seconds(RESERVE_SECONDS))
+
+
+BEAT_SECONDS = 2.0
+"""How long the heartbeat ``preempted`` waits for training to end: another pod trains at once when it reads it."""
+
+
+async def say_goodbye_of_job(budget: Budget, farewell: JobFarewell) -> None:
+    """Let training end and store what it saved in its last seconds, as far as the time goes; the heartbeat comes early,
+    because the engine may take less time than it allows."""
+    await briefly(farewell.end_training(), budget.seconds(RESERVE_SECONDS))
+    ended = asyncio.ensure_future(briefly(farewell.training_ended(), budget.before_reserve()))
+    await asyncio.wait([ended], timeout=min(BEAT_SECONDS, budget.before_reserve() / 2))
+    syncer = farewell.syncer
+    if syncer is not None:
+        said = asyncio.ensure_future(briefly(farewell.beat(), budget.before_reserve()))
+        await ended
+        await briefly(farewell.last_checkpoint(), budget.before_reserve())
+        await briefly(_stop_after(said, syncer), budget.before_reserve())
+    else:
+        await ended
 
 
 async def _stop_after(said: "asyncio.Future[None]", syncer: Ending) -> None:

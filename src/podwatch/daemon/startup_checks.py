@@ -29,12 +29,11 @@ from typing import Any, Final, Protocol
 from podwatch.client.discover import SNAPSHOT
 from podwatch.config.settings import Settings
 from podwatch.daemon import maintenance
-from podwatch.daemon.paths import RunPaths, guard_paths, unmade_paths
-from podwatch.daemon.run_lock import RunLock
+from podwatch.daemon.paths import RunLock, RunPaths, guard_paths, unmade_paths
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.mutation_guard import Mutation
+from podwatch.domain.run import Mutation
 from podwatch.journal import Journal, load_run_record
 from podwatch.journal.standby import Obstacle
 from podwatch.recovery import remembered as recovery_memory

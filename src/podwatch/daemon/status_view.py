@@ -1,34 +1,46 @@
 """Builds the frozen DaemonView, from which status, HTTP and metrics are made, and the daemon's own texts."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from podwatch import __version__
 from podwatch.checkpoints.layouts.base import counts_saves
-from podwatch.daemon.events import EventBus
+from podwatch.client.format import rfc3339
+from podwatch.daemon.accountant import Accountant
+from podwatch.daemon.history import History
 from podwatch.daemon.loops import DaemonLoops
 from podwatch.daemon.maintenance import Maintenance, described
+from podwatch.daemon.notifications import EventBus
+from podwatch.daemon.shutdown import Exit
 from podwatch.daemon.wiring import Components
-from podwatch.detection.corrected_snapshot import Watched, present
 from podwatch.detection.engine import DetectionState, second_signals
+from podwatch.detection.one_failure import Watched, present
 from podwatch.detection.operator_ends import trainer_gone_at
 from podwatch.detection.progress import target_reached
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Finding
+from podwatch.domain.lease import HolderState
 from podwatch.domain.policy import Policies
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.journal import AsyncJournal, Journal
+from podwatch.policy.accounting import Price
 from podwatch.policy.backup import not_stored
+from podwatch.policy.exit_code import Outcome
+from podwatch.policy.overall import RecoveryView
+from podwatch.recording.history import Moment
 from podwatch.recovery.controller import Recovery
 from podwatch.recovery.state import Phase, RecoveryState
+from podwatch.reporting.documents import account_document
 from podwatch.reporting.status import build_status
-from podwatch.reporting.view import Counters, DaemonView, RecoveryView
+from podwatch.reporting.view import Counters, DaemonView
 from podwatch.sync.types import SyncStatus
 
+_PHASES = frozenset(map(str, Phase))
 _ACTIVE = (Phase.LOOKING, Phase.STARTING, Phase.CONFIRMING, Phase.STOPPING)
 
 
@@ -92,13 +104,20 @@ def watched_of(state: RecoveryState) -> Watched | None:
     return Watched(handle.start_id, handle.supervision, handle.launcher, handle.started_wall, state.adopted)
 
 
+INCIDENTS_SHOWN = 5
+
+
 class Remembered:
     """What the status shows of the journal, read again after each change."""
 
     def __init__(self, journal: AsyncJournal) -> None:
         self._journal = journal
         self.pins: Mapping[int, str] = {}
-        self.incident: Incident | None = None
+        self.incidents: tuple[Incident, ...] = ()
+
+    @property
+    def incident(self) -> Incident | None:
+        return next(iter(self.incidents), None)
 
     async def load(self) -> None:
         await self.read_pins()
@@ -108,11 +127,19 @@ class Remembered:
         self.pins = dict(await self._journal.run(Journal.pins))
 
     async def read_incident(self) -> None:
-        self.incident = next(iter(await self._journal.run(Journal.incidents, 1)), None)
+        self.incidents = tuple(await self._journal.run(Journal.incidents, INCIDENTS_SHOWN))
 
 
 class FindingsNow(Protocol):
     def now(self) -> tuple[Finding, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What podwatch keeps of the run's past."""
+
+    accountant: Accountant
+    history: History
 
 
 class StatusSource:
@@ -127,8 +154,14 @@ class StatusSource:
         memory: Remembered,
         maintenance: Maintenance,
         path: Path | None,
+        leaving: Exit,
+        books: Books,
+        best: Callable[[], str] = str,
     ) -> None:
+        """``best`` names the best evaluation; empty if there is none."""
         self._parts, self._loops, self._bus, self._findings = parts, loops, bus, findings
+        self._exit = leaving
+        self.books, self._best = books, best
         self._memory, self._maintenance, self._path = memory, maintenance, path
         self.started = parts.run.clock.monotonic()
 
@@ -142,6 +175,8 @@ class StatusSource:
         snapshot, _ = present(sensing.snapshot, watched_of(state), now=now, wall=wall)
         recovery = recovery_view(state)
         sync = parts.syncer.status() if parts.syncer is not None else SyncStatus()
+        if parts.store.elsewhere:
+            sync = SyncStatus(store_url=settings.sync.store)
         return DaemonView(
             version=__version__,
             run_id=settings.run_id,
@@ -164,6 +199,7 @@ class StatusSource:
             checkpoints=parts.checkpoints.catalogue.sets,
             pins={**parts.checkpoints.rescans.named, **self._memory.pins},
             incident=self._memory.incident,
+            incidents=self._memory.incidents,
             next_save_bytes=loops.pruner.next_save_bytes,
             prune_above=parts.run.config.policies.disk.prune_above,
             steps_at_risk=steps_at_risk(
@@ -186,9 +222,17 @@ class StatusSource:
             output_dir=str(settings.trainer.output_dir),
             state_dir=str(parts.run.paths.state),
             log_path=parts.training.launcher.log_path(),
+            last_log_line="".join(self.log_lines()[-1:]),
             layout=parts.run.layout.name,
             layout_because=parts.run.layout.chosen_because,
             capabilities=parts.checkpoints.capabilities.to_dict(),
+            end=self._exit.verdict,
+            nodes=() if parts.gang is None else parts.gang.view(),
+            best_result=self._best(),
+            account=self.books.accountant.account(
+                target=parts.run.config.policies.detection.max_steps,
+                price=Price(settings.cost.per_hour, settings.cost.currency),
+            ),
         )
 
     def headline(self) -> str:
@@ -201,6 +245,15 @@ class StatusSource:
 
     async def events(self, after_id: int, limit: int) -> list[Event]:
         return await self._parts.run.journal.run(Journal.events, after_id=after_id, limit=limit)
+
+    def log_lines(self) -> Sequence[str]:
+        try:
+            return self._parts.sensing.progress.last_lines()
+        except RuntimeError:  # its thread found a new log at this moment
+            return ()
+
+    async def history(self) -> Sequence[Moment]:
+        return await self.books.history.last_day(self._parts.run.clock.wall())
 
     def ping(self, role: str) -> None:
         self._parts.sensing.inbox.ping(role)
@@ -227,11 +280,30 @@ def counters_of(emit: EventBus, turns: int) -> Counters:
     )
 
 
-def heartbeat_fields(view: DaemonView, own: Sequence[CheckpointSet]) -> dict[str, object]:
+_OUTCOMES = {Phase.FINISHED: Outcome.FINISHED, Phase.STOPPED: Outcome.STOPPED, Phase.GAVE_UP: Outcome.GAVE_UP}
+
+
+def outcome(view: DaemonView, state: HolderState) -> str | None:
+    """How the run has ended on this pod; None while it continues. A pod that another one superseded writes no
+    heartbeat any more."""
+    if view.end is not None:
+        return str(view.end.outcome)
+    ended = _OUTCOMES.get(Phase(view.recovery.phase)) if view.recovery.phase in _PHASES else None
+    if ended is Outcome.STOPPED and view.desired is not Desired.STOPPED:
+        ended = None  # it waits for the pod that control.json names
+    if ended is None and state is HolderState.PREEMPTED:
+        ended = Outcome.PREEMPTED
+    return None if ended is None else str(ended)
+
+
+def heartbeat_fields(
+    view: DaemonView, own: Sequence[CheckpointSet], state: HolderState = HolderState.RUNNING
+) -> dict[str, object]:
     """The fields of the heartbeat in the store: they show from outside the pod whether training makes progress
-    (policy/run_check.py). ``own``: the run's own checkpoints. Times are epoch seconds of this machine's clock, as
-    ``written_wall`` is."""
+    (policy/run_check.py). ``own``: the run's own checkpoints. Times in fields ``_wall`` are epoch seconds of this
+    machine's clock, as ``written_wall`` is; ``rate`` is steps per hour, by the run's median step."""
     newest, waiting = view.snapshot.newest_step, not_stored(own, view.sync.stored, view.sync.last_published_wall)
+    median = view.learned.median_step_seconds
     try:
         status = build_status(view)
     except Exception:  # without a heartbeat another pod would take the run
@@ -240,6 +312,11 @@ def heartbeat_fields(view: DaemonView, own: Sequence[CheckpointSet]) -> dict[str
         "phase": view.recovery.phase,
         "step": newest.step if newest is not None else None,
         "step_wall": view.wall_of(newest.at) if newest is not None else None,
+        "progress_at": rfc3339(view.wall_of(newest.at)) if newest is not None else None,
+        "target": view.target_step,
+        "rate": None if not median else round(3600 / median, 3),
+        "outcome": outcome(view, state),
+        "end": None if view.end is None else view.end.to_dict(),
         "desired": str(view.desired),
         "overall": status["overall"],
         "reason": str(status["reasons"][0]["summary"])[:300] if status["reasons"] else "",
@@ -249,6 +326,8 @@ def heartbeat_fields(view: DaemonView, own: Sequence[CheckpointSet]) -> dict[str
         "unstored_step": waiting.step if waiting is not None else None,
         "unstored_since_wall": waiting.since_wall if waiting is not None else None,
         "podwatch_version": view.version,
+        "best_result": view.best_result or None,
+        "account": account_document(view.account, brief=True),
     }
 
 
@@ -263,6 +342,8 @@ def opening(parts: Components, pause: Pause | None = None) -> str:
     layout = parts.run.layout
     known = f" (layout {layout.name}: {layout.chosen_because})" if layout.chosen_because else ""
     where = f"syncing to {parts.settings.sync.store}" if parts.syncer is not None else "NOT BACKED UP"
+    if parts.gang is not None:
+        where = f"{where}; {parts.gang.place}" if parts.gang.leads else f"{parts.gang.place}: node 0 uploads for all"
     paused = "" if pause is None else f"; {described(pause)}"
     return (
         f"podwatch {__version__} guards run {parts.settings.run_id}{known}: {parts.recovery.opening}; {where}{paused}"

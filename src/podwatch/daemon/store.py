@@ -7,35 +7,37 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.configuration import Configuration
-from podwatch.daemon.environment import credentials_for
-from podwatch.daemon.events import Events
+from podwatch.daemon.notifications import Events
 from podwatch.daemon.startup_checks import Exits
+from podwatch.daemon.variables import JOB_PROCESS
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
+from podwatch.domain.instance import instance
 from podwatch.domain.lease import Pod
-from podwatch.domain.mutation_guard import Mutation, MutationGuard
-from podwatch.domain.run import identity
+from podwatch.domain.process import ProcessIdentity
+from podwatch.domain.run import Mutation, MutationGuard, identity
 from podwatch.domain.secrets import scrub_argv
+from podwatch.domain.stored import StoredSave
 from podwatch.journal import Journal
-from podwatch.policy.resume import RemoteSave
 from podwatch.recovery.state import RecordHolder
 from podwatch.stores.base import ObjectStore
-from podwatch.stores.credentials import Credentials
+from podwatch.stores.credentials import Credentials, credentials_for
 from podwatch.stores.open import open_store, same_filesystem
 from podwatch.sync.restore.child_process import FetchProcess
 from podwatch.sync.restore.restore import FetchPace, Restorer, StorePlace
-from podwatch.sync.types import RunIdentity
+from podwatch.sync.types import RunIdentity, features_of
 from podwatch.sync.upload.job import keys_for
 from podwatch.system.clock import Clock
-from podwatch.system.procfs import boot_id, machine_id
+from podwatch.system.procfs import boot_id, from_here, machine_id, start_ticks
 from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace
 from podwatch.trainer.base import TrainerHandle
@@ -111,7 +113,8 @@ class WandbIds:
             return
 
 
-def this_pod(writer_id: str, output_dir: Path) -> Pod:
+def this_pod(writer_id: str, output_dir: Path, environ: Mapping[str, str] = MappingProxyType({})) -> Pod:
+    """``environ``: this process's, for the engine's job and attempt."""
     path = os.path.realpath(output_dir)
     try:
         found = Path(path).stat()
@@ -119,7 +122,27 @@ def this_pod(writer_id: str, output_dir: Path) -> Pod:
     except OSError:
         pass  # does not exist yet: the path alone
     place = hashlib.sha256(path.encode()).hexdigest()[:16]
-    return Pod(writer_id, machine_id(), boot_id(), place, socket.gethostname())
+    process = environ.get(JOB_PROCESS, "")
+    return Pod(writer_id, machine_id(), boot_id(), place, socket.gethostname(), instance(environ), process)
+
+
+def attempt_ended(process: str) -> bool:
+    """Whether an earlier attempt of this job has provably ended: its process was on this boot of this machine, in this
+    PID namespace, and is gone. Anything else proves nothing. Its keeper ends with it; while it has not, it holds the
+    run lock, and no start happens here."""
+    identity = ProcessIdentity.from_text(process)
+    if identity is None or not from_here(identity):
+        return False
+    ticks = start_ticks(identity.pid)
+    if ticks is not None:
+        return ticks != identity.start_ticks
+    try:
+        os.kill(identity.pid, 0)  # /proc can hide processes of other users (hidepid)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 def _digest(digests: Mapping[str, str] | tuple[tuple[str, str], ...]) -> str:
@@ -165,11 +188,9 @@ class Refusals:
 def no_backup(settings: Settings, same_disk_store: bool) -> str:
     """Why the store is refused, else empty: a directory on the checkpoints' own filesystem is no backup."""
     url, output = settings.sync.store, settings.trainer.output_dir
-    if not url.startswith("file://") or same_disk_store:
+    if not url or same_disk_store or not same_filesystem(url, output):
         return ""
-    if not same_filesystem(url, output):
-        return ""
-    return f"{url} is on the same filesystem as {output}: it must be on another volume, or a b2:// bucket"
+    return f"{url} is on the same filesystem as {output}: it must be on another volume, or a bucket"
 
 
 def first_time(journal: Journal, word: str) -> bool:
@@ -236,7 +257,10 @@ def make_restorer(
     sync = settings.sync
 
     def opened() -> ObjectStore:
-        return open_store(sync.store, credentials_for(settings), writer_id=writer_id, connections=sync.connections)
+        known = features_of(journal, sync.store)
+        return open_store(
+            sync.store, credentials_for(settings), writer_id=writer_id, connections=sync.connections, features=known
+        )
 
     return Restorer(
         StorePlace(opened, keys_for(sync.store, settings.run_id), sync.store, writer_id),
@@ -255,13 +279,9 @@ class StoreRestore:
     def __init__(self, restorer: Restorer, worker: Worker, catalogue: Catalogue) -> None:
         self._restorer, self._worker, self._catalogue = restorer, worker, catalogue
 
-    async def newest(self, exclude: frozenset[int]) -> RemoteSave | None:
+    async def newest(self, exclude: frozenset[int]) -> StoredSave | None:
         patience = LOOK_SECONDS if newest_complete(self._catalogue.sets) is not None else ONLY_STORE_SECONDS
-        found = await self._worker.call(lambda: self._restorer.newest(exclude=exclude), timeout=patience)
-        if found is None:
-            return None
-        seq = found.pointer.seq if found.pointer is not None else 0
-        return RemoteSave(found.step, found.save_id, found.manifest.lineage, seq)
+        return await self._worker.call(lambda: self._restorer.newest(exclude=exclude), timeout=patience)
 
     async def fetch(self, step: int | None, progress: Callable[[int, int], None] | None = None) -> int:
         loop = asyncio.get_running_loop()

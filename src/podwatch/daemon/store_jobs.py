@@ -4,14 +4,16 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import reduce
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
-from podwatch.config.settings import Settings
-from podwatch.daemon.environment import credentials_for
+from podwatch.config.directory import TYPED_IN
+from podwatch.config.loading import LoadedSettings
 from podwatch.daemon.shutdown import BackgroundTasks
 from podwatch.daemon.status_view import StatusSource, heartbeat_fields
 from podwatch.daemon.store import WANDB_SECONDS
@@ -19,17 +21,25 @@ from podwatch.daemon.wiring import Components
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.lease import HolderState
-from podwatch.domain.mutation_guard import Mutation
-from podwatch.domain.secrets import secret_values
+from podwatch.domain.run import Mutation
+from podwatch.domain.secrets import scrub_field, secret_values
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.journal import AsyncJournal, Journal
+from podwatch.recovery.start_plan import named_files, working_directory
 from podwatch.recovery.state import RecordHolder
 from podwatch.sensors.log_tail import Sources
 from podwatch.stores.base import ObjectStore
+from podwatch.stores.credentials import credentials_for
 from podwatch.stores.open import open_store
 from podwatch.sync.syncer import Syncer
-from podwatch.sync.upload.artifacts import Artifacts
+from podwatch.sync.types import features_of
+from podwatch.sync.upload.artifacts import CONFIG_BYTES, Artefact, Artifacts, Scrub
 from podwatch.sync.upload.job import keys_for
+from podwatch.system.files import read_file
+from podwatch.trainer.environment import read_env_file
+
+if TYPE_CHECKING:
+    from podwatch.sync.runs.bootstrap import Start
 
 # -- scheduler -------------------------------------------------------------------------------------------------------
 # On apscheduler 3.x, without exact timing. ``misfire_grace_time`` is always set, because its default of one second
@@ -171,7 +181,7 @@ class StoreJobs:
         if self._syncer is not None:
             recovery, sets = self._parts.recovery, self._parts.checkpoints.catalogue.sets
             own = [found for found in sets if recovery.context.owns(found)]
-            await self._syncer.beat(heartbeat_fields(self._status.view(), own), state)
+            await self._syncer.beat(heartbeat_fields(self._status.view(), own, state), state)
 
     async def say_leaving(self) -> None:
         """The last heartbeat: released where nothing trains, so that no other pod waits for this one."""
@@ -198,7 +208,13 @@ TELLING = frozenset(
 """Events after which an upload is due soon: there is a new bundle, a new start, or a last log line."""
 
 
-def make_artifacts(parts: Components) -> Artifacts | None:
+class InForce(Protocol):
+    """The configuration in force; a reload replaces it."""
+
+    loaded: LoadedSettings
+
+
+def make_artifacts(parts: Components, config: InForce) -> Artifacts | None:
     """None without a store, or where ``sync.artefacts`` is off."""
     settings, syncer = parts.settings, parts.syncer
     if syncer is None or not settings.sync.artefacts:
@@ -206,17 +222,63 @@ def make_artifacts(parts: Components) -> Artifacts | None:
     writer_id = str(parts.run.journal.sync.learned(WRITER_ID, ""))
 
     def opened() -> ObjectStore:
-        return open_store(settings.sync.store, credentials_for(parts.settings), writer_id=writer_id, connections=1)
+        url, known = settings.sync.store, features_of(parts.run.journal.sync, settings.sync.store)
+        return open_store(url, credentials_for(parts.settings), writer_id=writer_id, connections=1, features=known)
 
-    sources = _OwnArtefacts(parts, settings, syncer)
+    sources = _OwnArtefacts(parts, config, syncer)
     return Artifacts(opened, keys_for(settings.sync.store, settings.run_id), sources, parts.run.clock)
+
+
+def start_of(loaded: LoadedSettings) -> "Start":
+    """What a bare pod needs to know of the configuration in force. Blocks on the disk."""
+    from podwatch.sync.runs.bootstrap import Start
+
+    settings, trainer = loaded.settings, loaded.settings.trainer
+    cwd = working_directory(settings)
+    named = [
+        path for argv in (trainer.command, *trainer.start_before, *trainer.stop_also) for path in _files(argv, cwd)
+    ]
+    secret: dict[str, tuple[str, ...]] = {}
+    if trainer.env_file is not None:
+        with contextlib.suppress(PodwatchError):
+            secret[str(trainer.env_file)] = tuple(read_env_file(trainer.env_file))
+    for file in (settings.notify.urls_file, settings.notify.heartbeat_urls_file, settings.http.password_file):
+        if file is not None:
+            with contextlib.suppress(OSError):
+                lines = read_file(file, CONFIG_BYTES, shown=True).decode(errors="replace").splitlines()
+                secret[str(file)] = tuple("" for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    given = [key for key, source in loaded.sources.items() if source in ("environment", "flag")]
+    document = settings.model_dump(mode="json")
+    return Start(
+        settings.run_id,
+        loaded.text,
+        str(loaded.path or ""),
+        os.environ.get(TYPED_IN) or "/",
+        tuple(named),
+        secret,
+        {key: str(scrub_field(key, reduce(_item, key.split("."), document))) for key in sorted(given)},
+    )
+
+
+def _files(argv: Sequence[str], cwd: Path) -> tuple[str, ...]:
+    """The files that a command names, its own script included, without programs of the image."""
+    script = argv[:1] if argv and "/" in argv[0] else ()
+    found = named_files(("", *script, *argv[1:]), cwd)
+    return tuple(
+        path for path in found if not path.startswith("/usr/") and Path(path).parent.name not in ("bin", "sbin")
+    )
+
+
+def _item(document: Any, name: str) -> Any:
+    return document.get(name) if isinstance(document, dict) else None
 
 
 class _OwnArtefacts:
     """Implements ``ArtefactSources`` over the daemon's components."""
 
-    def __init__(self, parts: Components, settings: Settings, syncer: Syncer) -> None:
-        self._parts, self._settings, self._syncer = parts, settings, syncer
+    def __init__(self, parts: Components, config: InForce, syncer: Syncer) -> None:
+        settings = config.loaded.settings
+        self._parts, self._settings, self._config, self._syncer = parts, settings, config, syncer
         self.incidents = parts.run.paths.incidents
         self.host = socket.gethostname()
         self.log_bytes = settings.sync.artefacts_log
@@ -231,6 +293,17 @@ class _OwnArtefacts:
         last = record.last_start if record is not None else None
         private = str(self._parts.settings.trainer.env_file or "")
         return tuple(name for name, _ in last.config_digests if name != private) if last is not None else ()
+
+    def holds(self) -> bool:
+        lease = self._syncer.status().standing
+        return lease is not None and lease.publish
+
+    def start(self, clean: Scrub) -> list[Artefact]:
+        if not self.holds():
+            return []  # the files of the pod that trains stay
+        from podwatch.sync.runs.bootstrap import start_artefacts
+
+        return start_artefacts(start_of(self._config.loaded), clean)
 
     def secrets(self) -> frozenset[str]:
         key = credentials_for(self._parts.settings)

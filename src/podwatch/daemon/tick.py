@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.layouts import restart_concerns
 from podwatch.checkpoints.layouts.base import PATTERN, counts_saves
@@ -20,18 +22,15 @@ from podwatch.daemon.backup_findings import (
     store_withheld_finding,
     upload_findings,
 )
-from podwatch.daemon.configuration import policies_from, waits_for_restart
-from podwatch.daemon.environment import learn_secrets
-from podwatch.daemon.events import OpenFindings
+from podwatch.daemon.configuration import learn_secrets, policies_from, waits_for_restart
 from podwatch.daemon.host import Host
 from podwatch.daemon.loops import DaemonLoops
 from podwatch.daemon.maintenance import Maintenance
-from podwatch.daemon.notifications import Notifying
+from podwatch.daemon.notifications import Notifying, OpenFindings
 from podwatch.daemon.status_view import StatusSource, steps_at_risk, watched_of
 from podwatch.daemon.store_jobs import StoreJobs
 from podwatch.daemon.wiring import LEARNED, Components
-from podwatch.detection.corrected_snapshot import of_a_run_that_ends, of_this_trainer, present
-from podwatch.detection.one_failure import fold
+from podwatch.detection.one_failure import fold, of_a_run_that_ends, of_this_trainer, present
 from podwatch.domain.errors import ConfigurationError, PodwatchError
 from podwatch.domain.event import Emit, EventName
 from podwatch.domain.finding import Finding, Severity
@@ -41,11 +40,29 @@ from podwatch.policy.backup import Kept, safekeeping
 from podwatch.recording.recorder import Recorder
 from podwatch.sync.types import SyncStatus
 
+if TYPE_CHECKING:
+    from podwatch.hooks.evaluation import Evaluations
+    from podwatch.hooks.runner import Hooks
+
 REMEMBER_TURNS = 30
 """Turns between two writes of the learned state to the journal: a minute at the default poll."""
 
 LoadAgain = Callable[[], LoadedSettings]
 """Loads the settings at a reload; None: the same file, with the environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reporters:
+    """What reports to the operator's own channels and commands; None where it is not configured."""
+
+    notifying: Notifying | None = None
+    hooks: "Hooks | None" = None
+    evaluations: "Evaluations | None" = None
+
+    def findings(self, at: float) -> tuple[Finding, ...]:
+        told = self.notifying.findings() if self.notifying is not None else ()
+        commands = [source for source in (self.hooks, self.evaluations) if source is not None]
+        return (*told, *(finding for source in commands for finding in source.findings(at)))
 
 
 class Findings:
@@ -58,10 +75,10 @@ class Findings:
         loops: DaemonLoops,
         emit: Emit,
         maintenance: Maintenance,
-        notifying: Notifying | None,
+        reporters: Reporters,
         silent: float,
     ) -> None:
-        self._parts, self._loops, self._maintenance, self._notifying = parts, loops, maintenance, notifying
+        self._parts, self._loops, self._maintenance, self._reporters = parts, loops, maintenance, reporters
         self._open = OpenFindings(emit)
         self._silent, self._started = silent, parts.run.clock.monotonic()
 
@@ -82,7 +99,7 @@ class Findings:
             *parts.checkpoints.roots.findings(),
             *self._own(snapshot),
         )
-        telling = self._notifying.findings() if self._notifying is not None else ()
+        telling = self._reporters.findings(snapshot.at)
         kept = safekeeping((*findings, *parts.recovery.findings(), *ours), self._kept(snapshot), at=snapshot.at)
         return fold((*kept, *telling), parts.recovery.context.healing())
 
@@ -126,6 +143,10 @@ class Findings:
         config += linked_findings(parts.checkpoints.catalogue.linked, since=self._started)
         config += freeze_findings(self._silent, now=snapshot.at, wall=snapshot.wall, since=self._started)
         config += keeper_findings(snapshot.trainer)
+        if parts.gang is not None:
+            config += parts.gang.findings()
+        if parts.store.elsewhere:
+            return config
         if parts.settings.sync.store and parts.syncer is None and not parts.store.refused:
             return (*store_withheld_finding(since=self._started), *config)
         if parts.store.refused:
@@ -177,7 +198,8 @@ class Tick:
             record=parts.training.record.current,
             fetched=parts.recovery.context.fetched,
         )
-        parts.recovery.consider(snapshot, (*findings, *self._loops.pruner.findings()))
+        acted = (*findings, *self._loops.pruner.findings())
+        parts.recovery.consider(snapshot, acted if parts.gang is None else parts.gang.judged(acted))
         self._store_jobs.turn(snapshot)
         if parts.recovery.asks_whose:
             parts.checkpoints.rescans.wake()
@@ -186,8 +208,6 @@ class Tick:
         everything = self._findings.turn(snapshot, findings)
         if self._notifying is not None:
             self._notifying.turn(everything, snapshot)
-        if parts.recovery.context.exit_code is not None:
-            self._host.exit.leave(parts.recovery.context.exit_code)
         known = (sensing.state.armed, sensing.state.learned.seen)
         if sensing.turns % REMEMBER_TURNS == 0 or known != self._known:
             # Written at once for the next podwatch: the engine can die while none runs.

@@ -3,29 +3,28 @@
 import os
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
-from podwatch.checkpoints.capabilities import Capabilities, probe
-from podwatch.checkpoints.catalogue import Catalogue, RunMemory
+from podwatch.checkpoints.catalogue import Catalogue, HeldBack, RunMemory
 from podwatch.checkpoints.expected_files import command_digest
-from podwatch.checkpoints.held_back import HeldBack
 from podwatch.checkpoints.layouts import Layout, make_layout, process_names, restart_concerns, trainer_logs
 from podwatch.checkpoints.layouts.command_line import save_interval
 from podwatch.checkpoints.reboot_check import RebootCheck, boot_wall
+from podwatch.checkpoints.settle_time import Capabilities, probe
 from podwatch.checkpoints.watcher import Watcher
 from podwatch.config.settings import Settings
-from podwatch.daemon import two_writers
+from podwatch.daemon import held_back_findings
 from podwatch.daemon.checkpoint_loop import Rescans, RootWatch
-from podwatch.daemon.configuration import Configuration, policies_from
-from podwatch.daemon.environment import TrainingEnvironment, learn_secrets
-from podwatch.daemon.events import Events
-from podwatch.daemon.implausible_steps import Implausible, believed_progress
-from podwatch.daemon.paths import RunPaths, workspace_of
+from podwatch.daemon.configuration import Configuration, TrainingEnvironment, learn_secrets, policies_from
+from podwatch.daemon.gang import Gang, NodeHere, make_gang
+from podwatch.daemon.held_back_findings import Implausible, TwoWriters, believed_progress
+from podwatch.daemon.notifications import Events
+from podwatch.daemon.paths import RunLock, RunPaths, workspace_of
 from podwatch.daemon.run_directory import take_along
-from podwatch.daemon.run_lock import RunLock
 from podwatch.daemon.sensing_loop import Sensors
 from podwatch.daemon.startup_checks import Exits, Records, StartupChecks
 from podwatch.daemon.store import (
@@ -34,41 +33,39 @@ from podwatch.daemon.store import (
     StoreRestore,
     SyncedRun,
     WandbIds,
+    attempt_ended,
     first_time,
     make_restorer,
     no_backup,
     this_pod,
 )
-from podwatch.daemon.two_writers import TwoWriters
 from podwatch.detection.learned import Learned
-from podwatch.detection.log_rules import SHIPPED
+from podwatch.detection.log_rules import shipped
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError
-from podwatch.domain.mutation_guard import MutationGuard
 from podwatch.domain.process import ProcessRole
+from podwatch.domain.run import MutationGuard
 from podwatch.domain.secrets import register
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal, Journal
+from podwatch.policy.disk_forecast import SAVES, Forecast
 from podwatch.policy.other_trainers import Beside
 from podwatch.recovery.controller import Recovery
 from podwatch.recovery.state import RecordHolder, RunFiles, RunStore, Tools, TrainerSensors
-from podwatch.retention.forecast import SAVES, Forecast
-from podwatch.retention.remover import Remover
+from podwatch.retention.removal import Remover
 from podwatch.retention.trash import SetAsideUsage
 from podwatch.sensors.disk import DiskSensor, DisksSensor
-from podwatch.sensors.gpu import GpuReader, GpuSensor
+from podwatch.sensors.gpu import WAIT, GpuReader, GpuSensor, TrialLoad
 from podwatch.sensors.host import HostSensor
 from podwatch.sensors.inference import InferenceSensor
 from podwatch.sensors.log_rules import LogRulesSensor, risky
 from podwatch.sensors.log_tail import Sources, StepLines
 from podwatch.sensors.nvml import NvmlReader
-from podwatch.sensors.nvml_probe import WAIT, TrialLoad
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import POLL as PROGRESS_POLL
-from podwatch.sensors.progress import PingInbox, ProgressSensor
-from podwatch.sensors.progress_bars import StepReader
+from podwatch.sensors.progress import PingInbox, ProgressSensor, StepReader
 from podwatch.sensors.server_discovery import ServerFinder
-from podwatch.sensors.training_metrics import TrainingSensor
+from podwatch.sensors.training_metrics import MetricReader, TrainingSensor
 from podwatch.sensors.xid import XidInbox
 from podwatch.sync.lease.protocol import LeaseTerms
 from podwatch.sync.store_session import timing_of
@@ -80,7 +77,7 @@ from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.discover import run_of
-from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
+from podwatch.trainer.launcher import KeeperJob, KeeperLauncher, KeeperOptions
 from podwatch.trainer.roles import RolePatterns, Roles
 
 QUARANTINE_SECONDS = 7 * 86400.0
@@ -112,11 +109,12 @@ class Foundation:
 @dataclass(frozen=True, slots=True)
 class Choices:
     """How this daemon is started. ``take_over`` is the id of an operator's `--take-over`. ``same_disk_store`` allows a
-    ``file://`` store on the checkpoints' own file system, for the demo only."""
+    ``file://`` store on the checkpoints' own file system, for the demo only. ``job`` is set in job mode."""
 
     gpu_reader: GpuReader | None = None
     same_disk_store: bool = False
     take_over: str = ""
+    job: KeeperJob | None = None
 
 
 class Run:
@@ -172,6 +170,15 @@ class Checkpoints:
     implausible: Implausible
     aside: SetAsideUsage
     worker: Worker
+    readers: list["Reader"] = field(default_factory=list)
+    """What reads checkpoints besides training and uploads: hooks and evaluations."""
+
+
+class Reader(Protocol):
+    @property
+    def reading(self) -> frozenset[int]:
+        """The steps that it reads now."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +208,14 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """``syncer`` is None without a store. ``refused``: why the configured one is not used, else empty."""
+    """``syncer`` is None without a store. ``refused``: why the configured one is not used, else empty. ``elsewhere``:
+    node 0 of this run uploads for all of its nodes, and this is another one."""
 
     syncer: Syncer | None
     restore: StoreRestore | None
     refused: str
     wandb: WandbIds
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +237,8 @@ class Components:
     store: Store
     deletion: Deletion
     checks: StartupChecks
+    gang: Gang | None = None
+    """None for a run on one node."""
 
     @property
     def settings(self) -> Settings:
@@ -251,7 +262,7 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
         run.clock,
         roles=Roles(process_names(settings)),
         run=lambda: run_of(run.config.settings),
-        options=KeeperOptions(grace=settings.trainer.stop_grace),
+        options=KeeperOptions(grace=settings.trainer.stop_grace, job=choices.job),
     )
     sensing = _sensing(settings, run, checkpoints, Path(launcher.log_path()), choices.gpu_reader)
     training = _training(settings, run, checkpoints, sensing, launcher)
@@ -260,9 +271,14 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
     run.guard.add(checks.blocked_reason)
     run.guard.add(lambda _mutation: checkpoints.roots.blocked_reason())
     store = _store(settings, run, checkpoints.catalogue, training.record, foundation.exits, choices, checks.unknown)
-    recovery = _recovery(settings, run, checkpoints, sensing, training, store)
+    gang = make_gang(settings, run.workspace, run.clock)
+    if gang is not None and not gang.leads:
+        run.guard.add(gang.blocked_reason)
+    recovery = _recovery(settings, run, checkpoints, sensing, training, store, gang)
     run.connect(recovery)
-    return Components(run, checkpoints, sensing, training, recovery, store, _deletion(run), checks)
+    if gang is not None:
+        gang.connect(NodeHere(recovery, store.syncer))
+    return Components(run, checkpoints, sensing, training, recovery, store, _deletion(run), checks, gang)
 
 
 def _run(settings: Settings, foundation: Foundation) -> tuple[Run, str]:
@@ -282,7 +298,7 @@ def _run(settings: Settings, foundation: Foundation) -> tuple[Run, str]:
 
 def _checkpoints(settings: Settings, run: Run, rescans: Rescans) -> Checkpoints:
     journal, layout, workspace = run.journal.sync, run.layout, run.workspace
-    held = two_writers.recalled(journal.learned(two_writers.KEY))
+    held = held_back_findings.recalled_spans(journal.learned(held_back_findings.TWO_WRITERS_KEY))
     checkpoints = settings.checkpoints
     catalogue = Catalogue(
         layout,
@@ -343,10 +359,14 @@ def _sensing(
         known_bytes=lambda: sum(s.size_bytes for s in catalogue.sets) + aside.found.bytes,
     )
     disks = DisksSensor(partial(_places, settings, catalogue), clock)
-    log_rules = LogRulesSensor(clock, run.config.policies.log_rules, trusted=SHIPPED)
+    log_rules = LogRulesSensor(clock, run.config.policies.log_rules, trusted=shipped(trainer_logs(settings)))
     health = settings.training
     metrics = TrainingSensor(
-        clock, settings.trainer.output_dir, metrics_file=health.metrics_file, metrics_url=health.metrics_url
+        clock,
+        settings.trainer.output_dir,
+        MetricReader(trainer_logs(settings)),
+        metrics_file=health.metrics_file,
+        metrics_url=health.metrics_url,
     )
     inbox = PingInbox(clock)
     progress = _progress(settings, run, catalogue, inbox, log_path, (log_rules, metrics))
@@ -448,6 +468,8 @@ def _store(
     journal = run.journal.sync
     identity = Identity(settings, run.layout, _remembered(journal, "writer_id"), record, WandbIds(run.layout))
     refused = no_backup(settings, choices.same_disk_store)
+    if settings.nodes.rank:
+        return Store(None, None, "", identity.wandb, elsewhere=True)
     if not settings.sync.store or refused or unknown:
         return Store(None, None, refused, identity.wandb)
     take_over = first_time(journal, choices.take_over)
@@ -459,7 +481,7 @@ def _store(
 def _syncer(
     settings: Settings, run: Run, catalogue: Catalogue, identity: Identity, exits: Exits, *, take_over: bool
 ) -> Syncer:
-    me = this_pod(identity.writer_id, settings.trainer.output_dir)
+    me = this_pod(identity.writer_id, settings.trainer.output_dir, os.environ)
     return Syncer(
         settings,
         SyncedRun(identity, run, Refusals(run.emit, exits, run, run.clock)),
@@ -467,7 +489,7 @@ def _syncer(
         run.journal,
         run.clock,
         run.emit,
-        terms=LeaseTerms(me, timing_of(settings.sync), take_over),
+        terms=LeaseTerms(me, timing_of(settings.sync), take_over, attempt_ended),
         workspace=run.workspace,
     )
 
@@ -495,7 +517,13 @@ def _training(
 
 
 def _recovery(
-    settings: Settings, run: Run, checkpoints: Checkpoints, sensing: Sensing, training: Training, store: Store
+    settings: Settings,
+    run: Run,
+    checkpoints: Checkpoints,
+    sensing: Sensing,
+    training: Training,
+    store: Store,
+    gang: Gang | None,
 ) -> Recovery:
     return Recovery(
         Tools(
@@ -509,6 +537,7 @@ def _recovery(
             sensors=TrainerSensors(sensing.gpus, sensing.processes, sensing.progress),
             pod=ThisPod(training, sensing.servers),
             store=RunStore(store.restore, store.syncer),
+            gang=gang,
             guard=run.guard,
         )
     )

@@ -154,6 +154,8 @@ def _launcher(
         what = f"the trainer ended with {how} {at}{KILLED if memory else ''}"
         evidence += [memory] if memory is not None else []
         return _failed(what, since, look, trainer, evidence, _still_training(look, trainer, since)), learned
+    if policy.clean_exit_finishes:
+        return _finished(f"the trainer ended with code 0 {at}", since, evidence), learned
     if policy.max_steps is not None:
         if target_reached(progress, look.policies):
             return _finished(f"the trainer ended with code 0 at its target ({step})", since, evidence), learned

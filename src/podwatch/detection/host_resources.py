@@ -1,6 +1,6 @@
 """Findings about the machine's limits: disk, open files, memory, /dev/shm, swap. They never request an action.
 
-``policy.retention`` decides what to delete from a full disk.
+``policy.local_retention`` decides what to delete from a full disk.
 """
 
 from collections.abc import Iterator

@@ -2,7 +2,7 @@
 (``second.logs``) and never cause one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from podwatch.detection.base import DetectorResult, Look
@@ -10,20 +10,16 @@ from podwatch.detection.learned import Learned
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.policy import LogRule
 from podwatch.domain.snapshot import LogMatch
+from podwatch.domain.trainer_log import BAD, NEAR, RAISED, STAMP, TrainerLog
 
 # -- rules that come with podwatch -----------------------------------------------------------------------------------
-# A rule of the same name in the configuration replaces the one here. Training logs quote model output, so a rule
+# Those of one trainer are in its layout (``TrainerLog.errors``); here are those of programs that many trainers use. A
+# rule of the same name in the configuration replaces the one here. Training logs quote model output, so a rule
 # matches its words only where a program's own message begins: after a log level of WARNING or above, or at the start
 # of a line as the name of an exception. Words that healthy runs log now and then need a count. Every pattern is
 # anchored and fast on any line (a test measures them).
 
-_STAMP = r"^[\d\s:.,TZ/+|-]{0,40}"
 _WORSE = r"\[?(?:ERROR|CRITICAL|FATAL)\b"
-_BAD = _STAMP + r"\[?(?:WARNING|WARN|ERROR|CRITICAL|FATAL)\b"
-_NEAR = r".{0,200}?"
-"""Allowed distance between the level and the words: file, line number and logger name come first."""
-_RAISED = r"^(?:[A-Za-z_][\w.]{0,80}: ){0,2}"
-"""The last line of a traceback: the exception's name, possibly after that of a wrapping exception."""
 _C10D = r"^\[[EF]\d{3,4} [^\]]{1,80}\].{0,200}?"
 """PyTorch's own C++ log: ``[E821 12:00:00.123 ProcessGroupNCCL.cpp:616] [Rank 0] ...``"""
 _PROGRAM = r"^[a-z][\w./()+-]{0,40}: (?:[^:]{1,80}: ){0,2}"
@@ -32,7 +28,7 @@ _SHELL = r"^(?:\S{1,60}: line \d+: +)?\d+ "
 """A shell's report of how its job ended: ``/bin/bash: line 1: 12345 Killed   uv run rl``."""
 _ELASTIC = r"^(?:[EWF]\d{4} [^\]]{1,160}\].{0,200}?|ERROR:torch.{0,200}?|\s*traceback +: )"
 
-_STOPPED = rf"(?:{_BAD}{_NEAR}|{_STAMP}\[?INFO\b[^'\"]{{0,60}}?)"
+_STOPPED = rf"(?:{BAD}{NEAR}|{STAMP}\[?INFO\b[^'\"]{{0,60}}?)"
 """A program that receives a signal may log it at INFO level; quoted model output does not match."""
 
 _DEATH = ("silent-death", "required-child-exited")
@@ -40,7 +36,7 @@ _DEATH = ("silent-death", "required-child-exited")
 SHIPPED: tuple[LogRule, ...] = (
     LogRule(
         "cuda-error",
-        rf"(?:{_STAMP}{_WORSE}{_NEAR}|{_RAISED})(?:CUDA error: |CUDA driver error: |an illegal memory access|"
+        rf"(?:{STAMP}{_WORSE}{NEAR}|{RAISED})(?:CUDA error: |CUDA driver error: |an illegal memory access|"
         r"device-side assert triggered|CUBLAS_STATUS_|CUDNN_STATUS_|cudaError)",
         critical=True,
         says="a CUDA call failed: the process that made it cannot continue",
@@ -49,7 +45,7 @@ SHIPPED: tuple[LogRule, ...] = (
     ),
     LogRule(
         "cuda-out-of-memory",
-        rf"(?:{_STAMP}{_WORSE}{_NEAR}|{_RAISED})(?:CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|"
+        rf"(?:{STAMP}{_WORSE}{NEAR}|{RAISED})(?:CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|"
         r"No available memory for the cache blocks)",
         critical=True,
         says="a GPU ran out of memory",
@@ -59,7 +55,7 @@ SHIPPED: tuple[LogRule, ...] = (
     ),
     LogRule(
         "nccl",
-        rf"(?:{_C10D}|{_BAD}{_NEAR}|{_RAISED})(?:Watchdog caught collective operation timeout|"
+        rf"(?:{_C10D}|{BAD}{NEAR}|{RAISED})(?:Watchdog caught collective operation timeout|"
         r"NCCL (?:timeout|watchdog|error|communicator was aborted)|nccl(?:System|Internal|Remote|UnhandledCuda)Error|"
         r"DistBackendError: )",
         critical=True,
@@ -68,17 +64,8 @@ SHIPPED: tuple[LogRule, ...] = (
         supports=("hang", "required-child-exited"),
     ),
     LogRule(
-        "api-connection-errors",
-        rf"(?:{_BAD}{_NEAR}|{_RAISED})(?:APIConnectionError|APITimeoutError|openai\.APIConnectionError)",
-        count=20,
-        within_seconds=600.0,
-        says="the orchestrator cannot reach the inference server",
-        fix="check the server with `podwatch status` and a request to its /health",
-        supports=("silent-death", "hang"),
-    ),
-    LogRule(
         "engine-dead",
-        rf"(?:{_STAMP}{_WORSE}{_NEAR}|{_RAISED})(?:EngineDeadError|EngineCore (?:encountered|failed|died)|"
+        rf"(?:{STAMP}{_WORSE}{NEAR}|{RAISED})(?:EngineDeadError|EngineCore (?:encountered|failed|died)|"
         r"Engine core (?:proc|initialization|process)[^|]{0,60}(?:died|failed)|AsyncLLM output_handler failed)",
         critical=True,
         says="vLLM's engine died; its API server runs for a few more seconds and then ends with exit code 0",
@@ -87,7 +74,7 @@ SHIPPED: tuple[LogRule, ...] = (
     ),
     LogRule(
         "interrupted",
-        rf"(?:{_RAISED}KeyboardInterrupt\b|(?:{_STOPPED}|{_ELASTIC})(?:"
+        rf"(?:{RAISED}KeyboardInterrupt\b|(?:{_STOPPED}|{_ELASTIC})(?:"
         # Not torchrun's "Sending process N closing signal SIGTERM": it stops the other ranks after a failure.
         r"[Rr]eceived (?:Signals\.)?(?:SIGINT|SIGTERM|signal (?:2|15)\b|(?:2|15) death signal|interrupt signal)))",
         says="a process of the run received SIGINT or SIGTERM: an operator or another program is stopping it",
@@ -95,7 +82,7 @@ SHIPPED: tuple[LogRule, ...] = (
     ),
     LogRule(
         "too-many-open-files",
-        rf"(?:{_BAD}{_NEAR}|{_RAISED}|{_PROGRAM})(?:\[Errno 24\]|Too many open files|EMFILE)",
+        rf"(?:{BAD}{NEAR}|{RAISED}|{_PROGRAM})(?:\[Errno 24\]|Too many open files|EMFILE)",
         critical=True,
         says="a process reached its limit of open files: it cannot open more sockets or files",
         fix="set [trainer] nofile = 65536 (applies at the next start), or `ulimit -n 65536` where training starts",
@@ -103,13 +90,13 @@ SHIPPED: tuple[LogRule, ...] = (
     ),
     LogRule(
         "files-limit-low",
-        rf"{_BAD}{_NEAR}Found ulimit of \d+ and failed to automatically increase",
+        rf"{BAD}{NEAR}Found ulimit of \d+ and failed to automatically increase",
         says="vLLM could not raise its limit of open files to the 65,536 that it needs",
         fix="set [trainer] nofile = 65536, or a higher hard limit where the pod is started",
     ),
     LogRule(
         "out-of-memory",
-        rf"(?:{_STAMP}{_WORSE}{_NEAR}|{_RAISED})(?:Cannot allocate memory|\[Errno 12\]|MemoryError\b|"
+        rf"(?:{STAMP}{_WORSE}{NEAR}|{RAISED})(?:Cannot allocate memory|\[Errno 12\]|MemoryError\b|"
         r"std::bad_alloc|DefaultCPUAllocator: can't allocate)|"
         rf"{_ELASTIC}(?:Signal 9 \(SIGKILL\)|failed \(exitcode: -9\))|{_SHELL}Killed\b",
         critical=True,
@@ -119,7 +106,7 @@ SHIPPED: tuple[LogRule, ...] = (
     ),
     LogRule(
         "bus-error",
-        rf"(?:{_BAD}{_NEAR}|{_RAISED})(?:DataLoader worker .{{0,60}}?)?(?:Bus error|SIGBUS)|{_SHELL}Bus error\b",
+        rf"(?:{BAD}{NEAR}|{RAISED})(?:DataLoader worker .{{0,60}}?)?(?:Bus error|SIGBUS)|{_SHELL}Bus error\b",
         critical=True,
         says="a bus error: nearly always because /dev/shm was full",
         fix="enlarge /dev/shm (docker --shm-size, or the pod's setting); delete stale /dev/shm/vllm-* files",
@@ -135,7 +122,7 @@ SHIPPED: tuple[LogRule, ...] = (
     ),
     LogRule(
         "disk-full",
-        rf"(?:{_BAD}{_NEAR}|{_RAISED}|{_PROGRAM})(?:\[enforce fail[^|]{{0,120}}?)?"
+        rf"(?:{BAD}{NEAR}|{RAISED}|{_PROGRAM})(?:\[enforce fail[^|]{{0,120}}?)?"
         r"(?:\[Errno 28\]|No space left on device|\[Errno 122\]|Disk quota exceeded)",
         critical=True,
         says="a file system is full: the file that was being written is incomplete",
@@ -143,7 +130,7 @@ SHIPPED: tuple[LogRule, ...] = (
     ),
     LogRule(
         "context-too-long",
-        rf"{_BAD}{_NEAR}(?:maximum context length is|max_tokens.{{0,40}}too large|longer than the maximum model len)",
+        rf"{BAD}{NEAR}(?:maximum context length is|max_tokens.{{0,40}}too large|longer than the maximum model len)",
         count=50,
         within_seconds=600.0,
         says="the inference server refuses requests because they are longer than its context: those rollouts are lost",
@@ -152,11 +139,16 @@ SHIPPED: tuple[LogRule, ...] = (
 )
 
 
-def effective(own: Sequence[LogRule]) -> tuple[LogRule, ...]:
-    """The shipped rules and the configured ones (``own``); one of the same name replaces the shipped one."""
+def effective(own: Sequence[LogRule], trainers: Iterable[TrainerLog] = ()) -> tuple[LogRule, ...]:
+    """The rules that come with podwatch and the configured ones (``own``), which replace those of the same name."""
     mine = {rule.name: rule for rule in own}
-    kept = [mine.pop(rule.name, rule) for rule in SHIPPED]
+    kept = [mine.pop(rule.name, rule) for rule in shipped(trainers)]
     return (*kept, *mine.values())
+
+
+def shipped(trainers: Iterable[TrainerLog]) -> tuple[LogRule, ...]:
+    """``SHIPPED`` and the known errors of ``trainers``."""
+    return (*SHIPPED, *(rule for trainer in trainers for rule in trainer.errors))
 
 
 # -- detector --------------------------------------------------------------------------------------------------------

@@ -3,21 +3,29 @@
 A death shows in many places: memory, health, processes, logs, steps. Each detector reports its own finding; the
 operator needs the failure once. ``fold`` keeps the leading finding and puts the others into its evidence. Detectors and
 recovery use the unfolded findings; only status, events and notices use the folded ones.
+
+``present`` corrects the last snapshot by what podwatch itself has done since. The sensing loop takes a snapshot every
+few seconds; recovery stops, starts and attaches between two snapshots. Without this correction the status contradicts
+itself: "attached" (from recovery) beside "is not running" (from the snapshot).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict, counted
-
-DEATHS = (
-    FindingKind.TRAINER_EXITED,
-    FindingKind.SILENT_DEATH,
-    FindingKind.REQUIRED_CHILD_EXITED,
-    FindingKind.HANG,
+from podwatch.domain.finding import (
+    DEATHS,
+    NOTHING,
+    Agreement,
+    Evidence,
+    Finding,
+    FindingKind,
+    Severity,
+    Verdict,
+    counted,
 )
-"""Findings that mean training is down, best explanation first: an exit explains more than memory, memory more than a
-hang."""
+from podwatch.domain.process import ProcessIdentity
+from podwatch.domain.snapshot import Reading, SensorState, Snapshot, Supervision, TrainerSample, observed, unobserved
+
 OPERATOR = (
     FindingKind.SUPERSEDED,
     FindingKind.GAVE_UP,
@@ -40,7 +48,6 @@ BEFORE_SECONDS = 120.0
 verdict needs some seconds."""
 WAITED_SECONDS = 10.0
 """If a failure is older than this when podwatch acts on it, the downtime is reported too."""
-NOTHING = "nothing, podwatch restarts training"
 UNPAUSE = "`podwatch unpause` restarts training"
 
 
@@ -187,3 +194,55 @@ def _operator(findings: Sequence[Finding], cause: Finding) -> Finding | None:
 
 def _evidence(finding: Finding) -> Evidence:
     return Evidence(finding.key, finding.summary, Agreement.AGREES)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The trainer that recovery watches now. ``started_wall``: epoch seconds. ``adopted``: podwatch found it under a
+    keeper, and it may have ended; otherwise podwatch has just started it or attached to it while it lived."""
+
+    start_id: str
+    supervision: Supervision
+    launcher: ProcessIdentity
+    started_wall: float
+    adopted: bool = False
+
+
+def present(snapshot: Snapshot, watched: Watched | None, *, now: float, wall: float) -> tuple[Snapshot, bool]:
+    """Return ``snapshot`` with the trainer that is watched now, and whether the trainer in it was replaced.
+
+    ``watched`` None: podwatch watches no trainer, so a living one in the snapshot was stopped since. ``now``
+    (monotonic) and ``wall`` (epoch seconds) are the same moment.
+    """
+    reading = snapshot.trainer
+    sample = reading.value if reading.ok else None
+    if watched is None:
+        if sample is None or not sample.alive:
+            return snapshot, False
+        stopped = replace(sample, alive=False, descendants=(), required_exits=())
+        return replace(snapshot, trainer=observed(stopped, now)), True
+    if sample is not None and sample.start_id == watched.start_id:
+        return snapshot, False
+    if sample is None and reading.state is not SensorState.PENDING:
+        return snapshot, False  # it cannot be observed, and the status shows that
+    if watched.adopted:
+        unknown: Reading[TrainerSample] = unobserved(SensorState.PENDING, now, "not observed yet")
+        return replace(snapshot, trainer=unknown), True
+    starting = TrainerSample(
+        start_id=watched.start_id,
+        supervision=watched.supervision,
+        alive=True,
+        started_at=now - max(0.0, wall - watched.started_wall),
+        launcher=watched.launcher,
+    )
+    return replace(snapshot, trainer=observed(starting, now)), True
+
+
+def of_a_run_that_ends(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """``findings`` without deaths and log rules: the run was stopped or finished since, so its end is expected."""
+    return tuple(f for f in findings if f.kind not in DEATHS and f.kind is not FindingKind.LOG_RULE)
+
+
+def of_this_trainer(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """``findings`` without deaths: they belong to a trainer that is no longer watched."""
+    return tuple(f for f in findings if f.kind not in DEATHS)

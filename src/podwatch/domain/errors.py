@@ -17,11 +17,14 @@ class ExitCode(IntEnum):
     STATUS_CRITICAL = 2
     STATUS_UNKNOWN = 3
     USAGE = 64
+    DO_NOT_RUN = 65
+    """The training command or its configuration is at fault, or an operator stopped the run."""
     UNAVAILABLE = 69
     TRY_AGAIN = 75
     PERMISSION = 77
     CONFIGURATION = 78
     GAVE_UP = 86
+    """Run again, preferably on another machine."""
 
 
 class PodwatchError(Exception):

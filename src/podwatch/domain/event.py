@@ -15,6 +15,8 @@ class EventName(StrEnum):
 
     DAEMON_STARTED = "daemon-started"
     DAEMON_STOPPING = "daemon-stopping"
+    WATCH_STARTED = "watch-started"
+    CLOCK_CHANGED = "clock-changed"
     CONFIG_RELOADED = "config-reloaded"
     CONFIG_REFUSED = "config-refused"
     CONFIG_WARNING = "config-warning"
@@ -40,6 +42,13 @@ class EventName(StrEnum):
     STEPPED_BACK = "stepped-back"
     LINEAGE_OPENED = "lineage-opened"
     GAVE_UP = "gave-up"
+    POD_ENDING = "pod-ending"
+    HOOK_DONE = "hook-done"
+    HOOK_FAILED = "hook-failed"
+    EVALUATION_STARTED = "evaluation-started"
+    EVALUATION_DONE = "evaluation-done"
+    EVALUATION_FAILED = "evaluation-failed"
+    EVALUATION_REGRESSED = "evaluation-regressed"
     QUARANTINED = "quarantined"
     CHECKPOINT_COMPLETE = "checkpoint-complete"
     CHECKPOINT_DAMAGED = "checkpoint-damaged"
@@ -50,6 +59,8 @@ class EventName(StrEnum):
     UPLOAD_PRIORITY = "upload-priority"
     PUBLISHED = "published"
     OPTIONAL_PARTS = "optional-parts"
+    FINAL_SYNC = "final-sync"
+    RUN_ENDED = "run-ended"
     SYNC_FAILED = "sync-failed"
     STORE_RECOVERED = "store-recovered"
     REMOTE_PRUNED = "remote-pruned"
@@ -130,6 +141,9 @@ class Topic(StrEnum):
     SUPERSEDED = "superseded"
     PREEMPTED = "preempted"
     FINISHED = "finished"
+    EVALUATION = "evaluation"
+    DIGEST = "digest"
+    """The state of the run every ``[notify] digest``; not among ``events``."""
     TEST = "test"
 
 
@@ -143,8 +157,12 @@ class Change(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Notice:
     """``key`` is the same for the opening, the reminders and the closing of one condition. ``wall``: epoch seconds.
+    ``text``: what happened and what podwatch does; ``cost``: in time and money, empty if unknown; ``do``: what the
+    operator does.
 
-    ``unsent``: how many notices before this one the rate limit dropped. Secrets are removed from its text here.
+    ``weight``: the severity that decides which channels get it; the closing of a critical condition has severity info
+    and weight critical. ``usual``: channels without a severity of their own get it. ``unsent``: how many notices before
+    this one the rate limit dropped. Secrets are removed from its text here.
     """
 
     topic: Topic
@@ -156,8 +174,13 @@ class Notice:
     wall: float
     unsent: int = 0
     fields: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+    cost: str = ""
+    do: str = "nothing"
+    weight: Severity | None = None
+    """None: the severity."""
+    usual: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("title", "text", "key"):
+        for name in ("title", "text", "key", "cost", "do"):
             object.__setattr__(self, name, scrub(getattr(self, name)))
         object.__setattr__(self, "fields", {name: scrub_field(name, value) for name, value in self.fields.items()})

@@ -20,6 +20,8 @@ class FindingKind(StrEnum):
     REQUIRED_CHILD_EXITED = "required-child-exited"
     HANG = "hang"
     FINISHED = "finished"
+    NODE_FAILED = "node-failed"
+    """Another node of this run failed, so that all of its nodes end."""
     GPU_LOST = "gpu-lost"
     SENSOR_BLIND = "sensor-blind"
     NO_SECOND_SIGNAL = "no-second-signal"
@@ -32,6 +34,12 @@ class FindingKind(StrEnum):
     """Uploads do not keep pace with the saves: the CPU is busy, or the uplink is slower than the saves."""
     STORE_UNAVAILABLE = "store-unavailable"
     GAVE_UP = "gave-up"
+    POD_NOT_ENDED = "pod-not-ended"
+    """The configured command did not end this rented machine, which is still billed."""
+    HOOK_FAILING = "hook-failing"
+    """A configured hook failed several times in a row."""
+    EVALUATION_FAILING = "evaluation-failing"
+    """Evaluations failed several times in a row."""
     BLOCKED = "blocked"
     RESUMED_WRONG = "resumed-wrong"
     STEPPED_BACK = "stepped-back"
@@ -85,6 +93,18 @@ class FindingKind(StrEnum):
     """A directory of the run, or podwatch's own beside it, was replaced: podwatch changes nothing in it."""
     STATE_UNAVAILABLE = "state-unavailable"
     """The state database cannot be used: the journal is in memory, and podwatch deletes and publishes nothing."""
+
+
+DEATHS = (
+    FindingKind.TRAINER_EXITED,
+    FindingKind.SILENT_DEATH,
+    FindingKind.REQUIRED_CHILD_EXITED,
+    FindingKind.HANG,
+)
+"""Findings that mean training is down, best explanation first: an exit explains more than memory, memory more than a
+hang."""
+NOTHING = "nothing, podwatch restarts training"
+"""Suggestion while podwatch repairs."""
 
 
 class Verdict(StrEnum):

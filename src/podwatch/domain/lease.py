@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from podwatch.domain.errors import IntegrityError
+from podwatch.domain.instance import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.manifest import SCHEMA_VERSION, deceives
 
 _CLAIM_NAME = re.compile(r"(\d{1,18})-([A-Za-z0-9]{1,64})\Z")
@@ -31,25 +32,39 @@ GONE = frozenset({HolderState.PREEMPTED, HolderState.RELEASED})
 @dataclass(frozen=True, slots=True)
 class Pod:
     """The identity of a pod. ``writer_id`` is kept in podwatch's state directory; ``machine`` survives a reboot,
-    ``boot`` does not; ``place`` identifies the output directory, whose lock allows one trainer on a machine."""
+    ``boot`` does not; ``place`` identifies the output directory, whose lock allows one trainer on a machine.
+
+    ``process``: the process that is the engine's job (``ProcessIdentity.text``); empty unless podwatch runs as a job.
+    """
 
     writer_id: str
     machine: str = ""
     boot: str = ""
     place: str = ""
     host: str = ""
+    instance: Instance = NO_INSTANCE
+    process: str = ""
 
     def same_as(self, other: "Pod") -> bool:
         """Whether ``other`` is certainly this pod, so that its claims cannot come from a second living one: the same
-        state on the same machine (a machine has one boot at a time), or the same boot and place with the state lost."""
+        state on the same machine (a machine has one boot at a time), or the same boot and place with the state lost.
+
+        Not for jobs: an engine starts a job again on the machine, with the state directory, where the attempt before
+        may live on. Of a job only the same process is certainly this pod (see ``same_job``)."""
+        if self.process or other.process:
+            return self.process == other.process
         if self.writer_id == other.writer_id:
             return other.machine in ("", self.machine)
         here = (self.machine, self.boot, self.place)
         return all(here) and here == (other.machine, other.boot, other.place)
 
+    def same_job(self, other: "Pod") -> bool:
+        """Whether ``other`` is an attempt of the same job of the engine; it may be a living one."""
+        return bool(self.process or other.process) and self.instance.job == other.instance.job
+
     def called(self, name: str) -> bool:
-        """Whether ``name`` (host name, writer id or machine id) names this pod."""
-        return bool(name) and name in (self.host, self.writer_id, self.machine)
+        """Whether ``name`` (host name, writer id, machine id, the instance's id or its label) names this pod."""
+        return bool(name) and name in (self.host, self.writer_id, self.machine, self.instance.id, self.instance.label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +189,9 @@ def parse_control(data: bytes | None, *, where: str = "control.json") -> Control
     return Control(desired=desired, **texts)
 
 
-def _signature(pod: Pod) -> dict[str, str]:
+def _signature(pod: Pod) -> dict[str, object]:
     said = asdict(pod)
+    said["instance"] = said["instance"] if pod.instance != NO_INSTANCE else None
     return {"machine_id": said.pop("machine"), "boot_id": said.pop("boot"), **said}
 
 
@@ -186,6 +202,8 @@ def _pod(document: Mapping[str, Any]) -> Pod:
         boot=_text(document, "boot_id"),
         place=_text(document, "place"),
         host=_text(document, "host"),
+        instance=parse_instance(document.get("instance")),
+        process=_text(document, "process"),
     )
 
 

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from podwatch.domain.errors import IntegrityError
@@ -62,6 +63,21 @@ class Keys:
         return f"{self.root}/claims/"
 
     @property
+    def verdict(self) -> str:
+        """How the attempts of the run ended, for its next one (domain/verdict.py)."""
+        return f"{self.root}/verdict.json"
+
+    @property
+    def controller_rules(self) -> str:
+        """What people allow `podwatch controller`; podwatch only reads it."""
+        return f"{self.root}/controller.json"
+
+    @property
+    def controller(self) -> str:
+        """The controller's own records (controller/run_store.py)."""
+        return f"{self.root}/controller/"
+
+    @property
     def archive(self) -> str:
         """The record of an archived run and of the deletions in progress."""
         return f"{self.root}/archive.json"
@@ -112,6 +128,25 @@ def deceives(text: str) -> bool:
     return _DECEIVING.search(text) is not None
 
 
+class Proof(StrEnum):
+    """How it is known that the store holds exactly the bytes that were hashed. Recorded in the manifest (``proof``)."""
+
+    STORE_CHECKED = "store-checked"
+    """The store compared the bytes with podwatch's own hash and would have refused others. An echoed header is no
+    proof: only a store that was seen to refuse a wrong hash checks."""
+    READ_BACK = "read-back"
+    """podwatch read the stored bytes back and compared their hashes."""
+    FLUSHED = "flushed"
+    """Hashed while written to a directory, and flushed. Reading back would show this machine's memory, not the disk."""
+    NONE = ""
+    """Not proved (yet): whoever relies on it must read back."""
+
+    @classmethod
+    def parsed(cls, value: object) -> "Proof":
+        """NONE for a value that this podwatch does not know."""
+        return next((proof for proof in cls if proof == value), cls.NONE)
+
+
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
     """One regular file. ``path`` is ``<part>/<path inside the part's directory>``; ``parts_sha1`` has one hash per
@@ -155,6 +190,8 @@ class Manifest:
     producer: str = ""
     train_command: tuple[str, ...] = ()
     wandb: Mapping[str, str] = field(default_factory=dict)
+    proof: Proof = Proof.NONE
+    """How it was known, when this was written, that the store holds these bytes; NONE in those of an older podwatch."""
     schema_version: int = SCHEMA_VERSION
 
     def to_bytes(self) -> bytes:
@@ -176,6 +213,7 @@ class Manifest:
             "total_bytes": self.total_bytes,
             "train_command": list(self.train_command),
             "wandb": dict(self.wandb),
+            "proof": str(self.proof),
             "files": [
                 {
                     "path": f.path,
@@ -221,6 +259,7 @@ class Manifest:
                 producer=_text(doc.get("producer", "")),
                 train_command=tuple(_text(a) for a in doc.get("train_command", [])),
                 wandb={_text(k): _text(v) for k, v in dict(doc.get("wandb", {})).items()},
+                proof=Proof.parsed(doc.get("proof")),
                 schema_version=_integer(doc["schema_version"], minimum=1),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -238,6 +277,16 @@ class Manifest:
         if sum(f.size for f in files) != manifest.total_bytes:
             raise IntegrityError("manifest's total does not equal the sum of its files", where=where)
         return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestRef:
+    """A manifest as stored. ``file_id`` is empty where the store names no versions."""
+
+    key: str
+    file_id: str
+    sha1: str
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +317,10 @@ class Pointer:
     @property
     def order(self) -> tuple[int, int]:
         return (self.generation, self.seq)
+
+    @property
+    def ref(self) -> ManifestRef:
+        return ManifestRef(self.manifest_key, self.manifest_file_id, self.manifest_sha1, self.manifest_size)
 
     def to_bytes(self) -> bytes:
         return _canonical(

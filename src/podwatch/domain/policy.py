@@ -47,6 +47,8 @@ class DetectionPolicy:
     """Configured: the engine sleeps between phases, so empty memory is no death."""
     sleep_auto: bool = True
     """Assume the same if the engine was started with ``--enable-sleep-mode`` or ``/is_sleeping`` has answered yes."""
+    clean_exit_finishes: bool = False
+    """Exit code 0 means that training is finished here: one of several nodes, of which rank 0 judges the whole."""
     startup_k: float = 3.0
     """Patience as a multiple of the longest start-up seen: a cold cache takes two to three times as long as a warm one
     (vllm #52682: 3.2 min warm, 5.8-7.5 min cold)."""
@@ -117,6 +119,11 @@ class RestartPolicy:
     """After this time without a failure and with a new step, the counters are reset."""
     retry_after_give_up_seconds: float = 3600.0
     """0 = never."""
+    leaves_broken_machine: bool = False
+    """An engine can run the job elsewhere: podwatch gives up on a machine fault instead of retrying on a rented GPU
+    that is broken."""
+    restarts: bool = True
+    """False for one of several nodes: a restart here would not restart the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +167,8 @@ class NoticePolicy:
 
     topics: frozenset[Topic] = frozenset(Topic)
     min_severity: Severity = Severity.CRITICAL
+    lowest: Severity = Severity.CRITICAL
+    """The lowest severity that any channel asks for."""
     remind_seconds: float = 3600.0
     per_hour: int = 20
     settle_seconds: float = 20.0

@@ -1,11 +1,15 @@
 """Processes: identity, role and exit status."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 TICKS_PER_SECOND = 100
 """USER_HZ, the unit of times in /proc: 100 on x86-64 and arm64 (proc(5), sysconf(3))."""
+
+
+_IDENTITY = re.compile(r"([0-9A-Za-z-]{1,64}):([1-9]\d{0,17}):(\d{1,9}):(\d{1,18})")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,6 +29,17 @@ class ProcessIdentity:
     def age(self, boottime: float) -> float:
         """Seconds that it had lived at ``boottime`` (CLOCK_BOOTTIME)."""
         return max(0.0, boottime - self.start_ticks / TICKS_PER_SECOND)
+
+    @property
+    def text(self) -> str:
+        """``BOOT:NAMESPACE:PID:TICKS``, as documents and environment variables carry it."""
+        return f"{self.boot_id}:{self.pid_namespace}:{self.pid}:{self.start_ticks}"
+
+    @classmethod
+    def from_text(cls, text: str) -> "ProcessIdentity | None":
+        """The inverse of ``text``; None for anything else."""
+        match = _IDENTITY.fullmatch(text)
+        return cls(int(match[3]), int(match[4]), match[1], int(match[2])) if match else None
 
 
 class ProcessRole(StrEnum):

@@ -1,7 +1,9 @@
-"""The run: its identity, desired state and lineage; its intents, its pause, its W&B identity."""
+"""The run: its identity, desired state and lineage; its intents, its pause, its W&B identity; and the guard that every
+deletion, publication, restart and fresh start asks first.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -93,6 +95,8 @@ class IntentKind(StrEnum):
     REMOTE_DELETE = "remote-delete"
     RESTORE = "restore"
     HOLD = "hold"
+    END_POD = "end-pod"
+    HOOK = "hook"
 
 
 class IntentState(StrEnum):
@@ -199,3 +203,35 @@ def identity(
     if ids.keys() >= _PAIR:  # both processes would use an id for a single run
         return {name: ids[name] for name in ("trainer", "orchestrator")}
     return dict(given or ids)
+
+
+class Mutation(StrEnum):
+    """The kinds of change that podwatch makes outside its own files."""
+
+    DELETE = "delete"
+    """Delete or move checkpoints and other files in the trainer's directories."""
+    PUBLISH = "publish"
+    """Upload, publish, and delete in the store."""
+    RESTART = "restart"
+    """Stop or start training, and move checkpoints above the resume step to quarantine."""
+    FRESH_START = "fresh-start"
+    """Start training without a checkpoint, or leave newer checkpoints of an unknown run unused."""
+
+
+Source = Callable[[Mutation], str]
+"""Returns why the mutation is not allowed now; empty if this source allows it. Called often and from any thread, so it
+reads immutable values only."""
+
+
+class MutationGuard:
+    """Retention, sync and recovery ask it before they act; each component that can block a mutation adds a source."""
+
+    def __init__(self, *sources: Source) -> None:
+        self._sources = list(sources)
+
+    def add(self, source: Source) -> None:
+        self._sources.append(source)
+
+    def blocked_reason(self, mutation: Mutation = Mutation.DELETE) -> str:
+        """The first reason against ``mutation``; empty if it is allowed. Does not block the thread."""
+        return next((reason for source in self._sources if (reason := source(mutation))), "")

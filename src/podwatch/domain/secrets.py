@@ -21,7 +21,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 MASK: Final = "[removed]"
@@ -32,15 +32,32 @@ _BLOCK = 1 << 15
 _CACHED_TEXT = 512
 """Characters. Longer texts are not cached, so that the cache stays below 1 MiB."""
 
+
+class _Later:
+    """Compiles its pattern at the first use: errors import this module, and most commands raise none."""
+
+    def __init__(self, pattern: str, flags: int) -> None:
+        self._arguments = pattern, flags
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(re.compile(*self._arguments), name)
+        setattr(self, name, found)
+        return found
+
+
+def _later(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    return cast("re.Pattern[str]", _Later(pattern, flags))
+
+
 # -- secret names ----------------------------------------------------------------------------------------------------
 
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z]+|[a-z]+|[0-9]+")
-_ALWAYS = re.compile(
+_WORDS = _later(r"[A-Z]+(?![a-z])|[A-Z][a-z]+|[a-z]+|[0-9]+")
+_ALWAYS = _later(
     r"passwords?|passwd|passphrase|pwd|secrets?|apikeys?|credentials?|authorization|authtoken|accesstoken|accesskey"
     r"|privatekey|secretkey"
 )
 _WEAK = frozenset({"key", "keys", "token", "auth", "cookie", "cookies"})
-_QUALIFIES = re.compile(
+_QUALIFIES = _later(
     r"api|access|secret|private|application|app|account|auth|encrypt|encryption|sign|signing|ssh|service|wandb|openai"
     r"|anthropic|hf|huggingface|hub|aws|b2|s3|x|master|license|deploy|storage|shared|gpg|pgp|webhook|bot|slack|discord"
     r"|telegram|github|gitlab|gh|bearer|refresh|session|security|personal|user|jwt|oauth|admin|http|client|server"
@@ -70,16 +87,16 @@ def name_strength(name: str) -> int:
 
 # -- values that are no secrets --------------------------------------------------------------------------------------
 
-_NOTHING = re.compile(
+_NOTHING = _later(
     r"(?i)true|false|yes|no|on|off|none|null|nil|undefined|empty|default|auto|[0-9]{1,5}|"
     r"[-+]?[0-9]+\.[0-9]*(?:e[-+]?[0-9]+)?|[-+]?[0-9]+e[-+]?[0-9]+|"
 )
-_PLACEHOLDER = re.compile(r"\$\{?[A-Za-z_][A-Za-z0-9_]*\}?|[<{].*|[*.•xX]+|\[removed\]?.*", re.S)
-_PATH = re.compile(r"(?:~|\.{1,2})?/.*|[A-Za-z]:\\.*", re.S)
-_IDENTIFIERS = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
-_WORD = re.compile(r"[A-Za-z][a-z]{0,10}|[0-9]+")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{0,20}://")
-_CHANGES = re.compile(r"(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
+_PLACEHOLDER = _later(r"\$\{?[A-Za-z_][A-Za-z0-9_]*\}?|[<{].*|[*.•xX]+|\[removed\]?.*", re.S)
+_PATH = _later(r"(?:~|\.{1,2})?/.*|[A-Za-z]:\\.*", re.S)
+_IDENTIFIERS = _later(r"[A-Za-z_]\w*(?:\.\w+)+")
+_WORD = _later(r"[A-Za-z][a-z]{0,10}|[0-9]+")
+_URL = _later(r"[A-Za-z][A-Za-z0-9+.\-]{0,20}://")
+_CHANGES = _later(r"(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
 
 
 def _nothing(value: str) -> bool:
@@ -137,7 +154,9 @@ def register_named(values: Mapping[str, str], *, all_of_it: bool = False) -> Non
 def register_address(url: str) -> None:
     """Register a notification address, most of which contain keys: the whole URL, user and password, and every word
     with a digit outside the host of a web address. Words without a digit are ordinary text ("webhooks")."""
-    scheme, _, rest = url.partition("://")
+    lead, _, rest = url.partition("://")
+    scheme = lead.rpartition(" ")[2]
+    url = url[len(lead) - len(scheme) :]  # without the severity that can stand before it
     place, _, path = rest.partition("/")
     user, at, host = place.rpartition("@")
     searched = f"{'' if scheme in ('http', 'https') else host}/{path}"
@@ -298,7 +317,7 @@ def _without_cut(text: str, value: str) -> str:
     return text
 
 
-_BASE64 = re.compile(r"[A-Za-z0-9+/_\-]{4,}+={0,2}")
+_BASE64 = _later(r"[A-Za-z0-9+/_\-]{4,}+={0,2}")
 
 
 def _without_encoded(text: str, core: str) -> str:
@@ -346,7 +365,7 @@ def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 # -- patterns of unknown secrets -------------------------------------------------------------------------------------
 
-_SHAPES = re.compile(
+_SHAPES = _later(
     r"(?<![A-Za-z0-9])(?:"
     r"(?:hf|gsk|xai|r8|npm|rpa|pypi)[_\-][A-Za-z0-9_\-]{16,}|api_org_[A-Za-z0-9]{16,}"
     r"|(?:sk|pk|rk)[-_][A-Za-z0-9_\-]{16,}|nvapi-[A-Za-z0-9_\-]{16,}"
@@ -364,33 +383,33 @@ _SHAPES = re.compile(
     r"|(?<![+/])K[0-9]{3}[A-Za-z0-9+/]{27}(?![A-Za-z0-9+/])|00[0-9a-f]{23}(?![0-9A-Za-z])"
     r")"
 )
-_HINT = re.compile(
+_HINT = _later(
     r"(?i)key|token|secret|passw|passphrase|pwd|credential|auth|bearer|basic\s|cookie|/heartbeat/|://|-----|-u\b|--user"
 )
-_PEM = re.compile(
+_PEM = _later(
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----(?:(?:(?!-----)[\s\S]){0,16384}-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*"
     r"-----|[A-Za-z0-9+/=\s\\|>]{0,16384})"
 )
-_PEM_END = re.compile(r"-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----")
-_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]{0,20}://)(?:[^/\s:@\"']*:[^/\s\"']+|[^/\s:@\"']{16,})@")
-_WEBHOOK = re.compile(
+_PEM_END = _later(r"-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----")
+_USERINFO = _later(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]{0,20}://)(?:[^/\s:@\"']*:[^/\s\"']+|[^/\s:@\"']{16,})@")
+_WEBHOOK = _later(
     r"(?P<where>hooks\.slack\.com/(?:services|workflows)/|discord(?:app)?\.com/api/webhooks/|api\.telegram\.org/bot"
     r"|/heartbeat/)[^\s\"'?#,)\]]+"
 )
-_HEADER = re.compile(
+_HEADER = _later(
     r"(?i)(?P<name>(?<![A-Za-z0-9])(?:proxy-|x-)?authorization|(?<![A-Za-z0-9])(?:set-)?cookie)"
     r"(?P<between>\\*[\"']?\s*[:=]\s*\\*[\"']?)(?P<value>[^\s\"'\\\[][^\"'\\\r\n}]*)"
 )
-_SCHEME = re.compile(r"(?i)(?<![A-Za-z0-9])(?P<scheme>Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{8,}")
+_SCHEME = _later(r"(?i)(?<![A-Za-z0-9])(?P<scheme>Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{8,}")
 _NAME = r"(?P<name>[A-Za-z0-9_.\-]++)"
-_VALUE = re.compile(r"(?<=\")(?:[^\"\\\n]|\\[^\"'\n])*+|(?<=')(?:[^'\\\n]|\\[^\"'\n])*+|[^\s,;&\"'}\])\\]++")
+_VALUE = _later(r"(?<=\")(?:[^\"\\\n]|\\[^\"'\n])*+|(?<=')(?:[^'\\\n]|\\[^\"'\n])*+|[^\s,;&\"'}\])\\]++")
 # A name matches as a whole or not at all: matching from each of its letters would take minutes for a long one.
-_NAMED = re.compile(rf"(?<![A-Za-z0-9_.\-]){_NAME}\\*[\"']?\s*+(?:=>|:=|[=:])\s*+\\*[\"']?")
-_FLAG = re.compile(rf"(?<![A-Za-z0-9_.\-])(?=--?[A-Za-z]){_NAME}\s++(?!-)[\"']?")
-_CURL_USER = re.compile(r"(?P<flag>(?<!\S)(?:-u|--user|--proxy-user)[ =]+[\"']?)(?P<user>[^\s:\"'/]+:)[^\s\"']+")
+_NAMED = _later(rf"(?<![A-Za-z0-9_.\-]){_NAME}\\*[\"']?\s*+(?:=>|:=|[=:])\s*+\\*[\"']?")
+_FLAG = _later(rf"(?<![A-Za-z0-9_.\-])(?=--?[A-Za-z]){_NAME}\s++(?!-)[\"']?")
+_CURL_USER = _later(r"(?P<flag>(?<!\S)(?:-u|--user|--proxy-user)[ =]+[\"']?)(?P<user>[^\s:\"'/]+:)[^\s\"']+")
 
 
-_QUERY = re.compile(r"(?<=[?&;])(?P<name>[A-Za-z0-9_.\-]++)(?P<between>=)(?P<value>[^&\s\"'#;]++)")
+_QUERY = _later(r"(?<=[?&;])(?P<name>[A-Za-z0-9_.\-]++)(?P<between>=)(?P<value>[^&\s\"'#;]++)")
 
 
 def _hidden_in_text(name: str, value: str) -> bool:
@@ -517,7 +536,7 @@ def scrub_field(name: str, value: Any) -> Any:
     return scrub_all(value)
 
 
-_IS_FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_.\-]*(?:=.*)?|-[A-Za-z]", re.S)
+_IS_FLAG = _later(r"--[A-Za-z][A-Za-z0-9_.\-]*(?:=.*)?|-[A-Za-z]", re.S)
 _USER_FLAGS = frozenset({"-u", "--user", "--proxy-user"})
 
 

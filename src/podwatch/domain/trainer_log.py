@@ -6,6 +6,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from podwatch.domain.policy import LogRule
+
+# -- where a program's own message begins: parts of patterns --------------------------------------------------------
+
+STAMP = r"^[\d\s:.,TZ/+|-]{0,40}"
+BAD = STAMP + r"\[?(?:WARNING|WARN|ERROR|CRITICAL|FATAL)\b"
+NEAR = r".{0,200}?"
+"""Allowed distance between the level and the words: file, line number and logger name come first."""
+RAISED = r"^(?:[A-Za-z_][\w.]{0,80}: ){0,2}"
+"""The last line of a traceback: the exception's name, possibly after that of a wrapping exception."""
+
+# -- lines ---------------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class StepPattern:
@@ -44,13 +57,18 @@ class EpochBar:
 @dataclass(frozen=True, slots=True)
 class TrainerLog:
     """The lines of one trainer. ``run_bars``: descriptions of tqdm bars that count the steps of the whole run.
-    ``epoch_lines``: other bars of one epoch, with epoch, done and total as their groups."""
+    ``epoch_lines``: other bars of one epoch, with epoch, done and total as their groups. ``errors``: its known errors,
+    as log rules with meaning and fix; detection/log_rules.py has those of programs that many trainers use.
+    ``metrics``: podwatch's name of a training metric (detection/training_metrics.py) -> the trainer's names, of which
+    the first one present counts."""
 
     steps: tuple[StepPattern, ...] = ()
     records: tuple[StepRecord, ...] = ()
     run_bars: tuple[str, ...] = ()
     epoch_bars: tuple[EpochBar, ...] = ()
     epoch_lines: tuple[re.Pattern[str], ...] = ()
+    errors: tuple[LogRule, ...] = ()
+    metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 NO_LINES = TrainerLog()

@@ -1,7 +1,6 @@
 """Writes scrubbed incident bundles: the state of the pod at the time of a failure."""
 
 from podwatch.domain.secrets import scrub, scrub_argv, secret_values
-from podwatch.incidents.bundle import capture, plain
-from podwatch.incidents.highlights import decisive, since
+from podwatch.incidents.bundle import capture, decisive, plain, since
 
 __all__ = ["capture", "decisive", "plain", "scrub", "scrub_argv", "secret_values", "since"]

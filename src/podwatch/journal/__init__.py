@@ -1,8 +1,9 @@
 """SQLite: events, incidents, intents, uploads, learned values; and the run record beside output_dir."""
 
+from podwatch.domain.stored import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import PublishedSave, UploadedObject
+from podwatch.journal.records import UploadedObject
 from podwatch.journal.run_record import load_run_record, save_run_record
 
 __all__ = ["AsyncJournal", "Journal", "PublishedSave", "UploadedObject", "load_run_record", "save_run_record"]

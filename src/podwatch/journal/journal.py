@@ -20,9 +20,10 @@ from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Severity
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.secrets import scrub
+from podwatch.domain.stored import PublishedSave
 from podwatch.journal import opening
 from podwatch.journal.opening import connect, environmental, host_error, obstacle_of, open_checked, read_database
-from podwatch.journal.records import BegunUpload, PublishedSave, UploadedObject
+from podwatch.journal.records import BegunUpload, UploadedObject
 from podwatch.journal.standby import Kept, Merge, Obstacle, Standby, StandbyFile, begin, write_into, write_kept
 
 MAX_EVENTS: Final = 50_000
@@ -365,9 +366,10 @@ class Journal:
                 (step, save_id, begun.path, _dump({**asdict(begun), "parts": []})),
             )
 
-    def save_part(self, upload: str, number: int, sha1: str) -> None:
+    def save_part(self, upload: str, number: int, note: str) -> None:
+        """``note``: the part's SHA-1, and what else the store needs to recognize it."""
         self._write(
-            "INSERT OR REPLACE INTO begun_parts (upload, number, sha1) VALUES (?, ?, ?)", (upload, number, sha1)
+            "INSERT OR REPLACE INTO begun_parts (upload, number, sha1) VALUES (?, ?, ?)", (upload, number, note)
         )
 
     def together(self, writes: Sequence["Write"]) -> None:

@@ -1,4 +1,4 @@
-"""The journal's records of uploads: objects already sent, and checkpoints already published."""
+"""The journal's records of uploads: objects already sent, and uploads that are not finished."""
 
 from dataclasses import dataclass
 
@@ -28,9 +28,10 @@ class UploadedObject:
 class BegunUpload:
     """One large file whose multi-part upload was started: a restarted upload sends only the missing parts.
 
-    ``upload`` is the store's id; ``parts`` are (number, SHA-1) of parts known to have been sent. The rest identifies
-    the source of the upload: any difference now voids this record, and the upload is given up. ``ctime_ns`` (0: not
-    known) changes for harmless reasons too, such as a link: where it differs, the sent parts are compared by hash.
+    ``upload`` is the store's id; ``parts`` are (number, ``StoredPart.note``) of parts known to have been sent. The rest
+    identifies the source of the upload: any difference now voids this record, and the upload is given up. ``ctime_ns``
+    (0: not known) changes for harmless reasons too, such as a link: where it differs, the sent parts are compared by
+    hash.
     """
 
     path: str
@@ -43,24 +44,3 @@ class BegunUpload:
     device: int
     parts: tuple[tuple[int, str], ...] = ()
     ctime_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedSave:
-    """One checkpoint whose manifest is verified in the store and was named by our pointer (or came from there).
-
-    ``wall`` is epoch seconds. ``restored`` means that it was fetched from the store, so it need not be sent again.
-    """
-
-    step: int
-    save_id: str
-    lineage: str
-    generation: int
-    seq: int
-    manifest_key: str
-    manifest_file_id: str
-    manifest_sha1: str
-    manifest_size: int
-    total_bytes: int
-    wall: float
-    restored: bool = False

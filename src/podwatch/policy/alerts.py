@@ -12,6 +12,7 @@ from typing import Any
 from podwatch.domain.event import Change, Event, EventName, Notice, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.policy import NoticePolicy
+from podwatch.policy.accounting import Account, Loss, Price
 
 HOUR = 3600.0
 _TOPICS = {
@@ -23,6 +24,7 @@ _TOPICS = {
     FindingKind.SYNC_LAGGING: Topic.STORE,
     FindingKind.STORE_UNAVAILABLE: Topic.STORE,
     FindingKind.SUPERSEDED: Topic.SUPERSEDED,
+    FindingKind.EVALUATION_FAILING: Topic.EVALUATION,
 }
 _ALWAYS_FROM_WARNING = frozenset({FindingKind.NOT_COMPLETE})
 """These send a notice as warnings: all saves of a night can be lost before they become critical."""
@@ -47,13 +49,14 @@ class Told:
 class NoticeState:
     """``seen``: when each unreported finding first showed. ``sent``: when the notices of the last hour were sent,
     oldest first. ``unsent``: number of notices that the rate limit dropped. ``healing``: an incident was reported
-    and is not over."""
+    and is not over; ``incident``: its number, 0 if unknown."""
 
     told: Mapping[str, Told] = field(default_factory=dict)
     seen: Mapping[str, float] = field(default_factory=dict)
     sent: tuple[float, ...] = ()
     unsent: int = 0
     healing: bool = False
+    incident: int = 0
 
 
 Result = tuple[NoticeState, tuple[Notice, ...]]
@@ -72,71 +75,172 @@ def on_turn(state: NoticeState, findings: Sequence[Finding], policy: NoticePolic
         before = book.told.get(key)
         if before is None:
             if at - book.seen[key] >= policy.settle_seconds:
-                book.open(key, topic_of(finding), finding.severity, _title(finding), _text(finding))
+                book.open(key, topic_of(finding), finding.severity, _title(finding), finding.summary, do=_do(finding))
         elif _RANK[finding.severity] > _RANK[before.severity]:
-            book.open(key, before.topic, finding.severity, _title(finding), _text(finding), since=before.since)
+            title, text = _title(finding), finding.summary
+            book.open(key, before.topic, finding.severity, title, text, do=_do(finding), since=before.since)
         else:
             book.told[key] = replace(before, gone=None)
-            book.remind(key, _text(finding))
+            book.remind(key, finding.summary, _do(finding))
     for key in [k for k in book.told if k not in now]:
         book.gone(key)
     return book.result()
 
 
-def on_event(state: NoticeState, event: Event, policy: NoticePolicy, *, at: float) -> Result:
-    """Notices for one event, as it happens."""
+def on_event(
+    state: NoticeState, event: Event, policy: NoticePolicy, *, at: float, account: Account | None = None
+) -> Result:
+    """Notices for one event, as it happens. ``account``: the run's time and money after the event."""
     book = _Book(state, policy, at, event.wall)
     match event.name:
         case EventName.INCIDENT_OPENED if "incident" in event.fields:
             kind = str(event.fields.get("kind") or "a failure")
             if event.fields.get("gave_up") and Topic.GAVE_UP in policy.topics:
                 return book.result()  # the next event reports it, with the reason and the fix
-            book.healing = True
+            book.healing, book.incident = True, int(_number(event, "incident") or 0)
             book.say(
-                Topic.RESTARTS, Change.OPENED, Severity.CRITICAL, f"restarting training: {kind}", event, key=_INCIDENT
-            )
+                Topic.RESTARTS, Change.OPENED, Severity.CRITICAL, f"restarting training: {kind}", event, key=_INCIDENT,
+                cost=cost_so_far(_number(event, "lost_seconds"), account), do="nothing, podwatch restarts training",
+            )  # fmt: skip
         case EventName.INCIDENT_CLOSED | EventName.TRAINER_CONFIRMED:
             # A restart that failed is followed by the next; an operator who stopped the run needs no notice of it.
             if state.healing and (
                 event.name is EventName.TRAINER_CONFIRMED or event.fields.get("resumed_step") is not None
             ):
-                book.say(Topic.RESTARTS, Change.CLOSED, Severity.INFO, "training continues", event, key=_INCIDENT)
+                book.say(
+                    Topic.RESTARTS, Change.CLOSED, Severity.INFO, "training continues", event, key=_INCIDENT,
+                    cost=cost_of(state.incident, account), weight=Severity.CRITICAL,
+                )  # fmt: skip
             book.healing = False
         case EventName.GAVE_UP:
             book.healing = False
             if Topic.GAVE_UP in policy.topics and str(FindingKind.GAVE_UP) not in book.told:
-                book.open(str(FindingKind.GAVE_UP), Topic.GAVE_UP, Severity.CRITICAL, "podwatch gave up", event.message)
+                book.open(
+                    str(FindingKind.GAVE_UP), Topic.GAVE_UP, Severity.CRITICAL, "podwatch gave up", event.message,
+                    cost=cost_of(0, account), do="fix the cause, then run `podwatch start`",
+                )  # fmt: skip
         case EventName.LINEAGE_OPENED if event.severity is Severity.WARNING:
             step = event.fields.get("step")
             where = "the beginning" if step is None else f"step {step}"
             title = f"an operator took training back to {where}"
-            book.say(Topic.RESTARTS, Change.HAPPENED, Severity.WARNING, title, event)
+            do = "nothing, if that was you; else `podwatch events` shows who started it"
+            book.say(Topic.RESTARTS, Change.HAPPENED, Severity.WARNING, title, event, do=do)
         case EventName.TRAINER_FINISHED:
-            book.say(Topic.FINISHED, Change.HAPPENED, Severity.INFO, "training is finished", event)
+            cost, do = cost_of(0, account), "end the machine, if podwatch does not: it is still billed"
+            book.say(Topic.FINISHED, Change.HAPPENED, Severity.INFO, "training is finished", event, cost=cost, do=do)
+        case EventName.EVALUATION_REGRESSED:
+            title = f"step {event.fields.get('step')} is worse than the best evaluation"
+            do = "compare the two with `podwatch eval table`"
+            book.say(Topic.EVALUATION, Change.HAPPENED, Severity.WARNING, title, event, do=do)
         case EventName.DAEMON_STOPPING if event.fields.get("preempted"):
-            book.say(Topic.PREEMPTED, Change.HAPPENED, Severity.CRITICAL, "this machine is being preempted", event)
+            do = "start another machine, if no controller does: `podwatch run` continues there from the store"
+            book.say(
+                Topic.PREEMPTED, Change.HAPPENED, Severity.CRITICAL, "this machine is being preempted", event, do=do
+            )
         case EventName.DAEMON_STOPPING if event.severity is Severity.CRITICAL:
-            book.say(Topic.FINDINGS, Change.HAPPENED, Severity.CRITICAL, "podwatch is stopping", event)
+            do = "start podwatch again: training continues without a guard"
+            book.say(Topic.FINDINGS, Change.HAPPENED, Severity.CRITICAL, "podwatch is stopping", event, do=do)
     return book.result()
 
 
 def _wanted(finding: Finding, policy: NoticePolicy, *, healing: bool) -> bool:
-    least = _RANK[policy.min_severity]
-    if finding.kind in _ALWAYS_FROM_WARNING:
-        least = min(least, _RANK[Severity.WARNING])
-    if topic_of(finding) not in policy.topics or _RANK[finding.severity] < least:
+    if topic_of(finding) not in policy.topics:
+        return False
+    if _RANK[finding.severity] < _RANK[policy.lowest] and not _usual(finding.key, finding.severity, policy):
         return False
     # A failure that podwatch heals is reported as an incident; if restarts are not reported, by its finding.
     led_to_it = finding.verdict is Verdict.RESTART and finding.confirmed
     return not (led_to_it and healing and Topic.RESTARTS in policy.topics)
 
 
+def _usual(key: str, severity: Severity, policy: NoticePolicy) -> bool:
+    """Whether channels without a severity of their own get notices about this condition."""
+    least = _RANK[policy.min_severity]
+    if key.partition(":")[0] in _ALWAYS_FROM_WARNING:
+        least = min(least, _RANK[Severity.WARNING])
+    return _RANK[severity] >= least
+
+
+# -- texts -----------------------------------------------------------------------------------------------------------
+
+
 def _title(finding: Finding) -> str:
     return f"{finding.kind} ({finding.subject})" if finding.subject else str(finding.kind)
 
 
-def _text(finding: Finding) -> str:
-    return finding.summary + (f"\n{finding.suggestion}" if finding.suggestion else "")
+def _do(finding: Finding) -> str:
+    """Never "nothing" without knowing it: a finding without a suggestion has an entry in the runbook."""
+    return finding.suggestion or f"see {finding.kind} in docs/runbook.md"
+
+
+def cost_so_far(lost_seconds: float | None, account: Account | None) -> str:
+    """What a failure that has just been found has cost; empty if unknown."""
+    if lost_seconds is None:
+        return ""
+    price = Price() if account is None else account.price
+    return f"{_span(lost_seconds)} of training so far{_money(lost_seconds, price)}"
+
+
+def cost_of(incident: int, account: Account | None) -> str:
+    """What one failure has cost, and all of them; empty if unknown. ``incident`` 0: all of them only."""
+    if account is None:
+        return ""
+    loss = account.incidents.get(incident, Loss())
+    one, all_ = loss.seconds + loss.training_seconds, account.lost_seconds
+    parts = []
+    if one:
+        steps = f", {loss.steps} steps to train again" if loss.steps else ""
+        parts.append(f"{_span(one)}{steps}{_money(one, account.price)}")
+    if all_ >= 1 and not (one and account.failures == 1):
+        count = "1 failure" if account.failures == 1 else f"{account.failures} failures"
+        parts.append(f"{count} of this run: {_span(all_)}{_money(all_, account.price)}")
+    return "; ".join(parts)
+
+
+def _money(seconds: float, price: Price) -> str:
+    value = price.of(seconds)
+    return "" if value is None else f" ({value:.2f} {price.currency})".replace(" )", ")")
+
+
+def _number(event: Event, name: str) -> float | None:
+    value = event.fields.get(name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def body(notice: Notice) -> str:
+    """The text of a message: what happened and what podwatch does, what it cost, what the operator does."""
+    unsent = f"({notice.unsent} more not sent: hourly limit reached)" if notice.unsent else ""
+    cost, do = f"Cost: {notice.cost}" if notice.cost else "", f"Do: {notice.do}" if notice.do else ""
+    return "\n".join(line for line in (notice.text, cost, do, unsent) if line)
+
+
+# -- channels and digests --------------------------------------------------------------------------------------------
+
+
+def channel_of(entry: str) -> tuple[Severity | None, str]:
+    """The severity that the channel asks for (None: the configured one) and the URL, of an entry such as
+    ``warning ntfy://...``."""
+    word, _, url = entry.partition(" ")
+    return (Severity(word), url.strip()) if url and word in tuple(Severity) else (None, entry)
+
+
+def reaches(notice: Notice, least: Severity | None) -> bool:
+    """Whether a channel that asks for ``least`` gets the notice."""
+    if least is None:
+        return notice.usual
+    return _RANK[notice.weight or notice.severity] >= _RANK[least]
+
+
+def lowest_of(least: Sequence[Severity | None], default: Severity) -> Severity:
+    """The lowest severity of findings that any channel gets. Findings of severity info are notes: never sent."""
+    asked = [Severity.WARNING if one is Severity.INFO else one for one in least if one is not None]
+    return min((default, *asked), key=_RANK.__getitem__)
+
+
+def digest_due(last: float | None, now: float, every: float) -> bool:
+    """Whether a digest is due at ``now`` (epoch seconds, as ``last``). A clock that was set back delays it: at most one
+    in ``every`` seconds."""
+    return last is not None and every > 0 and now - last >= every
 
 
 class _Book:
@@ -145,30 +249,46 @@ class _Book:
     def __init__(self, state: NoticeState, policy: NoticePolicy, at: float, wall: float) -> None:
         self.policy, self.at, self.wall = policy, at, wall
         self.told, self.seen, self.healing = dict(state.told), dict(state.seen), state.healing
+        self.incident = state.incident
         self.sent = [s for s in state.sent if at - s < HOUR]
         self.unsent = state.unsent
         self.notices: list[Notice] = []
 
     def result(self) -> Result:
-        return NoticeState(self.told, self.seen, tuple(self.sent), self.unsent, self.healing), tuple(self.notices)
+        state = NoticeState(self.told, self.seen, tuple(self.sent), self.unsent, self.healing, self.incident)
+        return state, tuple(self.notices)
 
     def open(
-        self, key: str, topic: Topic, severity: Severity, title: str, text: str, since: float | None = None
+        self,
+        key: str,
+        topic: Topic,
+        severity: Severity,
+        title: str,
+        text: str,
+        *,
+        do: str,
+        cost: str = "",
+        since: float | None = None,
     ) -> None:
         """Report a condition. If the rate limit prevents it now, it is reported at a later turn."""
-        if self._go(Notice(topic, Change.OPENED, severity, title, text, key, self.wall), count=False):
+        usual = _usual(key, severity, self.policy)
+        notice = Notice(topic, Change.OPENED, severity, title, text, key, self.wall, cost=cost, do=do, usual=usual)
+        if self._go(notice, count=False):
             began = self.seen.get(key, self.at) if since is None else since
             self.told[key] = Told(topic, severity, title, began, self.at)
 
-    def remind(self, key: str, text: str) -> None:
+    def remind(self, key: str, text: str, do: str) -> None:
         told = self.told[key]
         first = self.policy.remind_seconds
         if told.severity is not Severity.CRITICAL or first <= 0:
             return
         due = told.last + min(first * 2.0 ** min(told.reminders, 30), self.policy.remind_at_most_seconds)
         if self.at >= due:
-            lasts = f"{text}\nsince {_span(self.at - told.since)}"
-            notice = Notice(told.topic, Change.REMINDER, told.severity, told.title, lasts, key, self.wall)
+            lasts = f"{text}\nThis has lasted {_span(self.at - told.since)}."
+            notice = Notice(
+                told.topic, Change.REMINDER, told.severity, told.title, lasts, key, self.wall, do=do,
+                usual=_usual(key, told.severity, self.policy),
+            )  # fmt: skip
             if self._go(notice, count=False):
                 self.told[key] = replace(told, last=self.at, reminders=told.reminders + 1)
 
@@ -178,15 +298,31 @@ class _Book:
         if self.at - gone < self.policy.quiet_seconds:
             self.told[key] = replace(told, gone=gone)
             return
-        text = f"lasted {_span(max(0.0, gone - told.since))}"
-        over = Notice(told.topic, Change.CLOSED, Severity.INFO, f"over: {told.title}", text, key, self.wall)
+        text = f"It lasted {_span(max(0.0, gone - told.since))}."
+        over = Notice(
+            told.topic, Change.CLOSED, Severity.INFO, f"resolved: {told.title}", text, key, self.wall,
+            weight=told.severity, usual=_usual(key, told.severity, self.policy),
+        )  # fmt: skip
         if self._go(over, count=False):  # else at a later turn, unless the condition returned
             del self.told[key]
 
-    def say(self, topic: Topic, change: Change, severity: Severity, title: str, event: Event, *, key: str = "") -> None:
-        if topic in self.policy.topics:
-            notice = Notice(topic, change, severity, title, event.message, key or str(event.name), self.wall)
-            self._go(replace(notice, fields=dict(event.fields)))
+    def say(
+        self,
+        topic: Topic,
+        change: Change,
+        severity: Severity,
+        title: str,
+        event: Event,
+        *,
+        key: str = "",
+        cost: str = "",
+        do: str = "nothing",
+        weight: Severity | None = None,
+    ) -> None:
+        if topic not in self.policy.topics:
+            return
+        notice = Notice(topic, change, severity, title, event.message, key or str(event.name), self.wall)
+        self._go(replace(notice, fields=dict(event.fields), cost=cost, do=do, weight=weight))
 
     def _go(self, notice: Notice, *, count: bool = True) -> bool:
         """Send within the hourly limit. Half of it is reserved for critical notices; a preemption is always sent."""
@@ -216,7 +352,8 @@ def to_dict(state: NoticeState, *, at: float, wall: float) -> dict[str, Any]:
         key: [str(t.topic), str(t.severity), t.title, at - t.since, at - t.last, t.reminders]
         for key, t in state.told.items()
     }
-    return {"wall": wall, "told": told, "sent": [at - s for s in state.sent], "healing": state.healing}
+    sent = [at - s for s in state.sent]
+    return {"wall": wall, "told": told, "sent": sent, "healing": state.healing, "incident": state.incident}
 
 
 def from_dict(document: object, *, at: float, wall: float, patience: float = 300.0) -> NoticeState:
@@ -233,6 +370,7 @@ def from_dict(document: object, *, at: float, wall: float, patience: float = 300
             for key, (topic, severity, title, since, last, reminders) in document["told"].items()
         }  # fmt: skip
         sent = tuple(sorted(at - away - float(age) for age in document["sent"]))
-        return NoticeState(told=told, sent=sent, healing=bool(document["healing"]))
+        incident = document.get("incident", 0)  # absent in a state of version 0.1.0
+        return NoticeState(told=told, sent=sent, healing=bool(document["healing"]), incident=int(incident))
     except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
         return NoticeState()

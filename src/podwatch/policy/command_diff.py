@@ -1,7 +1,6 @@
 """The differences between the running command and the configured one, as lines to show. Pure."""
 
 from collections.abc import Callable, Sequence
-from difflib import SequenceMatcher
 
 Scrub = Callable[[str], str]
 """Removes secrets from a text."""
@@ -23,6 +22,10 @@ def grouped(argv: Sequence[str]) -> list[str]:
 def differences(running: Sequence[str], configured: Sequence[str], scrub: Scrub) -> tuple[str, ...]:
     """``- argument`` is only in the running command, ``+ argument`` only in the configured one; in their order.
     ``scrub`` removes secrets from each argument with its flag, so two secrets are not compared."""
+    if list(running) == list(configured):
+        return ()
+    from difflib import SequenceMatcher  # 0.15 MiB that a daemon whose command is the configured one does not need
+
     ours = [scrub(group) for group in grouped(running)]
     theirs = [scrub(group) for group in grouped(configured)]
     lines: list[str] = []

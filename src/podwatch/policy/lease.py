@@ -59,10 +59,11 @@ class LeaseAction(StrEnum):
 class Own:
     """This pod's own claim. ``won``: it was decided for this pod, now or (``recorded``) by an earlier podwatch process
     on it. ``waited``: seconds since the claim was written; ``took``: seconds that writing it took. ``at_once``:
-    training did not wait for the decision."""
+    training did not wait for the decision. ``process``: the job's process that claimed (see ``Pod``)."""
 
     claim: Claim
     boot: str
+    process: str = ""
     won: bool = False
     recorded: bool = False
     waited: float = 0.0
@@ -99,6 +100,8 @@ class Known:
     trained: bool = False
     take_over: bool = False
     exclusive: bool = False
+    holder_ended: bool = False
+    """The process of the job that holds the run was on this boot of this machine, and has provably ended."""
     lost: bool = False
     """Already superseded: only a new start of podwatch resets this."""
 
@@ -120,6 +123,8 @@ class Decision:
     holder: str = ""
     reason: str = ""
     trains_in: float | None = None
+    ordered: bool = False
+    """control.json orders this run to stop, on every pod."""
 
 
 def winner(claims: Collection[Claim]) -> Claim | None:
@@ -147,7 +152,7 @@ def decide(known: Known, timing: Timing) -> Decision:
     decision = _decide(known, timing)
     if known.control.stopped and not decision.stop:
         why = _because("control.json in the store orders training to stop", known.control)
-        decision = replace(decision, why_not=why, stop=True)
+        decision = replace(decision, why_not=why, stop=True, ordered=True)
     return decision
 
 
@@ -180,7 +185,7 @@ def _decide(known: Known, timing: Timing) -> Decision:
     if first is None and known.sign is None and top == 0:
         return replace(here, reason="no pod has held this run")
     holder, said = _holder(known, first), _last_word(known, first)
-    if holder is not None and me.same_as(holder):
+    if holder is not None and _this_pod(known, holder):
         return replace(here, reason="this pod held the run before")
     if said in GONE:
         return replace(here, reason=f"pod {_name(holder)} reported {said}")
@@ -212,8 +217,9 @@ def _ours(known: Known, own: Own, timing: Timing) -> Decision:
     """The decision if this pod's claim is the winning one."""
     generation = own.claim.generation
     if own.won:
-        if own.boot != known.me.boot:
-            # A copy of this machine's disk may run elsewhere: a new claim distinguishes the two.
+        if (own.boot, own.process) != (known.me.boot, known.me.process):
+            # A copy of this machine's disk may run elsewhere, or this is a job's next attempt: a new claim
+            # distinguishes the two.
             return Decision(
                 LeaseAction.CLAIM, generation=generation + 1, at_once=True, reason="this pod held the run before"
             )
@@ -237,7 +243,7 @@ def _was_holding(known: Known, own: Own) -> bool:
         # The later claim may be this pod's own and missing in the journal: podwatch ended before it was decided, or its
         # answer was lost. If the recorded claim was won in this boot, only claims of this boot are this pod's.
         holder = _holder(known, winner(known.claims))
-        this_pod = holder is not None and holder.writer_id == known.me.writer_id and known.me.same_as(holder)
+        this_pod = holder is not None and holder.writer_id == known.me.writer_id and _this_pod(known, holder)
         if this_pod and holder is not None and (holder.boot == known.me.boot or own.boot != known.me.boot):
             return False
     if own.recorded:
@@ -266,7 +272,7 @@ def _saw_another(known: Known) -> bool:
     if own is not None and (own.claim.generation > generation or (first and _same(own.claim, generation, first.nonce))):
         return False  # the holder seen is older than this pod's claim
     holder = _holder(known, first)
-    here = holder is not None and known.me.same_as(holder)
+    here = holder is not None and _this_pod(known, holder)
     return not here and _last_word(known, first) not in GONE
 
 
@@ -274,6 +280,16 @@ def _superseded(known: Known, top: int) -> Decision:
     who = _name(_holder(known, winner(known.claims)))
     why = f"pod {who} has taken this run over (generation {top})"
     return Decision(LeaseAction.SUPERSEDED, why, stop=True, generation=top, holder=who, reason=why)
+
+
+def _this_pod(known: Known, holder: Pod) -> bool:
+    """Whether ``holder`` is this pod, or the ended attempt before this one of the same job."""
+    return known.me.same_as(holder) or (known.holder_ended and known.me.same_job(holder))
+
+
+def holder_of(known: Known) -> Pod | None:
+    """The pod that holds the run by what was read from the store; None if no pod does."""
+    return _holder(known, winner(known.claims))
 
 
 def _holder(known: Known, first: Claim | None) -> Pod | None:

@@ -23,6 +23,9 @@ names the checkpoint) and made no step. A start that never loaded is no evidence
 inference engine or a machine fault (CUDA error, XID, ECC, GPU lost, NCCL, no memory). After two different steps in one
 streak failed like this, the checkpoints are not the cause, and podwatch does not step back further.
 
+**A broken machine** is left at once where an engine can run the job elsewhere (``leaves_broken_machine``): an ECC error
+or a lost GPU at the first failure, a fault that can pass at the third.
+
 After giving up, podwatch tries once every ``retry_after_give_up_seconds``. Times are seconds of one clock that the
 caller chooses.
 """
@@ -35,6 +38,7 @@ from enum import StrEnum
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.policy import RestartPolicy
 from podwatch.domain.snapshot import ProgressSample
+from podwatch.policy.exit_code import Blame, blame
 
 # -- confirmation of a resume ----------------------------------------------------------------------------------------
 # Whether the trainer really resumed from the step it was given. Only a *step number* of the trainer itself, written
@@ -134,13 +138,14 @@ _DETERMINISTIC: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 _MACHINE_FAULT: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), meaning)
     for pattern, meaning in (
+        # First what lasts: a line can say both.
+        (r"uncorrectable ECC|ECC error", "an ECC error"),
+        (r"GPU (?:is lost|has fallen off the bus)|fallen off the bus|NVML: Unknown Error", "a lost GPU"),
         # Not "device-side assert": an index out of range in the program fails in the same way on every machine.
         (r"CUDA (?:driver )?error: (?!device-side assert)|cudaError(?!Assert)", "a CUDA error"),
         (r"CUBLAS_STATUS_|CUDNN_STATUS_", "a CUDA error"),
         (r"an illegal memory access was encountered|unspecified launch failure", "a CUDA error"),
         (r"\bXid\b", "an XID"),
-        (r"uncorrectable ECC|ECC error", "an ECC error"),
-        (r"GPU (?:is lost|has fallen off the bus)|fallen off the bus|NVML: Unknown Error", "a lost GPU"),
         (r"nccl(?:System|Internal|Remote|UnhandledCuda)Error|DistBackendError|NCCL (?:error|timeout|watchdog)"
          r"|Watchdog caught collective operation timeout", "an NCCL error"),
         (r"CUDA out of memory|torch(?:\.cuda)?\.OutOfMemoryError", "no GPU memory"),
@@ -149,6 +154,9 @@ _MACHINE_FAULT: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 _LOAD_ERROR = re.compile(
     r"error|exception|corrupt|truncated|cannot|could not|fail|unexpected|missing key|size mismatch", re.IGNORECASE
 )
+_LASTING = frozenset({"an ECC error", "a lost GPU"})
+PASSING_FAULTS = 3
+"""Failures in a streak after which a fault that can pass is taken for a broken machine."""
 MACHINE_FAULTS = frozenset({FindingKind.GPU_FAULT, FindingKind.GPU_LOST, FindingKind.OUT_OF_MEMORY})
 """Findings that show a machine fault while a start runs."""
 MACHINE_RULES = frozenset({"nccl", "cuda-out-of-memory"})
@@ -184,6 +192,11 @@ class Failure:
     needs_person: str = ""
     machine_fault: str = ""
     """The machine fault that a sensor saw at that time (XID, ECC, GPU lost); empty if none."""
+    machine_broken: bool = False
+    """That fault lasts: a critical finding about a GPU."""
+    explained_by: str = ""
+    """The line of any log of the run that best explains the end: launchers write the trainer's output to a file of its
+    own, so that ``last_lines`` only says that it ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +319,11 @@ def _decide(
             return _give_up(history, failure, policy, f"{meaning}; the same command would fail again", False)
         if failure.needs_person and not history.ever_worked:
             return _give_up(history, failure, policy, failure.needs_person, False)
+    if policy.leaves_broken_machine and (broken := broken_machine(failure, history.streak_count)):
+        return _give_up(history, failure, policy, f"{broken}: this machine cannot train", False)
+    if not policy.restarts:
+        reason = "this is one of several nodes, and the engine starts them together"
+        return _give_up(history, failure, policy, reason, step_back)
     if history.gave_up:
         return _give_up(history, failure, policy, "the retry after giving up failed too", step_back)
     if not history.ever_worked and history.tries_without_step >= policy.never_worked_tries:
@@ -370,10 +388,19 @@ def fault_of_machine(failure: Failure) -> str:
     checkpoint."""
     if failure.machine_fault:
         return failure.machine_fault
-    for line in reversed(failure.last_lines[-LOG_LINES_KEPT:]):
+    for line in (*reversed(failure.last_lines[-LOG_LINES_KEPT:]), failure.explained_by):
         for pattern, meaning in _MACHINE_FAULT:
             if pattern.search(line):
                 return meaning
+    return ""
+
+
+def broken_machine(failure: Failure, streak: int) -> str:
+    """The machine fault for which another machine is needed, in words; empty if there is none. An ECC error or a lost
+    GPU stays; a CUDA or NCCL error can pass, so only a streak of ``PASSING_FAULTS`` counts."""
+    fault = fault_of_machine(failure)
+    if failure.machine_broken or fault in _LASTING or (fault and streak >= PASSING_FAULTS):
+        return fault
     return ""
 
 
@@ -390,6 +417,14 @@ def deterministic(lines: Iterable[str]) -> str:
             if pattern.search(line):
                 return meaning
     return ""
+
+
+def blame_of(failure: Failure, ever_worked: bool) -> Blame:
+    """Whose fault a failure is. ``ever_worked``: the command has made a step, in this attempt or before."""
+    said = failure.needs_person
+    if not failure.made_step and failure.kind is FindingKind.TRAINER_EXITED:
+        said = deterministic(failure.last_lines) or said
+    return blame(deterministic=said, machine=fault_of_machine(failure), ever_worked=ever_worked)
 
 
 def _number(value: object) -> float | None:

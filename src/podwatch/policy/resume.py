@@ -12,6 +12,7 @@ from typing import Final, Literal, Protocol
 
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.run import Lineage
+from podwatch.domain.stored import StoredSave
 
 # -- ownership of checkpoints ----------------------------------------------------------------------------------------
 # Which checkpoints on this pod belong to this run. Others are neither chosen nor uploaded nor published until an
@@ -151,16 +152,6 @@ Source = Literal["local", "store", "fresh", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteSave:
-    """A save in the store whose manifest was published."""
-
-    step: int
-    save_id: str
-    lineage: str
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """``source``: resume from a local checkpoint, fetch one from the store first, start fresh, or (none) ask the
     operator.
@@ -180,7 +171,7 @@ class Choice:
 @dataclass
 class _Candidates:
     local: dict[int, CheckpointSet] = field(default_factory=dict)
-    remote: dict[int, RemoteSave] = field(default_factory=dict)
+    remote: dict[int, StoredSave] = field(default_factory=dict)
     rejected: list[tuple[int, str]] = field(default_factory=list)
     unowned: bool = False
     held_back: bool = False
@@ -192,7 +183,7 @@ class _Candidates:
 
 def choose(
     local: Sequence[CheckpointSet],
-    remote: Sequence[RemoteSave] = (),
+    remote: Sequence[StoredSave] = (),
     *,
     lineage: Lineage | None,
     refused: Mapping[int, str] | None = None,
@@ -252,7 +243,7 @@ def other_world(saved: int | None, asked: int | None, *, counts_all: bool) -> st
 
 
 def _valid_until(
-    lineage: Lineage | None, ancestry: Mapping[str, int], remote: Sequence[RemoteSave]
+    lineage: Lineage | None, ancestry: Mapping[str, int], remote: Sequence[StoredSave]
 ) -> dict[str, int | None]:
     """Lineage id -> its last step that is part of the current lineage (None: all of them)."""
     if lineage is None:
@@ -267,7 +258,7 @@ def _valid_until(
 
 def _sort_out(
     local: Sequence[CheckpointSet],
-    remote: Sequence[RemoteSave],
+    remote: Sequence[StoredSave],
     valid: Mapping[str, int | None],
     refused: Mapping[int, str],
     adopted: bool,

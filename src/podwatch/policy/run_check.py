@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from podwatch.domain.instance import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.lease import GONE, HolderState
 from podwatch.domain.snapshot import Desired
+from podwatch.policy.exit_code import Outcome
 from podwatch.policy.lease import PATIENCE_SECONDS
 
 _GAVE_UP, _PAUSED = "gave-up", "paused"
@@ -58,6 +60,16 @@ class Beat:
     fresh start a lower step is the newer one."""
     unstored_age: float | None = None
     """Since when the store has got nothing although a checkpoint waits."""
+    outcome: str = ""
+    """How the run ended on that pod (policy/exit_code.py); empty while it continues."""
+    instance: Instance = NO_INSTANCE
+
+    @property
+    def pod(self) -> str:
+        """The pod's host name, with the engine's job or the provider's machine."""
+        where = self.instance
+        attempt = f", attempt {where.attempt}" if where.attempt else ""
+        return f"{self.host or '?'}{f' ({where.provider} {where.id}{attempt})' if where.provider else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +143,8 @@ def _left(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement
     if found.claim_age is not None and found.claim_age <= min(limits.dead, beat.age):
         return Judgement(Level.WARNING, f"another pod claimed the run {_span(found.claim_age)} ago; {stored}")
     how = "was preempted" if beat.state == HolderState.PREEMPTED else "gave up or ended without training"
-    return Judgement(Level.CRITICAL, f"no pod holds the run: pod {beat.host or '?'} {how} {since}; {stored}")
+    how = "gave up" if beat.outcome == Outcome.GAVE_UP else how
+    return Judgement(Level.CRITICAL, f"no pod holds the run: pod {beat.pod} {how} {since}; {stored}")
 
 
 def _stopped(beat: Beat, what: str, stored: str) -> Judgement:
@@ -139,7 +152,7 @@ def _stopped(beat: Beat, what: str, stored: str) -> Judgement:
     if beat.overall == "critical" and beat.desired == Desired.STOPPED:
         return Judgement(Level.CRITICAL, f"{what}: {beat.reason or 'see `podwatch status` on the pod'}; {stored}")
     if beat.unstored_step is not None:
-        where = f"step {beat.unstored_step} is only on pod {beat.host or '?'}"
+        where = f"step {beat.unstored_step} is only on pod {beat.pod}"
         return Judgement(Level.WARNING, f"{what}; {stored}, {where}")
     return Judgement(Level.OK, f"{what}; {stored}")
 
@@ -148,16 +161,14 @@ def _dead(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement
     if found.claim_age is not None and found.claim_age <= limits.dead:
         return Judgement(
             Level.WARNING,
-            f"pod {beat.host or '?'} is silent since {_span(beat.age)}; another pod claimed the run"
+            f"pod {beat.pod} is silent since {_span(beat.age)}; another pod claimed the run"
             f" {_span(found.claim_age)} ago; {stored}",
         )
     lost = ""
     if beat.step is not None:
         lost = f"; its last step was {beat.step}"
     what = "podwatch ended there" if beat.state == HolderState.RESTARTING else "no heartbeat"
-    return Judgement(
-        Level.CRITICAL, f"dead: {what} from pod {beat.host or '?'} since {_span(beat.age)}{lost}; {stored}"
-    )
+    return Judgement(Level.CRITICAL, f"dead: {what} from pod {beat.pod} since {_span(beat.age)}{lost}; {stored}")
 
 
 def _guarded(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
@@ -187,6 +198,9 @@ def _guarded(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgem
     return Judgement(Level.OK, f"{at}{new}; {stored}")
 
 
+_TEXTS = ("state", "phase", "desired", "host", "overall", "reason", "outcome")
+
+
 def parse_beat(document: Mapping[str, Any], age: float) -> Beat:
     """A heartbeat's document; every field that is not what it should be is left out. ``age``: by the store's clock."""
     written = _number(document.get("written_wall"))
@@ -197,7 +211,8 @@ def parse_beat(document: Mapping[str, Any], age: float) -> Beat:
 
     return Beat(
         age=max(0.0, age),
-        **{name: _text(document.get(name)) for name in ("state", "phase", "desired", "host", "overall", "reason")},
+        **{name: _text(document.get(name)) for name in _TEXTS},
+        instance=parse_instance(document.get("instance")),
         step=_step(document.get("step")),
         step_age=before("step_wall"),
         unstored_step=_step(document.get("unstored_step")),

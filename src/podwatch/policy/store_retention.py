@@ -1,4 +1,5 @@
-"""Which saves and unused objects podwatch deletes from the store, and which saves get optional parts (docs/sync.md).
+"""Which saves and unused objects podwatch deletes from the store, which saves get optional parts (docs/sync.md), and
+which saves `runs archive` deletes (docs/runs.md).
 
 Saves are ordered by ``seq``, never by step: after a step back the newest save can have a lower step than an older one.
 
@@ -6,35 +7,24 @@ Milestones must stay the same over time, although deleted saves leave the list, 
 save also use seq numbers. So a milestone is not "each tenth entry of the list" but **the first save at or after each
 multiple of keep_every in seq numbers**. It is fixed when it is published: later saves have higher numbers, and deleting
 others never makes another one the first.
+
+An operator archives a run from any machine with access to the bucket, often without the journal of the pod that
+trained, so every decision rests on the store's contents alone. Here, too: when `runs import` moves the pointer to an
+imported save.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Protocol
 
+from podwatch.domain.manifest import Pointer
 from podwatch.domain.policy import RemotePolicy
+from podwatch.domain.stored import PublishedSave, StoredSave
 
 FOREIGN_GENERATION_GRACE_SECONDS = 24 * 3600.0
 """A pod may still be restoring from a save of another generation (docs/two-pods.md)."""
-
-
-class StoredSave(Protocol):
-    """The attributes of a published save that this module needs; ``journal.records.PublishedSave`` has them. ``wall``:
-    publishing time (epoch seconds)."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def save_id(self) -> str: ...
-    @property
-    def lineage(self) -> str: ...
-    @property
-    def generation(self) -> int: ...
-    @property
-    def seq(self) -> int: ...
-    @property
-    def wall(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +35,7 @@ class RemoteRemoval:
 
 
 def plan_remote(
-    published: Iterable[StoredSave],
+    published: Iterable[PublishedSave],
     pointer_save_ids: Collection[str],
     pins: Mapping[int, str],
     policy: RemotePolicy,
@@ -82,7 +72,7 @@ def plan_remote(
 
 
 def earlier_newest(
-    published: Iterable[StoredSave], lineage: str, parent_step: int | None
+    published: Iterable[PublishedSave], lineage: str, parent_step: int | None
 ) -> frozenset[tuple[int, str]]:
     """(step, save_id) of the newest save of the lineage that was left for ``lineage`` at ``parent_step`` (None: at the
     beginning); empty once ``lineage`` has a save of its own in the store."""
@@ -94,9 +84,9 @@ def earlier_newest(
     return frozenset(left[-1:])
 
 
-def in_order(published: Iterable[StoredSave]) -> list[StoredSave]:
+def in_order(published: Iterable[PublishedSave]) -> list[PublishedSave]:
     """Each save once, with its newest record, ordered by seq."""
-    newest_record: dict[tuple[int, str], StoredSave] = {}
+    newest_record: dict[tuple[int, str], PublishedSave] = {}
     for save in published:
         key = (save.step, save.save_id)
         if key not in newest_record or save.seq > newest_record[key].seq:
@@ -104,7 +94,7 @@ def in_order(published: Iterable[StoredSave]) -> list[StoredSave]:
     return sorted(newest_record.values(), key=lambda s: (s.seq, s.generation, s.step, s.save_id))
 
 
-def milestones(saves: Iterable[StoredSave], keep_every: int) -> frozenset[tuple[int, str]]:
+def milestones(saves: Iterable[PublishedSave], keep_every: int) -> frozenset[tuple[int, str]]:
     """(step, save_id) of the milestones. ``saves`` as ``in_order`` returns them."""
     if keep_every <= 0:
         return frozenset()
@@ -144,7 +134,7 @@ class Occasion:
 
 
 def occasions(
-    published: Iterable[StoredSave], here: Collection[SaveKey], *, when: str, keep_every: int, finished: bool
+    published: Iterable[PublishedSave], here: Collection[SaveKey], *, when: str, keep_every: int, finished: bool
 ) -> tuple[Occasion, ...]:
     """The saves that get optional parts, newest first. ``here``: saves still complete on this pod. ``when``:
     ``sync.optional_parts``; "none" excludes only the exports, so milestones and the final save still get the extras."""
@@ -172,8 +162,9 @@ def still_owed(parts: Iterable[str], kind: Kind, sent: Mapping[str, str]) -> tup
 
 # -- unused objects ----------------------------------------------------------------------------------------------------
 # Three kinds, all invisible to a restore and billed by the byte: unfinished multipart uploads, superseded versions, and
-# saves without a manifest. Only objects with podwatch's mark are returned, and only when they are so old that no pod,
-# frozen or slow, can still be working on them.
+# saves without a manifest. Objects known to lack podwatch's mark are never returned, and the others only when they are
+# so old that no pod, frozen or slow, can still be working on them. Where a listing does not show the mark
+# (``ours`` is None), the caller looks at what is returned and asks again.
 
 ABANDONED_SECONDS = 24 * 3600.0
 """Another pod may have started it: no upload of one checkpoint takes a day, and a frozen pod that wakes later has lost
@@ -189,11 +180,11 @@ class Begun(Protocol):
     @property
     def key(self) -> str: ...
     @property
-    def upload(self) -> str: ...
+    def id(self) -> str: ...
     @property
     def started_wall(self) -> float: ...
     @property
-    def ours(self) -> bool: ...
+    def ours(self) -> bool | None: ...
 
 
 class Version(Protocol):
@@ -206,7 +197,7 @@ class Version(Protocol):
     @property
     def size(self) -> int: ...
     @property
-    def ours(self) -> bool: ...
+    def ours(self) -> bool | None: ...
     @property
     def uploaded_wall(self) -> float: ...
 
@@ -225,11 +216,12 @@ class Leftover:
 def abandoned_uploads(
     unfinished: Iterable[Begun], live: Collection[str], now_wall: float, grace: float = ABANDONED_SECONDS
 ) -> tuple[Leftover, ...]:
-    """Uploads started at least ``grace`` seconds ago and not in ``live``, the ids that the journal plans to finish."""
+    """Uploads started at least ``grace`` seconds ago and not in ``live``, the ids that the journal plans to finish. One
+    of which the store cannot tell whose it is stays: only the journal of the pod that started it shows that."""
     return tuple(
-        Leftover("upload", u.key, u.upload, "started and never finished")
+        Leftover("upload", u.key, u.id, "started and never finished")
         for u in unfinished
-        if u.ours and u.upload not in live and now_wall - u.started_wall >= grace
+        if u.ours and u.id not in live and now_wall - u.started_wall >= grace
     )
 
 
@@ -246,7 +238,7 @@ def superseded_versions(
         successor = newer.get(version.key)
         if (
             successor is not None
-            and version.ours
+            and version.ours is not False
             and version.file_id not in named
             and now_wall - successor.uploaded_wall >= grace
         ):
@@ -277,7 +269,144 @@ def orphaned_saves(
         if prefix in live or any(v.key == f"{prefix}manifest.json" for v in inside):
             continue
         newest = max(v.uploaded_wall for v in inside)
-        if all(v.ours for v in inside) and now_wall - newest >= grace:
+        if all(v.ours is not False for v in inside) and now_wall - newest >= grace:
             size = sum(v.size for v in inside)
             found.append(Leftover("save", prefix, "", f"{len(inside)} objects without a manifest", size))
     return tuple(found)
+
+
+ALIVE_SECONDS = 900.0
+"""If a heartbeat or claim in the store is younger than this, a podwatch guards the run. Fifteen heartbeat intervals."""
+IMPORT_LINEAGE = "import-"
+
+
+class Keep(StrEnum):
+    LATEST = "latest"
+    MILESTONES = "milestones"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether ``save`` stays, and why. ``until`` (epoch seconds): when it can be deleted, if only its age keeps it."""
+
+    save: StoredSave
+    stays: bool
+    reason: str
+    until: float | None = None
+
+
+def sign_of_life(walls: Iterable[float], now_wall: float) -> float | None:
+    """Seconds since the newest of ``walls`` (heartbeat and claims, epoch seconds) if it is younger than
+    ``ALIVE_SECONDS``, so that a podwatch guards the run; None otherwise. A time in the future counts as now."""
+    age = now_wall - max(walls, default=-ALIVE_SECONDS)
+    return max(0.0, age) if age < ALIVE_SECONDS else None
+
+
+def plan_archive(
+    saves: Sequence[StoredSave],
+    keep: Keep,
+    *,
+    keep_every: int,
+    pins: Collection[int],
+    pointer_wall: float,
+    now_wall: float,
+) -> tuple[Decision, ...]:
+    """Return a decision for each save, oldest first. ``pointer_wall``: when the pointer was written (epoch seconds).
+
+    A save is superseded from the time the next one was written; the last one from the time the pointer left it.
+    """
+    ordered = sorted(saves, key=lambda s: (s.uploaded_wall, s.step, s.save_id))
+    milestones = _milestones(ordered, keep_every) if keep is Keep.MILESTONES else frozenset[tuple[int, str]]()
+    decisions = []
+    for position, save in enumerate(ordered):
+        if save.named:
+            decisions.append(Decision(save, True, "latest.json names it"))
+        elif save.problem:
+            decisions.append(Decision(save, True, f"kept because podwatch cannot judge it: {save.problem}"))
+        elif save.step in pins:
+            decisions.append(Decision(save, True, "pinned"))
+        elif (save.step, save.save_id) in milestones:
+            decisions.append(Decision(save, True, "milestone"))
+        else:
+            later = ordered[position + 1].uploaded_wall if position + 1 < len(ordered) else pointer_wall
+            until = max(later, save.uploaded_wall) + SUPERSEDED_SECONDS
+            if now_wall < until:
+                decisions.append(Decision(save, True, "superseded less than a day ago", until))
+            else:
+                decisions.append(Decision(save, False, "a newer save is kept"))
+    return tuple(decisions)
+
+
+def _milestones(saves: Sequence[StoredSave], keep_every: int) -> frozenset[tuple[int, str]]:
+    """One save for every ``keep_every`` save intervals, counted in steps.
+
+    The daemon counts milestones by ``seq``, which is only in its journal; steps give the same result, whether or not
+    retention has already deleted saves. The interval is the smallest distance between two saves. In each stretch the
+    first save is taken, preferring the lineage of the pointer.
+    """
+    steps = sorted({s.step for s in saves})
+    if keep_every <= 0 or len(steps) < 2:
+        return frozenset()
+    span = keep_every * min(b - a for a, b in pairwise(steps))
+    current = next((s.lineage for s in saves if s.named), "")
+    best: dict[int, tuple[tuple[bool, int, float], StoredSave]] = {}
+    for save in saves:
+        stretch = save.step // span
+        rank = (save.lineage != current, save.step, -save.uploaded_wall)
+        if not save.problem and stretch > 0 and (stretch not in best or rank < best[stretch][0]):
+            best[stretch] = (rank, save)
+    return frozenset((save.step, save.save_id) for _, save in best.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Whether the pointer moves to an imported save, and then its generation and seq."""
+
+    moves: bool
+    reason: str
+    generation: int = 0
+    seq: int = 0
+
+
+def place_import(current: Pointer | None, step: int, lineage: str, *, alive: bool) -> Placing:
+    """Decide whether an import moves the pointer. It never replaces a save of podwatch's own: it sets the pointer of a
+    run that has none, or continues an earlier import of the same backups. ``alive``: a podwatch guards the run."""
+    if alive:
+        return Placing(False, "a podwatch guards this run, and only that podwatch moves the pointer")
+    if current is None:
+        return Placing(True, "the run had no pointer yet", 1, 1)
+    if current.step is None:
+        return Placing(False, "an operator started the run from the beginning")
+    if current.lineage != lineage:
+        return Placing(False, f"latest.json names step {current.step}, which podwatch saved or imported before")
+    if current.step >= step:
+        return Placing(False, f"latest.json names step {current.step} already")
+    return Placing(True, f"follows step {current.step} of the same import", current.generation, current.seq + 1)
+
+
+def place_copy(current: Pointer | None, pointer: Pointer | None, lineages: Collection[str]) -> Placing:
+    """Decide whether a copy of a run moves the target's pointer, ``current``, to what the source's ``pointer`` names.
+    Only an earlier copy of the same training is replaced. ``lineages``: those of the source's saves."""
+    if pointer is None:
+        return Placing(False, "the source has no latest.json")
+    if current is None:
+        return Placing(True, "the run had no pointer there yet", *pointer.order)
+    if current.lineage not in {*lineages, pointer.lineage}:
+        return Placing(False, f"the target's latest.json names step {current.step} of another training")
+    if current.order >= pointer.order:
+        return Placing(False, f"the target's latest.json names step {current.step} already")
+    return Placing(True, f"follows step {current.step} of an earlier copy", *pointer.order)
+
+
+def stale_artefacts(
+    found: Mapping[str, Sequence[tuple[str, float]]], now_wall: float, *, most: Mapping[str, int], seconds: float
+) -> tuple[str, ...]:
+    """Keys of logs, incident bundles and configurations to delete: all but the newest ``most`` of each kind, and those
+    older than ``seconds``. The newest of each kind always stays. ``found`` maps a kind to (key, upload time)."""
+    stale: list[str] = []
+    for kind, objects in found.items():
+        newest_first = sorted(objects, key=lambda pair: (-pair[1], pair[0]))
+        for place, (key, wall) in enumerate(newest_first):
+            if place >= max(1, most.get(kind, 0)) or (place > 0 and now_wall - wall > seconds):
+                stale.append(key)
+    return tuple(stale)

@@ -1,10 +1,10 @@
-"""The CPU priority of the upload process: the lowest while the backup keeps pace, higher while it is behind.
+"""The CPU priority of the upload process (docs/sync.md). Pure.
 
-On a pod whose cores are all busy, an upload at the lowest priority makes little progress (measured: 268 MB in 76 s, at
-ordinary priority 2 s). A higher priority helps only if the upload waits for a CPU, so podwatch raises it only if there
-is a need and the child's threads wait for a CPU. A slow uplink is no reason to take CPU time from training.
-
-Pure. ``step`` is called every few seconds while an upload runs; times are monotonic seconds, rates bytes per second.
+It is the lowest while the backup keeps pace, and higher while it is behind. On a pod whose cores are all busy, an
+upload at the lowest priority makes little progress (measured: 268 MB in 76 s, at ordinary priority 2 s). A higher
+priority helps only if the upload waits for a CPU, so podwatch raises it only if there is a need and the child's threads
+wait for a CPU. A slow uplink is no reason to take CPU time from training. ``step`` is called every few seconds while an
+upload runs; times are monotonic seconds, rates bytes per second.
 """
 
 from dataclasses import dataclass, field, replace
@@ -32,11 +32,12 @@ class Need(StrEnum):
     NEWER = "a newer checkpoint is waiting for upload"
     RISK = "more and more steps are not in the store"
     DISK = "the disk needs the space of checkpoints that are not in the store"
+    OVER = "training has ended, and nothing else of this run needs the CPU"
 
 
 _UP_TO = {Need.FIRST: Level.RAISED, Need.SLOW: Level.RAISED}
 """Needs that cost nothing yet justify only 10 to 20 % of one core. Every other need justifies ordinary priority."""
-_HEAVIEST = (Need.DISK, Need.NEWER, Need.LATE, Need.RISK, Need.SLOW, Need.FIRST)
+_HEAVIEST = (Need.OVER, Need.DISK, Need.NEWER, Need.LATE, Need.RISK, Need.SLOW, Need.FIRST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Look:
     steps_at_risk: int | None = None
     steps_per_save: int | None = None
     disk_waits: bool = False
+    training_over: bool = False
     partly: bool = False
 
 
@@ -129,6 +131,8 @@ class Judged:
 def needs_of(look: Look, timing: Timing, *, keep: bool = False) -> tuple[Need, ...]:
     """The current needs, most urgent first. ``keep``: by the thresholds that end a need, not those that start it."""
     found = set()
+    if look.training_over:
+        found.add(Need.OVER)
     if look.disk_waits:
         found.add(Need.DISK)
     if look.newer_waits:

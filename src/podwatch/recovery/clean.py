@@ -14,8 +14,8 @@ from podwatch.policy.restart import RestartHistory
 from podwatch.recovery import quarantine
 from podwatch.recovery import remembered as memory_module
 from podwatch.recovery.controller import Recovery
-from podwatch.recovery.lineages import opened
-from podwatch.recovery.reconcile import read_record, reconcile
+from podwatch.recovery.resume_point import opened
+from podwatch.recovery.runner import read_record, reconcile
 from podwatch.trainer.base import Look
 
 WHY = "everything, for a fresh start"

@@ -1,8 +1,12 @@
 """The state that recovery's operations share: the watched trainer, the phase, recovery's findings, what holds them
-back."""
+back.
+
+``Attempt`` is one attempt to train: what podwatch observed since its start, for confirmation and for the decision after
+a failure.
+"""
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -11,17 +15,88 @@ from podwatch.detection.one_failure import Healing
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.mutation_guard import Mutation
-from podwatch.domain.run import RunRecord
-from podwatch.domain.snapshot import Desired, Supervision
+from podwatch.domain.run import Mutation, RunRecord
+from podwatch.domain.snapshot import Desired, ProgressSample, ProgressSource, Snapshot, Supervision
 from podwatch.journal import Journal
+from podwatch.policy.exit_code import Blame
+from podwatch.policy.other_trainers import ALONE, Beside, made_by_us
+from podwatch.policy.restart import Confirmation, confirm
 from podwatch.policy.resume import Ownership
 from podwatch.recovery import remembered as memory_module
-from podwatch.recovery.attempt import Attempt
 from podwatch.recovery.remembered import Memory
 from podwatch.recovery.state import Phase, Tools
 from podwatch.system.clock import Clock
 from podwatch.trainer.base import TrainerHandle
+
+MAX_SAMPLES = 64
+LOADED_ABOVE_BASE = 2 << 30
+"""Bytes. A bare CUDA context is 0.3-0.7 GiB; a process with 2 GiB has loaded something."""
+
+
+@dataclass
+class Attempt:
+    """``started_at`` is monotonic. ``resumed_from`` is None for a fresh start; ``known`` is false for an
+    attached trainer: podwatch does not know which checkpoint it started from."""
+
+    start_id: str
+    started_at: float
+    resumed_from: int | None = None
+    first_step: int | None = None
+    known: bool = True
+    incident_id: int | None = None
+    step_at_death: int | None = None
+    """Highest step seen before the start; lost steps are counted from it."""
+    lost_seconds: float | None = None
+    """Seconds of training between the checkpoint that this start was made from and the failure before it. Measured
+    before the start, which can write into that checkpoint again."""
+    steps_read: bool = False
+    """A source other than checkpoints has shown steps, so the steps lost at a failure are known."""
+    made_step: bool = False
+    loaded: bool = False
+    last_step: int | None = None
+    samples: list[ProgressSample] = field(default_factory=list)
+    unproven: list[ProgressSample] = field(default_factory=list)
+    """Samples that are not yet proved to come from this start's own process tree."""
+
+    def see(self, snapshot: Snapshot, gpu_base: dict[int, int], gpus: tuple[int, ...], beside: Beside = ALONE) -> bool:
+        """Add one snapshot; return True when it shows a new step. A save, or a number in a file, that another process
+        may have written (``beside``) is neither a step nor a confirmation."""
+        for gpu in (snapshot.gpus.value or ()) if snapshot.gpus.at >= self.started_at else ():
+            used = gpu.memory_used_bytes or 0
+            if (not gpus or gpu.index in gpus) and used - gpu_base.get(gpu.index, 0) > LOADED_ABOVE_BASE:
+                self.loaded = True
+        fresh = False
+        for sample in snapshot.progress.value or ():
+            if sample.step is None or not sample.trained or sample.at < self.started_at:
+                continue
+            if sample not in self.samples and sample not in self.unproven:
+                self.unproven.append(sample)
+        waiting, self.unproven = self.unproven[-MAX_SAMPLES:], []
+        for sample in waiting:
+            made = made_by_us(sample, beside)
+            if made is None:
+                self.unproven.append(sample)
+            if not made or sample.step is None:
+                continue
+            self.samples.append(sample)
+            self.steps_read = self.steps_read or sample.source is not ProgressSource.CHECKPOINT
+            if self.last_step is None or sample.step > self.last_step:
+                # The first number seen of an attached trainer is its current step, not a step it made.
+                fresh = fresh or self._is_new(sample.step)
+                self.last_step = sample.step
+        del self.samples[:-MAX_SAMPLES]
+        self.made_step = self.made_step or fresh
+        return fresh
+
+    def _is_new(self, step: int) -> bool:
+        if not self.known:
+            return self.last_step is not None
+        lowest = self.first_step if self.first_step is not None else self.resumed_from
+        return lowest is None or step >= lowest
+
+    def confirmation(self, now: float, patience: float) -> Confirmation:
+        return confirm(self.resumed_from, self.first_step, self.samples, self.started_at, now, patience)
+
 
 BLOCKED_POLL: Final = 3.0
 
@@ -92,6 +167,8 @@ class RecoveryContext:
         self.last_incident: int | None = None
         self.machine_fault = ""
         """A machine fault reported during this start; the failure then does not count against the checkpoint."""
+        self.machine_broken = False
+        """That fault is a critical finding about a GPU: it lasts."""
         self.unconfirmed = False
         self.unconfirmed_above: int | None = None
         self.chosen: int | None = None
@@ -107,8 +184,8 @@ class RecoveryContext:
         """The operator requested the current operation."""
         self.paused = False
         self._unpaused = asyncio.Event()
-        self.exit_code: int | None = None
-        self.exit_requested = asyncio.Event()
+        self.blame = Blame.UNKNOWN
+        """Whose fault the last counted failure is."""
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -192,6 +269,7 @@ class RecoveryContext:
             self.failure = None  # its operator has started it again
         self.writers_ended = False
         self.machine_fault = ""
+        self.machine_broken = False
         self.memory.ended_wall = None
         self.command_looked_at = float("-inf")
         self.tools.track(handle)
@@ -232,6 +310,11 @@ class RecoveryContext:
         fit = [step for step in ours if step not in memory.refused]
         lower = [step for step in fit if memory.below is None or step < memory.below]
         return max(lower or fit, default=None)
+
+    def last_step(self) -> int | None:
+        """Return the newest step seen of the current start; None if there is none, or steps cannot be counted."""
+        attempt = self.attempt
+        return None if attempt is None or counts_saves(self.tools.layout) else attempt.last_step
 
     def uncounted(self, step: int | None) -> bool:
         """Return whether steps since the checkpoint ``step`` (None: since the beginning) cannot be counted."""

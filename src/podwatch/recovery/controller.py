@@ -12,27 +12,24 @@ from podwatch.detection.one_failure import cost
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.policy import Policies
-from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.journal import Journal
 from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, ConfirmationState, succeeded
 from podwatch.recovery import quarantine
 from podwatch.recovery import remembered as memory_module
-from podwatch.recovery.command import CommandWatch
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.failure import Failures
-from podwatch.recovery.handover import StartChecks
-from podwatch.recovery.lineages import Lineages
-from podwatch.recovery.manual_start import Lookout, ManualStarts
-from podwatch.recovery.reconcile import adopt, read_record, recall, reconcile
 from podwatch.recovery.requests import Requests
 from podwatch.recovery.restart import Operations
-from podwatch.recovery.resume_point import ResumeChooser
-from podwatch.recovery.runner import OperationRunner
+from podwatch.recovery.resume_point import Lineages, ResumeChooser
+from podwatch.recovery.runner import OperationRunner, adopt, read_record, recall, reconcile
 from podwatch.recovery.start import Starter
-from podwatch.recovery.state import Phase, RecoveryState, Tools, newest_step
+from podwatch.recovery.start_checks import Lookout, ManualStarts, StartChecks
+from podwatch.recovery.start_plan import CommandWatch
+from podwatch.recovery.state import Phase, RecoveryState, Tools, newest_step, trained_here
 from podwatch.recovery.stop import Stops
 from podwatch.system.pinned import RootReplaced
+from podwatch.system.procfs import boot_id
 from podwatch.trainer.base import Candidate, TrainerHandle
 
 REMEMBER_EVERY = 60.0
@@ -153,11 +150,7 @@ class Confirmation:
 
 
 class Recovery:
-    """One per run: call ``begin`` once, ``consider`` at every tick of the sensing loop, ``close`` at the end.
-
-    ``exit_requested`` of the context is set, with ``exit_code`` 86, when the run was given up and
-    ``on_give_up = "exit"``.
-    """
+    """One per run: call ``begin`` once, ``consider`` at every tick of the sensing loop, ``close`` at the end."""
 
     def __init__(self, tools: Tools) -> None:
         context = self.context = RecoveryContext(tools)
@@ -195,10 +188,13 @@ class Recovery:
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    async def begin(self, *, adopt_existing: bool = False, by_hand: str = "") -> None:
+    async def begin(
+        self, *, adopt_existing: bool = False, by_hand: str = "", not_before_wall: float | None = None
+    ) -> None:
         """Continue what an earlier podwatch left, then adopt, attach or start as wanted. Returns soon: longer work
         continues as an operation. ``by_hand``: id of the `podwatch run` that an operator typed; the first begin
-        with it does not wait out a backoff. Raises ConfigurationError when output_dir belongs to another run."""
+        with it does not wait out a backoff. ``not_before_wall``: epoch second before which nothing is started, because
+        earlier attempts of the job failed. Raises ConfigurationError when output_dir belongs to another run."""
         tools = self.context.tools
         memory = self.context.memory = await memory_module.load(tools.journal, tools.clock)
         if adopt_existing:
@@ -213,11 +209,13 @@ class Recovery:
             # Whoever starts podwatch again on this machine wants another try now, not in an hour.
             memory.history = replace(memory.history, gave_up_at=None)
             memory.next_try_wall = None
+        if not_before_wall is not None:
+            memory.next_try_wall = max(memory.next_try_wall or 0.0, not_before_wall)
         with contextlib.suppress(RootReplaced):  # ``carry_on`` reads it later, before any start
             await read_record(self.context, adopt_existing=adopt_existing)
         await tools.blocking(quarantine.make_spare, tools.workspace)
         _, foreign = await self.chooser.ours()
-        if tools.record.current is not None and any(s.complete for s in foreign):
+        if tools.record.current is not None and not tools.follows and any(s.complete for s in foreign):
             steps = ", ".join(str(s.step) for s in foreign if s.complete)
             self.context.notes.add(
                 FindingKind.FOREIGN_CHECKPOINTS,
@@ -228,9 +226,8 @@ class Recovery:
         self.context.show(Phase.LOOKING)
         look = await tools.launcher.look()
         intents = await tools.journal.run(Journal.open_intents)
-        self.context.seen_here = look.handle is not None or any(
-            i.kind in (IntentKind.STOP, IntentKind.START) for i in intents
-        )
+        recent = await tools.journal.run(Journal.intents)
+        self.context.seen_here = look.handle is not None or trained_here(recent, boot_id())
         stops = {str(i.data.get("start_id")) for i in intents}
         if look.handle is not None and look.handle.start_id not in stops:
             # The common case, an upgrade: watch again before anything else happens.
@@ -408,6 +405,8 @@ class Recovery:
             rule = finding.subject if finding.kind is FindingKind.LOG_RULE else ""
             if finding.kind in MACHINE_FAULTS or rule in MACHINE_RULES:
                 self.context.machine_fault = finding.summary
+                lasts = finding.kind in (FindingKind.GPU_FAULT, FindingKind.GPU_LOST)
+                self.context.machine_broken |= lasts and finding.severity is Severity.CRITICAL
 
     def _only_report(self, finding: Finding) -> None:
         mark = f"{self.context.handle.start_id if self.context.handle else ''}:{finding.key}"

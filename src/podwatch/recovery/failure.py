@@ -12,9 +12,9 @@ from podwatch.domain.process import ProcessSample
 from podwatch.domain.snapshot import Snapshot
 from podwatch.incidents import capture, decisive, scrub, secret_values, since
 from podwatch.journal import Journal
-from podwatch.policy.restart import LOG_LINES_KEPT, Decision, Failure, after_failure
-from podwatch.recovery.attempt import Attempt
-from podwatch.recovery.context import OpenFailure, RecoveryContext
+from podwatch.policy.exit_code import Blame
+from podwatch.policy.restart import LOG_LINES_KEPT, Decision, Failure, after_failure, blame_of
+from podwatch.recovery.context import Attempt, OpenFailure, RecoveryContext
 from podwatch.recovery.start import StartFailed
 from podwatch.trainer.base import TrainerHandle
 
@@ -38,18 +38,48 @@ class Failures:
         self._tails_before: Mapping[str, tuple[str, ...]] = {}
         """The last lines of each log at the previous failure."""
 
-    def find_log_line(self, failure: OpenFailure, tails: Mapping[str, Sequence[str]]) -> None:
-        """Keep the log line that explains the failure, for status and notifications. Only for a process that ended;
-        lines of an earlier start do not count."""
+    def find_log_line(self, failure: OpenFailure, tails: Mapping[str, Sequence[str]]) -> str:
+        """Keep the log line that explains the failure, for status and notifications, and return it; empty if there is
+        none. Only for a process that ended; lines of an earlier start do not count."""
         before, self._tails_before = self._tails_before, {name: tuple(lines[-3:]) for name, lines in tails.items()}
         if failure.cause.kind not in SAYS_WHY:
-            return
+            return ""
         best = decisive({name: since(before.get(name, ()), lines) for name, lines in tails.items()})
-        if best is not None:
-            name, line = best
-            line = scrub(line, secret_values(self.context.tools.pod.environment()))
-            shown = line if len(line) <= LINE_SHOWN else _cut(line[:LINE_SHOWN])
-            failure.log = f'{name}: "{shown}"'
+        if best is None:
+            return ""
+        name, line = best
+        line = scrub(line, secret_values(self.context.tools.pod.environment()))
+        shown = line if len(line) <= LINE_SHOWN else _cut(line[:LINE_SHOWN])
+        failure.log = f'{name}: "{shown}"'
+        return line
+
+    def _failure(
+        self,
+        attempt: Attempt | None,
+        kind: FindingKind,
+        lines: tuple[str, ...],
+        needs_person: str = "",
+        explained_by: str = "",
+    ) -> Failure:
+        return Failure(
+            kind=kind,
+            at=self.context.tools.clock.monotonic(),
+            loaded=attempt is not None and attempt.loaded,
+            made_step=attempt is not None and attempt.made_step and kind is not FindingKind.RESUMED_WRONG,
+            resumed_from=attempt.resumed_from if attempt is not None else None,
+            last_lines=lines,
+            needs_person=needs_person,
+            machine_fault=self.context.machine_fault,
+            machine_broken=self.context.machine_broken,
+            explained_by=explained_by,
+        )
+
+    def blame(
+        self, kind: FindingKind, attempt: Attempt | None, lines: tuple[str, ...], *, explained_by: str = ""
+    ) -> Blame:
+        """Whose fault a failure of one of several nodes is, before it is counted. A node may see no step of its own, so
+        that it never blames a command for making none: the store counts attempts without progress (job_attempts)."""
+        return blame_of(self._failure(attempt, kind, lines, explained_by=explained_by), True)
 
     async def count(
         self,
@@ -58,21 +88,16 @@ class Failures:
         kind: FindingKind,
         lines: tuple[str, ...],
         needs_person: str = "",
+        explained_by: str = "",
     ) -> Decision:
         """Decide what follows this failure and record it, once per start. ``report`` reports it."""
         tools, memory = self.context.tools, self.context.memory
-        failure = Failure(
-            kind=kind,
-            at=tools.clock.monotonic(),
-            loaded=attempt is not None and attempt.loaded,
-            made_step=attempt is not None and attempt.made_step and kind is not FindingKind.RESUMED_WRONG,
-            resumed_from=attempt.resumed_from if attempt is not None else None,
-            last_lines=lines,
-            needs_person=needs_person,
-            machine_fault=self.context.machine_fault,
-        )
+        failure = self._failure(attempt, kind, lines, needs_person, explained_by)
         decision = after_failure(memory.history, failure, tools.policies.restart, tools.jitter.random())
         memory.history, memory.counted = decision.history, start_id
+        # One of several nodes may see no step of its own: the store counts attempts without progress (job_attempts).
+        worked = decision.history.ever_worked or not tools.policies.restart.restarts
+        self.context.blame = blame_of(failure, worked)
         memory.next_try_wall = tools.clock.wall() + decision.delay_seconds if decision.delay_seconds > 0 else None
         if decision.step_back and failure.resumed_from is not None:
             memory.below = failure.resumed_from

@@ -11,13 +11,13 @@ from podwatch.domain.secrets import scrub_argv
 from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.policy.lease import LeaseAction
 from podwatch.policy.restart import RestartHistory
-from podwatch.recovery import handover, start_plan
-from podwatch.recovery.command import CommandWatch
+from podwatch.recovery import start_checks, start_plan
 from podwatch.recovery.context import RecoveryContext
-from podwatch.recovery.manual_start import listed
 from podwatch.recovery.restart import Operations
 from podwatch.recovery.resume_point import NothingToResume
 from podwatch.recovery.runner import OperationRunner
+from podwatch.recovery.start_checks import listed
+from podwatch.recovery.start_plan import CommandWatch
 from podwatch.trainer.base import Candidate, Look
 
 
@@ -47,6 +47,7 @@ class Requests:
         pid of a process that is not this run's training, whatever it looks like: podwatch ignores it from now on.
         Raises Busy while a trainer is watched already, UsageError when the step or the pid does not exist,
         ConfigurationError without a command."""
+        self._only_on_node_0("start")
         async with self.runner.by_hand():
             if self.context.handle is not None and await self.context.handle.exit_status() is None:
                 raise Busy(
@@ -66,6 +67,13 @@ class Requests:
             if (standing := self.context.tools.standing).why_not and standing.act is not LeaseAction.ASK:
                 return Started(f"the request is recorded; training does not start yet: {standing.why_not}")
             return Started("podwatch starts training")
+
+    def _only_on_node_0(self, command: str) -> None:
+        if self.context.tools.follows:
+            raise UsageError(
+                f"this node follows node 0 of the run, which `podwatch {command}` is for",
+                fix=f"run `podwatch {command}` on node 0",
+            )
 
     async def _ignore(self, look: Look, pid: int) -> Look:
         """Record that process ``pid`` is not this run's training."""
@@ -123,13 +131,20 @@ class Requests:
             await self.operations.start()
 
     async def restart(self, step: int | None = None) -> None:
-        """Stop the trainer and start from ``step`` (None: the usual choice). Not counted as a failure."""
+        """Stop the trainer and start from ``step`` (None: the usual choice). Not counted as a failure. Raises
+        UsageError for one of several nodes."""
+        if self.context.tools.gang is not None:
+            raise UsageError(
+                "podwatch cannot restart one of several nodes",
+                fix="let the engine start all of them again (docs/nodes.md)",
+            )
         async with self.runner.by_hand():
             await self._want(step, False)
             self.runner.spawn(lambda: self.operations.restart("restart requested"))
 
     async def stop(self, after_save: bool = False) -> None:
         """Stop training until the next `podwatch start`. The request survives restarts of podwatch and of the pod."""
+        self._only_on_node_0("stop-training")
         async with self.runner.by_hand():
             await self._stop_soon(self.stops.newest() if after_save else None)
             if after_save:
@@ -170,7 +185,7 @@ class Requests:
             raise UsageError("a step and a fresh start exclude each other", fix="give one of --step and --fresh")
         standing = self.context.tools.standing
         if standing.stop:
-            raise Busy(standing.why_not, fix=handover.FIX)
+            raise Busy(standing.why_not, fix=start_checks.FIX)
         await self.context.tools.blocking(self.starter.prepare, None)
         if step is not None:
             try:
@@ -193,7 +208,6 @@ class Requests:
         if step is not None:
             memory.refused = {n: why for n, why in memory.refused.items() if n != step}
         self.context.notes.clear(FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
-        self.context.exit_code = None
 
     async def dry_run(self, step: int | None = None) -> dict[str, object]:
         """Return what a restart would do now, JSON-safe and without secrets. Changes nothing."""

@@ -13,14 +13,13 @@ from podwatch.journal import Journal
 from podwatch.policy.lease import LeaseAction
 from podwatch.policy.restart import LOG_LINES_KEPT
 from podwatch.policy.resume import Choice
-from podwatch.recovery import resources
+from podwatch.recovery import resources_free
 from podwatch.recovery.context import BLOCKED_POLL, RecoveryContext
 from podwatch.recovery.failure import GIVEN_UP_FIX, Failures
-from podwatch.recovery.handover import StartChecks
-from podwatch.recovery.manual_start import PERSON_POLL, ManualStarts
-from podwatch.recovery.reconcile import adopt, meant_by, recall, reconcile
 from podwatch.recovery.resume_point import NothingToResume, ResumeChooser, unfit
+from podwatch.recovery.runner import adopt, meant_by, recall, reconcile
 from podwatch.recovery.start import Starter, StartFailed
+from podwatch.recovery.start_checks import PERSON_POLL, ManualStarts, StartChecks
 from podwatch.recovery.state import Phase
 from podwatch.recovery.stop import Stops
 from podwatch.sensors.base import Wakeable
@@ -126,10 +125,10 @@ class Operations:
         failure = self.context.failed(finding, attempt)
         lines = tuple(self.context.tools.sensors.logs.last_lines(LOG_LINES_KEPT))
         tails = await self.failures.log_tails(lines)
-        self.failures.find_log_line(failure, tails)
+        line = self.failures.find_log_line(failure, tails)
         decision = None
         if self.context.memory.counted != handle.start_id:
-            decision = await self.failures.count(handle.start_id, attempt, finding.kind, lines)
+            decision = await self.failures.count(handle.start_id, attempt, finding.kind, lines, explained_by=line)
         incident = await self.context.tools.journal.run(
             Journal.open_incident,
             str(finding.kind),
@@ -147,7 +146,10 @@ class Operations:
             Severity.CRITICAL,
             incident=incident.id,
             kind=str(finding.kind),
+            began=round(failure.wall, 3),
             gave_up=gave_up,
+            lost_steps=None if healing is None else healing.lost_steps,
+            lost_seconds=None if healing is None or healing.lost_seconds is None else round(healing.lost_seconds, 1),
         )
         if decision is not None:
             self.failures.report(decision, told, lines, attempt)
@@ -194,12 +196,8 @@ class Operations:
                 self.context.notes.add(
                     FindingKind.GAVE_UP, Severity.CRITICAL, "podwatch gave up restarting", GIVEN_UP_FIX
                 )
-            if tools.settings.recovery.on_give_up == "exit":
-                self.context.exit_code = 86
-                self.context.exit_requested.set()
-                return False
-            if due is None:
-                return False
+            if due is None or tools.settings.recovery.on_give_up == "exit":
+                return False  # daemon/job.py ends podwatch
         if due is not None:
             most = max(tools.policies.restart.backoff_max_seconds, tools.policies.restart.retry_after_give_up_seconds)
             pause = min(max(0.0, due - tools.clock.wall()), most)
@@ -246,8 +244,7 @@ class Operations:
                 if self.context.desired is not Desired.RUNNING:
                     await self.per_desired(await self.context.tools.launcher.look())
                     return
-            self.context.show(Phase.LOOKING, "choosing the step to start from")
-            choice = await self._choose()
+            choice = await self._choice()
             if choice is None:
                 return
             self.context.chosen = choice.step
@@ -262,7 +259,7 @@ class Operations:
             # The download may have taken an hour: look again before touching the trainer's files.
             if await self.checks.someone_there(await self.context.tools.launcher.look()):
                 return
-            if not await self.chooser.still_there(choice):
+            if not self.context.tools.follows and not await self.chooser.still_there(choice):
                 continue  # pruned just before it was protected: choose again
             if self.context.held() or self.checks.not_here():
                 continue  # paused, or the run belongs to another pod now: wait, then choose again
@@ -307,6 +304,18 @@ class Operations:
             f" `podwatch start --step {below}`",
         )
 
+    async def _choice(self) -> Choice | None:
+        """As ``_choose``; of several nodes, rank 0 chooses once all of them are here, and the others follow it."""
+        gang = self.context.tools.gang
+        if gang is not None and not gang.leads:
+            step = await gang.awaited()
+            await self.starter.until_visible(step)
+            return Choice(step, "fresh" if step is None else "local", "", "rank 0 has chosen this step")
+        if gang is not None:
+            await gang.gather()
+        self.context.show(Phase.LOOKING, "choosing the step to start from")
+        return await self._choose()
+
     async def _choose(self) -> Choice | None:
         """Return the step to start from; None if the operator has to decide, which is then reported."""
         memory = self.context.memory
@@ -350,7 +359,7 @@ class Operations:
                 )
                 break
             if over and free.holders:
-                free = await tools.blocking(resources.named, free, look.holders)
+                free = await tools.blocking(resources_free.named, free, look.holders)
             held = "; ".join(free.holders) or "GPU memory has not been observed yet"
             self.context.show(Phase.BLOCKED if over else Phase.STARTING, f"waiting: {held}")
             if over:

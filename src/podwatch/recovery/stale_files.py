@@ -1,4 +1,4 @@
-"""Stale files in /dev/shm and /tmp that a killed vLLM or torchrun leaves behind; the next start hangs on them.
+"""Stale files of a killed vLLM or torchrun in /dev/shm and /tmp, on which the next start hangs: find and remove them.
 
 They are outside every configured root. So podwatch removes one only if it belongs to the user that training runs as, is
 not older than our last start, and no living process has it open or mapped. If that cannot be seen, it removes nothing.
@@ -24,7 +24,7 @@ PLACES: Final[list[tuple[Path, str]]] = [
 
 
 @dataclass(frozen=True, slots=True)
-class Litter:
+class StaleFiles:
     """``stale`` can be removed, ``held`` is in use. ``unseen``: number of processes whose files could not be read."""
 
     stale: tuple[Path, ...] = ()
@@ -42,26 +42,26 @@ def owner_id(user: str) -> int:
         return -1
 
 
-def look(uid: int, since: float, places: Sequence[tuple[Path, str]] | None = None) -> Litter:
+def find_stale(uid: int, since: float, places: Sequence[tuple[Path, str]] | None = None) -> StaleFiles:
     """Find stale files. ``since``: epoch seconds of our last start. Blocks: reads all of /proc if any file matches."""
     mine = [
         path for root, pattern in (PLACES if places is None else places) for path in _ours(root, pattern, uid, since)
     ]
     if not mine:
-        return Litter()
+        return StaleFiles()
     used, unseen = _in_use()
     held = tuple(path for path in mine if any(name == str(path) or name.startswith(f"{path}/") for name in used))
     stale = () if unseen else tuple(path for path in mine if path not in held)
-    return Litter(stale, held, unseen)
+    return StaleFiles(stale, held, unseen)
 
 
-def clear(uid: int, since: float, places: Sequence[tuple[Path, str]] | None = None) -> tuple[Path, ...]:
+def clear_stale(uid: int, since: float, places: Sequence[tuple[Path, str]] | None = None) -> tuple[Path, ...]:
     """Remove stale files; return those that are gone. Blocks. Never raises for a file that cannot be removed."""
-    return remove(look(uid, since, places).stale)
+    return remove_stale(find_stale(uid, since, places).stale)
 
 
-def remove(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Remove ``paths``, which ``look`` has just found; return those that are gone."""
+def remove_stale(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Remove ``paths``, which ``find_stale`` has just found; return those that are gone."""
     gone = []
     for path in paths:
         try:

@@ -12,20 +12,21 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity, counted
 from podwatch.domain.run import FROM_STORE, IntentKind, IntentState, Lineage, RunRecord
 from podwatch.domain.secrets import scrub, scrub_argv, secret_values
-from podwatch.journal import Journal, PublishedSave
+from podwatch.domain.stored import PublishedSave
+from podwatch.journal import Journal
 from podwatch.policy.lineage import returned
 from podwatch.policy.resume import Choice
-from podwatch.recovery import quarantine, resources, stale_files, start_plan
-from podwatch.recovery.attempt import Attempt
-from podwatch.recovery.context import RecoveryContext
-from podwatch.recovery.lineages import opened
-from podwatch.recovery.resume_point import ResumeChooser
+from podwatch.recovery import quarantine, resources_free, stale_files, start_plan
+from podwatch.recovery.context import Attempt, RecoveryContext
+from podwatch.recovery.resume_point import ResumeChooser, opened
 from podwatch.recovery.state import Phase, newest_step
 from podwatch.system.procfs import patiently
 from podwatch.trainer.base import CannotExecute, TrainerHandle
 
 LITTER_SECONDS = 30.0
 """Limit for finding stale files; a start does not wait longer for it."""
+VISIBLE_SECONDS, VISIBLE_POLL = 120.0, 0.5
+"""NFS caches a directory for at most 60 s."""
 FIRST_BASE_AT_MOST = 4 << 30
 """Bytes that may be in use before our very first start without being taken for a leftover engine (a desktop, another
 small service). An engine that outlived its run holds far more."""
@@ -56,12 +57,16 @@ class Starter:
             return
         try:
             found = await patiently(
-                tools.files, stale_files.look, stale_files.owner_id(last.user), last.wall, timeout=LITTER_SECONDS
+                tools.files,
+                stale_files.find_stale,
+                stale_files.owner_id(last.user),
+                last.wall,
+                timeout=LITTER_SECONDS,
             )
         except TimeoutError:
             return
         # A second call removes them: a look that hung and returns late must have nothing left to do.
-        gone = await tools.blocking(stale_files.remove, found.stale)
+        gone = await tools.blocking(stale_files.remove_stale, found.stale)
         if gone:
             names = ", ".join(str(path) for path in gone[:5]) + (", ..." if len(gone) > 5 else "")
             text = f"removed {counted(len(gone), 'stale entry', 'stale entries')} of the last start: {names}"
@@ -69,13 +74,13 @@ class Starter:
 
     # -- is the pod free ----------------------------------------------------------------------------------------------
 
-    def free(self, since: float) -> resources.Free:
+    def free(self, since: float) -> resources_free.Free:
         tools, gpu = self.context.tools, self.context.tools.settings.gpu
         reading = tools.gpus.latest()
         base = self.context.memory.gpu_base or {
-            i: min(used, FIRST_BASE_AT_MOST) for i, used in resources.memory_now(reading).items()
+            i: min(used, FIRST_BASE_AT_MOST) for i, used in resources_free.memory_now(reading).items()
         }
-        return resources.look(
+        return resources_free.look(
             reading,
             since=since,
             configured=(*gpu.inference, *gpu.trainer),
@@ -83,6 +88,20 @@ class Starter:
             margin=gpu.release_margin,
             ports=tools.pod.ports(),
         )
+
+    async def until_visible(self, step: int | None) -> None:
+        """Wait until this node sees the checkpoint that rank 0 has prepared: a shared file system shows a new directory
+        late. Raises HostError if it does not."""
+        tools = self.context.tools
+        end = tools.clock.monotonic() + VISIBLE_SECONDS
+        while step is not None and step not in await tools.blocking(tools.layout.steps):
+            if tools.clock.monotonic() > end:
+                raise HostError(
+                    f"node 0 starts from step {step}, which this node does not see",
+                    where=str(tools.settings.trainer.output_dir),
+                    fix="output_dir must be the same directory on all nodes",
+                )
+            await tools.clock.sleep(VISIBLE_POLL)
 
     # -- fetch --------------------------------------------------------------------------------------------------------
 
@@ -159,14 +178,17 @@ class Starter:
         await tools.blocking(tools.workspace.check)
         prepared = await tools.blocking(self.prepare, step)
         before = newest_step(tools.catalogue.sets)
-        ahead = await tools.blocking(tools.layout.ahead_of, step)
-        trackers = await tools.blocking(tools.layout.trackers, step)
+        ahead: tuple[Path, ...] = ()
+        trackers: tuple[Tracker, ...] = ()
+        if not tools.follows:
+            ahead = tuple(await tools.blocking(tools.layout.ahead_of, step))
+            trackers = tuple(await tools.blocking(tools.layout.trackers, step))
         self.quarantine_number = None
         fresh_or_from = "a fresh start" if step is None else f"a start from step {step}"
         await self.set_aside(step, ahead, f"ahead of {fresh_or_from}")
         self.context.show(Phase.STARTING, fresh_or_from)
-        now = resources.memory_now(tools.gpus.latest())
-        self.context.memory.gpu_base = resources.merge_base(self.context.memory.gpu_base, now)
+        now = resources_free.memory_now(tools.gpus.latest())
+        self.context.memory.gpu_base = resources_free.merge_base(self.context.memory.gpu_base, now)
         record = self._record_for(choice, before, await tools.journal.run(Journal.published))
         intent = await tools.journal.run(
             Journal.open_intent,
@@ -204,6 +226,8 @@ class Starter:
             step=step,
             waited_seconds=round(self.waited, 3),
         )
+        if tools.gang is not None and tools.gang.leads:
+            await tools.gang.announce(step)
         began = tools.clock.monotonic()
         self.context.writers_ended = False
         tools.begin_start(began, prepared.plan.start_id)

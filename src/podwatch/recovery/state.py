@@ -13,14 +13,13 @@ from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.mutation_guard import MutationGuard
 from podwatch.domain.policy import Policies
-from podwatch.domain.run import RunRecord
+from podwatch.domain.run import Intent, IntentKind, IntentState, MutationGuard, RunRecord
 from podwatch.domain.snapshot import GpuSample, Supervision
+from podwatch.domain.stored import StoredSave
 from podwatch.journal import AsyncJournal, load_run_record, save_run_record
 from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.policy.other_trainers import Beside
-from podwatch.policy.resume import RemoteSave
 from podwatch.sensors.base import Sensor
 from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker
@@ -158,7 +157,7 @@ class CatalogueReader(Protocol):
 class RestoreSource(Protocol):
     """The part of the store that a start needs. Both methods raise RemoteError."""
 
-    async def newest(self, exclude: frozenset[int]) -> RemoteSave | None: ...
+    async def newest(self, exclude: frozenset[int]) -> StoredSave | None: ...
 
     async def fetch(self, step: int | None, progress: Callable[[int, int], None] | None = None) -> int:
         """Download, verify and place the checkpoint of ``step`` (None: the newest); return its step."""
@@ -208,6 +207,27 @@ class TrainerLogs(Protocol):
 
     def log_tails(self) -> Mapping[str, Sequence[str]]:
         """Return the end of every log of the run, by name. Blocks."""
+        ...
+
+
+class GangStart(Protocol):
+    """The start of one of several nodes (docs/nodes.md). None of these returns once the attempt is over."""
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0: it chooses the step, and prepares for all."""
+        ...
+
+    async def gather(self) -> None:
+        """Rank 0: wait until all nodes are here, before anything is changed. Raises PodwatchError."""
+        ...
+
+    async def announce(self, step: int | None) -> None:
+        """Rank 0: everything is prepared; let all nodes start from ``step``. Raises PodwatchError."""
+        ...
+
+    async def awaited(self) -> int | None:
+        """The others: wait for the step that rank 0 announces."""
         ...
 
 
@@ -276,10 +296,17 @@ class Tools:
     sensors: TrainerSensors
     pod: Pod
     store: RunStore
+    gang: GangStart | None = None
+    """None for a run on one node."""
     guard: MutationGuard = field(default_factory=MutationGuard)
     jitter: Random = field(default_factory=Random)
     files: Worker = field(default_factory=lambda: Worker("recovery"))
     evidence: Worker = field(default_factory=lambda: Worker("evidence"))
+
+    @property
+    def follows(self) -> bool:
+        """Whether another node chooses the step and prepares."""
+        return self.gang is not None and not self.gang.leads
 
     @property
     def layout(self) -> Layout:
@@ -341,6 +368,17 @@ class Tools:
 
 def newest_step(sets: Sequence[CheckpointSet]) -> int | None:
     return max((s.step for s in sets if s.complete and s.of_line), default=None)
+
+
+def trained_here(intents: Sequence[Intent], boot: str) -> bool:
+    """Return whether podwatch guarded a trainer on this pod: it stopped or started one, or was about to. Without the
+    database these are the intents that were made since it was lost. A stop that is done counts in the same boot only:
+    between a stop and the next start no other trace of this pod's trainer exists."""
+    return any(
+        intent.state is IntentState.OPEN or (intent.kind is IntentKind.STOP and intent.data.get("boot") == boot)
+        for intent in intents
+        if intent.kind in (IntentKind.STOP, IntentKind.START)
+    )
 
 
 def text_map(value: object) -> dict[int, str]:

@@ -17,8 +17,8 @@ from podwatch.journal import Journal
 from podwatch.policy.lease import LeaseAction
 from podwatch.recovery import start_plan
 from podwatch.recovery.context import RecoveryContext
-from podwatch.recovery.lineages import Lineages
-from podwatch.recovery.reconcile import recall
+from podwatch.recovery.resume_point import Lineages
+from podwatch.recovery.runner import recall
 from podwatch.recovery.state import Phase, Tools, newest_step
 from podwatch.system.child import run_child
 from podwatch.system.procfs import send_signal
@@ -200,7 +200,12 @@ class Stops:
         """Stop the tree; also used for an open STOP intent that an earlier podwatch left."""
         tools, trainer = self.context.tools, self.context.tools.settings.trainer
         self.context.show(Phase.STOPPING, why)
-        tools.say(EventName.TRAINER_STOPPING, f"stopping training: {why}", start_id=handle.start_id)
+        tools.say(
+            EventName.TRAINER_STOPPING,
+            f"stopping training: {why}",
+            start_id=handle.start_id,
+            step=self.context.last_step(),
+        )
         while True:
             report = await handle.stop(
                 grace=trainer.stop_grace, save_grace=trainer.save_grace, saving=lambda: tools.catalogue.saving

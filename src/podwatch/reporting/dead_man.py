@@ -1,6 +1,6 @@
 """The dead-man's switch: URLs that are called while the run is well, so that a service reports a dead pod's silence.
 
-Each call is a short child process with a deadline (``notify_worker``): the daemon never imports an HTTP client. A call
+Each call is a short child process with a deadline (``notify_child``): the daemon never imports an HTTP client. A call
 is withheld while podwatch cannot observe training. A call that failed is not repeated: the next one follows soon.
 """
 
@@ -131,7 +131,7 @@ async def send(call: Call, timeout: float) -> str:
     """Make the call in a child process. Returns why it failed; empty if the service accepted it."""
     order = {"url": call.url, "timeout": timeout, "method": call.method, "body": call.body}
     done = await run_child(
-        [sys.executable, "-P", "-m", "podwatch.reporting.notify_worker"],
+        [sys.executable, "-P", "-m", "podwatch.reporting.notify_child"],
         timeout=timeout + 5.0,
         env=scrubbed_environment(os.environ),
         cwd=Path("/"),

@@ -9,7 +9,8 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Event, Incident
 from podwatch.domain.finding import Finding
 from podwatch.domain.run import Pause
-from podwatch.journal.records import PublishedSave
+from podwatch.domain.stored import PublishedSave
+from podwatch.policy.accounting import TOTALLED, Account, Loss, Price
 
 # -- pause -----------------------------------------------------------------------------------------------------------
 # `daemon.pause` in the status, and the answer to `pause`.
@@ -44,12 +45,63 @@ def event_document(event: Event) -> dict[str, Any]:
     }
 
 
-def incident_document(incident: Incident) -> dict[str, Any]:
-    """One incident. ``evidence`` is the parsed list; text that is not JSON stays text."""
+def account_document(account: Account | None, *, brief: bool = False) -> dict[str, Any] | None:
+    """Where the run's time and money went. ``brief``: the totals only, for the heartbeat. Amounts are null without
+    ``[cost] per_hour``."""
+    if account is None:
+        return None
+    spread = account.finish
+    document: dict[str, Any] = {
+        "since": rfc3339(account.since),
+        "use": str(account.use),
+        "seconds": {str(use): round(account.seconds[use], 1) for use in TOTALLED},
+        "useful_seconds": round(account.useful_seconds, 1),
+        "goodput_ratio": None if account.goodput is None else round(account.goodput, 4),
+        "failures": account.failures,
+        "lost_seconds": round(account.lost_seconds, 1),
+        "steps_lost": account.steps_lost,
+        "steps_redone": account.steps_redone,
+        "finish_seconds": None
+        if spread is None
+        else {"low": round(spread.low), "likely": round(spread.likely), "high": round(spread.high)},
+        "money": {
+            "per_hour": account.price.per_hour,
+            "currency": account.price.currency,
+            "so_far": _amount(account.so_far),
+            "lost": _amount(account.lost),
+            "at_end": _amount(account.at_end),
+        },
+    }
+    if not brief:
+        document["causes"] = [
+            {"cause": cause, "times": loss.times} | loss_document(loss, account.price)
+            for cause, loss in sorted(account.causes.items())
+        ]
+    return document
+
+
+def loss_document(loss: Loss, price: Price) -> dict[str, Any]:
+    return {
+        "without_training_seconds": round(loss.seconds, 1),
+        "lost_training_seconds": round(loss.training_seconds, 1),
+        "steps_lost": loss.steps,
+        "steps_redone": loss.redone,
+        "money": _amount(price.of(loss.seconds + loss.training_seconds)),
+        "currency": price.currency,
+    }
+
+
+def _amount(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+def incident_document(incident: Incident, account: Account | None = None) -> dict[str, Any]:
+    """One incident. ``evidence`` is the parsed list; text that is not JSON stays text. ``account``: for its cost."""
     try:
         evidence: object = json.loads(incident.evidence) if incident.evidence else []
     except ValueError:
         evidence = incident.evidence
+    loss = None if account is None else account.incidents.get(incident.id)
     return {
         "id": incident.id,
         "kind": incident.kind,
@@ -61,6 +113,7 @@ def incident_document(incident: Incident) -> dict[str, Any]:
         "resumed_step": incident.resumed_step,
         "lost_steps": incident.lost_steps,
         "bundle": incident.bundle,
+        "cost": None if loss is None or account is None else loss_document(loss, account.price),
         "evidence": evidence,
     }
 

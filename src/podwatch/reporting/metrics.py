@@ -13,15 +13,13 @@ from prometheus_client.registry import Collector
 
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Health, SensorState
-from podwatch.reporting.status import build_status, training_state
+from podwatch.policy.accounting import TOTALLED, Account
+from podwatch.policy.overall import Overall, TrainingState
 from podwatch.reporting.view import DaemonView, ViewSource
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-TRAINING_STATES = (
-    "running", "starting", "recovering", "down", "stopped", "finished", "gave-up", "blocked", "unknown",
-)  # fmt: skip
 UPLOAD_PRIORITIES = ("lowest", "raised", "ordinary")
-OVERALL = ("ok", "warning", "critical", "unknown")
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class ViewCollector(Collector):
@@ -45,6 +43,7 @@ class ViewCollector(Collector):
         yield from _figures(view)
         yield from _backups(view)
         yield from _counters(view)
+        yield from _account(view.account)
 
 
 def make_registry(source: ViewSource) -> CollectorRegistry:
@@ -64,15 +63,14 @@ def _gauge(name: str, text: str, value: float | None) -> Iterable[Metric]:
 
 
 def _states(view: DaemonView) -> Iterable[Metric]:
-    overall = build_status(view)["overall"]
+    judged = view.judgement()
     family = GaugeMetricFamily("podwatch_overall", "1 for the current overall state", labels=["state"])
-    for state in OVERALL:
-        family.add_metric([state], float(state == overall))
+    for overall in Overall:
+        family.add_metric([overall], float(overall is judged.overall))
     yield family
-    now = training_state(view)
     family = GaugeMetricFamily("podwatch_training_state", "1 for the current training state", labels=["state"])
-    for state in TRAINING_STATES:
-        family.add_metric([state], float(state == now))
+    for state in TrainingState:
+        family.add_metric([state], float(state is judged.state))
     yield family
     family = GaugeMetricFamily("podwatch_sensor_up", "1 while the sensor can read its source", labels=["sensor"])
     for name, sensor in sorted(view.sensors.items()):
@@ -277,3 +275,37 @@ def _counters(view: DaemonView) -> Iterable[Metric]:
     for name, count in sorted(c.events.items()):
         events.add_metric([name], float(count))
     yield events
+
+
+def _account(account: Account | None) -> Iterable[Metric]:
+    """Gauges: a failure that is noticed late turns time that counted as training into lost time."""
+    if account is None:
+        return
+    uses = GaugeMetricFamily("podwatch_use_seconds", "Time of the run by use", labels=["use"])
+    for use in TOTALLED:
+        uses.add_metric([str(use)], account.seconds[use])
+    yield uses
+    yield from _gauge("podwatch_useful_training_seconds", "Training that no failure took back", account.useful_seconds)
+    yield from _gauge(
+        "podwatch_goodput_ratio", "Useful training of the time in which training should run, 0 to 1", account.goodput
+    )
+    idle = GaugeMetricFamily("podwatch_lost_idle_seconds", "Time without training", labels=["cause"])
+    lost = GaugeMetricFamily("podwatch_lost_training_seconds", "Training that was lost", labels=["cause"])
+    steps = GaugeMetricFamily("podwatch_lost_steps", "Steps that resumes went back", labels=["cause"])
+    redone = GaugeMetricFamily("podwatch_redone_steps", "Lost steps that were trained again", labels=["cause"])
+    for cause, loss in sorted(account.causes.items()):
+        idle.add_metric([cause], loss.seconds)
+        lost.add_metric([cause], loss.training_seconds)
+        steps.add_metric([cause], float(loss.steps))
+        redone.add_metric([cause], float(loss.redone))
+    yield from (idle, lost, steps, redone)
+    if account.finish is not None:
+        finish = GaugeMetricFamily("podwatch_finish_seconds", "Time to the target step", labels=["estimate"])
+        for name in ("low", "likely", "high"):
+            finish.add_metric([name], getattr(account.finish, name))
+        yield finish
+    money = GaugeMetricFamily("podwatch_money", "Cost of the run by [cost] per_hour", labels=["kind", "currency"])
+    for kind, amount in (("so_far", account.so_far), ("lost", account.lost), ("at_end", account.at_end)):
+        if amount is not None:
+            money.add_metric([kind, account.price.currency], amount)
+    yield money

@@ -21,6 +21,7 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import NOTICE_SCHEMA_VERSION, Notice
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import scrub, scrub_all
+from podwatch.policy.alerts import body, reaches
 from podwatch.system.child import run_child, scrubbed_environment
 from podwatch.system.clock import either
 
@@ -33,6 +34,8 @@ HURRY_PAUSE = 0.2
 """Seconds of backoff while podwatch exits."""
 FAILING_AFTER = 2
 """Failed attempts in a row before the finding: one lost packet is none."""
+
+_IN_ENVIRONMENT = ("run_id", "host", "topic", "change", "severity", "key", "title", "text", "cost", "do", "at")
 
 
 class NotSent(Exception):  # noqa: N818
@@ -54,7 +57,6 @@ class Channel(Protocol):
 
 def document_of(notice: Notice, *, run_id: str, host: str) -> dict[str, Any]:
     """The notice as the scrubbed document that channels get (docs/notifications.md)."""
-    unsent = f"\n({notice.unsent} more not sent: hourly limit reached)" if notice.unsent else ""
     document = {
         "schema_version": NOTICE_SCHEMA_VERSION,
         "run_id": run_id,
@@ -64,7 +66,9 @@ def document_of(notice: Notice, *, run_id: str, host: str) -> dict[str, Any]:
         "severity": str(notice.severity),
         "key": notice.key,
         "title": f"{run_id}: {notice.title}",
-        "text": f"{notice.text}{unsent}",
+        "text": body(notice),
+        "cost": notice.cost,
+        "do": notice.do,
         "at": datetime.fromtimestamp(notice.wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "unsent": notice.unsent,
         "fields": dict(notice.fields),
@@ -80,10 +84,10 @@ class CommandChannel:
     argv: Sequence[str]
     timeout: float
     name: str = "notify.command"
+    least: Severity | None = None
 
     async def send(self, document: Mapping[str, Any]) -> None:
-        said = {f"PODWATCH_{name.upper()}": str(document[name]) for name in
-                ("run_id", "host", "topic", "change", "severity", "key", "title", "text", "at")}  # fmt: skip
+        said = {f"PODWATCH_{name.upper()}": str(document.get(name, "")) for name in _IN_ENVIRONMENT}
         try:
             done = await run_child(
                 self.argv,
@@ -107,6 +111,7 @@ class UrlChannel:
 
     url: str
     timeout: float
+    least: Severity | None = None
 
     @property
     def name(self) -> str:
@@ -114,7 +119,7 @@ class UrlChannel:
 
     async def send(self, document: Mapping[str, Any]) -> None:
         order = {"url": self.url, "timeout": self.timeout, "notice": dict(document)}
-        argv = [sys.executable, "-P", "-m", "podwatch.reporting.notify_worker"]
+        argv = [sys.executable, "-P", "-m", "podwatch.reporting.notify_child"]
         done = await run_child(
             argv,
             timeout=self.timeout + 5.0,  # the child's own deadline is earlier and has a better message
@@ -143,6 +148,8 @@ class Outbox:
 
     def __init__(self, channel: Channel, sleep: Sleep, *, first_pause: float = FIRST_PAUSE) -> None:
         self.channel, self._sleep, self._first = channel, sleep, first_pause
+        self.least: Severity | None = getattr(channel, "least", None)
+        """The lowest severity that this channel asks for; None: what ``[notify] min_severity`` says."""
         self._waiting: deque[dict[str, Any]] = deque()
         self._wake, self._idle, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._idle.set()
@@ -217,9 +224,11 @@ class Notifier:
     def __init__(self, channels: Sequence[Channel], sleep: Sleep, *, first_pause: float = FIRST_PAUSE) -> None:
         self.outboxes = [Outbox(channel, sleep, first_pause=first_pause) for channel in channels]
 
-    def tell(self, document: dict[str, Any]) -> None:
+    def tell(self, document: dict[str, Any], notice: Notice | None = None) -> None:
+        """Queue the document in each channel that the notice reaches; in all of them without a notice."""
         for outbox in self.outboxes:
-            outbox.put(document)
+            if notice is None or reaches(notice, outbox.least):
+                outbox.put(document)
 
     def findings(self, at: float) -> tuple[Finding, ...]:
         """A warning for each failing channel."""

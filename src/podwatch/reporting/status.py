@@ -4,15 +4,14 @@ import math
 from typing import Any
 
 from podwatch.client.format import rfc3339
-from podwatch.detection.one_failure import DEATHS, NOTHING
 from podwatch.domain.checkpoint import newest_complete
-from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.process import ExitStatus, ProcessRole
-from podwatch.domain.secrets import scrub_all
-from podwatch.domain.snapshot import Desired, DiskSample, HostSample, ProgressSample, SensorState, TrainerSample
+from podwatch.domain.secrets import scrub, scrub_all
+from podwatch.domain.snapshot import DiskSample, HostSample, SensorState
+from podwatch.policy.overall import Reason, TrainingState, step_late
 from podwatch.reporting.documents import (
     SCHEMA_VERSION,
+    account_document,
     checkpoint_document,
     finding_document,
     incident_document,
@@ -22,29 +21,9 @@ from podwatch.reporting.view import DaemonView
 
 # -- status document -------------------------------------------------------------------------------------------------
 
-DOWN_KINDS = frozenset({FindingKind.SILENT_DEATH, FindingKind.HANG, FindingKind.REQUIRED_CHILD_EXITED})
-"""Findings that mean that training is down although the launcher runs."""
-
-HOLDS_UP = frozenset({FindingKind.BLOCKED, FindingKind.SUPERSEDED, FindingKind.AMBIGUOUS_TRAINERS})
-"""Findings of recovery for which a start of training waits."""
-
-_SUGGESTIONS = {
-    FindingKind.NOT_BACKED_UP: "set [sync] store to b2://bucket or file:///path on another disk",
-    FindingKind.GAVE_UP: "fix the cause (`podwatch incidents`, `podwatch logs`), then run `podwatch start`",
-    FindingKind.SENSOR_BLIND: "run `podwatch check`",
-    FindingKind.TRAINER_EXITED: "`podwatch logs` and `podwatch incidents` show the cause",
-    FindingKind.BLOCKED: "podwatch continues automatically as soon as this ends",
-}
-
-
-STEP_LATE_K = DetectionPolicy().no_step_confirm_k
-"""Median steps without a step until the first line of the status shows it: the factor that detectors use as a
-corroborating signal (detection/corroboration.py). It is no proof: an evaluation or a save takes as long."""
-STEP_LATE_SECONDS = 10.0
-"""And at least this long: steps of a fraction of a second come in bursts."""
-
-
 _PIDS_SHOWN = 64
+_LINE_SHOWN = 300
+"""Characters of the last log line. It is scrubbed before it is cut: a part of a secret is no known value."""
 
 
 def build_status(view: DaemonView) -> dict[str, Any]:
@@ -54,24 +33,17 @@ def build_status(view: DaemonView) -> dict[str, Any]:
 
 
 def _document(view: DaemonView) -> dict[str, Any]:
-    trainer = view.snapshot.trainer.value
-    training = _training(view, trainer)
-    reasons = _reasons(view)
-    patient = training["state"] == "blocked" and _waits_patiently(view)
-    if training["state"] == "blocked" and not patient:
-        reasons = _blocked_is_critical(reasons)
-    if not patient and not any(r["severity"] == "critical" for r in reasons):
-        reasons = _state_reason(view, training) + reasons
+    judged = view.judgement()
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "podwatch-status",
         "running": True,
         "time": rfc3339(view.now_wall),
         "run_id": view.run_id,
-        "overall": _overall(reasons, training["state"], patient=patient),
-        "reasons": reasons,
+        "overall": str(judged.overall),
+        "reasons": [_reason(view, reason) for reason in judged.reasons],
         "daemon": _daemon(view),
-        "training": training,
+        "training": _training(view, judged.state),
         "recovery": _recovery(view),
         "learned": _learned(view),
         "gpus": _gpus(view),
@@ -83,7 +55,21 @@ def _document(view: DaemonView) -> dict[str, Any]:
         "figures": figures_document(view),
         "checkpoints": _checkpoints(view),
         "sync": _sync(view),
-        "incident": None if view.incident is None else incident_document(view.incident),
+        "end": None if view.end is None else view.end.to_dict(),
+        "incident": None if view.incident is None else incident_document(view.incident, view.account),
+        "nodes": [
+            {
+                "rank": node.rank,
+                "host": node.host,
+                "phase": node.phase,
+                "step": node.step,
+                "silent_seconds": round(node.silent, 1),
+                "reason": node.reason,
+                "here": node.here,
+            }
+            for node in view.nodes
+        ],
+        "account": account_document(view.account),
         "sensors": _sensors(view),
         "counters": _counters(view),
     }
@@ -94,6 +80,7 @@ def _daemon(view: DaemonView) -> dict[str, Any]:
         "version": view.version,
         "pid": view.pid,
         "mode": view.mode,
+        "live": view.watchdog_ok,
         "desired": str(view.desired),
         "pause": pause_document(view.pause),
         "opening": view.opening,
@@ -157,114 +144,20 @@ def _counters(view: DaemonView) -> dict[str, Any]:
     }
 
 
-def _reasons(view: DaemonView) -> list[dict[str, Any]]:
-    """All findings, the worst first, each with a suggestion."""
-    rank = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
-    reasons = []
-    for finding in sorted(view.findings, key=lambda f: (rank[f.severity], f.since)):
-        since = min(finding.since, view.now)
-        document = finding_document(finding, since_wall=view.wall_of(since), for_seconds=view.now - since)
-        document["suggestion"] = document["suggestion"] or _suggestion(view, finding)
-        reasons.append(document)
-    have = {f.kind for f in view.findings}
-    if not view.sync.store_url and FindingKind.NOT_BACKED_UP not in have:
-        reasons.append(_own(FindingKind.NOT_BACKED_UP, Severity.WARNING, "checkpoints exist on this pod only"))
-    if view.recovery.gave_up and FindingKind.GAVE_UP not in have:
-        summary = view.recovery.detail or "podwatch has stopped restarting this run"
-        reasons.insert(0, _own(FindingKind.GAVE_UP, Severity.CRITICAL, summary))
-    if not view.watchdog_ok:
-        summary = "the sensing loop missed its deadline: podwatch watches nothing"
-        reasons.insert(0, _own(FindingKind.SENSOR_BLIND, Severity.CRITICAL, summary))
-    blind_named = any(f.kind is FindingKind.SENSOR_BLIND for f in view.findings)
-    for name, sensor in sorted(view.sensors.items()):
-        if sensor.state in (SensorState.BLIND, SensorState.DENIED) and not blind_named:
-            summary = f"the {name} sensor cannot read its source: {sensor.detail or sensor.state}"
-            reasons.append(_own(FindingKind.SENSOR_BLIND, Severity.WARNING, summary, subject=name))
-    return reasons
+def _reason(view: DaemonView, reason: Reason) -> dict[str, Any]:
+    since = reason.since
+    if since is None:
+        return finding_document(reason.finding, since_wall=None, for_seconds=0.0)
+    return finding_document(reason.finding, since_wall=view.wall_of(since), for_seconds=view.now - since)
 
 
-def _waits_patiently(view: DaemonView) -> bool:
-    """Whether a start waits only for a process that can become this run's trainer, within the start-up patience:
-    recovery then raises a warning, and a critical finding once the operator must decide."""
-    holding = [f for f in view.findings if f.kind in HOLDS_UP]
-    return bool(holding) and all(
-        f.kind is FindingKind.AMBIGUOUS_TRAINERS and f.severity is Severity.WARNING for f in holding
-    )
-
-
-def _blocked_is_critical(reasons: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Raise the finding that blocks the start to critical and put it first, because training is down."""
-    for reason in reasons:
-        if reason["kind"] in HOLDS_UP:
-            return [reason | {"severity": str(Severity.CRITICAL)}, *(r for r in reasons if r is not reason)]
-    return reasons
-
-
-def _suggestion(view: DaemonView, finding: Finding) -> str:
-    """The suggestion for a finding without its own."""
-    if finding.verdict is not Verdict.NONE:
-        restarts = finding.verdict is Verdict.RESTART
-        if view.pause is not None:
-            return "podwatch is paused: `podwatch unpause` lets it act"
-        if view.mode == "observe":
-            way = "`podwatch restart` restarts training" if restarts else "`podwatch stop-training` ends it"
-            return f"mode is observe, so podwatch does not act; {way}"
-        if restarts and finding.confirmed and view.recovery.active:
-            return NOTHING
-    return _SUGGESTIONS.get(finding.kind, "`podwatch events` shows the events before it")
-
-
-def _state_reason(view: DaemonView, training: dict[str, Any]) -> list[dict[str, Any]]:
-    """A reason for a training state without an open finding: training is down while recovery already acts, or a trainer
-    process ended and its detector still waits for its hold time."""
-    if training["trainer_ended_at"] and not any(f.kind in DEATHS for f in view.findings):
-        ago = max(0.0, view.now - (view.trainer_ended_at or view.now))
-        summary = f"the trainer process ended {ago:.0f} s ago, its launcher still runs: training makes no progress"
-        reason = _own(FindingKind.REQUIRED_CHILD_EXITED, Severity.WARNING, summary)
-        fix = "nothing: podwatch confirms that training has ended, then restarts it"
-        return [reason | {"suggestion": fix if view.mode == "act" and view.pause is None else ""}]
-    ended = (training["exit"] or {}).get("text", "")
-    match training["state"]:
-        case "recovering" | "down":
-            if training["alive"]:
-                summary = "podwatch restarted the trainer, which has not reported a step yet"
-            else:
-                summary = f"the trainer is not running{f' ({ended})' if ended else ''}"
-            reason = _own(FindingKind.TRAINER_EXITED, Severity.CRITICAL, summary)
-            return [reason | {"suggestion": NOTHING} if training["state"] == "recovering" else reason]
-        case "blocked":
-            detail = view.recovery.detail or "something still holds the GPUs or ports"
-            return [_own(FindingKind.BLOCKED, Severity.CRITICAL, detail)]
-        case "unknown" if "trainer" not in view.sensors or not view.sensors["trainer"].detail:
-            detail = view.snapshot.trainer.detail or "the trainer has not been observed yet"
-            return [_own(FindingKind.SENSOR_BLIND, Severity.WARNING, detail, subject="trainer")]
-    return []
-
-
-def _own(kind: FindingKind, severity: Severity, summary: str, *, subject: str = "") -> dict[str, Any]:
-    """A reason that is no open finding, so nothing is known about its beginning."""
-    found = Finding(kind, severity, summary, 0.0, _SUGGESTIONS.get(kind, ""), subject=subject)
-    return finding_document(found, since_wall=None, for_seconds=0.0)
-
-
-def _overall(reasons: list[dict[str, Any]], state: str, *, patient: bool) -> str:
-    """ok | warning | critical | unknown. An unobserved trainer is never ok. ``patient``: the start waits for a process
-    that can become this run's trainer."""
-    severities = {r["severity"] for r in reasons}
-    down = state in ("down", "recovering", "gave-up") or (state == "blocked" and not patient)
-    if "critical" in severities or down:
-        return "critical"
-    if state == "unknown":
-        return "unknown"
-    return "warning" if "warning" in severities else "ok"
-
-
-def _training(view: DaemonView, trainer: TrainerSample | None) -> dict[str, Any]:
+def _training(view: DaemonView, state: TrainingState) -> dict[str, Any]:
+    trainer = view.snapshot.trainer.value
     newest = view.snapshot.newest_step
     launcher = trainer.launcher if trainer else None
     last_sign = max((p.at for p in view.snapshot.progress_of_start), default=None)
     return {
-        "state": training_state(view),
+        "state": str(state),
         "alive": None if trainer is None else trainer.alive,
         "supervision": str(trainer.supervision) if trainer else "none",
         "pid": launcher.pid if launcher else None,
@@ -280,56 +173,15 @@ def _training(view: DaemonView, trainer: TrainerSample | None) -> dict[str, Any]
         "step_at": rfc3339(view.wall_of(newest.at)) if newest else None,
         "step_source": str(newest.source) if newest else None,
         "last_sign_at": rfc3339(view.wall_of(last_sign)) if last_sign is not None else None,
-        "step_late": _step_late(view, newest),
+        "step_late": step_late(view.snapshot, view.now, view.learned.median_step_seconds),
         "trainer_ended_at": rfc3339(None if view.trainer_ended_at is None else view.wall_of(view.trainer_ended_at)),
         "target_step": view.target_step,
         "median_step_seconds": view.learned.median_step_seconds,
         "steps_at_risk": view.steps_at_risk,
         "saving": view.snapshot.saving,
         "log_path": view.log_path,
+        "last_log_line": scrub(view.last_log_line)[:_LINE_SHOWN],
     }
-
-
-def _step_late(view: DaemonView, newest: ProgressSample | None) -> bool:
-    """Whether no step was seen for clearly longer than this run's median. False while the median is unknown."""
-    median = view.learned.median_step_seconds
-    if newest is None or median is None:
-        return False
-    return view.now - newest.at > max(STEP_LATE_SECONDS, STEP_LATE_K * median)
-
-
-def training_state(view: DaemonView) -> str:
-    """The training state: running, starting, recovering, down, stopped, finished, gave-up, blocked or unknown."""
-    trainer = view.snapshot.trainer.value if view.snapshot.trainer.ok else None
-    recovery = view.recovery
-    if trainer is None or not trainer.alive:
-        if recovery.gave_up:
-            return "gave-up"
-        if recovery.blocked:
-            return "blocked"
-    dead = any(f.kind in DOWN_KINDS and f.severity is Severity.CRITICAL for f in view.findings)
-    if trainer is None:
-        return "recovering" if recovery.active else "unknown"
-    wanted = view.desired is Desired.RUNNING  # a run that is being stopped is not recovering
-    if not trainer.alive:
-        if any(f.verdict is Verdict.FINISH and f.confirmed for f in view.findings):
-            return "finished"
-        if wanted and (recovery.active or recovery.waiting):
-            return "recovering"
-        if view.desired is Desired.FINISHED:
-            return "finished"
-        return "stopped" if view.desired is Desired.STOPPED else "down"
-    if dead:
-        return "recovering" if recovery.active else "down"
-    if wanted and recovery.active and not _first_steps_awaited(view):
-        return "recovering"
-    return "running" if view.snapshot.newest_step is not None else "starting"
-
-
-def _first_steps_awaited(view: DaemonView) -> bool:
-    """Whether a start without a failure before it has not reported its first step: model loading takes minutes."""
-    healed = view.incident is None or bool(view.incident.resolution)
-    return healed and view.recovery.phase in ("starting", "confirming")
 
 
 def _exit(status: ExitStatus | None) -> dict[str, Any] | None:

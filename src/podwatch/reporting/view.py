@@ -10,31 +10,14 @@ from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Incident
 from podwatch.domain.finding import Finding
+from podwatch.domain.gang import NodeView
 from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Reading, Snapshot
+from podwatch.policy.accounting import Account
+from podwatch.policy.exit_code import Verdict
+from podwatch.policy.overall import Judgement, RecoveryView, Situation, judge
 from podwatch.sync.types import SyncStatus
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryView:
-    """The state of recovery.
-
-    ``phase`` is a stable value (``watching`` while no operation is in progress). ``active``: podwatch is stopping,
-    preparing, starting or confirming. ``waiting``: the next attempt is due at ``next_try_wall``. ``confirmed`` is None
-    while a resume waits for its first step, False if no step was read in time.
-    """
-
-    phase: str = "watching"
-    active: bool = False
-    waiting: bool = False
-    blocked: bool = False
-    gave_up: bool = False
-    detail: str = ""
-    resumed_step: int | None = None
-    confirmed: bool | None = None
-    attempts: int = 0
-    next_try_wall: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +68,8 @@ class DaemonView:
     checkpoints: tuple[CheckpointSet, ...] = ()
     pins: Mapping[int, str] = field(default_factory=dict)
     incident: Incident | None = None
+    incidents: tuple[Incident, ...] = ()
+    """The last ones, newest first."""
     next_save_bytes: int | None = None
     prune_above: float = DiskPolicy().prune_above
     steps_at_risk: int | None = None
@@ -105,14 +90,43 @@ class DaemonView:
     output_dir: str = ""
     state_dir: str = ""
     log_path: str = ""
+    last_log_line: str = ""
+    """Of the trainer's log; secrets are not removed."""
     layout: str = ""
     layout_because: str = ""
     capabilities: Mapping[str, object] = field(default_factory=dict)
     """What this pod's filesystem and kernel can report about files being written; empty: not tested."""
+    end: Verdict | None = None
+    """How the run ended here; None while it has not."""
+    nodes: tuple[NodeView, ...] = ()
+    """The nodes of a run over several nodes, by rank; empty for a run on one node."""
+    account: Account | None = None
+    """The run's time and money; None before podwatch observes the run."""
+    best_result: str = ""
+    """The best evaluation, as text; empty if none is known."""
 
     def wall_of(self, monotonic: float) -> float:
         """The epoch seconds of a monotonic time, by the current clocks; for display only."""
         return self.now_wall - (self.now - monotonic)
+
+    def judgement(self) -> Judgement:
+        """What this state means: training state, reasons, overall."""
+        return judge(
+            Situation(
+                self.snapshot,
+                self.now,
+                self.findings,
+                self.sensors,
+                self.recovery,
+                self.desired,
+                acts=self.mode == "act",
+                paused=self.pause is not None,
+                watchdog_ok=self.watchdog_ok,
+                stores=bool(self.sync.store_url),
+                healed=self.incident is None or bool(self.incident.resolution),
+                trainer_ended_at=self.trainer_ended_at,
+            )
+        )
 
 
 ViewSource = Callable[[], DaemonView]

@@ -14,8 +14,8 @@ from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.policy import GIB, DiskPolicy
 from podwatch.domain.snapshot import DiskSample, Reading
-from podwatch.policy.disk_forecast import NextSave
-from podwatch.policy.retention import (
+from podwatch.policy.disk_forecast import Forecast, NextSave
+from podwatch.policy.local_retention import (
     ROOM_HYSTERESIS,
     YIELDING,
     Protection,
@@ -26,8 +26,7 @@ from podwatch.policy.retention import (
     Trigger,
     plan_removal,
 )
-from podwatch.retention.forecast import Forecast
-from podwatch.retention.remover import Remover
+from podwatch.retention.removal import Remover
 from podwatch.retention.trash import SetAsideUsage
 from podwatch.sensors.disk import DiskSensor
 from podwatch.system.clock import Clock

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError
-from podwatch.policy.retention import QuarantineEntry, SpareEntry
+from podwatch.policy.local_retention import QuarantineEntry, SpareEntry
 from podwatch.system.pinned import Identity, PinnedTree
 from podwatch.system.set_aside import corners, corners_of
 from podwatch.system.workspace import Workspace

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from podwatch.domain.trainer_log import StepPattern, StepRecord, TrainerLog
-from podwatch.system.reading import open_file
+from podwatch.system.files import open_file
 
 # -- lines, and the step in a line -----------------------------------------------------------------------------------
 # Pure. Logs can have no date, ANSI colours, torchrun's prefixes, or JSON records. The patterns of steps are data of
@@ -102,7 +102,7 @@ class StepLines:
 
     def parse(self, line: LogLine, file_role: str = "") -> StepLine | None:
         """The step that this line reports as done, or None. Never raises. ``file_role`` is the result of
-        role_of_file(). Progress bars need more than one line: ``sensors/progress_bars.py``."""
+        role_of_file(). Progress bars need more than one line: ``sensors/progress.py``."""
         text = line.text
         role = _role_in(line.prefix) or file_role
         if not text.startswith("{"):

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from podwatch.domain.snapshot import GpuSample, GpuState, SensorState
-from podwatch.sensors.gpu import ReaderUnavailable
-from podwatch.sensors.nvml_probe import ABSENT_FIX, TrialLoad, load_here
+from podwatch.sensors.gpu import ABSENT_FIX, ReaderUnavailable, TrialLoad, load_here
 from podwatch.sensors.xid import XidInbox
 
 # -- reader ----------------------------------------------------------------------------------------------------------

@@ -1,9 +1,5 @@
-"""The training metrics of the last steps under podwatch's names: reward, entropy, kl, grad_norm, loss.
-
-The trainers' own names were read in: prime-rl a24ec986b (step lines of January 2026) and 559b44772
-(``prime_rl/trainer/rl/train.py``, ``prime_rl/orchestrator/metrics.py``, ``prime_rl/utils/metrics_server.py``), v0.8.0
-(``monitor/file.py``); verl ``verl/trainer/ppo/metric_utils.py`` and ``verl/workers/actor/dp_actor.py``; TRL's logging
-page for GRPO, PPO and SFT.
+"""The training metrics of the last steps under podwatch's names: reward, entropy, kl, grad_norm, loss. The trainers'
+own names are in their layouts (``TrainerLog.metrics``).
 """
 
 import http.client
@@ -15,44 +11,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from podwatch.domain.snapshot import Reading, SensorState, TrainingMetrics, observed, unobserved
+from podwatch.domain.trainer_log import TrainerLog
 from podwatch.sensors import log_tail
 from podwatch.sensors.base import Poller, Read
 from podwatch.sensors.log_tail import LogLine, clean
 from podwatch.system.clock import Clock
 
-NAMES: dict[str, tuple[str, ...]] = {
-    "reward": (
-        "reward/mean",  # prime-rl until v0.7
-        "reward/all/mean",
-        "critic/rewards/mean",  # verl
-        "critic/score/mean",
-        "reward",  # TRL, GRPO
-        "objective/scores",  # TRL, PPO
-        "env/reward_mean",
-    ),
-    "entropy": (
-        "entropy/all/mean",  # prime-rl from v0.5
-        "entropy/mean",  # prime-rl before that
-        "actor/entropy",  # verl
-        "actor/entropy_loss",
-        "entropy",  # TRL, GRPO
-        "objective/entropy",  # TRL, PPO
-        "trainer_entropy",  # prime-rl's metrics endpoint
-    ),
-    "kl": (
-        "mismatch_kl/all/mean",  # prime-rl: trainer against inference engine
-        "mismatch_kl/mean",
-        "actor/ppo_kl",  # verl: against the policy that made the rollouts
-        "actor/kl_loss",  # verl: against the reference
-        "kl",  # TRL, GRPO
-        "objective/kl",  # TRL, PPO
-        "trainer_mismatch_kl",
-    ),
-    "grad_norm": ("optim/grad_norm", "actor/grad_norm", "grad_norm", "trainer_grad_norm"),
-    "loss": ("loss/mean", "actor/pg_loss", "loss", "trainer_loss"),
-}
-"""podwatch's name -> the trainers' names; the first one present counts."""
-_WANTED = {theirs: (ours, rank) for ours, names in NAMES.items() for rank, theirs in enumerate(names)}
 # prime-rl from v0.8 reports the reward per agent, and for all environments together under "agg".
 _AGENT_REWARD = re.compile(r"train/(?:agg/)?effective/[^/]+/reward/mean")
 
@@ -67,67 +31,94 @@ _HF = re.compile(r"""^\{(?:['"][\w./@-]{1,60}['"]: ?['"]?[\w.+-]{1,40}['"]?(?:, 
 _HF_PAIR = re.compile(r"""['"]([\w./@-]{1,60})['"]: ?['"]?([\w.+-]{1,40})['"]?""")
 _SERIES = re.compile(r"^(trainer_\w{1,40})(?:\{[^\n]*\})?[ \t]+(\S{1,40})")
 
+_OTHERS = TrainerLog(metrics={"reward": ("env/reward_mean",)})
+
 Figures = tuple[int | None, dict[str, float]]
 """A step (None: the next one, whatever its number) and its metrics under podwatch's names."""
 
 
-def named(row: Mapping[str, object]) -> dict[str, float]:
-    """The metrics of one row, under podwatch's names. Text that is a number (``"nan"``) counts."""
-    ranked: dict[str, tuple[int, float]] = {}
-    agents = []
-    for theirs, raw in row.items():
-        value = _number(raw)
-        if value is None:
-            continue
-        if theirs in _WANTED:
-            ours, rank = _WANTED[theirs]
-            if ours not in ranked or rank < ranked[ours][0]:
-                ranked[ours] = (rank, value)
-        elif _AGENT_REWARD.fullmatch(theirs):
-            agents.append((not theirs.startswith("train/agg/"), value))
-    found = {ours: value for ours, (_, value) in ranked.items()}
-    if agents and "reward" not in found:
-        best = min(apart for apart, _ in agents)
-        values = [value for apart, value in agents if apart == best]
-        found["reward"] = sum(values) / len(values)
-    return found
+class MetricReader:
+    """Reads rows, lines and the endpoint. ``trainers`` give the names; of several in one row the first one counts."""
 
+    def __init__(self, trainers: Iterable[TrainerLog]) -> None:
+        self._wanted: dict[str, tuple[str, int]] = {}
+        for trainer in (*trainers, _OTHERS):
+            for ours, names in trainer.metrics.items():
+                for theirs in names:
+                    self._wanted.setdefault(theirs, (ours, len(self._wanted)))
 
-def from_row(raw: bytes) -> Figures | None:
-    """One line of a ``metrics.jsonl``. None for anything that is not a row with a step and a known metric."""
-    try:
-        row = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict):
-        return None
-    step = next((row[k] for k in ("step", "global_step", "training/global_step") if k in row), None)
-    data = row["data"] if isinstance(row.get("data"), dict) else row  # verl's file logger nests them
-    found = named(data)
-    if not found or isinstance(step, bool) or not isinstance(step, int | float) or step != step or step < 0:
-        return None
-    return int(min(step, 10**12)), found
+    def named(self, row: Mapping[str, object]) -> dict[str, float]:
+        """The metrics of one row, under podwatch's names. Text that is a number (``"nan"``) counts."""
+        ranked: dict[str, tuple[int, float]] = {}
+        agents = []
+        for theirs, raw in row.items():
+            value = _number(raw)
+            if value is None:
+                continue
+            if theirs in self._wanted:
+                ours, rank = self._wanted[theirs]
+                if ours not in ranked or rank < ranked[ours][0]:
+                    ranked[ours] = (rank, value)
+            elif _AGENT_REWARD.fullmatch(theirs):
+                agents.append((not theirs.startswith("train/agg/"), value))
+        found = {ours: value for ours, (_, value) in ranked.items()}
+        if agents and "reward" not in found:
+            best = min(apart for apart, _ in agents)
+            values = [value for apart, value in agents if apart == best]
+            found["reward"] = sum(values) / len(values)
+        return found
 
+    def from_row(self, raw: bytes) -> Figures | None:
+        """One line of a ``metrics.jsonl``. None for anything that is not a row with a step and a known metric."""
+        try:
+            row = json.loads(raw)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(row, dict):
+            return None
+        step = next((row[k] for k in ("step", "global_step", "training/global_step") if k in row), None)
+        data = row["data"] if isinstance(row.get("data"), dict) else row  # verl's file logger nests them
+        found = self.named(data)
+        if not found or isinstance(step, bool) or not isinstance(step, int | float) or step != step or step < 0:
+            return None
+        return int(min(step, 10**12)), found
 
-def from_line(line: LogLine) -> Figures | None:
-    """A step line of prime-rl (text or JSON mode), verl's console line, or the dictionary Hugging Face trainers print.
-    Never raises."""
-    text = line.text
-    match = _STEP.match(text)
-    if match is not None:
-        return _columns(match[1], int(match[2]))
-    match = _VERL.match(text)
-    if match is not None:
-        found = named(dict(_PAIR.findall(match[2])))
-        return (int(match[1]), found) if found else None
-    if not text.startswith("{"):
-        return None
-    if _HF.match(text) is not None:
-        pairs = dict(_HF_PAIR.findall(text))
-        found = named(pairs)
-        step = pairs.get("global_step") or pairs.get("step") or ""
-        return (int(step) if step.isdigit() else None, found) if "loss" in found else None
-    return _json_step(text)
+    def from_line(self, line: LogLine) -> Figures | None:
+        """A step line of prime-rl (text or JSON mode), verl's console line, or the dictionary that Hugging Face
+        trainers print. Never raises."""
+        text = line.text
+        match = _STEP.match(text)
+        if match is not None:
+            return _columns(match[1], int(match[2]))
+        match = _VERL.match(text)
+        if match is not None:
+            found = self.named(dict(_PAIR.findall(match[2])))
+            return (int(match[1]), found) if found else None
+        if not text.startswith("{"):
+            return None
+        if _HF.match(text) is not None:
+            pairs = dict(_HF_PAIR.findall(text))
+            found = self.named(pairs)
+            step = pairs.get("global_step") or pairs.get("step") or ""
+            return (int(step) if step.isdigit() else None, found) if "loss" in found else None
+        return _json_step(text)
+
+    def from_endpoint(self, text: str) -> Figures | None:
+        """prime-rl's ``/metrics`` (``--trainer.metrics-server``), in the Prometheus text format."""
+        values: dict[str, float] = {}
+        for line in text.splitlines():
+            match = _SERIES.match(line)
+            value = _number(match[2]) if match is not None else None
+            if match is not None and value is not None:
+                values[match[1]] = value
+        step = values.get("trainer_step")
+        found = self.named(values)
+        if step is None or not 0 <= step < 1e12 or not found:
+            return None
+        # Before the first step, and for metrics that a run does not have, this server shows 0. A real entropy is never
+        # exactly 0.
+        kept = {name: value for name, value in found.items() if value != 0.0}
+        return (int(step), kept) if kept and step > 0 else None
 
 
 def _json_step(text: str) -> Figures | None:
@@ -149,24 +140,6 @@ def _columns(text: str, step: int) -> Figures | None:
         if value is not None:
             found.setdefault(_COLUMNS[name.lower()], value)
     return (step, found) if found else None
-
-
-def from_endpoint(text: str) -> Figures | None:
-    """prime-rl's ``/metrics`` (``--trainer.metrics-server``), in the Prometheus text format."""
-    values: dict[str, float] = {}
-    for line in text.splitlines():
-        match = _SERIES.match(line)
-        value = _number(match[2]) if match is not None else None
-        if match is not None and value is not None:
-            values[match[1]] = value
-    step = values.get("trainer_step")
-    found = named(values)
-    if step is None or not 0 <= step < 1e12 or not found:
-        return None
-    # Before the first step, and for metrics that a run does not have, this server shows 0. A real entropy is never
-    # exactly 0.
-    kept = {name: value for name, value in found.items() if value != 0.0}
-    return (int(step), kept) if kept and step > 0 else None
 
 
 def merge(kept: dict[int, dict[str, float]], new: Iterable[tuple[int, dict[str, float]]], most: int) -> None:
@@ -235,6 +208,7 @@ class TrainingSensor:
         self,
         clock: Clock,
         output_dir: Path,
+        reader: MetricReader,
         *,
         metrics_file: str = "",
         metrics_url: str = "",
@@ -243,7 +217,7 @@ class TrainingSensor:
     ) -> None:
         """``metrics_file`` can be relative to ``output_dir``; empty: where prime-rl writes it. ``metrics_url`` is the
         trainer's metrics server, for example ``http://127.0.0.1:9090``; empty: none."""
-        self._clock = clock
+        self._clock, self._reader = clock, reader
         self._files = log_tail.Sources(output_dir, (metrics_file,) if metrics_file else FIGURES_GLOBS)
         self._url = metrics_url
         self._positions: dict[str, log_tail.Position] = {}
@@ -274,7 +248,7 @@ class TrainingSensor:
             for raw in item.lines:
                 # Cheap test first: most lines have no metrics.
                 if b"Step " in raw or b"step:" in raw or (b"loss" in raw and b"{" in raw):
-                    figures = from_line(clean(raw))
+                    figures = self._reader.from_line(clean(raw))
                     if figures is not None:
                         found.append(figures)
         return tuple(found)
@@ -314,7 +288,7 @@ class TrainingSensor:
 
         def look() -> _Look:
             news = log_tail.look(self._files, positions, from_end=first, since_wall=since)
-            rows = [row for item in news for raw in item.lines if (row := from_row(raw)) is not None]
+            rows = [row for item in news for raw in item.lines if (row := self._reader.from_row(raw)) is not None]
             endpoint, problem = self._ask() if self._url else (None, "")
             return _Look(boundary, news, tuple((s, v) for s, v in rows if s is not None), endpoint, problem)
 
@@ -349,4 +323,4 @@ class TrainingSensor:
             return None, f"cannot connect to {self._url}: {error}"
         if answer.status != 200:
             return None, f"{self._url}/metrics answered {answer.status}"
-        return from_endpoint(body.decode("utf-8", "replace")), ""
+        return self._reader.from_endpoint(body.decode("utf-8", "replace")), ""

@@ -6,10 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-from podwatch.config.loading import load_or_last_good
+from podwatch.config.last_good import load_or_last_good
 from podwatch.daemon.daemon import Start, serve
 from podwatch.domain.errors import PodwatchError
-from podwatch.simulation.gpus import SimulatedGpus
+from podwatch.simulation.run_files import SimulatedGpus
 
 
 def main() -> int:

@@ -132,13 +132,13 @@ def main(program: str, argv: list[str]) -> int:
     if program == "rl":
         return launch(config, argv, Path(sys.argv[0]).absolute().parent)
     if program == "inference":
-        from podwatch.simulation import inference
+        from podwatch.simulation.processes import serve
 
-        return inference.serve(config)
+        return serve(config)
     if program == "orchestrator":
-        from podwatch.simulation import orchestrator
+        from podwatch.simulation.processes import orchestrate
 
-        return orchestrator.main(config)
-    from podwatch.simulation import trainer
+        return orchestrate(config)
+    from podwatch.simulation.processes import train
 
-    return trainer.main(config)
+    return train(config)

@@ -6,32 +6,39 @@ the hash computed from the very bytes that are sent. Everything large is address
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from io import BytesIO
+from types import MappingProxyType
 from typing import Any, BinaryIO
+from urllib.parse import unquote
 
 from b2sdk.v3 import MetadataDirectiveMode
 from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.domain.manifest import WRITER_TAG, check_relative_path
+from podwatch.domain.manifest import WRITER_TAG, Proof, check_relative_path
 from podwatch.stores.b2_errors import ResourceNotFound
-from podwatch.stores.b2_receive import receive
-from podwatch.stores.b2_session import Bucket, Retry
-from podwatch.stores.b2_wire import BLOCK
-from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfinished
+from podwatch.stores.b2_session import Bucket
+from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours
 from podwatch.stores.credentials import Credentials
-from podwatch.stores.parts import HEX_DIGITS, PartStream, Source, StreamSource
+from podwatch.stores.part_reader import HEX_DIGITS, PartStream, Source, StreamSource
+from podwatch.stores.receive import receive
+from podwatch.stores.wire import BLOCK, Retry, WireBroken
 
 _CONTENT_TYPE = "application/octet-stream"
 _SHA1 = re.compile(r"[0-9a-f]{40}")
+_INFO = "x-bz-info-"
+_REPORTED = "b2.sha1"
+"""``StoredObject.info`` key of the hash that B2 reports of an object that was sent whole."""
 
 
 class B2Store:
     """One bucket. Thread-safe: b2sdk keeps one upload URL per connection in use."""
 
     versioned = True
-    exclusive = False
+    exclusive = conditional = False
+    features: Mapping[str, object] = MappingProxyType({})
 
     def __init__(
         self,
@@ -57,33 +64,36 @@ class B2Store:
     def create(self, key: str, data: bytes) -> StoredObject | None:
         raise RemoteError("B2 cannot create a name exclusively", where=f"{self.url}/{key}", transient=False)
 
+    def replace(self, key: str, source: Source, size: int, expected: StoredObject | None) -> StoredObject | None:
+        raise RemoteError("B2 cannot replace conditionally", where=f"{self.url}/{key}", transient=False)
+
     def put_bytes(self, key: str, data: bytes) -> StoredObject:
         return self.put_small(key, StreamSource(BytesIO(data)), len(data))
 
-    def begin_large(self, key: str, size: int) -> str:
+    def begin_large(self, key: str, size: int) -> Upload:
         check_relative_path(key)
         bucket = self._bucket.id(key)
         info = {WRITER_TAG: self._writer_id}
         answer = self._bucket.call(
             key, "writeFiles", lambda: self._session.start_large_file(bucket, key, _CONTENT_TYPE, info)
         )
-        return str(answer["fileId"])
+        return Upload(key, str(answer["fileId"]))
 
     def put_part(
-        self, upload: str, number: int, source: Source, offset: int, length: int, progress: Progress | None = None
-    ) -> str:
+        self, upload: Upload, number: int, source: Source, offset: int, length: int, progress: Progress | None = None
+    ) -> StoredPart:
         self._bucket.id()
         stream = PartStream(source, offset, length, progress)
 
         def send() -> Any:
-            return self._session.upload_part(upload, number, length + HEX_DIGITS, "hex_digits_at_end", stream)
+            return self._session.upload_part(upload.id, number, length + HEX_DIGITS, "hex_digits_at_end", stream)
 
         answer = self._upload(f"part {number}", stream, send)
         if answer["contentSha1"] != stream.sha1:
             raise IntegrityError("the store holds different bytes than were sent", where=f"{self.url} part {number}")
-        return stream.sha1
+        return StoredPart(length, stream.sha1)
 
-    def parts_there(self, upload: str) -> Mapping[int, StoredPart] | None:
+    def parts_there(self, upload: Upload) -> Mapping[int, StoredPart] | None:
         self._bucket.id()
         found: dict[int, StoredPart] = {}
         start: int | None = None
@@ -92,7 +102,7 @@ class B2Store:
                 answer = self._bucket.call(
                     "",
                     "writeFiles",
-                    lambda start=start: self._session.list_parts(upload, start, 1000),  # type: ignore[misc]
+                    lambda start=start: self._session.list_parts(upload.id, start, 1000),  # type: ignore[misc]
                 )
             except RemoteError as error:
                 if _is_unknown_upload(error.__cause__):
@@ -104,33 +114,40 @@ class B2Store:
             if not start:
                 return found
 
-    def finish_large(self, key: str, upload: str, parts_sha1: Sequence[str], size: int) -> StoredObject:
+    def finish_large(self, upload: Upload, parts: Sequence[StoredPart], size: int) -> StoredObject:
+        key, hashes = upload.key, tuple(part.sha1 for part in parts)
         self._bucket.id(key)
 
         def finish() -> Any:
             try:
-                return self._session.finish_large_file(upload, [*parts_sha1])
+                return self._session.finish_large_file(upload.id, [*hashes])
             except b2error.BadRequest:
-                done = self._info(upload)  # the answer may have been lost: finishing is not idempotent
+                done = self._info(upload.id)  # the answer may have been lost: finishing is not idempotent
                 if done is None or done["action"] != "upload":
                     raise
                 return done
 
-        stored = self._object(self._bucket.call(key, "writeFiles", finish), tuple(parts_sha1))
-        self._session.account_info.clear_large_file_upload_urls(upload)
+        stored = self._object(self._bucket.call(key, "writeFiles", finish), hashes, Proof.STORE_CHECKED)
+        self._session.account_info.clear_large_file_upload_urls(upload.id)
         if stored.size != size or stored.key != key:
             raise IntegrityError("the store holds a different size than podwatch sent", where=f"{self.url}/{key}")
         return stored
 
-    def cancel_large(self, upload: str) -> None:
+    def finished(self, upload: Upload, parts: Sequence[StoredPart], size: int) -> StoredObject | None:
+        found = self.stat(upload.key, upload.id)  # B2 keeps the id: the object is this upload's
+        if found is None or not found.ours or found.size != size:
+            return None
+        return replace(found, parts_sha1=tuple(part.sha1 for part in parts), proof=Proof.STORE_CHECKED)
+
+    def cancel_large(self, upload: Upload) -> None:
         self._bucket.id()
         try:
-            self._bucket.call("", "writeFiles", lambda: self._session.cancel_large_file(upload))
+            self._bucket.call("", "writeFiles", lambda: self._session.cancel_large_file(upload.id))
         except RemoteError as error:
             if not _is_unknown_upload(error.__cause__):
                 raise
         finally:
-            self._session.account_info.clear_large_file_upload_urls(upload)
+            self._session.account_info.clear_large_file_upload_urls(upload.id)
 
     def copy_small(self, key: str, source: StoredObject) -> StoredObject:
         check_relative_path(key)
@@ -148,19 +165,19 @@ class B2Store:
         )
         sha1 = str(answer.get("contentSha1") or "")
         hashes = (sha1,) if source.size and _SHA1.fullmatch(sha1) else ()
-        return self._object(answer, hashes)
+        return self._object(answer, hashes, Proof.STORE_CHECKED if hashes or not source.size else Proof.NONE)
 
-    def copy_part(self, upload: str, number: int, source: StoredObject, offset: int, length: int) -> str:
+    def copy_part(self, upload: Upload, number: int, source: StoredObject, offset: int, length: int) -> StoredPart:
         self._bucket.id()
         span = (offset, offset + length - 1)
         answer = self._bucket.call(
             source.key,
             "readFiles and writeFiles",
-            lambda: self._session.copy_part(source.file_id, upload, number, bytes_range=span),
+            lambda: self._session.copy_part(source.file_id, upload.id, number, bytes_range=span),
         )
         if int(answer["contentLength"]) != length:
             raise IntegrityError("the store copied a different length than requested", where=f"{self.url}/{source.key}")
-        return str(answer["contentSha1"])
+        return StoredPart(length, str(answer["contentSha1"]))
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         bucket, start = self._bucket.id(prefix), None
@@ -172,7 +189,7 @@ class B2Store:
             )
             for item in answer["files"]:
                 found = self._object(item)
-                yield Unfinished(found.key, found.file_id, found.uploaded_wall, found.ours, found.writer_id)
+                yield Unfinished(Upload(found.key, found.file_id), found.uploaded_wall, found.ours, found.writer_id)
             start = answer.get("nextFileId")
             if not start:
                 return
@@ -191,7 +208,7 @@ class B2Store:
         answer = self._upload(key, stream, send)
         if answer["contentSha1"] not in (stream.sha1, f"unverified:{stream.sha1}") or answer["contentLength"] != size:
             raise IntegrityError("the store holds different bytes than were sent", where=f"{self.url}/{key}")
-        return self._object(answer, (stream.sha1,) if size else ())
+        return self._object(answer, (stream.sha1,) if size else (), Proof.STORE_CHECKED)
 
     def _upload(self, key: str, stream: PartStream, send: Callable[[], Any]) -> Any:
         def once() -> Any:
@@ -227,14 +244,35 @@ class B2Store:
             raise
         return answer
 
+    def identify(self, objects: Iterable[StoredObject]) -> Iterator[StoredObject]:
+        yield from objects  # every listing carries the file info
+
+    def prove(self, obj: StoredObject, parts_sha1: Sequence[str], part_size: int) -> Proof:
+        if not obj.file_id or not obj.ours:
+            return Proof.NONE
+        # The hashes of our objects were checked as they arrived, and a version never changes. B2 reports the hash of
+        # what was sent whole.
+        reported = obj.info.get(_REPORTED, "")
+        if reported and len(parts_sha1) == 1 and reported != parts_sha1[0]:
+            raise IntegrityError("the store holds different bytes than recorded", where=f"{self.url}/{obj.key}")
+        return Proof.STORE_CHECKED
+
+    def read(self, key: str, *, limit: int = 64 << 20) -> tuple[StoredObject, bytes] | None:
+        found = self._read(key, "", limit)
+        return None if found is None else (self._downloaded(key, found[0]), found[1])
+
     def get_bytes(self, key: str, file_id: str = "", *, limit: int = 64 << 20) -> bytes | None:
-        def read() -> bytes | None:
+        found = self._read(key, file_id, limit)
+        return None if found is None else found[1]
+
+    def _read(self, key: str, file_id: str, limit: int) -> tuple[Mapping[str, str], bytes] | None:
+        def read() -> tuple[Mapping[str, str], bytes] | None:
             buffer = BytesIO()
             try:
-                self._download(key, file_id, 0, buffer, None, limit)
+                headers = self._download(key, file_id, 0, buffer, None, limit)
             except ResourceNotFound:
                 return None
-            return buffer.getvalue()
+            return headers, buffer.getvalue()
 
         self._bucket.id(key)
         return self._bucket.call(key, "readFiles", read)
@@ -272,8 +310,14 @@ class B2Store:
             done += len(data)
 
         def read() -> int:
+            at, left = offset + done, length - done
             try:
-                return receive(self._session, self._url(key, file_id), offset + done, length - done, taken)
+                with self._session.download_file_from_url(
+                    self._url(key, file_id), range_=(at, at + left - 1)
+                ) as answer:
+                    return receive(answer, at, left, taken, mark="X-Bz-File-Id", where=f"{self.url}/{key}")
+            except WireBroken as error:
+                raise b2error.B2ConnectionError(str(error)) from error
             except ResourceNotFound:
                 raise RemoteError("object not found", where=f"{self.url}/{key}", transient=False) from None
             except b2error.UnsatisfiableRange:
@@ -295,7 +339,8 @@ class B2Store:
 
     def _download(
         self, key: str, file_id: str, offset: int, target: BinaryIO, progress: Progress | None, limit: int | None
-    ) -> None:
+    ) -> Mapping[str, str]:
+        """Returns the answer's headers."""
         session = self._session
         url = self._url(key, file_id)
         span = (offset, 1 << 50) if offset else None
@@ -316,6 +361,8 @@ class B2Store:
                 raise b2error.B2ConnectionError(f"the download was cut off: {type(error).__name__}") from error
             if got < expected:
                 raise b2error.B2ConnectionError("the download was cut off")
+            headers: Mapping[str, str] = response.headers
+            return headers
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         return self._names(prefix, limit=1000)
@@ -357,12 +404,7 @@ class B2Store:
         if current is None:
             return
         if not current.ours:
-            raise RemoteError(
-                "podwatch keeps this object, because it does not carry podwatch's mark",
-                where=f"{self.url}/{obj.key}",
-                fix="delete it yourself if it is not needed",
-                transient=False,
-            )
+            raise not_ours(self.url, obj.key)
 
         def remove() -> None:
             try:
@@ -380,8 +422,27 @@ class B2Store:
 
     # -- below ------------------------------------------------------------------------------------------------------
 
-    def _object(self, answer: Mapping[str, Any], hashes: tuple[str, ...] = ()) -> StoredObject:
+    def _downloaded(self, key: str, headers: Mapping[str, str]) -> StoredObject:
+        """The object that a download's headers describe."""
+        said = {name.lower(): value for name, value in headers.items()}
+        info = {n.removeprefix(_INFO): unquote(value) for n, value in said.items() if n.startswith(_INFO)}
+        return self._object(
+            {
+                "fileName": key,
+                "contentLength": said["content-length"],
+                "fileId": said.get("x-bz-file-id", ""),
+                "contentSha1": said.get("x-bz-content-sha1", ""),
+                "uploadTimestamp": said.get("x-bz-upload-timestamp", 0),
+                "fileInfo": info,
+            }
+        )
+
+    def _object(
+        self, answer: Mapping[str, Any], hashes: tuple[str, ...] = (), proof: Proof = Proof.NONE
+    ) -> StoredObject:
         info = {str(k).lower(): str(v) for k, v in (answer.get("fileInfo") or {}).items()}
+        if _SHA1.fullmatch(reported := str(answer.get("contentSha1") or "")):
+            info[_REPORTED] = reported
         return StoredObject(
             key=str(answer["fileName"]),
             size=int(answer.get("contentLength") or 0),
@@ -391,6 +452,7 @@ class B2Store:
             writer_id=info.get(WRITER_TAG, ""),
             uploaded_wall=int(answer.get("uploadTimestamp") or 0) / 1000,
             info=info,
+            proof=proof,
         )
 
 

@@ -3,48 +3,59 @@ with podwatch's own retries.
 """
 
 import json
-import random
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import requests
 from b2sdk._internal.b2http import HttpCallback, NotDecompressingHTTPAdapter, ResponseContextManager
 from b2sdk.v3 import B2Http, B2HttpApiConfig, B2Session, InMemoryAccountInfo
 from b2sdk.v3 import exception as b2error
 from requests.exceptions import ChunkedEncodingError, ContentDecodingError
+from requests.utils import select_proxy, should_bypass_proxies
 
 from podwatch.domain.errors import RemoteError
 from podwatch.stores.b2_errors import B2Place, UploadTokenUsedConcurrently, is_damaged, translate
-from podwatch.stores.b2_wire import BLOCK, Wire
 from podwatch.stores.base import TOTAL, CannotDelete
 from podwatch.stores.credentials import Credentials
-from podwatch.stores.parts import PartStream
+from podwatch.stores.part_reader import PartStream
+from podwatch.stores.wire import BLOCK, Retry, Wire, WireBroken, WireTimeout
 
 # Not public: the SDK replaces adapters otherwise, and the hook is what its own configuration would install.
+
+
+# Backblaze's price classes: A is free; B and C are free up to 2,500 a day each, then $0.004 per 10,000 of B and per
+# 1,000 of C.
+_FREE = frozenset(
+    {
+        "b2_upload_file", "b2_upload_part", "b2_get_upload_url", "b2_get_upload_part_url", "b2_start_large_file",
+        "b2_finish_large_file", "b2_cancel_large_file", "b2_hide_file", "b2_delete_file_version",
+    }
+)  # fmt: skip
+_READ = frozenset({"b2_download_file_by_id", "b2_download_file_by_name", "b2_get_file_info"})
+
+
+def class_of(url: str) -> str:
+    """A, B or C. An unknown call counts as the most expensive class."""
+    path = url.partition("://")[2].partition("/")[2].partition("?")[0].split("/")
+    if path[0] == "file":
+        return "B"
+    name = next((p for p in path if p.startswith("b2_")), "")
+    return "A" if name in _FREE else "B" if name in _READ else "C"
 
 
 POOL_SPARE = 2
 """Kept connections beside those that send: calls without a body."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """Full jitter: before try n wait a random time in [0, min(cap, base x 2^n)] seconds, or what the server
-    requested."""
-
-    attempts: int = 7
-    base: float = 0.5
-    cap: float = 30.0
-
-    def pause(self, attempt: int, asked: float | None) -> float:
-        if asked is not None:
-            return max(0.0, min(asked, 120.0)) + random.uniform(0, self.base)
-        return random.uniform(0, min(self.cap, self.base * 2**attempt))
+def reached_directly(url: str) -> bool:
+    """By the rules of the library for HTTPS_PROXY, HTTP_PROXY and NO_PROXY."""
+    return bool(should_bypass_proxies(url, None) or not select_proxy(url, getproxies()))
 
 
 class _Adapter(NotDecompressingHTTPAdapter):  # type: ignore[misc]
@@ -67,6 +78,7 @@ class _Http(B2Http):  # type: ignore[misc]
     """Seconds without any byte: a store that reads from its disks answers within a few seconds."""
 
     wire: Wire
+    direct: dict[str, bool]
 
     @classmethod
     def _translate_errors(cls, fcn: Callable[[], Any], post_params: Any = None) -> Any:
@@ -77,6 +89,10 @@ class _Http(B2Http):  # type: ignore[misc]
                 answer = fcn()
                 if answer.status_code not in (200, 206):
                     _ = answer.content  # read the error text here, where a break is handled, not in the SDK
+            except WireTimeout as error:
+                raise requests.Timeout(str(error)) from error
+            except WireBroken as error:
+                raise requests.ConnectionError(str(error)) from error
             except (ChunkedEncodingError, ContentDecodingError) as error:
                 raise requests.ConnectionError(f"the answer was cut off: {error}") from error
             return answer
@@ -85,12 +101,19 @@ class _Http(B2Http):  # type: ignore[misc]
 
     def get_content(self, url: str, headers: Any, try_count: int = 1) -> Any:
         asked = {**headers, "User-Agent": self.user_agent}
-        if self.wire.reaches(url):
-            TOTAL.note(url)
+        if self._direct(url):
+            TOTAL.add({class_of(url): 1})
             return ResponseContextManager(self._translate_errors(lambda: self._get(url, asked)))
         return ResponseContextManager(
             self.request("GET", url, headers, stream=True, _timeout=self.TIMEOUT_FOR_DOWNLOAD)
         )
+
+    def _direct(self, url: str) -> bool:
+        """Whether ``url`` is reached without a proxy from the environment; through one, the library sends."""
+        parts = urlsplit(url)
+        if parts.netloc not in self.direct:
+            self.direct[parts.netloc] = reached_directly(url)
+        return self.direct[parts.netloc]
 
     def _get(self, url: str, headers: dict[str, str]) -> Any:
         self._run_pre_request_hooks("GET", url, headers)
@@ -99,8 +122,8 @@ class _Http(B2Http):  # type: ignore[misc]
         return answer
 
     def request(self, method: Any, url: str, headers: Any, data: Any = None, *_: Any, **options: Any) -> Any:
-        TOTAL.note(url)
-        if isinstance(data, PartStream) and self.wire.reaches(url):
+        TOTAL.add({class_of(url): 1})
+        if isinstance(data, PartStream) and self._direct(url):
             return self._translate_errors(lambda: self._send(url, {**headers, "User-Agent": self.user_agent}, data))
         params = options.get("params") or (_[1] if len(_) > 1 else None)
         return super().request(
@@ -147,6 +170,7 @@ def open_session(connections: int, clocks: Clocks | None = None) -> B2Session:
     http = session.raw_api.b2_http
     http.add_callback(clocks or Clocks())
     http.wire = Wire(connections + POOL_SPARE)
+    http.direct = {}
     http.session.adapters.clear()
     http.session.mount("", _Adapter(pool_maxsize=connections + POOL_SPARE))
     return session

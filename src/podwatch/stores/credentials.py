@@ -2,13 +2,18 @@
 
 import os
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from podwatch.domain.errors import ConfigurationError, PermissionDenied
 from podwatch.domain.secrets import register, url_secrets
-from podwatch.system.reading import open_file
+from podwatch.stores.s3_credentials import ACCESS, NAMES, OWN, SECRET, TOKEN, S3Credentials, S3Settings, find, variables
+from podwatch.system.files import open_file
+
+if TYPE_CHECKING:  # an upload child starts without it
+    from podwatch.config.settings import Settings
 
 KEY_ID, KEY, ENDPOINT = "B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIRONMENT"
 """The b2 tool's names."""
@@ -16,31 +21,75 @@ KEY_ID, KEY, ENDPOINT = "B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIR
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """``endpoint`` is empty for Backblaze itself, else the URL of another B2-compatible service."""
+    """A B2 key: ``endpoint`` is empty for Backblaze itself, else the URL of another B2-compatible service. Or the
+    credentials of an S3 store, in ``s3``."""
 
-    key_id: str
-    key: str = field(repr=False)
+    key_id: str = ""
+    key: str = field(default="", repr=False)
     endpoint: str = ""
+    s3: S3Credentials | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For a child's standard input only: it has the secret."""
+        return asdict(self)
+
+    def variables(self) -> dict[str, str]:
+        """The environment that gives these credentials to another podwatch, under names that training never gets. A
+        role's are left out: each process reads them for itself."""
+        values = {KEY_ID: self.key_id, KEY: self.key, ENDPOINT: self.endpoint}
+        if (s3 := self.s3) is not None:
+            keys = {} if s3.renew else {ACCESS: s3.access_key, SECRET: s3.secret, TOKEN: s3.token}
+            keys |= {"AWS_ENDPOINT_URL_S3": s3.endpoint, "AWS_REGION": s3.region, "AWS_CA_BUNDLE": s3.ca}
+            values = {OWN + name: value for name, value in keys.items()}
+        return {name: value for name, value in values.items() if value}
+
+    @classmethod
+    def from_json(cls, document: "Mapping[str, Any] | None") -> "Credentials | None":
+        if document is None:
+            return None
+        found = document["s3"]
+        return cls(**{**document, "s3": None if found is None else S3Credentials(**found)})
+
+
+def credentials_for(
+    settings: "Settings", url: str = "", environ: Mapping[str, str] | None = None
+) -> Credentials | None:
+    """Those of the configured store, or of another one with this ``url``; read again at each call and registered with
+    the scrubber. ``environ``: this process's own by default. Raises as ``credentials_from_environment``."""
+    sync, directory = settings.sync, os.environ.get("CREDENTIALS_DIRECTORY")
+    s3 = S3Settings(sync.s3_endpoint, sync.s3_region, sync.s3_profile, sync.s3_addressing)
+    place = Path(directory) if directory else None
+    env = os.environ if environ is None else environ
+    return credentials_from_environment(env, settings.trainer.env_file, place, url or sync.store, s3)
 
 
 def credentials_from_environment(
-    env: Mapping[str, str], env_file: Path | None = None, directory: Path | None = None
+    env: Mapping[str, str],
+    env_file: Path | None = None,
+    directory: Path | None = None,
+    url: str = "",
+    s3: S3Settings = S3Settings(),  # noqa: B008 - frozen
 ) -> Credentials | None:
-    """Key and endpoint from (in this order) systemd's CREDENTIALS_DIRECTORY, an env file, the environment.
+    """Key and endpoint for the store ``url`` from (in this order) systemd's CREDENTIALS_DIRECTORY, an env file, the
+    environment; for S3 also from what these name (``s3_credentials.find``), which may block for some seconds.
 
     A file that others can read is refused with PermissionDenied. None if there is no key anywhere; half a key is a
     ConfigurationError. The scrubber knows the values from then on.
     """
-    values: dict[str, str] = {n: env[n] for n in (KEY_ID, KEY, ENDPOINT) if env.get(n)}
+    wanted = (*NAMES, *(OWN + name for name in NAMES)) if url.startswith("s3://") else (KEY_ID, KEY, ENDPOINT)
+    values: dict[str, str] = {n: env[n] for n in wanted if env.get(n)}
     if env_file is not None and env_file.exists():
-        values |= _read_env_file(env_file)
+        values |= _read_env_file(env_file, wanted)
     if directory is not None:
-        for name in (KEY_ID, KEY, ENDPOINT):
+        for name in wanted:
             for spelling in (name, name.lower()):
                 try:
                     values[name] = (directory / spelling).read_text().strip()
                 except OSError:
                     continue
+    if url.startswith("s3://"):
+        found = find(variables(env) | values, s3)
+        return None if found is None else Credentials(s3=found)
     register(values.get(KEY_ID, ""), values.get(KEY, ""), *url_secrets(values.get(ENDPOINT, "")))
     if KEY_ID not in values and KEY not in values:
         return None
@@ -52,7 +101,7 @@ def credentials_from_environment(
     return Credentials(values[KEY_ID], values[KEY], values.get(ENDPOINT, ""))
 
 
-def _read_env_file(path: Path) -> dict[str, str]:
+def _read_env_file(path: Path, wanted: Collection[str]) -> dict[str, str]:
     try:
         descriptor = open_file(path, shown=True)
     except OSError as error:
@@ -67,9 +116,9 @@ def _read_env_file(path: Path) -> dict[str, str]:
     values = {}
     for line in lines:
         name, equals, value = line.strip().removeprefix("export ").partition("=")
-        if equals and name.strip() in (KEY_ID, KEY, ENDPOINT):
+        if equals and name.strip() in wanted:
             values[name.strip()] = value.strip().strip("\"'")
-    if mode & 0o077 and KEY in values:
+    if mode & 0o077 and not {KEY, SECRET, OWN + SECRET}.isdisjoint(values):
         raise PermissionDenied(
             "other users can read this env file of secrets", where=str(path), fix=f"chmod 600 {path}"
         )

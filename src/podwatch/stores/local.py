@@ -13,18 +13,19 @@ import os
 import secrets
 import stat as stat_module
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.domain.manifest import WRITER_TAG, check_relative_path
-from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfinished
+from podwatch.domain.manifest import WRITER_TAG, Proof, check_relative_path
+from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours
 from podwatch.stores.local_large import LargeUploads
-from podwatch.stores.parts import FileSource, PartStream, Source, StreamSource
+from podwatch.stores.part_reader import FileSource, PartStream, Source, StreamSource
 
 # -- store -----------------------------------------------------------------------------------------------------------
 
@@ -36,8 +37,9 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class LocalStore:
     """Every write: temporary file, fsync, rename, fsync of the directory. No symlink below the root is followed."""
 
-    versioned = False
+    versioned = conditional = False
     exclusive = True
+    features: Mapping[str, object] = MappingProxyType({})
     clock_skew: float | None = None
     """None: its times are this machine's, or those of a file server that podwatch does not ask."""
 
@@ -72,6 +74,9 @@ class LocalStore:
                     source.unlink()
         return self.stat(key)
 
+    def replace(self, key: str, source: Source, size: int, expected: StoredObject | None) -> StoredObject | None:
+        raise RemoteError("a directory cannot replace conditionally", where=f"{self.url}/{key}", transient=False)
+
     def put_bytes(self, key: str, data: bytes) -> StoredObject:
         return self.put_small(key, StreamSource(BytesIO(data)), len(data))
 
@@ -87,43 +92,46 @@ class LocalStore:
 
         return self._put(key, fill)
 
-    def begin_large(self, key: str, size: int) -> str:
+    def begin_large(self, key: str, size: int) -> Upload:
         check_relative_path(key)
         with self._errors(key):
-            return self._large.begin(key, size, self._writer_id, self._wall())
+            return Upload(key, self._large.begin(key, size, self._writer_id, self._wall()))
 
     def put_part(
-        self, upload: str, number: int, source: Source, offset: int, length: int, progress: Progress | None = None
-    ) -> str:
-        with self._errors(upload):
-            return self._large.put(upload, number, source, offset, length, progress)
+        self, upload: Upload, number: int, source: Source, offset: int, length: int, progress: Progress | None = None
+    ) -> StoredPart:
+        with self._errors(upload.key):
+            return self._large.put(upload.id, number, source, offset, length, progress)
 
-    def parts_there(self, upload: str) -> Mapping[int, StoredPart] | None:
-        with self._errors(upload):
-            return self._large.parts(upload)
+    def parts_there(self, upload: Upload) -> Mapping[int, StoredPart] | None:
+        with self._errors(upload.key):
+            return self._large.parts(upload.id)
 
-    def finish_large(self, key: str, upload: str, parts_sha1: Sequence[str], size: int) -> StoredObject:
-        check_relative_path(key)
+    def finish_large(self, upload: Upload, parts: Sequence[StoredPart], size: int) -> StoredObject:
+        key, hashes = check_relative_path(upload.key), tuple(part.sha1 for part in parts)
         with self._errors(key):
-            sealed = self._large.seal(upload, tuple(parts_sha1), size)
+            sealed = self._large.seal(upload.id, hashes, size)
             if sealed is not None:
                 self._tag(key, (self.root / sealed).lstat(), self._wall())
                 self._rename(sealed, key)
-                self._large.drop(upload)
+                self._large.drop(upload.id)
         found = self.stat(key)
         if found is None or not found.ours or found.size != size:
             raise IntegrityError("the store has no such upload, or a different one", where=f"{self.url}/{key}")
-        return replace(found, parts_sha1=tuple(parts_sha1))
+        return replace(found, parts_sha1=hashes, proof=Proof.FLUSHED)
 
-    def cancel_large(self, upload: str) -> None:
-        with self._errors(upload):
-            self._large.drop(upload)
+    def finished(self, upload: Upload, parts: Sequence[StoredPart], size: int) -> StoredObject | None:
+        return None  # the object does not show from which upload it came
+
+    def cancel_large(self, upload: Upload) -> None:
+        with self._errors(upload.key):
+            self._large.drop(upload.id)
 
     def copy_small(self, key: str, source: StoredObject) -> StoredObject:
         with self._reading(source.key) as descriptor:
             return self.put_small(key, FileSource(descriptor), source.size)
 
-    def copy_part(self, upload: str, number: int, source: StoredObject, offset: int, length: int) -> str:
+    def copy_part(self, upload: Upload, number: int, source: StoredObject, offset: int, length: int) -> StoredPart:
         with self._reading(source.key) as descriptor:
             return self.put_part(upload, number, FileSource(descriptor), offset, length)
 
@@ -162,9 +170,8 @@ class LocalStore:
                 raise
             finally:
                 os.close(scratch)
-        return StoredObject(
-            key, found.st_size, "", hashes, True, self._writer_id, wall, {"mtime_ns": str(found.st_mtime_ns)}
-        )
+        info = {"mtime_ns": str(found.st_mtime_ns)}
+        return StoredObject(key, found.st_size, "", hashes, True, self._writer_id, wall, info, Proof.FLUSHED)
 
     def _scratch(self) -> tuple[int, str]:
         """A new temporary file, locked by us. A sweep may catch it before it is locked: then take another."""
@@ -236,17 +243,27 @@ class LocalStore:
             finally:
                 os.close(descriptor)
 
-    def get_bytes(self, key: str, file_id: str = "", *, limit: int = 64 << 20) -> bytes | None:
+    def identify(self, objects: Iterable[StoredObject]) -> Iterator[StoredObject]:
+        yield from objects  # a listing reads the tags
+
+    def prove(self, obj: StoredObject, parts_sha1: Sequence[str], part_size: int) -> Proof:
+        return Proof.FLUSHED if obj.ours else Proof.NONE
+
+    def read(self, key: str, *, limit: int = 64 << 20) -> tuple[StoredObject, bytes] | None:
         with self._errors(key):
             try:
                 descriptor = self._open(key)
             except (FileNotFoundError, NotADirectoryError):
                 return None
             with os.fdopen(descriptor, "rb") as file:
-                data = file.read(limit + 1)
+                found, data = self._describe(key, os.fstat(descriptor)), file.read(limit + 1)
         if len(data) > limit:
             raise IntegrityError("the object is larger than any valid one", where=f"{self.url}/{key}")
-        return data
+        return found, data
+
+    def get_bytes(self, key: str, file_id: str = "", *, limit: int = 64 << 20) -> bytes | None:
+        found = self.read(key, limit=limit)
+        return None if found is None else found[1]
 
     def get_file(
         self, key: str, target: BinaryIO, *, file_id: str = "", offset: int = 0, progress: Progress | None = None
@@ -311,12 +328,7 @@ class LocalStore:
         if current is None:
             return
         if not current.ours:
-            raise RemoteError(
-                "podwatch keeps this object, because it does not carry podwatch's mark",
-                where=f"{self.url}/{obj.key}",
-                fix="delete it yourself if it is not needed",
-                transient=False,
-            )
+            raise not_ours(self.url, obj.key)
         if obj.info.get("mtime_ns") not in (None, current.info["mtime_ns"]) or obj.size != current.size:
             return  # this version has been replaced, so it is gone
         with self._errors(obj.key):

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.stores.base import Progress, StoredPart, Unfinished
-from podwatch.stores.parts import Source, became_shorter
+from podwatch.stores.base import Progress, StoredPart, Unfinished, Upload
+from podwatch.stores.part_reader import Source, became_shorter
 
 _BLOCK = 1 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -38,7 +38,9 @@ class LargeUploads:
             os.close(directory)
         return upload
 
-    def put(self, upload: str, number: int, source: Source, offset: int, length: int, progress: Progress | None) -> str:
+    def put(
+        self, upload: str, number: int, source: Source, offset: int, length: int, progress: Progress | None
+    ) -> StoredPart:
         directory = self._open(upload)
         if directory is None:
             raise RemoteError("no such unfinished upload", where=upload, fix="podwatch sends it again", transient=False)
@@ -52,7 +54,7 @@ class LargeUploads:
             _write_file(directory, str(number), {"size": length, "sha1": sha1})
         finally:
             os.close(directory)
-        return sha1
+        return StoredPart(length, sha1)
 
     def parts(self, upload: str) -> Mapping[int, StoredPart] | None:
         directory = self._open(upload)
@@ -131,7 +133,7 @@ class LargeUploads:
                 os.close(directory)
             if meta is not None and str(meta.get("key", "")).startswith(prefix):
                 writer = str(meta.get("writer_id", ""))
-                found.append(Unfinished(str(meta["key"]), name, float(meta.get("wall", 0.0)), True, writer))
+                found.append(Unfinished(Upload(str(meta["key"]), name), float(meta.get("wall", 0.0)), True, writer))
         yield from sorted(found, key=lambda u: u.started_wall)
 
     def _open(self, upload: str) -> int | None:

@@ -31,7 +31,7 @@ def busy_seconds() -> tuple[float, float]:
 
 # -- number of connections, and the rate -----------------------------------------------------------------------------
 # More connections help where each is bound by the network's latency or a limit per connection; where the cores or the
-# uplink are full they only take memory and time from training (docs/performance.md).
+# uplink are full they only take memory and time from training (benchmarks/transfers.md).
 
 WINDOW = 0.5
 """Seconds of one measurement: some round trips even at 200 ms, and 32 connections within two seconds."""

@@ -6,18 +6,20 @@ Blocking; runs in a thread of the daemon. An intent is journaled before each wri
 
 import hashlib
 import hmac
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
 from typing import Any
 
 from podwatch.domain.errors import IntegrityError, RemoteError, SaveGone
-from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestRef, Pointer, Proof, sha1_hex
 from podwatch.domain.run import Intent, IntentKind, IntentState
+from podwatch.domain.stored import PublishedSave
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import PublishedSave
 from podwatch.policy.lease import next_pointer
-from podwatch.stores.base import ObjectStore
-from podwatch.sync.lease.protocol import LeaseClock, put_before
+from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.stores.fenced import put_before, replace_before
+from podwatch.sync.lease.protocol import LeaseClock
 from podwatch.sync.lease.protocol import Superseded as Superseded
 from podwatch.sync.types import Lease, RunIdentity, RunSource, rfc3339
 
@@ -40,25 +42,20 @@ class ObjectsMissing(IntegrityError):  # noqa: N818
         self.paths = tuple(paths)
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """A manifest as stored."""
-
-    key: str
-    file_id: str
-    sha1: str
-    size: int
-
-
 def read_pointer(store: ObjectStore, keys: Keys) -> Pointer | None:
     """None if there is none. Raises IntegrityError for one that cannot be parsed, which is never overwritten."""
-    data = store.get_bytes(keys.latest, limit=_POINTER_LIMIT)
-    if data is None:
-        return None
-    pointer = Pointer.from_bytes(data, where=f"{store.url}/{keys.latest}")
+    return pointer_as_stored(store, keys)[0]
+
+
+def pointer_as_stored(store: ObjectStore, keys: Keys) -> tuple[Pointer | None, StoredObject | None]:
+    """The same, and the object that holds it: what a conditional write replaces."""
+    found = store.read(keys.latest, limit=_POINTER_LIMIT)
+    if found is None:
+        return None, None
+    pointer = Pointer.from_bytes(found[1], where=f"{store.url}/{keys.latest}")
     if pointer.run_id != keys.run_id:
         raise IntegrityError("the pointer belongs to another run", where=f"{store.url}/{keys.latest}")
-    return pointer
+    return pointer, found[0]
 
 
 def newest_pointer(store: ObjectStore, keys: Keys) -> Pointer | None:
@@ -68,8 +65,9 @@ def newest_pointer(store: ObjectStore, keys: Keys) -> Pointer | None:
     newest = read_pointer(store, keys)
     if newest is None or not store.versioned:
         return newest
-    versions = [v for v in store.versions(keys.latest) if v.key == keys.latest and v.ours]
-    for version in versions[1:POINTER_VERSIONS] if len({v.writer_id for v in versions}) > 1 else ():
+    named = (v for v in store.versions(keys.latest) if v.key == keys.latest and v.ours is not False)
+    versions = [v for v in store.identify(islice(named, POINTER_VERSIONS)) if v.ours]
+    for version in versions[1:] if len({v.writer_id for v in versions}) > 1 else ():
         data = store.get_bytes(version.key, version.file_id, limit=_POINTER_LIMIT)
         try:
             found = Pointer.from_bytes(data) if data is not None else None
@@ -83,8 +81,9 @@ def newest_pointer(store: ObjectStore, keys: Keys) -> Pointer | None:
 def named_by_others(store: ObjectStore, keys: Keys, writer_id: str) -> frozenset[str]:
     """Save ids that any version of the pointer by another writer names: a restoring pod may be reading them."""
     named = set()
-    for version in store.versions(keys.latest) if store.versioned else ():
-        if version.key != keys.latest or version.writer_id == writer_id:
+    versions = (v for v in store.versions(keys.latest) if v.key == keys.latest) if store.versioned else ()
+    for version in store.identify(versions):
+        if version.writer_id == writer_id:
             continue
         data = store.get_bytes(version.key, version.file_id, limit=_POINTER_LIMIT)
         try:
@@ -131,14 +130,14 @@ def read_optional(store: ObjectStore, keys: Keys, step: int, save_id: str) -> Ma
     match the pointer. A podwatch that does not know ``optional.json`` restores the rest as always.
     """
     key = keys.optional(step, save_id)
-    found = store.stat(key)
+    found = store.read(key, limit=_OPTIONAL_LIMIT)
     if found is None:
         return None
+    stored, data = found
     where = f"{store.url}/{key}"
-    if not found.ours:
+    if not stored.ours:
         raise IntegrityError("optional.json is not podwatch's", where=where)
-    data = store.get_bytes(key, found.file_id, limit=_OPTIONAL_LIMIT)
-    return None if data is None else checked_manifest(keys, data, step, save_id, where=where)
+    return checked_manifest(keys, data, step, save_id, where=where)
 
 
 class Publisher:
@@ -158,7 +157,7 @@ class Publisher:
         ``move_pointer=False`` keeps an older checkpoint in the store without making it the newest.
         """
         self._own(self._current())
-        self._verify(manifest.files)
+        manifest = replace(manifest, proof=self._verify(manifest.files, manifest.part_size))
         named = self._put_manifest(manifest)
         if move_pointer:
             pointer = self._move(manifest, named)
@@ -176,9 +175,9 @@ class Publisher:
         if save is None:
             self._move(None, None)
             return
-        named = _Named(save.manifest_key, save.manifest_file_id, save.manifest_sha1, save.manifest_size)
+        named = save.ref
         manifest = self._read_named(named, save.step, save.save_id)
-        self._verify(manifest.files)
+        self._verify(manifest.files, manifest.part_size)
         self._note(self._move(manifest, named), restored=save.restored)
 
     def _current(self) -> Pointer | None:
@@ -201,34 +200,35 @@ class Publisher:
             )
         return decision.generation, decision.seq, until
 
-    def _verify(self, files: Sequence[ManifestFile]) -> None:
-        broken = [f.path for f in files if not matches_store(self.store, f)]
-        if broken:
+    def _verify(self, files: Sequence[ManifestFile], part_size: int) -> Proof:
+        """Raises ObjectsMissing. Returns how the bytes are known: where the store cannot show it, they were read back
+        before the journal recorded them as stored."""
+        found = [in_store(self.store, f, part_size) for f in files]
+        if broken := [f.path for f, proof in zip(files, found, strict=True) if proof is None]:
             raise ObjectsMissing(broken, where=self.store.url)
+        return proof_of(found)
 
-    def _put_manifest(self, manifest: Manifest) -> _Named:
+    def _put_manifest(self, manifest: Manifest) -> ManifestRef:
         key = self.keys.manifest(manifest.step, manifest.save_id)
         if (reused := self._reusable(key, manifest)) is not None:
             return reused
         data = manifest.to_bytes()
-        named = _Named(key, "", sha1_hex(data), len(data))
+        named = ManifestRef(key, "", sha1_hex(data), len(data))
         intent = self._journal.open_intent(
             IntentKind.PUBLISH, {"act": "manifest", "step": manifest.step, "save_id": manifest.save_id, **asdict(named)}
         )
         stored = self.store.put_bytes(key, data)
-        named = _Named(key, stored.file_id, named.sha1, named.size)
+        named = ManifestRef(key, stored.file_id, named.sha1, named.size)
         self._read_named(named, manifest.step, manifest.save_id)
         self._journal.settle(intent.id, IntentState.DONE, stored.file_id)
         return named
 
-    def _reusable(self, key: str, manifest: Manifest) -> _Named | None:
+    def _reusable(self, key: str, manifest: Manifest) -> ManifestRef | None:
         """A manifest of ours from before a crash, if it lists exactly the same files."""
-        found = self.store.stat(key)
-        if found is None or not found.ours:
+        there = self.store.read(key)
+        if there is None or not there[0].ours:
             return None
-        data = self.store.get_bytes(key, found.file_id)
-        if data is None:
-            return None
+        found, data = there
         try:
             old = checked_manifest(self.keys, data, manifest.step, manifest.save_id, where=key)
         except IntegrityError:
@@ -239,9 +239,9 @@ class Publisher:
             manifest.lineage,
             manifest.part_size,
         )
-        return _Named(key, found.file_id, sha1_hex(data), len(data)) if same else None
+        return ManifestRef(key, found.file_id, sha1_hex(data), len(data)) if same else None
 
-    def _read_named(self, named: _Named, step: int, save_id: str) -> Manifest:
+    def _read_named(self, named: ManifestRef, step: int, save_id: str) -> Manifest:
         where = f"{self.store.url}/{named.key}"
         data = self.store.get_bytes(named.key, named.file_id)
         if data is None:
@@ -250,24 +250,33 @@ class Publisher:
             raise IntegrityError("the store returns a different manifest than podwatch wrote", where=where)
         return checked_manifest(self.keys, data, step, save_id, where=where)
 
-    def _move(self, manifest: Manifest | None, named: _Named | None) -> Pointer:
-        generation, seq, until = self._own(self._current())
+    def _move(self, manifest: Manifest | None, named: ManifestRef | None) -> Pointer:
+        current, stored = pointer_as_stored(self.store, self.keys)
+        generation, seq, until = self._own(current)
         return self._write(
-            _pointer_for(manifest, named, self._run.identity(), generation, seq, self._clock.wall()), until
+            _pointer_for(manifest, named, self._run.identity(), generation, seq, self._clock.wall()), until, stored
         )
 
-    def _write(self, pointer: Pointer, until: float) -> Pointer:
+    def _write(self, pointer: Pointer, until: float, before: StoredObject | None) -> Pointer:
+        """``before``: the stored pointer that this one was derived from. Where the store can, only that one is
+        replaced, so that a writer that was frozen meanwhile cannot set the pointer back."""
         data = pointer.to_bytes()
         intent = self._journal.open_intent(
             IntentKind.PUBLISH, {"act": "pointer", "pointer": data.decode(), "sha1": hashlib.sha1(data).hexdigest()}
         )
-        put_before(self.store, self.keys.latest, data, until, self._clock)
+        if self.store.conditional:
+            written = replace_before(self.store, self.keys.latest, data, until, self._clock, before)
+        else:
+            written = put_before(self.store, self.keys.latest, data, until, self._clock)
         seen = self._current()
-        if seen != pointer:
-            self._journal.settle(intent.id, IntentState.FAILED, "a different pointer was read back")
+        if written is None or seen != pointer:
+            faster = "another writer was faster" if written is None else "a different pointer was read back"
+            self._journal.settle(intent.id, IntentState.FAILED, faster)
             self._own(seen)  # raises Superseded when a newer writer was faster
             raise RemoteError(
-                "the store returns a different pointer than podwatch wrote",
+                "latest.json was changed while podwatch wrote it"
+                if written is None
+                else "the store returns a different pointer than podwatch wrote",
                 where=f"{self.store.url}/{self.keys.latest}",
                 fix="podwatch tries again",
             )
@@ -287,19 +296,22 @@ class Publisher:
             return None
         last = Pointer.from_bytes(kept.encode())
         found = Pointer.from_bytes(seen, where=f"{self.store.url}/{self.keys.latest}")
-        if found.order < last.order:  # may predate a publication: the publisher reads again
-            now = self._current()
-            if now is None:
-                return None
-            found = now
-        if found.order >= last.order or found.run_id != last.run_id:
+        if found.order >= last.order:
             return None
+        now, stored = pointer_as_stored(self.store, self.keys)  # what was seen may predate a publication
+        if now is None or now.order >= last.order:
+            return None
+        found = now
         generation, seq, until = self._own(found)
         if last.generation != generation:
             return None  # from before we took the lease over: others have written since
         if last.step is not None:
-            self._verify(read_manifest(self.store, self.keys, last).files)
-        return self._write(replace(last, seq=seq, created_at=rfc3339(self._clock.wall())), until)
+            self._verify_named(last)
+        return self._write(replace(last, seq=seq, created_at=rfc3339(self._clock.wall())), until, stored)
+
+    def _verify_named(self, pointer: Pointer) -> None:
+        manifest = read_manifest(self.store, self.keys, pointer)
+        self._verify(manifest.files, manifest.part_size)
 
     def _note(self, pointer: Pointer, *, restored: bool) -> PublishedSave:
         saved = published_from(pointer, self._clock.wall(), restored=restored)
@@ -321,7 +333,7 @@ class Publisher:
             known = {(p.step, p.save_id) for p in self._journal.published()}
             if (current.step, current.save_id) not in known:
                 try:
-                    self._verify(read_manifest(self.store, self.keys, current).files)
+                    self._verify_named(current)
                 except IntegrityError as error:
                     lines.append(f"the newest checkpoint in the store is damaged: {error.what}")
                 else:
@@ -339,7 +351,7 @@ class Publisher:
         self._remember(wanted)
         if wanted.step is not None:
             try:
-                self._verify(read_manifest(self.store, self.keys, wanted).files)
+                self._verify_named(wanted)
             except IntegrityError as error:
                 return self._undo(intent, f"the pointer was written, but the checkpoint is damaged: {error.what}")
             self._note(wanted, restored=False)
@@ -369,14 +381,27 @@ def published_from(pointer: Pointer, wall: float, *, restored: bool) -> Publishe
     )
 
 
-def matches_store(store: ObjectStore, file: ManifestFile) -> bool:
-    """Is the object stored under its id, with our mark and its size?"""
+def in_store(store: ObjectStore, file: ManifestFile, part_size: int) -> Proof | None:
+    """What the store shows of the object under its id; None if it is not there with our mark and its size, or has other
+    bytes."""
     found = store.stat(file.key, file.file_id)
-    return found is not None and found.ours and found.size == file.size
+    if found is None or not found.ours or found.size != file.size:
+        return None
+    try:
+        return store.prove(found, file.parts_sha1, part_size)
+    except IntegrityError:
+        return None
+
+
+def proof_of(found: Iterable[Proof | None]) -> Proof:
+    """The proof of a whole checkpoint, for its manifest, from that of each object. Where the store shows none, podwatch
+    read the bytes back before it recorded the object as stored."""
+    proofs = [proof for proof in found if proof is not None]
+    return Proof.READ_BACK if Proof.NONE in proofs else next(iter(proofs), Proof.NONE)
 
 
 def _pointer_for(
-    manifest: Manifest | None, named: _Named | None, identity: RunIdentity, generation: int, seq: int, wall: float
+    manifest: Manifest | None, named: ManifestRef | None, identity: RunIdentity, generation: int, seq: int, wall: float
 ) -> Pointer:
     details: dict[str, Any] = {}
     if manifest is not None and named is not None:

@@ -18,9 +18,9 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState, Pod
 from podwatch.domain.policy import RemotePolicy
+from podwatch.domain.stored import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import PublishedSave
 from podwatch.policy.lease import Decision, LeaseAction, Timing
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.open import open_store
@@ -28,8 +28,8 @@ from podwatch.sync.inventory import Stock, stock
 from podwatch.sync.lease.holder import Follower, LeaseHolder
 from podwatch.sync.lease.protocol import LeaseTerms, NotHolding
 from podwatch.sync.publish import Publisher, Superseded
-from podwatch.sync.retention import RemoteRetention, Sweeper, told
-from podwatch.sync.types import GuardedRun, SetSource, SyncStatus, Tell
+from podwatch.sync.store_retention import RemoteRetention, Sweeper, told
+from podwatch.sync.types import GuardedRun, SetSource, SyncStatus, Tell, features_of, keep_features
 from podwatch.sync.upload.job import keys_for
 from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker
@@ -84,7 +84,6 @@ class StoreSession:
                 journal.sync,
                 clock,
                 run,
-                exclusive=self.url.startswith("file://"),
                 open_store=self._open,
                 follower=follower,
                 tell=tell,
@@ -167,8 +166,10 @@ class StoreSession:
             self._tell(EventName.POINTER_REPAIRED, text, Severity.WARNING, seq=repaired.seq)
 
     def _open(self) -> ObjectStore:
-        run = self._run
-        return open_store(self.url, run.credentials(), writer_id=run.identity().writer_id, connections=1)
+        run, known = self._run, features_of(self._journal.sync, self.url)
+        return open_store(
+            self.url, run.credentials(), writer_id=run.identity().writer_id, connections=1, features=known
+        )
 
     async def ready(self) -> Publisher:
         """An open store with all interrupted publications settled. Raises RemoteError or ConfigurationError."""
@@ -181,6 +182,7 @@ class StoreSession:
                 try:
                     for line in await self.worker.call(publisher.recover):
                         self._tell(EventName.STATE_REBUILT, f"store: {line}")
+                    await self.worker.call(keep_features, self._journal.sync, self.url, store)
                 except BaseException:
                     store.close()
                     raise

@@ -16,17 +16,19 @@ from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError,
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
+from podwatch.domain.stored import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import PublishedSave, UploadedObject
+from podwatch.journal.records import UploadedObject
 from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.policy.resume import NO_TRAINING
-from podwatch.policy.upload_order import GivenUp, Waiting, next_upload, sort_begun
+from podwatch.policy.uploads import GivenUp, Waiting, next_upload, sort_begun
 from podwatch.stores.base import TOTAL
+from podwatch.stores.base import Upload as StoreUpload
 from podwatch.sync.lease.protocol import LeaseTerms
 from podwatch.sync.publish import Publisher, Superseded
 from podwatch.sync.store_session import BACKOFF_MAX, BACKOFF_MIN, StoreSession, internal
-from podwatch.sync.types import Emit, GuardedRun, SetSource, SyncStatus
+from podwatch.sync.types import Emit, GuardedRun, SetSource, SyncStatus, Unstored
 from podwatch.sync.upload import job as jobs
 from podwatch.sync.upload.child_process import SetForeign, SetVoid, UploadStopped
 from podwatch.sync.upload.optional_parts import OptionalParts
@@ -160,6 +162,15 @@ class Syncer:
         """Which pod may train, as far as the lease shows; without a store every pod may."""
         return self.session.standing
 
+    async def confirm(self) -> int:
+        """The generation with which this pod holds the run, confirmed by the store now. Raises PodwatchError."""
+        await self.session.ready()
+        store, lease = self.session.store, self.session.lease
+        if store is None or lease is None:
+            raise RemoteError("the store was closed", where=self.session.url, fix="nothing: podwatch retries")
+        generation, _ = await self.session.worker.call(lease.confirm, store)
+        return generation
+
     def ask(self) -> None:
         """Start reading the lease from the store; ``start`` does it too."""
         self.session.ask()
@@ -245,6 +256,15 @@ class Syncer:
     def retry(self, step: int, save_id: str) -> None:
         """The operator's request to send a checkpoint that was abandoned or held back."""
         self._void.pop((step, save_id), None)
+
+    async def unstored(self) -> Unstored:
+        """What of the newest checkpoint and its optional parts is not in the store."""
+        newest = newest_complete(self._catalogue.sets)
+        if newest is not None and (newest.step, newest.save_id) not in self.session.known.stored:
+            why = self._void.get((newest.step, newest.save_id), "")
+            name = f"the checkpoint of step {newest.step}"
+            return Unstored(refused=(f"{name} ({why})",)) if why else Unstored(pending=(name,))
+        return Unstored() if self._optional is None else await self._optional.unstored(self._catalogue.sets)
 
     async def abandon(self, step: int) -> None:
         """Stop uploading ``step``: the disk is about to fill up, and this checkpoint must be removed."""
@@ -431,7 +451,7 @@ class Syncer:
             self._ahead = False
 
     async def _begun(self) -> CheckpointSet | None:
-        """The checkpoint whose interrupted upload is finished now (policy/upload_order.py). All other interrupted
+        """The checkpoint whose interrupted upload is finished now (policy/uploads.py). All other interrupted
         uploads are given up and cancelled in the store, once it is certain that they will not be finished."""
         sets = {s.step: s for s in self._catalogue.sets}
         if held := self._sender.held:
@@ -626,7 +646,9 @@ class Syncer:
         for upload in begun.values():  # a sweep finds what cannot be cancelled now
             if self.session.store is not None:
                 with contextlib.suppress(PodwatchError):
-                    await self.session.worker.call(self.session.store.cancel_large, upload.upload)
+                    await self.session.worker.call(
+                        self.session.store.cancel_large, StoreUpload(upload.key, upload.upload)
+                    )
         await self._journal.run(Journal.forget_save, step, save_id)
 
     def _answer(self, error: Exception | None) -> None:

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
 from podwatch.policy.lease import Decision
-from podwatch.policy.upload_order import Tally
+from podwatch.policy.uploads import Tally
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 
@@ -22,6 +22,29 @@ Tell = Callable[..., None]
 def rfc3339(wall: float) -> str:
     """As manifests, pointers and heartbeats have it: whole seconds."""
     return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Memory(Protocol):
+    """The part of the journal that remembers values."""
+
+    def learn(self, key: str, value: object) -> None: ...
+    def learned(self, key: str, default: Any = None) -> Any: ...
+
+
+FEATURES = "store.features"
+"""Journal key: the store's URL, and what was found out about it."""
+
+
+def features_of(memory: Memory, url: str) -> Mapping[str, object]:
+    """What an earlier connection found out about this store (``ObjectStore.features``); empty if nothing is known."""
+    kept = memory.learned(FEATURES)
+    return dict(kept["features"]) if isinstance(kept, dict) and kept.get("url") == url else {}
+
+
+def keep_features(memory: Memory, url: str, store: ObjectStore) -> None:
+    """So that the next connection, also that of a child, need not try it out again."""
+    if store.features and dict(store.features) != features_of(memory, url):
+        memory.learn(FEATURES, {"url": url, "features": dict(store.features)})
 
 
 class SetSource(Protocol):
@@ -109,6 +132,15 @@ class GuardedRun(RunSource, PodSide, Protocol):
     def withheld(self) -> str:
         """Why nothing may be uploaded, published or deleted in the store now; empty where it may."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unstored:
+    """What of this run is not in the store, in words. ``pending``: podwatch stores it; ``refused``: it cannot be
+    stored, with the reason."""
+
+    pending: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
 
 class Lease(Protocol):

@@ -23,6 +23,8 @@ STAGING = ".podwatch-staging"
 """Also podwatch's: the staging directory of a restore to a directory of the operator's choice."""
 KEPT = frozenset({"quarantine", "trash", "staging", "uploading"})
 """podwatch's directories whose contents are, or become, the trainer's. The contents belong to its user."""
+NODES = "nodes"
+"""podwatch's directory for a run over several nodes: what they report, and a directory for each but rank 0."""
 _RECORD = "run.json"
 _LOOKED_AT = 1000
 """Limit of directory entries that are examined to decide whether podwatch made it."""
@@ -119,7 +121,7 @@ def _looks_made_by_us(fd: int) -> bool:
             inside = os.listdir(below)[:_LOOKED_AT]  # noqa: PTH208
         finally:
             os.close(below)
-        if any(entry in KEPT or entry.startswith(_RECORD) for entry in inside):
+        if any(entry in KEPT or entry == NODES or entry.startswith(_RECORD) for entry in inside):
             return True
         bare = bare and not inside
     return bare

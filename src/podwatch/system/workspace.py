@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from podwatch.domain.errors import HostError, PermissionDenied
+from podwatch.system.openat import NODES
 from podwatch.system.pinned import HIDDEN, PinnedTree, RootReplaced
 
 
@@ -20,7 +21,8 @@ class Workspace:
     ``use_inside``: quarantine, trash and staging are in ``output_dir/.podwatch`` instead, because a rename to
     ``outside`` fails (output_dir is a mount of its own, or an overlay's lower layer): found out by trying, never by
     comparing devices. ``beside`` are the trainer's other configured directories (``trainer.checkpoint_dir``).
-    ``owner`` is the uid that training runs as; None: podwatch's own, or unknown.
+    ``owner`` is the uid that training runs as; None: podwatch's own, or unknown. ``node``: the rank of this node where
+    several share output_dir; each but rank 0 has directories of its own in it.
 
     ``tree`` is the only way to change anything in these directories. One for each process and run.
     """
@@ -29,6 +31,7 @@ class Workspace:
     use_inside: bool = False
     beside: tuple[Path, ...] = ()
     owner: int | None = None
+    node: int = 0
     tree: PinnedTree = field(default=None, compare=False, repr=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -63,12 +66,18 @@ class Workspace:
             return None
 
     @property
-    def outside(self) -> Path:
+    def shared(self) -> Path:
+        """The directory of all nodes of this run."""
         return self.output_dir.parent / HIDDEN / self.output_dir.name
 
     @property
+    def outside(self) -> Path:
+        return self.shared / NODES / f"node-{self.node}" if self.node else self.shared
+
+    @property
     def inside(self) -> Path:
-        return self.output_dir / HIDDEN
+        own = self.output_dir / HIDDEN
+        return own / NODES / f"node-{self.node}" if self.node else own
 
     @property
     def movable(self) -> Path:

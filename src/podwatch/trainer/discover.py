@@ -22,11 +22,21 @@ from typing import TYPE_CHECKING
 
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
-from podwatch.trainer import naming
 from podwatch.trainer.base import Candidate
 from podwatch.trainer.operator_shells import barred, carries, children_of, find_interactive, of_users, starter
 from podwatch.trainer.process_tree import Process, read
-from podwatch.trainer.roles import Roles, looks_like_reader, looks_like_trainer, program, script_of
+from podwatch.trainer.roles import (
+    Roles,
+    Target,
+    looks_like_reader,
+    looks_like_trainer,
+    named_in_argv,
+    named_in_environment,
+    named_in_files,
+    program,
+    repeats_command,
+    script_of,
+)
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
@@ -289,7 +299,7 @@ def gather(run: Run, roles: Roles, *, own_pid: int) -> list[Process]:
     own = {own_pid, *procfs.descendants(own_pid)}
     above = _ancestors(own_pid)
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    target = naming.Target(run.output_dir, follow_links=True)
+    target = Target(run.output_dir, follow_links=True)
     result: list[Process] = []
     for pid in procfs.all_pids():
         found = read(pid, roles)
@@ -311,18 +321,18 @@ def gather(run: Run, roles: Roles, *, own_pid: int) -> list[Process]:
     return result
 
 
-def _names_run(process: Process, run: Run, target: naming.Target) -> str:
+def _names_run(process: Process, run: Run, target: Target) -> str:
     """Return how the process names the run, as text; empty if it does not, or cannot train."""
     if not _may_train(process):
         return ""
     argv, cwd = process.argv, process.cwd
-    if run.command and naming.repeats(argv, cwd, run.command, run.cwd):
+    if run.command and repeats_command(argv, cwd, run.command, run.cwd):
         return "its command is this run's"
-    if said := naming.in_argv(argv, cwd, target) or naming.in_files(argv, cwd, target):
+    if said := named_in_argv(argv, cwd, target) or named_in_files(argv, cwd, target):
         return said
     # A variable is inherited by everything that is started from the same shell.
     trains = process.launcher_like or looks_like_trainer(argv) or script_of(argv) == script_of(run.command)
-    return naming.in_environment(procfs.environment_items(process.pid), cwd, target) if trains else ""
+    return named_in_environment(procfs.environment_items(process.pid), cwd, target) if trains else ""
 
 
 def _may_train(process: Process) -> bool:

@@ -10,11 +10,18 @@ from pathlib import Path
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register_named
 from podwatch.system.child import scrubbed_environment
-from podwatch.system.files import read_descriptor
-from podwatch.system.reading import open_file
+from podwatch.system.files import open_file, read_descriptor
 
 ALLOWED = frozenset(
-    {"PODWATCH_START_ID", "PODWATCH_RUN", "PODWATCH_STEP", "PODWATCH_CHECKPOINT", "PODWATCH_RESUME_ARGS"}
+    {
+        "PODWATCH_START_ID",
+        "PODWATCH_RUN",
+        "PODWATCH_STEP",
+        "PODWATCH_CHECKPOINT",
+        "PODWATCH_RESUME_ARGS",
+        "PODWATCH_NODE_RANK",
+        "PODWATCH_NODE_COUNT",
+    }
 )
 """The only ``PODWATCH_*`` names training may see; heartbeat URLs start with ``PODWATCH_HEARTBEAT_``."""
 

@@ -34,6 +34,10 @@ Start: take the locks; refuse if a trainer of an earlier keeper still lives; for
 the record and fsync it; release the child with one byte. If the keeper dies before that, the child reads end of file
 and exits without executing anything. So a process that holds the locks and reads the record knows every trainer.
 
+In job mode (the start request has a "job"; docs/jobs.md) the keeper ends with its owner, podwatch's init: it holds the
+read end of a pipe of which init alone holds the other end. End of file means that the job is over, or that init was
+killed: SIGTERM to the tree, SIGKILL after the job's grace. The record and the lock files name the job and its owner.
+
 Output: the trainer itself appends to its log file (O_APPEND) and the keeper rotates by copying and truncating. With a
 pipe through the keeper, a killed keeper would take training with it (SIGPIPE), and a stuck one would block it. The
 cost: a rotation can lose a few lines. The keeper reserves space ahead of the end of the file, so that a full disk does
@@ -1182,9 +1186,11 @@ class TreeReaper:
         return sum(send_signal(pid, ticks, number) for pid, ticks in targets if pid in ours)
 
     def stop(self, grace: float) -> None:
+        until = time.monotonic() + grace
         if self.stop_at is None:
-            self.stop_at = time.monotonic() + grace
+            self.stop_at = until
             self.signal_all(signal.SIGTERM)
+        self.stop_at = min(self.stop_at, until)
 
     def follow_stop(self) -> None:
         if self.stop_at is not None and time.monotonic() >= self.stop_at:
@@ -1400,6 +1406,8 @@ class Keeper:
         self.log: Log
         self.next_tend = 0.0
         self.released = False
+        self.job: dict[str, Any] = {}
+        """In job mode: "pipe" (a descriptor), "grace" (seconds), and what identifies the job and its owner."""
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     # -- start
@@ -1411,6 +1419,9 @@ class Keeper:
             raise StartError("superseded", "the start was withdrawn", 0, spec_name)
         os.unlink(spec_name)
         self.spec = spec
+        self.job = spec.get("job") or {}
+        if self.job:
+            os.set_inheritable(self.job["pipe"], False)
         self.locks.take(spec)
         if (read_file("wanted") or b"").decode().strip() != self.start_id:
             raise StartError("superseded", "a newer start took its place")
@@ -1460,12 +1471,21 @@ class Keeper:
         os.close(go_w)
         failure = b""
         while True:
+            self.kill_unowned(fail_r)
             chunk = os.read(fail_r, 4096)
             if not chunk:
                 break
             failure += chunk
         os.close(fail_r)
         return failure
+
+    def kill_unowned(self, fail_r: int) -> None:
+        """In job mode: until the child reports, kill it if the job ends. Its commands before the start can take
+        minutes."""
+        if self.job:
+            ready = select.select([fail_r, self.job["pipe"]], [], [])[0]
+            if fail_r not in ready:
+                self.tree.signal_all(signal.SIGKILL)
 
     def write_record(self) -> None:
         """Write everything that must be durable before the trainer runs, and reserve the space for later records."""
@@ -1490,8 +1510,11 @@ class Keeper:
             "started_wall": time.time(),
             "warnings": self.warnings.texts,
         }
+        if self.job:
+            record["job"] = {key: value for key, value in self.job.items() if key not in ("pipe", "grace")}
         write_atomic("record.json", record)
-        info = {key: record[key] for key in ("run_id", "start_id", "boot_id", "pid_namespace", "keeper", "pid")}
+        names = ("run_id", "start_id", "boot_id", "pid_namespace", "keeper", "keeper_ticks", "pid", "job")
+        info = {key: record[key] for key in names if key in record}
         self.locks.write(info | {"ticks": self.tree.launcher_ticks, "directory": os.getcwd()})
 
     def say(self, result: dict[str, Any]) -> None:
@@ -1503,6 +1526,8 @@ class Keeper:
         poll = select.poll()
         poll.register(self.wake_r, select.POLLIN)
         poll.register(self.socket.listener, select.POLLIN)
+        if self.job:
+            poll.register(self.job["pipe"], 0)  # an end of file is always reported
         while True:
             self.tree.reap()
             self.tree.follow_stop()
@@ -1516,6 +1541,9 @@ class Keeper:
                             self.tree.stop(self.spec["grace"])
                     except BlockingIOError:
                         pass
+                elif self.job and fd == self.job["pipe"]:
+                    poll.unregister(fd)
+                    self.tree.stop(self.job["grace"])
                 else:
                     self.socket.handle(poll, fd, event)
             if time.monotonic() >= self.next_tend:

@@ -110,6 +110,26 @@ def _holds(path: Path, source: bytes) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class JobRecord:
+    """The job of a keeper in job mode: who owns it, and the engine's name for the job."""
+
+    owner: ProcessIdentity
+    provider: str = ""
+    id: str = ""
+
+
+def job_record(value: object, boot: str, namespace: int) -> JobRecord | None:
+    """From "job" in a record or a lock file; None without job mode, and from an older keeper."""
+    if not isinstance(value, dict):
+        return None
+    try:
+        owner = ProcessIdentity(int(str(value["owner"])), int(str(value["owner_ticks"])), boot, namespace)
+    except (KeyError, ValueError):
+        return None
+    return JobRecord(owner, str(value.get("provider", "")), str(value.get("id", "")))
+
+
+@dataclass(frozen=True, slots=True)
 class KeeperRecord:
     """``record.json``: the started trainer and its keeper. ``directory`` is the keeper's."""
 
@@ -122,6 +142,7 @@ class KeeperRecord:
     started_wall: float
     log: str
     warnings: tuple[str, ...] = ()
+    job: JobRecord | None = None
 
     @property
     def executed(self) -> bool:
@@ -149,6 +170,7 @@ def read_record(directory: Path) -> KeeperRecord | None:
             started_wall=float(str(value["started_wall"])),
             log=str(value["log"]),
             warnings=tuple(str(word) for word in warnings),
+            job=job_record(value.get("job"), boot, namespace),
         )
     except (KeyError, ValueError):
         return None
@@ -165,6 +187,11 @@ def read_exit(directory: Path, start_id: str) -> ExitStatus | None:
         signal=number if isinstance(number, int) else None,
         at_wall=at if isinstance(at, float) else 0.0,
     )
+
+
+def was_stopped(directory: Path, start_id: str) -> bool:
+    """Return whether the keeper had been asked to stop the tree before its launcher ended."""
+    return (_read(directory / f"exit-{start_id}.json") or {}).get("stopped") is True
 
 
 def read_end(directory: Path, start_id: str) -> float | None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from podwatch.domain.errors import Busy, HostError, PermissionDenied, PodwatchError
+from podwatch.domain.instance import Instance
+from podwatch.domain.process import ProcessIdentity
 from podwatch.system.child import scrubbed_environment
 from podwatch.system.clock import Clock
 from podwatch.system.files import atomic_write, read_small
@@ -38,12 +40,28 @@ _REFUSED_ENDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
+class KeeperJob:
+    """Job mode: the keeper ends with its owner (docs/jobs.md). ``pipe``: the read end of a pipe whose other end only
+    ``owner``, podwatch's init, holds. ``grace``: seconds from its end of file to SIGKILL for the tree."""
+
+    pipe: int
+    grace: float
+    owner: ProcessIdentity
+    instance: Instance
+
+    def to_dict(self) -> dict[str, object]:
+        owner = {"owner": self.owner.pid, "owner_ticks": self.owner.start_ticks}
+        return {"pipe": self.pipe, "grace": self.grace, **owner, **self.instance.to_dict()}
+
+
+@dataclass(frozen=True, slots=True)
 class KeeperOptions:
     """Options of a keeper.
 
     ``lock_dir``: one directory for the run lock instead of the usual ones in ``lock_parents`` and, from older versions,
     ``old_lock_dirs`` (None: as in keeper.py). ``grace``: seconds from a SIGTERM to the keeper (its unit is stopped) to
-    SIGKILL for the tree. ``linger``: seconds that the keeper stays after the tree's end unless podwatch releases it."""
+    SIGKILL for the tree. ``linger``: seconds that the keeper stays after the tree's end unless podwatch releases it.
+    ``job``: None unless podwatch runs in job mode."""
 
     lock_dir: Path | None = None
     lock_parents: tuple[Path, ...] | None = None
@@ -52,6 +70,7 @@ class KeeperOptions:
     linger: float = 10.0
     log_limit: int = 64 << 20
     log_count: int = 3
+    job: KeeperJob | None = None
 
 
 def runs_as_service(environ: Mapping[str, str]) -> bool:
@@ -124,7 +143,9 @@ class KeeperLauncher:
         default = Run(str(self._output_dir), users=users_of(""))
         self._roles = roles
         self._run = run or (lambda: default)
-        self._systemd = runs_as_service(environ) if use_systemd is None else use_systemd
+        if use_systemd is None:  # a job's tree stays in the job's cgroup, whatever its engine is a service of
+            use_systemd = options.job is None and runs_as_service(environ)
+        self._systemd = use_systemd
         self._python = python or getattr(sys, "_base_executable", "") or sys.executable
         self._compiled = python is None
         """Whether to run the compiled keeper; not after one that ended without an answer."""
@@ -249,6 +270,7 @@ class KeeperLauncher:
             "old_lock_dirs": _texts(self._options.old_lock_dirs),
             "grace": self._options.grace,
             "linger": self._options.linger,
+            "job": self._options.job.to_dict() if self._options.job is not None else None,
             "expires": self._clock.boottime() + 2 * _START_DEADLINE,
         }
         try:
@@ -290,6 +312,7 @@ class KeeperLauncher:
                     env=environment,
                     cwd=self._directory,
                     start_new_session=True,
+                    pass_fds=(self._options.job.pipe,) if self._options.job is not None else (),
                 )
             except OSError as error:
                 raise HostError(f"cannot run {argv[0]}: {error.strerror}", where=argv[0]) from error

@@ -3,10 +3,14 @@
 from pathlib import Path
 
 from podwatch.checkpoints.layouts import KINDS
-from podwatch.checkpoints.layouts.base import Site
+from podwatch.checkpoints.layouts.base import Kind, Site
 from podwatch.config.settings import CustomLayoutSettings
 
 PAGE = (Path(__file__).parents[3] / "docs" / "layouts.md").read_text()
+
+
+def section(title: str) -> list[str]:
+    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0].splitlines()
 
 
 def test_every_layout_is_in_the_table() -> None:
@@ -21,16 +25,29 @@ def test_every_source_is_named() -> None:
         for kind in KINDS.values()
         for s in kind.make(site).sources
     ]
-    table = PAGE.split("## Sources")[1].splitlines()
-    assert [line for line in table if line.startswith("| `")] == expected
+    assert [line for line in section("Sources") if line.startswith("| `")] == expected
 
 
 def test_whether_it_reshards_is_what_the_code_says() -> None:
     site = Site(Path("/nonexistent"), custom=CustomLayoutSettings())
-    for line in PAGE.split("## Sources")[0].splitlines():
+    for line in section("The layouts"):
         if line.startswith("| `"):
             cells = [cell.strip(" `") for cell in line.strip("|").split("|")]
             word = cells[-1].split()[0]
             assert word in ("yes", "no", "not")
             if word != "not":
                 assert KINDS[cells[0]].make(site).reshards == (word == "yes"), cells[0]
+
+
+def test_where_an_inference_server_finds_the_model_is_what_the_code_says() -> None:
+    assert [line for line in section("Weights for inference") if line.startswith("| `")] == [
+        weights_row(kind) for kind in KINDS.values()
+    ]
+
+
+def weights_row(kind: Kind) -> str:
+    found = kind.weights
+    places = ", ".join(f"`{place}`" for place in found.places) or "none"
+    convert = f"`{found.convert}`" if found.convert else "none known"
+    cells = (": ".join(filter(None, pair)) for pair in ((places, found.when), (convert, found.note)))
+    return f"| `{kind.name}` | {' | '.join(cells)} |"

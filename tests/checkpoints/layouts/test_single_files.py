@@ -12,9 +12,9 @@ from podwatch.checkpoints.layouts import KINDS, make_layout
 from podwatch.checkpoints.layouts.base import Site
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.run import Intent, IntentKind
-from podwatch.policy.retention import Removal, RemovalKind, RemovalPlan, Trigger
+from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
-from podwatch.retention.remover import Remover
+from podwatch.retention.removal import Remover
 from podwatch.sync.types import RunIdentity
 from podwatch.system.clock import SystemClock
 from podwatch.system.workspace import Workspace

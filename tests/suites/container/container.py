@@ -113,10 +113,11 @@ class Container:
 
     # -- inside
 
-    def run(self, *command: str, check: bool = True) -> str:
+    def run(self, *command: str, check: bool = True, seconds: float = 60.0) -> str:
         done = subprocess.run(
             ["nsenter", "-t", str(self.first), "--mount", "--pid", "--uts", "--root", "--wd=/", *command],
-            capture_output=True, text=True, timeout=60, env={"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"},
+            capture_output=True, text=True, timeout=seconds,
+            env={"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"},
         )  # fmt: skip
         if check and done.returncode != 0:
             raise AssertionError(f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

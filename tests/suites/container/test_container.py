@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.suites.container.container import KEEPER, LOG, Container
+from tests.suites.container.container import KEEPER, LOG, Container, configuration
 from tests.suites.container.images import IMAGE_MISSING, MISSING, Rootfs, built_image, own_root
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
@@ -114,6 +114,31 @@ def test_stopping_the_container_is_a_preemption(container: Container) -> None:
     document = json.loads(ended.read_text())
     assert document["code"] == 143 or document["signal"] == signal.SIGTERM, document
     print(f"\nPID 1: SIGTERM to the container's end {took:.1f} s")
+
+
+def test_as_a_job_pid_1_ends_with_the_run_and_returns_its_code(container: Container) -> None:
+    container.write(
+        "/etc/podwatch/podwatch.toml",
+        configuration(container.rootfs).replace('"10"]', '"10", "--max-steps", "20"]') + 'claim_wait = "1s"\n',
+    )
+    container.start(*container.rootfs.argv, "--job")
+    assert container.outer.wait(180) == 0, container.said()
+    assert "The run is finished" in container.said()
+    assert "step 20 is in the store" in container.said()
+
+
+def test_as_a_job_a_stop_of_the_container_is_86_even_with_other_processes_in_it(container: Container) -> None:
+    container.start(*container.rootfs.argv, "--job")
+    container.wait_running()
+    container.run("sh", "-c", "(trap '' TERM; sleep 987) >/dev/null 2>&1 </dev/null & :")  # an orphan that does not end
+    container.wait(lambda: container.processes()[container.find("sleep 987")][2] == 1, 20, "it is a child of PID 1")
+    os.kill(container.first, signal.SIGTERM)
+    began = time.monotonic()
+    assert container.stop() == 86, container.said()
+    assert time.monotonic() - began < 9.5, "docker stop gives ten seconds"
+    (ended,) = Path(container.rootfs.path, KEEPER.lstrip("/")).glob("exit-*.json")
+    document = json.loads(ended.read_text())
+    assert document["code"] == 143 or document["signal"] == signal.SIGTERM, document
 
 
 def test_a_bad_configuration_ends_with_78_and_one_line(container: Container) -> None:

@@ -3,12 +3,17 @@ leaves training running."""
 
 import json
 import re
+import shutil
 import signal
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from podwatch import __version__
 from podwatch.journal import Journal
 from tests.suites.systemd.machine import MISSING, booted
 from tests.suites.systemd.pod import CONFIG, ENV_SECRET, OUTPUT, PODWATCH, REPO, ROOT, RUN, SECRET, TRAIN_UNIT, Pod
@@ -50,11 +55,14 @@ def test_a_hidden_boot_id_is_refused(pod: Pod) -> None:
 def test_install_shows_then_writes_then_changes_nothing(pod: Pod) -> None:
     shown = pod.podwatch("install", "--dry-run")
     assert "would write /etc/systemd/system/podwatch.service" in shown
+    assert "would enable and start podwatch" in shown
     assert "No such file" in pod.run("cat", "/etc/systemd/system/podwatch.service", check=False)
-    first = pod.podwatch("install")
+    first = pod.podwatch("install", "--no-start")
     assert "wrote     /etc/systemd/system/podwatch.service.d/10-paths.conf" in first
-    assert "systemctl enable --now podwatch" in first
-    again = pod.podwatch("install")
+    assert "not started: systemctl start podwatch" in first
+    assert pod.show("podwatch", "UnitFileState") == "enabled"
+    assert pod.show("podwatch", "ActiveState") == "inactive"
+    again = pod.podwatch("install", "--no-start")
     assert "wrote" not in again
     assert again.count("unchanged") == 2
     dropin = pod.run("cat", "/etc/systemd/system/podwatch.service.d/10-paths.conf")
@@ -62,6 +70,19 @@ def test_install_shows_then_writes_then_changes_nothing(pod: Pod) -> None:
     verified = pod.run("systemd-analyze", "verify", "podwatch.service", check=False)
     assert "podwatch.service" not in verified, verified
     assert PODWATCH in pod.show("podwatch", "ExecStart")
+
+
+def test_a_unit_that_was_changed_by_hand_is_not_overwritten(pod: Pod) -> None:
+    unit = "/etc/systemd/system/podwatch.service"
+    pod.run("sed", "-i", "s/^WatchdogSec=.*/WatchdogSec=61s/", unit)
+    refused = pod.podwatch("install", check=False)
+    assert f"{unit} was changed since podwatch wrote it" in refused
+    assert "50-local.conf" in refused
+    assert "WatchdogSec=61s" in pod.run("cat", unit)
+    assert "-WatchdogSec=61s" in pod.podwatch("install", "--dry-run")
+    assert f"kept      {unit}.old" in pod.podwatch("install", "--no-start", "--force")
+    assert "WatchdogSec=61s" in pod.run("cat", f"{unit}.old")
+    assert "WatchdogSec=60s" in pod.run("cat", unit)
 
 
 def test_without_root_it_is_refused_with_77(pod: Pod) -> None:
@@ -80,9 +101,10 @@ def test_without_root_it_is_refused_with_77(pod: Pod) -> None:
 
 
 def test_start_is_ready_and_status_says_what_it_does(pod: Pod) -> None:
-    pod.run("systemctl", "start", "podwatch")  # returns at READY=1
+    assert "started podwatch: podwatch 0." in pod.podwatch("install")  # returns at READY=1
     assert pod.show("podwatch", "ActiveState") == "active"
     pod.wait_running()
+    assert "is running with these files: nothing to do" in pod.podwatch("install")
     pod.wait(lambda: re.search(r"step \d+", status_text(pod)), 20, "a status text with a step")
     assert "Status: " in pod.run("systemctl", "status", "podwatch", "--no-pager", check=False)
     status = pod.status()
@@ -297,9 +319,8 @@ def test_a_second_run_is_an_instance_and_a_bad_configuration_is_not_retried(pod:
     assert "/srv/second" in missing
     assert "mkdir -p" in missing
     pod.run("mkdir", "-p", "/srv/second")
-    assert "podwatch@.service" in pod.podwatch("--run", "second", "install")
-    pod.run("systemctl", "start", "podwatch@second")
-    assert "run second" in pod.journal(unit="podwatch@second")[1]["MESSAGE"]
+    assert "started podwatch@second" in pod.podwatch("--run", "second", "install")
+    assert any("run second" in entry["MESSAGE"] for entry in pod.journal(unit="podwatch@second"))
     assert json.loads(pod.podwatch("--run", "second", "status", "--json", check=False))["running"]
     pod.run("systemctl", "stop", "podwatch@second")
 
@@ -314,14 +335,103 @@ def test_a_second_run_is_an_instance_and_a_bad_configuration_is_not_retried(pod:
 def test_a_configuration_elsewhere_is_named_in_the_unit(pod: Pod) -> None:
     pod.wait_running()
     pod.machine.write("/srv/pod/my config.toml", CONFIG, 0o600)
-    said = pod.podwatch("-c", "/srv/pod/my config.toml", "install")
-    assert "systemctl restart podwatch  (training continues)" in said
     trainer = pod.trainer()
-    pod.run("systemctl", "restart", "podwatch")
+    said = pod.podwatch("-c", "/srv/pod/my config.toml", "install")
+    assert "restarted podwatch: " in said
+    assert "training continued" in said
     assert pod.wait_running() == trainer
+    assert "nothing to do" in pod.podwatch("install"), "without -c the installed configuration is meant"
     assert pod.status()["daemon"]["config_path"] == "/srv/pod/my config.toml"
     pod.run("chown", "65534", "/srv/pod/my config.toml")
     assert "chown" in pod.podwatch("-c", "/srv/pod/my config.toml", "install", check=False)
+    pod.run("chown", "root", "/srv/pod/my config.toml")
+
+
+# -- upgraded
+
+
+def wheel_of(version: str, into: Path) -> Path:
+    """The wheel of this tree with another version number."""
+    tree = into / version
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        tree.mkdir(exist_ok=True)
+        shutil.copy(REPO / name, tree / name)
+    for name in ("src", "systemd", "config"):
+        shutil.copytree(REPO / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "src/podwatch/__init__.py"):
+        text = (tree / name).read_text()
+        (tree / name).write_text(text.replace(f'"{__version__}"', f'"{version}"'))
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(into), str(tree)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return next(into.glob(f"podwatch-{version}-*.whl"))
+
+
+def test_an_upgrade_keeps_the_keeper_and_the_trainer(pod: Pod, tmp_path: Path) -> None:
+    """Two versions of the wheel, one after the other, in one environment: what `pip install --upgrade` does."""
+    new = "/opt/podwatch/bin/podwatch"
+    wheels = pod.machine.root / "srv/pod/wheels"
+    wheels.mkdir()
+    names = [Path(shutil.copy(wheel_of(version, tmp_path), wheels)).name for version in ("0.1.0.dev1", "0.1.0.dev2")]
+    pod.run(sys.executable, "-m", "venv", "/opt/podwatch")
+    site = pod.run("/opt/podwatch/bin/python", "-c", "import site; print(site.getsitepackages()[0])").strip()
+    pod.machine.write(f"{site}/dependencies.pth", f"{sysconfig.get_path('purelib')}\n")
+    trainer, keeper = pod.wait_running(), keeper_of(pod)
+    for name, said in zip(names, ("podwatch 0.1.0.dev1 ", "podwatch 0.1.0.dev2 (was 0.1.0.dev1) "), strict=True):
+        pod.run("/opt/podwatch/bin/pip", "install", "-q", "--no-index", "--no-deps", f"/srv/pod/wheels/{name}")
+        shown = pod.run(new, "install")
+        assert "restarted podwatch: " in shown
+        assert said in shown
+        assert pod.wait_running() == trainer
+        assert keeper_of(pod) == keeper
+        assert "nothing to do" in pod.run(new, "install")
+    endpoint = json.loads(pod.run("cat", f"/run/podwatch/{RUN}/endpoint.json"))
+    assert endpoint["version"] == "0.1.0.dev2"
+    assert new in pod.show("podwatch", "ExecStart")
+    assert pod.events("trainer-adopted")[-1]["PID"] == str(trainer)
+
+
+def keeper_of(pod: Pod) -> int:
+    keeper: int = json.loads(pod.run("cat", f"/var/lib/podwatch/{RUN}/keeper/record.json"))["keeper"]
+    return keeper
+
+
+# -- removed again
+
+
+def test_uninstall_leaves_training_and_what_was_made_by_hand(pod: Pod) -> None:
+    trainer = pod.wait_running()
+    unit = "/etc/systemd/system/podwatch.service"
+    said = pod.podwatch("uninstall", "--dry-run")
+    assert f"would remove {unit}" in said
+    assert pod.show("podwatch", "ActiveState") == "active"
+    assert "ermission denied" in pod.run("setpriv", "--reuid=65534", PODWATCH, "uninstall", check=False)
+    said = pod.podwatch("uninstall")
+    assert f"removed   {unit}" in said
+    assert f"it continues, without podwatch. To end it: systemctl stop podwatch-train-{RUN}" in said
+    for path in (f"/var/lib/podwatch/{RUN}", f"{ROOT}/work/.podwatch/outputs/run.json", "/srv/pod/my config.toml"):
+        assert path in said, said
+    assert pod.show("podwatch", "LoadState") == "not-found" or pod.show("podwatch", "ActiveState") == "inactive"
+    assert "No such file" in pod.run("ls", unit, check=False)
+    assert "50-test.conf" in pod.run("ls", f"{unit}.d"), "an operator's drop-in stays"
+    assert pod.trainer() == trainer
+    assert "podwatch is not installed as a service here" in pod.podwatch("uninstall")
+    refused = pod.podwatch("uninstall", "--purge", "--yes", "--discard-unstored", check=False)
+    assert "podwatch removes no data now: training is running" in refused
+    assert pod.run("ls", f"/var/lib/podwatch/{RUN}/journal.sqlite").strip()
+    assert "started podwatch" in pod.podwatch("install")
+    assert pod.wait_running() == trainer
+
+
+def test_purge_after_the_end_of_training_leaves_nothing_but_training_s_own_files(pod: Pod) -> None:
+    """The second run of this machine: its data go, those of the first stay."""
+    assert "started podwatch@second" in pod.podwatch("--run", "second", "install")
+    pod.wait(lambda: pod.run("ls", "/var/lib/podwatch/second/journal.sqlite", check=False), 20, "its journal")
+    said = pod.podwatch("--run", "second", "uninstall", "--stop-training", "--purge", "--yes")
+    for path in ("/var/lib/podwatch/second", "/run/podwatch/second", "/srv/second/.podwatch"):
+        assert "No such file" in pod.run("ls", path, check=False), said
+    assert "/etc/podwatch/second.toml  (podwatch did not write it)" in said
+    assert pod.run("ls", "/var/lib/podwatch").split() == [RUN]
+    assert pod.show("podwatch", "ActiveState") == "active"
 
 
 # -- the machine goes

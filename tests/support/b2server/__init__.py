@@ -84,10 +84,10 @@ class B2Server:
 
     def violations(self) -> list[str]:
         """Every moment at which a pointer lied, the present included. Must be empty."""
-        return list(self.admin("state")["violations"])
+        return list(self.admin("violations")["violations"])
 
     def versions(self, suffix: str = "") -> list[dict[str, Any]]:
-        return [v for v in self.admin("state")["versions"] if v["name"].endswith(suffix)]
+        return [v for v in self.admin("versions")["versions"] if v["name"].endswith(suffix)]
 
     def environment(self) -> dict[str, str]:
         return os.environ | {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": self.url}

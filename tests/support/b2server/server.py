@@ -8,7 +8,6 @@ import socket
 import struct
 import time
 import urllib.parse
-from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -324,6 +323,10 @@ class Handler(BaseHTTPRequestHandler):
                 state.body(version).write_bytes(data)
             elif what == "count":
                 return {"events": len(state.events)}
+            elif what == "versions":
+                return {"versions": state.shown()}
+            elif what == "violations":
+                return {"violations": state.violations + state.invariant()}
             elif what == "drop":
                 state.drop(state.versions[body["file_id"]])
             elif what != "state":
@@ -334,7 +337,7 @@ class Handler(BaseHTTPRequestHandler):
                 "calls": state.calls,
                 "classes": state.classes,
                 "sent": state.sent,
-                "versions": [asdict(v) for v in sorted(state.versions.values(), key=lambda v: v.number)],
+                "versions": state.shown(),
             }
 
 

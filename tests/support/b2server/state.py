@@ -185,6 +185,9 @@ class State:
             if named or ep in ("b2_delete_file_version", "b2_hide_file"):
                 self.violations += [f"after event {len(self.events) - 1} ({ep} {name}): {v}" for v in self.invariant()]
 
+    def shown(self) -> list[dict[str, Any]]:
+        return [asdict(v) for v in sorted(self.versions.values(), key=lambda v: v.number)]
+
     def invariant(self) -> list[str]:
         """Whatever each latest.json says now, every object behind it is complete and matches."""
         names = {v.name for v in self.versions.values() if v.name.endswith("podwatch/latest.json")}

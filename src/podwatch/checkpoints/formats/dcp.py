@@ -12,7 +12,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.formats import sandbox, torch_zip
 from podwatch.domain.finding import counted
-from podwatch.system.reading import opened
+from podwatch.system.files import opened
 
 INDEX = ".metadata"
 INDEX_TMP = ".metadata.tmp"

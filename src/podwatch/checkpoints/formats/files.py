@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from podwatch.checkpoints.formats import safetensors, torch_zip
-from podwatch.system.reading import open_file, opened, read_file
+from podwatch.system.files import open_file, opened, read_file
 
 # -- check of one file -----------------------------------------------------------------------------------------------
 

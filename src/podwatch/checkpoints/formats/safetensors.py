@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podwatch.system.reading import opened, read_file
+from podwatch.system.files import opened, read_file
 
 MAX_HEADER = 100_000_000
 """Bytes; the limit of the format's own reader."""

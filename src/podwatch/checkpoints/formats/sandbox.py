@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.formats import unpickler
-from podwatch.system.reading import open_file
+from podwatch.system.files import open_file
 
 DEADLINE = 45.0
 """Seconds. Longer than the child's own CPU limit; the rest is for slow storage."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from podwatch.checkpoints.formats import sandbox
-from podwatch.system.reading import opened
+from podwatch.system.files import opened
 
 _ZIP = b"PK\x03\x04"
 _END = b"PK\x05\x06"

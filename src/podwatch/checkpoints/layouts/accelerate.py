@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from podwatch.checkpoints.formats import torch_zip
 from podwatch.checkpoints.layouts import command_line, deepspeed, step_dirs
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source
+from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Weights
 from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
@@ -170,4 +170,11 @@ PROCESSES = ProcessNames(
     programs={"accelerate": ProcessRole.LAUNCHER}, modules={"accelerate.commands.launch": ProcessRole.LAUNCHER}
 )
 
-KIND = Kind("accelerate", Accelerate, recognise, log=LOG, processes=PROCESSES)
+WEIGHTS = Weights(
+    (".",),
+    when="`model.safetensors` without config.json and tokenizer: add those of the original model",
+    convert="accelerate merge-weights CHECKPOINT/pytorch_model_fsdp_0 TARGET",
+    note="sharded FSDP",
+)
+
+KIND = Kind("accelerate", Accelerate, recognise, log=LOG, processes=PROCESSES, weights=WEIGHTS)

@@ -281,6 +281,23 @@ def no_concerns(_site: "Site") -> tuple[Concern, ...]:
     return ()
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Where vLLM and transformers can load the model of a checkpoint.
+
+    ``places``: directories with Hugging Face files, relative to the step's directory ("." is that directory, "{step}"
+    the step); the first that exists counts. ``when``: the condition for them. ``convert``: a command that makes such
+    files in a new directory TARGET from the checkpoint directory CHECKPOINT; empty: none is known that fits every
+    model. ``note``: what else is needed."""
+
+    places: tuple[str, ...] = ()
+    when: str = ""
+    convert: str = ""
+    note: str = ""
+
+
+NO_WEIGHTS = Weights()
+
 MakeLayout = Callable[[Site], Layout]
 Recognise = Callable[[Site], Recognition | None]
 FindConcerns = Callable[[Site], tuple[Concern, ...]]
@@ -300,3 +317,5 @@ class Kind:
     """The lines of the trainer's log."""
     processes: ProcessNames = NO_PROCESSES
     """The names of its processes."""
+    weights: Weights = NO_WEIGHTS
+    """The model for inference."""

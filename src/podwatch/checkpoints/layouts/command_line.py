@@ -15,8 +15,7 @@ from typing import Any
 
 from podwatch.checkpoints.layouts.base import ResumeCommand
 from podwatch.domain.secrets import register_document
-from podwatch.system.files import read_descriptor
-from podwatch.system.reading import opened, read_file
+from podwatch.system.files import opened, read_descriptor, read_file
 
 PLACEHOLDERS = ("{step}", "{checkpoint}", "{resume_args}")
 _TRUTH = frozenset({"true", "false", "1", "0", "yes", "no"})

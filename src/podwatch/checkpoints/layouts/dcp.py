@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from podwatch.checkpoints.formats import dcp
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source
+from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Weights
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, all_step_names, is_plain_dir
@@ -104,4 +104,9 @@ def recognise(site: Site) -> Recognition | None:
     return None
 
 
-KIND = Kind("dcp", lambda site: StepDirs(site, RULES), recognise)
+WEIGHTS = Weights(
+    note="`python -m torch.distributed.checkpoint.format_utils dcp_to_torch CHECKPOINT FILE` makes one torch file,"
+    " which needs the script's model class"
+)
+
+KIND = Kind("dcp", lambda site: StepDirs(site, RULES), recognise, weights=WEIGHTS)

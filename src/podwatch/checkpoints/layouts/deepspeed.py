@@ -17,7 +17,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.formats import dcp, torch_zip
 from podwatch.checkpoints.layouts import command_line, shared_rules
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Tracker
+from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Tracker, Weights
 from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
@@ -249,4 +249,9 @@ LOG = TrainerLog(
 )
 PROCESSES = ProcessNames(programs={"deepspeed": ProcessRole.LAUNCHER})
 
-KIND = Kind("deepspeed", lambda site: StepDirs(site, RULES), recognise, log=LOG, processes=PROCESSES)
+WEIGHTS = Weights(
+    convert="python ../zero_to_fp32.py .. TARGET -t global_stepN --safe_serialization",
+    note="in CHECKPOINT; config.json and the tokenizer come from the original model",
+)
+
+KIND = Kind("deepspeed", lambda site: StepDirs(site, RULES), recognise, log=LOG, processes=PROCESSES, weights=WEIGHTS)

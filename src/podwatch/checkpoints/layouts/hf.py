@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.layouts import command_line, deepspeed
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source
+from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Weights
 from podwatch.checkpoints.layouts.command_line import Program, program
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, step_names
 from podwatch.domain.trainer_log import StepRecord, TrainerLog
-from podwatch.system.reading import read_file
+from podwatch.system.files import read_file
 
 # -- resume arguments ------------------------------------------------------------------------------------------------
 # ``resume_from_checkpoint`` among the training arguments has no effect alone: the program must pass it to
@@ -248,7 +248,23 @@ LOG = TrainerLog(
             needs=re.compile(r"""['"]loss['"]:"""),  # not ``eval_loss``
             step=re.compile(r"""['"](?:global_step|step)['"]: ?['"]?(\d{1,12})['"]?[,}]"""),
         ),
-    )
+    ),
+    # TRL's logging page: GRPO and SFT, PPO
+    metrics={
+        "reward": ("reward", "objective/scores"),
+        "entropy": ("entropy", "objective/entropy"),
+        "kl": ("kl", "objective/kl"),
+        "grad_norm": ("grad_norm",),
+        "loss": ("loss",),
+    },
 )
 
-KIND = Kind("hf", lambda site: StepDirs(site, RULES), recognise, log=LOG)
+WEIGHTS = Weights(
+    (".",),
+    when="not with ZeRO 3 or sharded FSDP; with LoRA the adapter only",
+    convert="accelerate merge-weights CHECKPOINT/pytorch_model_fsdp_0 TARGET",
+    note="sharded FSDP; for ZeRO 3, in CHECKPOINT: `python zero_to_fp32.py . TARGET --safe_serialization`. config.json"
+    " and the tokenizer are in CHECKPOINT",
+)
+
+KIND = Kind("hf", lambda site: StepDirs(site, RULES), recognise, log=LOG, weights=WEIGHTS)

@@ -16,7 +16,17 @@ from pathlib import Path
 
 from podwatch.checkpoints.formats import sandbox, torch_zip
 from podwatch.checkpoints.layouts import command_line, deepspeed, shared_rules, step_dirs
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Marker, Recognition, Site, Source, Tracker
+from podwatch.checkpoints.layouts.base import (
+    Judgement,
+    Kind,
+    Layout,
+    Marker,
+    Recognition,
+    Site,
+    Source,
+    Tracker,
+    Weights,
+)
 from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
 from podwatch.checkpoints.layouts.resume_flags import Preset
@@ -267,4 +277,6 @@ LOG = TrainerLog(
     epoch_lines=(re.compile(r"^Epoch (?=.*━)(\d{1,9})/-?\d{1,9}\s+[━╸╺ ]*\s(\d{1,12})/(\d{1,12}) \d+:\d\d:\d\d • "),),
 )
 
-KIND = Kind("lightning", make, recognise, log=LOG)
+WEIGHTS = Weights(note="the state of the script's LightningModule: its own code exports the model")
+
+KIND = Kind("lightning", make, recognise, log=LOG, weights=WEIGHTS)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.formats import dcp
 from podwatch.checkpoints.layouts import command_line, shared_rules
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Tracker
+from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Tracker, Weights
 from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
@@ -140,4 +140,6 @@ LOG = TrainerLog(
     )
 )
 
-KIND = Kind("megatron", lambda site: StepDirs(site, RULES), recognise, log=LOG)
+WEIGHTS = Weights(note="the exporter of the model's architecture, for example Megatron Bridge")
+
+KIND = Kind("megatron", lambda site: StepDirs(site, RULES), recognise, log=LOG, weights=WEIGHTS)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source
+from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Weights
 from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.megatron import torch_dist
 from podwatch.checkpoints.layouts.resume_flags import Preset
@@ -105,4 +105,10 @@ def recognise(site: Site) -> Recognition | None:
     return None
 
 
-KIND = Kind("nemo", lambda site: StepDirs(site, RULES), recognise)
+WEIGHTS = Weights(
+    convert='python -c \'from nemo.collections import llm; llm.export_ckpt(path="CHECKPOINT", target="hf",'
+    ' output_path="TARGET")\'',
+    note="for the architectures that NeMo can export",
+)
+
+KIND = Kind("nemo", lambda site: StepDirs(site, RULES), recognise, weights=WEIGHTS)

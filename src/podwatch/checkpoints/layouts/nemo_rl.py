@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from podwatch.checkpoints.layouts import command_line, step_dirs
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source
+from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Weights
 from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
@@ -100,4 +100,10 @@ def recognise(site: Site) -> Recognition | None:
     return None
 
 
-KIND = Kind("nemo-rl", lambda site: StepDirs(site, RULES), recognise)
+WEIGHTS = Weights(
+    convert="uv run examples/converters/convert_dcp_to_hf.py --config=CHECKPOINT/config.yaml"
+    " --dcp-ckpt-path=CHECKPOINT/policy/weights --hf-ckpt-path=TARGET",
+    note="in NeMo-RL's repository; copy CHECKPOINT/policy/tokenizer beside it",
+)
+
+KIND = Kind("nemo-rl", lambda site: StepDirs(site, RULES), recognise, weights=WEIGHTS)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from podwatch.checkpoints.layouts import accelerate, command_line
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Marker, Recognition, Site, Source
+from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Marker, Recognition, Site, Source, Weights
 from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
 from podwatch.checkpoints.layouts.resume_flags import Preset
@@ -91,4 +91,6 @@ def recognise(site: Site) -> Recognition | None:
     return None
 
 
-KIND = Kind("open-instruct", make, recognise)
+WEIGHTS = Weights(note="accelerate's state; the script writes Hugging Face files to output_dir at the end")
+
+KIND = Kind("open-instruct", make, recognise, weights=WEIGHTS)

@@ -12,7 +12,17 @@ from functools import partial
 from pathlib import Path
 
 from podwatch.checkpoints.layouts import command_line, deepspeed, shared_rules
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Marker, Recognition, Site, Source, Tracker
+from podwatch.checkpoints.layouts.base import (
+    Judgement,
+    Kind,
+    Layout,
+    Marker,
+    Recognition,
+    Site,
+    Source,
+    Tracker,
+    Weights,
+)
 from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.deepspeed import STEP, load_preset
 from podwatch.checkpoints.layouts.resume_flags import Preset
@@ -144,4 +154,11 @@ def recognise(site: Site) -> Recognition | None:
     return None
 
 
-KIND = Kind("openrlhf", make, recognise)
+WEIGHTS = Weights(
+    ("../global_step{step}_hf",),
+    when="OpenRLHF saves it (its option for Hugging Face files)",
+    convert="python ../zero_to_fp32.py .. TARGET -t global_stepN --safe_serialization",
+    note="in _actor/global_stepN; config.json and the tokenizer come from the original model",
+)
+
+KIND = Kind("openrlhf", make, recognise, weights=WEIGHTS)

@@ -16,7 +16,7 @@ from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, all_step_names
-from podwatch.system.reading import opened
+from podwatch.system.files import opened
 
 STEP = re.compile(r"(?:.*_)?(\d{1,18})")
 COMMIT = "commit_success.txt"

@@ -29,14 +29,16 @@ from podwatch.checkpoints.layouts.base import (
     Source,
     StepSeen,
     Tracker,
+    Weights,
 )
 from podwatch.checkpoints.layouts.prime_rl_run import Hints
 from podwatch.checkpoints.layouts.shared_rules import WEIGHT_INDEXES
 from podwatch.checkpoints.layouts.step_dirs import OnDemand, is_plain_dir, step_names
 from podwatch.checkpoints.scan import is_temporary
 from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.policy import LogRule
 from podwatch.domain.process import ProcessNames, ProcessRole
-from podwatch.domain.trainer_log import StepPattern, TrainerLog
+from podwatch.domain.trainer_log import BAD, NEAR, RAISED, StepPattern, TrainerLog
 
 # -- rule for a complete step ----------------------------------------------------------------------------------------
 # The trainer's half is a DCP directory; the orchestrator's is ``progress.pt``; in layout A the broadcast with
@@ -415,7 +417,36 @@ LOG = TrainerLog(
         # The level must be first or right after a time stamp: model output quoted inside a line must not count.
         StepPattern(re.compile(r"^[\d\s:.,TZ/+|-]{0,40}SUCCESS\s+Step (\d{1,12}) \|"), roles=_COLUMNS),
         StepPattern(re.compile(r"^Step (\d{1,12}) \|"), json_level="SUCCESS", roles=_COLUMNS),
-    )
+    ),
+    # prime_rl/trainer/rl/train.py, orchestrator/metrics.py, utils/metrics_server.py (559b44772), monitor/file.py
+    # (v0.8.0), step lines of January 2026 (a24ec986b). "trainer_..." are of its metrics endpoint.
+    metrics={
+        "reward": ("reward/mean", "reward/all/mean"),  # until v0.7
+        "entropy": ("entropy/all/mean", "entropy/mean", "trainer_entropy"),  # from v0.5, before
+        "kl": ("mismatch_kl/all/mean", "mismatch_kl/mean", "trainer_mismatch_kl"),  # trainer against inference engine
+        "grad_norm": ("optim/grad_norm", "trainer_grad_norm"),
+        "loss": ("loss/mean", "trainer_loss"),
+    },
+    errors=(
+        LogRule(
+            "api-connection-errors",
+            rf"(?:{BAD}{NEAR}|{RAISED})(?:APIConnectionError|APITimeoutError|openai\.APIConnectionError)",
+            count=20,
+            within_seconds=600.0,
+            says="the orchestrator cannot reach the inference server",
+            fix="check the server with `podwatch status` and a request to its /health",
+            supports=("silent-death", "hang"),
+        ),
+        # src/prime_rl/utils/pathing.py (06c96a8e8), from v0.5.0 on
+        LogRule(
+            "run-directory-used",
+            rf"(?:{BAD}{NEAR}|{RAISED})(?:Run|Output|Checkpoint) directory '[^']{{1,400}}' already contains",
+            critical=True,
+            says="prime-rl refuses to start: an earlier run used its run directory",
+            fix="resume from a step (`podwatch start --step N`), or set another run.name in the training command;"
+            " --clean deletes the directory with its checkpoints",
+        ),
+    ),
 )
 PROCESSES = ProcessNames(
     # set with setproctitle from v0.6.0
@@ -444,4 +475,13 @@ PROCESSES = ProcessNames(
     },
 )
 
-KIND = Kind("prime-rl", _make, prime_rl_run.recognise, prime_rl_run.concerns, log=LOG, processes=PROCESSES)
+WEIGHTS = Weights(
+    ("../../weights/step_{step}", "../../broadcasts/step_{step}", "../../run_default/broadcasts/step_{step}"),
+    when="`weights` only until 2026-08 and only with its own interval; `broadcasts` where the weights are broadcast by"
+    " files, not by NCCL. `STABLE` inside marks the end",
+    note="with LoRA the directory holds the adapter only",
+)
+
+KIND = Kind(
+    "prime-rl", _make, prime_rl_run.recognise, prime_rl_run.concerns, log=LOG, processes=PROCESSES, weights=WEIGHTS
+)

@@ -17,7 +17,7 @@ from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.step_dirs import is_plain_dir, newest_steps, step_names
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.run import is_id, valid_ids
-from podwatch.system.reading import opened
+from podwatch.system.files import opened
 
 # -- command line ------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from podwatch.checkpoints.layouts import command_line, shared_rules
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Tracker
+from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Tracker, Weights
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import StepView
 from podwatch.checkpoints.layouts.step_dirs import STEP, Rules, StepDirs, step_names
@@ -87,4 +87,6 @@ def recognise(site: Site) -> Recognition | None:
     return None
 
 
-KIND = Kind("runner", lambda site: StepDirs(site, RULES), recognise)
+WEIGHTS = Weights(("model",))
+
+KIND = Kind("runner", lambda site: StepDirs(site, RULES), recognise, weights=WEIGHTS)

@@ -14,7 +14,17 @@ from pathlib import Path
 
 from podwatch.checkpoints.formats import dcp
 from podwatch.checkpoints.layouts import command_line, shared_rules, step_dirs
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Marker, Recognition, Site, Source, Tracker
+from podwatch.checkpoints.layouts.base import (
+    Judgement,
+    Kind,
+    Layout,
+    Marker,
+    Recognition,
+    Site,
+    Source,
+    Tracker,
+    Weights,
+)
 from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
@@ -172,4 +182,8 @@ def recognise(site: Site) -> Recognition | None:
     return None
 
 
-KIND = Kind("skyrl", make, recognise)
+WEIGHTS = Weights(
+    note="`trainer.hf_save_interval` exports to `trainer.export_path`/global_step_N/policy, outside the checkpoint"
+)
+
+KIND = Kind("skyrl", make, recognise, weights=WEIGHTS)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.formats import dcp, sandbox
 from podwatch.checkpoints.layouts import command_line
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source
+from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Weights
 from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import WEIGHT_INDEXES, StepView
@@ -134,4 +134,12 @@ LOG = TrainerLog(
     )
 )
 
-KIND = Kind("torchtitan", lambda site: StepDirs(site, RULES), recognise, log=LOG)
+WEIGHTS = Weights(
+    (".",),
+    when="only the last step, with last_save_in_hf",
+    convert="python scripts/checkpoint_conversion/convert_to_hf.py CHECKPOINT TARGET --hf_assets_path ASSETS"
+    " --model_name NAME --model_flavor FLAVOR",
+    note="in torchtitan's repository; config.json comes from the original model",
+)
+
+KIND = Kind("torchtitan", lambda site: StepDirs(site, RULES), recognise, log=LOG, weights=WEIGHTS)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.formats import dcp, safetensors
 from podwatch.checkpoints.layouts import command_line, shared_rules
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Tracker
+from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Tracker, Weights
 from podwatch.checkpoints.layouts.command_line import launched, program
 from podwatch.checkpoints.layouts.megatron import torch_dist
 from podwatch.checkpoints.layouts.resume_flags import Preset
@@ -305,6 +305,21 @@ LOG = TrainerLog(
         ),
     ),
     run_bars=("training progress",),
+    # verl/trainer/ppo/metric_utils.py, verl/workers/actor/dp_actor.py
+    metrics={
+        "reward": ("critic/rewards/mean", "critic/score/mean"),
+        "entropy": ("actor/entropy", "actor/entropy_loss"),
+        "kl": ("actor/ppo_kl", "actor/kl_loss"),  # against the policy that made the rollouts; against the reference
+        "grad_norm": ("actor/grad_norm",),
+        "loss": ("actor/pg_loss",),
+    },
 )
 
-KIND = Kind("verl", lambda site: StepDirs(site, RULES), recognise, log=LOG)
+WEIGHTS = Weights(
+    ("actor/huggingface",),
+    when="`hf_model` is in the trainer's save_contents; otherwise config and tokenizer only",
+    convert="python -m verl.model_merger merge --backend fsdp --local_dir CHECKPOINT/actor --target_dir TARGET",
+    note="`--backend megatron` for Megatron; SFT: CHECKPOINT itself",
+)
+
+KIND = Kind("verl", lambda site: StepDirs(site, RULES), recognise, log=LOG, weights=WEIGHTS)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from podwatch.cli.assumed import Given, assume, given_options
 from podwatch.cli.common import Where, clean, colours, common, json_option, print_json
 from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
 
@@ -28,8 +29,12 @@ _TONE = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.option("--notify", is_flag=True, help="Send a test notice to each channel of [notify].")
 @click.option("-v", "--verbose", is_flag=True, help="Also show the learned values of this run.")
 @json_option
-def command(where: Where, throughput: bool, notify: bool, verbose: bool, as_json: bool) -> None:
-    """Check this pod before training runs unattended. Exit: 0 ok or warnings, 1 a check failed, 78 configuration."""
+@given_options
+def command(where: Where, given: Given, throughput: bool, notify: bool, verbose: bool, as_json: bool) -> None:
+    """Check this pod before training runs unattended. Exit: 0 ok or warnings, 1 a check failed, 78 configuration.
+
+    With a command after --, as `podwatch run --job` takes it, settings that are not given are detected and shown.
+    """
     from podwatch.cli.check.report import Line
     from podwatch.config.loading import load_settings
     from podwatch.config.problems import ConfigurationProblems
@@ -38,7 +43,8 @@ def command(where: Where, throughput: bool, notify: bool, verbose: bool, as_json
     code = int(ExitCode.OK)
     try:
         path = Path(where.config) if where.config else None
-        loaded = load_settings(path, environ=os.environ, run=where.run)
+        assumed = assume(where, given)
+        loaded = load_settings(path, environ=os.environ, overrides=assumed.overrides, run=where.run)
     except ConfigurationError as error:
         problems = error.problems if isinstance(error, ConfigurationProblems) else (error,)
         lines += [Line("config", "fail", f"{p.what}{f' ({p.where})' if p.where else ''}", p.fix) for p in problems]
@@ -48,6 +54,7 @@ def command(where: Where, throughput: bool, notify: bool, verbose: bool, as_json
     else:
         text = f"{loaded.path or 'environment and flags'}, run {loaded.settings.run_id}"
         results = [Line("config", "ok", text), *(Line("config", "warn", w, "") for w in loaded.warnings)]
+        results += [Line("assumed", "ok", line.removeprefix("assumed ")) for line in assumed.lines]
         for result in results:
             lines.append(result)
             if not as_json:
@@ -68,7 +75,8 @@ def examine(
 ) -> "Iterator[Line]":
     """The results of every check, in the order in which an operator fixes things. A check that fails to run yields a
     result, too, and does not stop the others."""
-    from podwatch.cli.check import disk, leftovers, machine, notify, start
+    from podwatch.cli.check import commands, disk, leftovers, machine, notify, start
+    from podwatch.cli.check.advice import advice
     from podwatch.cli.check.report import Line, sets_of
     from podwatch.cli.check.store import store
 
@@ -93,10 +101,13 @@ def examine(
         "disk": lambda: disk.disk(settings, sets),
         "files": lambda: disk.files(settings),
         "store": lambda: store(settings, throughput, sets),
+        "advice": lambda: advice(settings, sets),
         "nofile": lambda: machine.limits(settings),
         "http": lambda: machine.http(settings),
         "notify": lambda: notify.notify(settings, send=send_notice),
         "wandb run": lambda: notify.own_wandb(settings, send=send_notice),
+        "hooks": lambda: commands.hooks(settings),
+        "checks": lambda: commands.checks(settings),
         "host": lambda: machine.host(settings),
         "pause": lambda: leftovers.remembered(settings, verbose),
     }

@@ -123,7 +123,7 @@ def _peak(settings: Settings, last: int, room: int) -> Iterator[Line]:
 
 def files(settings: Settings) -> Iterator[Line]:
     """What podwatch can observe on this filesystem about files that are being written."""
-    from podwatch.checkpoints.capabilities import probe
+    from podwatch.checkpoints.settle_time import probe
 
     there = nearest(settings.trainer.output_dir.parent)
     found = in_time(lambda: probe(there))

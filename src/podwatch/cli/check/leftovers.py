@@ -11,6 +11,7 @@ from pathlib import Path
 from podwatch.checkpoints.layouts import process_names
 from podwatch.cli.check.report import Line, Sets, in_time
 from podwatch.config.settings import Settings
+from podwatch.config.store_kinds import bucket_of
 from podwatch.daemon.paths import workspace_of
 from podwatch.domain.errors import HostError
 from podwatch.domain.finding import counted
@@ -92,7 +93,7 @@ def leftovers(settings: Settings, now: str) -> Iterator[Line]:
         yield Line("leftovers", "fail", text, "end them; `podwatch clean --gpu` ends those on a GPU")
     since = _last_start(settings)
     if not now and since is not None:
-        stale = in_time(lambda: stale_files.look(stale_files.owner_id(settings.trainer.user), since))
+        stale = in_time(lambda: stale_files.find_stale(stale_files.owner_id(settings.trainer.user), since))
         if stale.stale:
             names = ", ".join(str(path) for path in stale.stale[:SHOWN])
             text = f"podwatch deletes {len(stale.stale)} stale files before the next start: {names}"
@@ -192,8 +193,7 @@ class Ours:
 def other_tools(settings: Settings) -> Iterator[Line]:
     output = settings.trainer.output_dir
     store = settings.sync.store or ""
-    bucket = store.removeprefix("b2://").partition("/")[0] if store.startswith("b2://") else ""
-    ours = Ours(tuple(sorted({str(output), os.path.realpath(output)})), bucket)
+    ours = Ours(tuple(sorted({str(output), os.path.realpath(output)})), bucket_of(store))
     found = in_time(lambda: [*_running(ours, discover.run_of(settings)), *_scheduled(ours)])
     if not found:
         yield Line("other tools", "ok", "no other tool found that uploads or deletes this run's files")

@@ -15,7 +15,8 @@ import psutil
 from podwatch.cli.check.report import DEADLINE_SECONDS, Line, in_time
 from podwatch.client.format import gib
 from podwatch.config.settings import Settings
-from podwatch.recovery.resources import port_taken
+from podwatch.domain.errors import PodwatchError
+from podwatch.recovery.resources_free import port_taken
 from podwatch.system import procfs
 from podwatch.system.procfs import is_alive
 from podwatch.trainer.keeper_client import read_record
@@ -163,11 +164,20 @@ def http(settings: Settings) -> Iterator[Line]:
     if not settings.http.enabled:
         yield Line("http", "warn", "off: no /healthz, no metrics, no progress pings", "set [http] enabled = true")
         return
-    from podwatch.api.http import bind
+    from podwatch.api.http import beyond_loopback, bind
+    from podwatch.daemon.configuration import http_password
 
     listener = bind(settings.http.host, settings.http.port)
     got = int(listener.getsockname()[1])
     listener.close()
+    try:
+        password = http_password(settings.http)
+    except PodwatchError as error:
+        yield Line("http", "fail", error.what, error.fix)
+        return
+    if not password and beyond_loopback(settings.http.host):
+        text = f"{settings.http.host} without a password: only probes and progress pings are answered"
+        yield Line("http", "warn", text, "set [http] password_file (docs/page.md)")
     if settings.http.port in (0, got):
         yield Line("http", "ok", f"{settings.http.host}:{got} is free")
     else:

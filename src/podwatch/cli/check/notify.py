@@ -24,6 +24,7 @@ _WEB = ("http", "https")
 def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
     """Whether each channel can work; with ``send``, the result of one test notice."""
     from podwatch.daemon.notifications import all_urls, channels_of
+    from podwatch.policy.alerts import channel_of
     from podwatch.reporting.notify import shown_url
 
     chosen = settings.notify
@@ -44,7 +45,7 @@ def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
             yield Line("notify", "fail", f"{chosen.command[0]} not found", fix)
         else:
             yield Line("notify", "ok", f"podwatch sends notices to {found}")
-    for url in urls:
+    for _, url in map(channel_of, urls):
         scheme = url.partition(":")[0]
         if scheme in _WEB or importlib.util.find_spec("apprise") is not None:
             unsafe = scheme == "http" and not shown_url(url).startswith(("http://127.", "http://localhost"))

@@ -1,23 +1,21 @@
 """Check the store: reachable, a key with the needed capabilities, and fast enough for the saves."""
 
 import math
-import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from email.utils import parsedate_to_datetime
 from itertools import islice, pairwise
-from pathlib import Path
 from statistics import median
 
 from podwatch.cli.check.report import Line, Sets, in_time
+from podwatch.cli.offline import credentials
 from podwatch.client.format import size, span
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.stores.base import ObjectStore, StoredObject
-from podwatch.stores.credentials import credentials_from_environment
 from podwatch.stores.open import open_store, same_filesystem
+from podwatch.stores.s3_features import Features
 from podwatch.sync.runs.list import OLD_STEP
 from podwatch.sync.upload.job import keys_for
 
@@ -31,24 +29,24 @@ PIECES = 4
 def store(settings: Settings, throughput: bool, sets: Sets) -> Iterator[Line]:
     url = settings.sync.store
     if not url:
-        yield Line("store", "warn", "NOT BACKED UP: no store is configured", "set [sync] store to b2://bucket")
+        yield Line(
+            "store", "warn", "NOT BACKED UP: no store is configured", "set [sync] store: a bucket or another disk"
+        )
         return
     if same_filesystem(url, settings.trainer.output_dir):
-        yield Line("store", "fail", f"{url} is on the filesystem of output_dir", "use another disk, or b2://")
+        yield Line("store", "fail", f"{url} is on the filesystem of output_dir", "use another disk, or a bucket")
         return
-    directory = os.environ.get("CREDENTIALS_DIRECTORY")
-    credentials = credentials_from_environment(
-        os.environ, settings.trainer.env_file, Path(directory) if directory else None
-    )
-    opened = open_store(url, credentials, writer_id="check", connections=PIECES)
+    opened = open_store(url, credentials(settings), writer_id="check", connections=PIECES)
     try:
         warnings = in_time(opened.check, seconds=60.0)
         yield Line("store", "ok", f"{opened.url} is usable")
+        if found := found_out(opened.features):
+            yield Line("store", "ok", found)
         for warning in warnings:
             yield Line("store", "warn", warning, "see docs/sync.md")
         yield from _earlier(settings, opened)
-        if url.startswith("b2://"):
-            yield from _clock(_store_clock())
+        if opened.clock_skew is not None:
+            yield _clock(opened.clock_skew)
         if throughput:
             yield from _throughput(settings, opened, sets())
     except TimeoutError:
@@ -56,6 +54,25 @@ def store(settings: Settings, throughput: bool, sets: Sets) -> Iterator[Line]:
         yield Line("store", "fail", f"{opened.url} does not answer", fix)
     finally:
         opened.close()
+
+
+_CHECKS = {"sha1": "SHA-1", "sha256": "SHA-256", "md5": "MD5"}
+
+
+def found_out(features: Mapping[str, object]) -> str:
+    """What trying the store out showed, in one line; empty for a store where there is nothing to find out."""
+    if "part_checks" not in features:
+        return ""
+    known = Features.from_json(features)
+    if known is None:
+        return ""
+    checks = ", ".join(_CHECKS[check] for check in known.part_checks) or "no checksum"
+    parts = [f"it refuses wrong data by {checks}"]
+    parts += ["its ETag is the MD5 of the data"] if known.etag_md5 else []
+    works = known.create and known.replace
+    parts.append("conditional writes work" if works else "no conditional writes (docs/two-pods.md)")
+    parts.append("it keeps versions" if known.versioned else "no versions")
+    return f"tried out at {features.get('endpoint')}: {'; '.join(parts)}"
 
 
 def _earlier(settings: Settings, opened: ObjectStore) -> Iterator[Line]:
@@ -68,36 +85,12 @@ def _earlier(settings: Settings, opened: ObjectStore) -> Iterator[Line]:
         yield Line("store", "ok", f"{text}; to import them: `podwatch runs import {settings.run_id}`")
 
 
-def _store_clock() -> float | None:
-    """The store's clock minus ours, in seconds; None if unknown."""
-    import urllib.error
-    import urllib.request
-
-    address = os.environ.get("B2_ENVIRONMENT") or "https://api.backblazeb2.com"
-    if not address.startswith(("https://", "http://")):
-        return None
-    try:
-        asked = urllib.request.Request(address, method="HEAD")  # noqa: S310 - the scheme was looked at
-        with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310
-            date = answer.headers.get("Date")
-    except urllib.error.HTTPError as error:
-        date = error.headers.get("Date")  # any answer has the time
-    except OSError:
-        return None
-    try:
-        return parsedate_to_datetime(date).timestamp() - time.time() if date else None
-    except (TypeError, ValueError):
-        return None
-
-
-def _clock(skew: float | None) -> Iterator[Line]:
-    if skew is None:
-        return
+def _clock(skew: float) -> Line:
+    """``skew``: seconds that this machine's clock is ahead of the store's."""
     if abs(skew) > SKEW_SECONDS:
-        text = f"this machine's clock is {span(abs(skew))} {'behind' if skew > 0 else 'ahead of'} the store's"
-        yield Line("clock", "warn", text, "set it (chronyd, ntpdate); else podwatch misjudges ages and leases")
-    else:
-        yield Line("clock", "ok", "this machine's clock matches the store's")
+        text = f"this machine's clock is {span(abs(skew))} {'ahead of' if skew > 0 else 'behind'} the store's"
+        return Line("clock", "warn", text, "set it (chronyd, ntpdate); else podwatch misjudges ages and leases")
+    return Line("clock", "ok", "this machine's clock matches the store's")
 
 
 def _throughput(settings: Settings, opened: ObjectStore, sets: tuple[CheckpointSet, ...]) -> Iterator[Line]:

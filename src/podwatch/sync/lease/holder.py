@@ -18,8 +18,8 @@ from podwatch.domain.lease import HolderState
 from podwatch.domain.manifest import Keys
 from podwatch.policy.lease import Decision, LeaseAction, locked_out
 from podwatch.stores.base import ObjectStore, OpenStore
-from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, Memory, perform
-from podwatch.sync.types import PodSide, Tell
+from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, perform
+from podwatch.sync.types import Memory, PodSide, Tell
 from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker
 
@@ -31,13 +31,6 @@ RETRY_MIN, RETRY_MAX = 5.0, 60.0
 ASIDE_SECONDS = 60.0
 """How soon a pod sees that control.json gives it the run again."""
 SETTLED = (LeaseAction.HOLD, LeaseAction.SUPERSEDED, LeaseAction.REFUSE)
-
-_NEWS = {
-    "claimed": (EventName.RUN_CLAIMED, Severity.INFO),
-    "superseded": (EventName.SUPERSEDED, Severity.CRITICAL),
-    "control": (EventName.CONTROL_CHANGED, Severity.WARNING),
-    "control-refused": (EventName.CONTROL_REFUSED, Severity.WARNING),
-}
 
 
 class Follower(Protocol):
@@ -59,7 +52,6 @@ class LeaseHolder:
         clock: Clock,
         pod: PodSide,
         *,
-        exclusive: bool,
         open_store: OpenStore,
         follower: Follower,
         tell: Tell,
@@ -68,7 +60,7 @@ class LeaseHolder:
         self._clock, self._pod, self._open, self._follower, self._say = clock, pod, open_store, follower, tell
         self._retry, self._timing = retry, terms.timing
         self._refusals, self._refused_since = 0, 0.0
-        self._claims = LeaseProtocol(terms, keys, memory, clock, pod, exclusive=exclusive)
+        self._claims = LeaseProtocol(terms, keys, memory, clock, pod)
         self._worker = Worker("claims")
         self._lock = threading.Lock()
         self._store: ObjectStore | None = None
@@ -179,6 +171,7 @@ class LeaseHolder:
     def _opened(self) -> ObjectStore:
         if self._store is None:
             self._store = self._open()
+        self._claims.exclusive = self._store.exclusive  # asks the store where that is not known yet
         return self._store
 
     def _failed(self, error: Exception) -> None:
@@ -228,6 +221,7 @@ class LeaseHolder:
         what the store raises."""
         try:
             with self._lock:
+                self._claims.exclusive = store.exclusive
                 answer: tuple[int, float] = perform(store, self._claims.confirm(), self._clock)
                 return answer
         finally:
@@ -240,8 +234,7 @@ class LeaseHolder:
     def _tell(self) -> None:
         news, self._claims.news = self._claims.news, []
         for item in news:
-            name, severity = _NEWS[item.kind]
-            self._say(name, item.text, severity, **_facts(self.decision))
+            self._say(item.event, item.text, item.severity, **_facts(self.decision))
         decision = self.decision
         if self._told is None or self._told.act is not decision.act:
             if decision.act in (LeaseAction.WATCH, LeaseAction.REFUSE):

@@ -8,10 +8,11 @@ written. Only the clock that continues during suspend counts: a pod does not not
 import secrets
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
-from io import BytesIO
 from typing import Any, Protocol
 
 from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import Severity
 from podwatch.domain.lease import (
     Claim,
     Control,
@@ -35,28 +36,19 @@ from podwatch.policy.lease import (
     Timing,
     Watch,
     decide,
+    holder_of,
     watched,
     winner,
 )
 from podwatch.stores.base import ObjectStore, StoredObject
-from podwatch.stores.parts import StreamSource
-from podwatch.sync.types import TrainingFacts, rfc3339
+from podwatch.stores.fenced import Boottime, put_before
+from podwatch.sync.types import Memory, TrainingFacts, rfc3339
 
 # -- store requests ---------------------------------------------------------------------------------------------------
 # As data, so that a simulation can answer the same requests.
 
 LIMIT = 1 << 20
 """Largest document, in bytes, that is read this way."""
-
-
-class TooLate(RemoteError):  # noqa: N818
-    """The confirmation that this write rests on is too old (a freeze, a slow store): nothing was sent."""
-
-
-class Boottime(Protocol):
-    """The clock that continues during suspend; ``system.clock.Clock`` is one."""
-
-    def boottime(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,37 +106,13 @@ def _answer(store: ObjectStore, request: Request, clock: Boottime) -> Any:
         case Get(key):
             return store.get_bytes(key, limit=LIMIT)
         case ListAll(prefix):
-            return list(store.list(prefix))
+            return list(store.identify(store.list(prefix)))
         case Create(key, data):
             return store.create(key, data)
         case Delete(item):
             return store.delete(item)
         case Put(key, data, until):
             return put_before(store, key, data, until, clock)
-
-
-def put_before(store: ObjectStore, key: str, data: bytes, until: float, clock: Boottime) -> StoredObject:
-    """Store a small object; sends no byte after ``until``, also not in a retry. Raises TooLate."""
-    return store.put_small(key, _Fenced(data, until, clock), len(data))
-
-
-class _Fenced:
-    """A document that can be read until ``until`` only."""
-
-    def __init__(self, data: bytes, until: float, clock: Boottime) -> None:
-        self._source, self._until, self._clock = StreamSource(BytesIO(data)), until, clock
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        self._in_time()
-        return self._source.read_at(offset, size)
-
-    def read_into(self, offset: int, buffer: memoryview) -> int:
-        self._in_time()
-        return self._source.read_into(offset, buffer)
-
-    def _in_time(self) -> None:
-        if self._clock.boottime() > self._until:
-            raise TooLate("this write came too late: podwatch must confirm again that this pod holds the lease")
 
 
 # -- one pod's side ---------------------------------------------------------------------------------------------------
@@ -168,18 +136,12 @@ class NotHolding(RemoteError):  # noqa: N818
     """It is not decided yet whether this pod holds the lease; waiting can help."""
 
 
-class Memory(Protocol):
-    """The part of the journal that this needs."""
-
-    def learn(self, key: str, value: object) -> None: ...
-    def learned(self, key: str, default: Any = None) -> Any: ...
-
-
 @dataclass(frozen=True, slots=True)
 class News:
-    """Something to report to the operator. ``kind``: claimed, superseded, control, control-refused."""
+    """Something to report to the operator."""
 
-    kind: str
+    event: EventName
+    severity: Severity
     text: str
 
 
@@ -191,15 +153,18 @@ class LeaseClock(Boottime, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """With what this pod asks for the lease. ``take_over``: the operator has requested that it takes the run over."""
+    """With what this pod asks for the lease. ``take_over``: the operator has requested that it takes the run over.
+    ``ended``: whether the process of another attempt of the job (``Pod.process``) has provably ended."""
 
     me: Pod
     timing: Timing
     take_over: bool = False
+    ended: Callable[[str], bool] = lambda _process: False
 
 
 class LeaseProtocol:
-    """One pod's side. Not thread-safe: one generator at a time. ``exclusive``: the store creates names exclusively."""
+    """One pod's side. Not thread-safe: one generator at a time. ``exclusive``: the store creates names exclusively; set
+    it before the first look."""
 
     def __init__(
         self,
@@ -209,10 +174,10 @@ class LeaseProtocol:
         clock: LeaseClock,
         training: TrainingFacts,
         *,
-        exclusive: bool,
+        exclusive: bool = False,
         nonce: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
-        self.me, self._timing, self._exclusive = terms.me, terms.timing, exclusive
+        self.me, self._timing, self._exclusive, self._ended = terms.me, terms.timing, exclusive, terms.ended
         self._keys, self._memory, self._clock, self._training, self._nonce = keys, memory, clock, training, nonce
         self.news: list[News] = []
         self.contested = False
@@ -232,12 +197,27 @@ class LeaseProtocol:
         self.decision = decide(self._known, self._timing)
 
     def _recorded(self) -> Own | None:
+        """The claim that this pod won last. An attempt of a job has none of an earlier attempt, unless that one has
+        provably ended: it may live on beside this one, with the same state directory."""
         kept = self._memory.learned(REMEMBERED)
         try:
             claim = Claim(int(kept["generation"]), str(kept["nonce"]))
-            return Own(claim, str(kept["boot"]), won=True, recorded=True)
+            own = Own(claim, str(kept["boot"]), str(kept.get("process", "")), won=True, recorded=True)
         except (TypeError, KeyError, ValueError):
             return None
+        if own.process == self.me.process:
+            return own
+        same_job = kept.get("job", list(self.me.instance.job)) == list(self.me.instance.job)
+        return own if same_job and self._ended(own.process) else None
+
+    @property
+    def exclusive(self) -> bool:
+        return self._exclusive
+
+    @exclusive.setter
+    def exclusive(self, exclusive: bool) -> None:
+        self._exclusive = exclusive
+        self._known = replace(self._known, exclusive=exclusive)
 
     @property
     def generation(self) -> int:
@@ -315,20 +295,23 @@ class LeaseProtocol:
         except IntegrityError as error:
             if self._complaint != str(error):
                 self._complaint = str(error)
-                self.news.append(News("control-refused", f"{error}; the previous request stays in force"))
+                self.news.append(
+                    News(EventName.CONTROL_REFUSED, Severity.WARNING, f"{error}; the previous request stays in force")
+                )
             return
         self._complaint = ""
         if wish != self._known.control:
             told = f"training {'must stop' if wish.stopped else 'is allowed'}"
             told += f", on pod {wish.holder} only" if wish.holder else ""
             told += f" ({wish.reason})" if wish.reason else ""
-            self.news.append(News("control", f"control.json in the store was changed: {told}"))
+            self.news.append(
+                News(EventName.CONTROL_CHANGED, Severity.WARNING, f"control.json in the store was changed: {told}")
+            )
             self._known = replace(self._known, control=wish)
 
     def _decide(self) -> Decision:
-        self._known = replace(
-            self._known, training=self._training.trainer_alive(), trained=self._training.ever_started()
-        )
+        self._known = replace(self._known, training=self._training.trainer_alive(), trained=self._trained())
+        self._look_at_holder()
         before, known = self.decision, self._known
         decision = decide(known, self._timing)
         own = known.own
@@ -336,17 +319,29 @@ class LeaseProtocol:
             known = self._known = replace(known, take_over=False)
         if decision.act is LeaseAction.HOLD and own is not None and not (own.won and not own.recorded):
             self._known = replace(known, own=replace(own, won=True, recorded=False))
-            self._memory.learn(REMEMBERED, {**_kept(own.claim), "boot": own.boot})
+            self._memory.learn(
+                REMEMBERED,
+                {**_kept(own.claim), "boot": own.boot, "process": own.process, "job": list(self.me.instance.job)},
+            )
         if decision.act is LeaseAction.HOLD and before.act is not LeaseAction.HOLD:
             self._confirmed_at = self._looked_at
             if self.contested:
                 text = f"this pod now holds the run's lease in the store (generation {decision.generation})"
-                self.news.append(News("claimed", text))
+                self.news.append(News(EventName.RUN_CLAIMED, Severity.INFO, text))
         if decision.act is LeaseAction.SUPERSEDED and not known.lost:
             self._known = replace(self._known, lost=True)
-            self.news.append(News("superseded", decision.why_not))
+            self.news.append(News(EventName.SUPERSEDED, Severity.CRITICAL, decision.why_not))
         self.decision = decision
         return decision
+
+    def _trained(self) -> bool:
+        """The run record stands beside output_dir, which two attempts of a job can share: it proves nothing there."""
+        return not self.me.process and self._training.ever_started()
+
+    def _look_at_holder(self) -> None:
+        holder = holder_of(self._known)
+        ended = holder is not None and bool(holder.process) and self._ended(holder.process)
+        self._known = replace(self._known, holder_ended=ended)
 
     # -- claiming -----------------------------------------------------------------------------------------------------
 
@@ -368,7 +363,7 @@ class LeaseProtocol:
             self.decision = replace(wanted, act=LeaseAction.WATCH, wait=0.0)
             return
         self._put_at = now
-        own = Own(claim, self.me.boot, took=now - began, at_once=wanted.at_once)
+        own = Own(claim, self.me.boot, self.me.process, took=now - began, at_once=wanted.at_once)
         self._known = replace(self._known, own=own, take_over=False)
         yield from self._list()
         self._decide()

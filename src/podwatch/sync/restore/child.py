@@ -45,7 +45,9 @@ def main() -> int:
         load(parse_store_url(job.store).scheme)  # once, in memory that all workers share
         gc.freeze()
         most = max(job.connections, job.connections_max)
-        open_one = partial(open_store, job.store, credentials, writer_id=job.writer_id, connections=most)
+        open_one = partial(
+            open_store, job.store, credentials, writer_id=job.writer_id, connections=most, features=job.features
+        )
         done = Fetching(job, open_one, progress, parent=0, settling=end_with_input).run()
     except BaseException as error:
         out.say("error", **explain(error), calls=TOTAL.snapshot())

@@ -14,7 +14,7 @@ from podwatch.client.format import size as in_words
 from podwatch.domain.errors import HostError, IntegrityError
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink, check_links
 from podwatch.stores.base import OpenStore
-from podwatch.stores.parts import part_spans
+from podwatch.stores.part_reader import part_spans
 from podwatch.sync.restore.job import Fetched, FetchJob
 from podwatch.sync.restore.staged_files import (
     COMPLETE,

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink
@@ -30,6 +30,8 @@ class FetchJob:
     connections_max: int = 0
     max_rate: float = 0.0
     pins: tuple[Pin, ...] = ()
+    features: Mapping[str, object] = field(default_factory=dict)
+    """What is known of the store (``ObjectStore.features``)."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -37,7 +39,7 @@ class FetchJob:
 
     def to_line(self, credentials: Credentials | None) -> bytes:
         """One JSON line. Contains the secret: send it only through a pipe, never in argv, environment or a log."""
-        secret = None if credentials is None else [credentials.key_id, credentials.key, credentials.endpoint]
+        secret = None if credentials is None else credentials.to_json()
         doc = {**asdict(self), "staging": dict(self.staging), "targets": dict(self.targets), "credentials": secret}
         return json.dumps(doc).encode() + b"\n"
 
@@ -51,7 +53,7 @@ class FetchJob:
         pins = tuple(Pin(**p) for p in doc.pop("pins"))
         given = None if owner is None else (int(owner[0]), int(owner[1]))
         job = cls(**doc, files=files, symlinks=links, owner=given, pins=pins)
-        return job, None if secret is None else Credentials(*secret)
+        return job, Credentials.from_json(secret)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,40 +16,33 @@ from typing import Any
 from podwatch.checkpoints.layouts import shared_rules
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
-from podwatch.domain.manifest import Keys, Manifest, Pointer, check_links, sha1_hex
-from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState, valid_ids
+from podwatch.domain.manifest import Keys, ManifestRef, Pointer, check_links, sha1_hex
+from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState
+from podwatch.domain.stored import PublishedSave, StoredSave, stored_save
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import PublishedSave
 from podwatch.stores.base import ObjectStore, OpenStore, Progress, StoredObject
-from podwatch.sync.publish import checked_manifest, newest_pointer, published_from, read_manifest
+from podwatch.sync.publish import checked_manifest, newest_pointer, read_manifest
 from podwatch.sync.restore.child_process import Fetcher
 from podwatch.sync.restore.fetch import by_part, is_marker
 from podwatch.sync.restore.job import Fetched, FetchJob
 from podwatch.sync.restore.optional_parts import Brought, Part, bring_optional
 from podwatch.sync.restore.staging import StagingArea
+from podwatch.sync.types import features_of
 from podwatch.system.pinned import pin_of
 from podwatch.system.workspace import Workspace
 
 RestoreProgress = Callable[[int, int], None]
-"""(bytes verified so far, bytes in all)."""
+"""(bytes that are here, verified or in flight; bytes in all)."""
 Waiting = Callable[[RemoteError, float], None]
 """(the reason, the pause in seconds)."""
+_STEP = re.compile(r"/step_(\d+)/[^/]+/manifest\.json$")
 _PART = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteSave:
-    """One checkpoint in the store, its manifest checked. ``pointer`` is set for the one that latest.json names."""
-
-    step: int
-    save_id: str
-    manifest: Manifest
-    manifest_key: str
-    manifest_file_id: str
-    manifest_sha1: str
-    manifest_size: int
-    uploaded_wall: float
-    pointer: Pointer | None = None
+def _age(manifest: StoredObject) -> tuple[float, int]:
+    """Sorts manifests by their upload. Of two in one second, which S3 does not tell apart, the higher step is newer."""
+    step = _STEP.search(manifest.key)
+    return manifest.uploaded_wall, int(step[1]) if step else -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +117,7 @@ class Restorer:
 
     # -- what is there ----------------------------------------------------------------------------------------------
 
-    def newest(self, *, exclude: frozenset[int] = frozenset()) -> RemoteSave | None:
+    def newest(self, *, exclude: frozenset[int] = frozenset()) -> StoredSave | None:
         """The checkpoint that the pointer names, or the next older one with a sound manifest; steps in ``exclude`` are
         passed over. None when there is none, also after a deliberate fresh start. Raises RemoteError."""
         store = self._store.open()
@@ -133,7 +126,7 @@ class Restorer:
         finally:
             store.close()
 
-    def _candidates(self, store: ObjectStore, refused: list[str], step: int | None) -> Iterator[RemoteSave]:
+    def _candidates(self, store: ObjectStore, refused: list[str], step: int | None) -> Iterator[StoredSave]:
         """Best first. Adds the reasons for unusable ones to ``refused``."""
         pointer, named = None, None
         try:
@@ -149,7 +142,7 @@ class Restorer:
         for found in self._manifests(store):
             if pointer is not None and (found.key, found.file_id) == (pointer.manifest_key, pointer.manifest_file_id):
                 continue
-            if step is None and named is not None and found.uploaded_wall > named.uploaded_wall:
+            if step is None and named is not None and _age(found) > (named.uploaded_wall, named.step):
                 continue  # left behind by a step back: newer, but not to be used
             try:
                 save = self._unnamed(store, found)
@@ -167,36 +160,25 @@ class Restorer:
             return False
         return pointer is not None and pointer.step is None
 
-    def _named(self, store: ObjectStore, pointer: Pointer) -> RemoteSave:
+    def _named(self, store: ObjectStore, pointer: Pointer) -> StoredSave:
         manifest = read_manifest(store, self._keys, pointer)
         found = store.stat(pointer.manifest_key, pointer.manifest_file_id)
-        return RemoteSave(
-            manifest.step,
-            manifest.save_id,
-            manifest,
-            pointer.manifest_key,
-            pointer.manifest_file_id,
-            pointer.manifest_sha1,
-            pointer.manifest_size,
-            found.uploaded_wall if found else 0.0,
-            pointer,
-        )
+        return stored_save(manifest, pointer.ref, found.uploaded_wall if found else 0.0, pointer)
 
     def _manifests(self, store: ObjectStore) -> list[StoredObject]:
         pattern = re.compile(re.escape(self._keys.root) + r"/step_\d+/[^/]+/manifest\.json")
-        found = [o for o in store.list(f"{self._keys.root}/step_") if o.ours and pattern.fullmatch(o.key)]
-        return sorted(found, key=lambda o: o.uploaded_wall, reverse=True)
+        found = [o for o in store.list(f"{self._keys.root}/step_") if o.ours is not False and pattern.fullmatch(o.key)]
+        return sorted(found, key=_age, reverse=True)
 
-    def _unnamed(self, store: ObjectStore, found: StoredObject) -> RemoteSave:
+    def _unnamed(self, store: ObjectStore, found: StoredObject) -> StoredSave:
         where = f"{store.url}/{found.key}"
         data = store.get_bytes(found.key, found.file_id)
         if data is None:
             raise SaveGone("the manifest is not in the store any more", where=where)
         step, save_id = found.key.split("/")[-3:-1]
         manifest = checked_manifest(self._keys, data, int(step.removeprefix("step_")), save_id, where=where)
-        return RemoteSave(
-            manifest.step, save_id, manifest, found.key, found.file_id, sha1_hex(data), len(data), found.uploaded_wall
-        )
+        ref = ManifestRef(found.key, found.file_id, sha1_hex(data), len(data))
+        return stored_save(manifest, ref, found.uploaded_wall)
 
     # -- bringing it here -------------------------------------------------------------------------------------------
 
@@ -216,12 +198,12 @@ class Restorer:
         """
         store = self._store.open()
         refused: list[str] = []
-        tried: set[tuple[str, str]] = set()
+        tried: set[ManifestRef | None] = set()
         try:
             while True:
                 notes: list[str] = []
                 save = next(
-                    (s for s in self._candidates(store, notes, step) if (s.manifest_key, s.manifest_sha1) not in tried),
+                    (s for s in self._candidates(store, notes, step) if s.ref not in tried),
                     None,
                 )
                 refused += [n for n in notes if n not in refused]
@@ -237,7 +219,7 @@ class Restorer:
                         fix=fix,
                         transient=False,
                     )
-                tried.add((save.manifest_key, save.manifest_sha1))
+                tried.add(save.ref)
                 try:
                     report = self._bring(save, to, progress, tuple(refused))
                 except IntegrityError as error:
@@ -255,12 +237,13 @@ class Restorer:
 
     def _bring(
         self,
-        save: RemoteSave,
+        save: StoredSave,
         to: Path | None,
         progress: RestoreProgress | None,
         refused: tuple[str, ...],
     ) -> RestoreReport:
-        manifest = save.manifest
+        manifest, ref = save.content, save.ref
+        assert ref is not None
         if self._layout.name != manifest.layout and to is None:
             raise HostError(
                 f"step {save.step} was saved with the layout {manifest.layout!r}, this run has {self._layout.name!r}",
@@ -276,7 +259,7 @@ class Restorer:
         targets = {part: self._target(part, save.step, to) for part in parts}
         owner = self._owner(to)
         placer = StagingArea(self._workspace, to, owner)
-        name = f"restore-{save.step}-{save.save_id}-{save.manifest_sha1[:8]}"
+        name = f"restore-{save.step}-{save.save_id}-{ref.sha1[:8]}"
         with placer.alone() as lock:
             placer.forget_others(name)
             places = placer.homes(targets, frozenset(parts) & self._layout.shared_parts if to is None else frozenset())
@@ -331,15 +314,21 @@ class Restorer:
     def _job(self, to: Path | None, **fields: Any) -> FetchJob:
         """Call when all staging directories exist. Raises RootReplaced."""
         pins = self._workspace.tree.pins() if to is None else (pin_of(to),)
+        known = features_of(self._journal, self._store.url)
         return FetchJob(
-            store=self._store.url, writer_id=self._store.writer_id, pins=pins, **fields, **asdict(self._pace)
+            store=self._store.url,
+            writer_id=self._store.writer_id,
+            pins=pins,
+            features=known,
+            **fields,
+            **asdict(self._pace),
         )
 
-    def _beside(self, store: ObjectStore, save: RemoteSave, to: Path | None) -> Brought:
+    def _beside(self, store: ObjectStore, save: StoredSave, to: Path | None) -> Brought:
         owner = self._owner(to)
         place = StagingArea(self._workspace, to, owner)
         return bring_optional(
-            store, self._keys, self._layout, save.manifest, place, to, _PartFetch(self, save.step, to, owner)
+            store, self._keys, self._layout, save.content, place, to, _PartFetch(self, save.step, to, owner)
         )
 
     def fetch_part(self, part: Part, *, step: int, to: Path | None, owner: tuple[int, int] | None) -> Fetched:
@@ -387,7 +376,7 @@ class Restorer:
             if self._killed.wait(pause):
                 raise HostError("the restore was stopped", where=f"step {job.step}", fix="the next one continues there")
 
-    def _intent(self, save: RemoteSave, job: FetchJob) -> Intent:
+    def _intent(self, save: StoredSave, job: FetchJob) -> Intent:
         """The intent that a killed restore of this checkpoint left open, or a new one."""
         staging = sorted(set(job.staging.values()))
         for intent in self._journal.open_intents(IntentKind.RESTORE):
@@ -406,28 +395,25 @@ class Restorer:
         except (KeyError, ValueError):
             raise IntegrityError(f"layout {self._layout.name!r} has no part {part!r}", where="manifest.json") from None
 
-    def _note(self, save: RemoteSave) -> None:
+    def _note(self, save: StoredSave) -> None:
         """Record the checkpoint as stored: it must not be sent again (its mtimes are restored, so its id is equal).
         Keep its W&B ids, if they are valid ids: a new pod knows no others."""
-        ids = valid_ids(save.manifest.wandb) or valid_ids(save.pointer.wandb if save.pointer is not None else {})
-        self._journal.learn(FROM_STORE, ids)
-        if any((p.step, p.save_id) == (save.step, save.save_id) for p in self._journal.published()):
+        self._journal.learn(FROM_STORE, dict(save.wandb))
+        if any((p.step, p.save_id) == save.key for p in self._journal.published()):
             return
-        if save.pointer is not None:
-            self._journal.note_published(published_from(save.pointer, save.uploaded_wall, restored=True))
-            return
+        assert save.ref is not None
         self._journal.note_published(
             PublishedSave(
                 step=save.step,
                 save_id=save.save_id,
-                lineage=save.manifest.lineage,
-                generation=0,
-                seq=0,
-                manifest_key=save.manifest_key,
-                manifest_file_id=save.manifest_file_id,
-                manifest_sha1=save.manifest_sha1,
-                manifest_size=save.manifest_size,
-                total_bytes=save.manifest.total_bytes,
+                lineage=save.lineage,
+                generation=save.generation,
+                seq=save.seq,
+                manifest_key=save.ref.key,
+                manifest_file_id=save.ref.file_id,
+                manifest_sha1=save.ref.sha1,
+                manifest_size=save.ref.size,
+                total_bytes=save.total_bytes,
                 wall=save.uploaded_wall,
                 restored=True,
             )

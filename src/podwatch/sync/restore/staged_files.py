@@ -14,11 +14,11 @@ from functools import partial
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink
 from podwatch.stores.base import ObjectStore, OpenStore, Take
-from podwatch.stores.parts import part_spans
+from podwatch.stores.part_reader import part_spans
 from podwatch.sync.connections import RateLimit
 from podwatch.sync.restore.job import FetchJob
 from podwatch.sync.restore.worker_processes import Order, Report
-from podwatch.system.files import open_below, open_dir_below, start_writeback
+from podwatch.system.files import open_below, open_dir_below, release, reserve, start_writeback
 from podwatch.system.pinned import Pin, open_pinned, open_regular
 
 # -- one file ---------------------------------------------------------------------------------------------------------
@@ -110,12 +110,19 @@ class StagedFile:
         return "" if left else digest.hexdigest()
 
     def writer(self, number: int, *, fresh: bool) -> Take:
-        """A function that writes blocks one after the other. In a fresh piece, blocks of zeros stay holes."""
-        position = self.spans[number][0]
+        """A function that writes blocks one after the other. In a fresh piece, blocks of zeros stay holes, and the rest
+        is reserved at the first other block."""
+        position, length = self.spans[number]
+        end, reserved = position + length, False
 
         def write(data: memoryview) -> None:
-            nonlocal position
-            if not (fresh and _is_zero(data)):
+            nonlocal position, reserved
+            if fresh and _is_zero(data):
+                if reserved:
+                    release(self._fd, position, len(data))
+            else:
+                if fresh and not reserved and end - position > _BLOCK:
+                    reserved = reserve(self._fd, position, end - position)
                 done = 0
                 while done < len(data):
                     done += os.pwrite(self._fd, data[done:] if done else data, position + done)
@@ -228,7 +235,7 @@ class Pieces:
         self._opening = threading.Lock()
         self._turns: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         """By file: one thread writes to a file at a time. In the kernel they would wait for the file's lock, too, but
-        spinning: a fifth of the CPU of a restore of large files (docs/performance.md)."""
+        spinning: a fifth of the CPU of a restore of large files (benchmarks/transfers.md)."""
 
     def __call__(self, order: Order, report: Report) -> str:
         file = self._job.files[order.file]

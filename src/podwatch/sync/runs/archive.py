@@ -1,4 +1,4 @@
-"""Archive a finished run: keep only the newest checkpoint, or the milestones too (rules: policy/store_archive.py).
+"""Archive a finished run: keep only the newest checkpoint, or the milestones too (rules: policy/store_retention.py).
 
 Blocking. The order makes every interruption harmless: the list of removals is written to the store first
 (archive.json), each checkpoint loses its manifest before its objects, and the next archive of the run finishes an
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from podwatch.domain.errors import Busy, HostError, IntegrityError
 from podwatch.domain.manifest import SCHEMA_VERSION, Keys, Pointer
-from podwatch.policy.store_archive import Decision, Keep, StoredSave, plan_archive, sign_of_life
-from podwatch.policy.store_retention import Leftover, abandoned_uploads
-from podwatch.stores.base import CannotDelete, ObjectStore, StoredObject, store_time
-from podwatch.sync.inventory import SavedSet, inventory, last_word, verify_save
+from podwatch.domain.stored import StoredSave
+from podwatch.policy.store_retention import Decision, Keep, Leftover, abandoned_uploads, plan_archive, sign_of_life
+from podwatch.stores.base import CannotDelete, ObjectStore, StoredObject, Upload, store_time
+from podwatch.sync.inventory import inventory, last_word, verify_save
 from podwatch.sync.publish import read_pointer
 from podwatch.system.clock import Clock
 
@@ -60,12 +60,9 @@ class ArchiveRecord:
 
 def read_record(store: ObjectStore, keys: Keys) -> ArchiveRecord | None:
     """None if podwatch wrote none, or it cannot be parsed (it is then ignored). Raises RemoteError."""
-    found = store.stat(keys.archive)
-    if found is None or not found.ours:
-        return None
     try:
-        data = store.get_bytes(keys.archive, found.file_id, limit=_LIMIT)
-        return None if data is None else _parsed(data, keys)
+        found = store.read(keys.archive, limit=_LIMIT)
+        return _parsed(found[1], keys) if found is not None and found[0].ours else None
     except (IntegrityError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -127,7 +124,7 @@ class ArchivePlan:
 
     @property
     def freed_bytes(self) -> int:
-        return sum(save.size_bytes for save in self.going)
+        return sum(save.total_bytes for save in self.going)
 
     @property
     def nothing(self) -> bool:
@@ -153,7 +150,7 @@ class Archiver:
         newest checkpoint cannot be determined or is damaged, RemoteError for store trouble."""
         self._refuse_alive()
         pointer = self._pointer()
-        found, problem = inventory(self._store, self._keys, self._clock.wall())
+        found, problem = inventory(self._store, self._keys)
         now = store_time(self._store, self._clock.wall())
         if problem:
             raise IntegrityError(f"latest.json cannot be used: {problem}", where=self._where, fix="do not archive")
@@ -168,7 +165,7 @@ class Archiver:
             )
         stored = self._store.stat(self._keys.latest)
         decisions = plan_archive(
-            [_save(s, now) for s in found],
+            found,
             keep,
             keep_every=keep_every,
             pins=pins,
@@ -177,7 +174,7 @@ class Archiver:
         )
         there = {(s.step, s.save_id) for s in found}
         uploads = abandoned_uploads(self._store.unfinished(f"{self._keys.root}/"), (), now)
-        last = last_word(self._store, self._keys)
+        last = last_word(self._store, self._keys).state
         return ArchivePlan(keep, pointer, decisions, self._cut_off(there), uploads, last)
 
     def may_delete(self) -> str:
@@ -204,7 +201,7 @@ class Archiver:
             self._forget(step, save_id)
             self._remove(step, save_id)
         for upload in plan.uploads:
-            self._store.cancel_large(upload.identifier)
+            self._store.cancel_large(Upload(upload.key, upload.identifier))
         done = ArchiveRecord(
             self._keys.run_id, str(plan.keep), plan.pointer.order, self._clock.wall(), self._host, done=True
         )
@@ -243,16 +240,15 @@ class Archiver:
         record = read_record(self._store, self._keys)
         if record is None or record.done:
             return ()
-        return tuple(
-            (step, save_id)
-            for step, save_id in record.removing
-            if (step, save_id) not in there and any(o.ours for o in self._store.list(self._keys.save(step, save_id)))
-        )
+        return tuple(save for save in record.removing if save not in there and self._left_of(*save))
+
+    def _left_of(self, step: int, save_id: str) -> bool:
+        return any(o.ours is not False for o in self._store.list(self._keys.save(step, save_id)))
 
     def _remove(self, step: int, save_id: str) -> None:
         """Delete all versions of our objects: deleting only the newest of a name would make an older one visible."""
         manifest = self._keys.manifest(step, save_id)
-        versions = [v for v in self._store.versions(self._keys.save(step, save_id)) if v.ours]
+        versions = [v for v in self._store.identify(self._store.versions(self._keys.save(step, save_id))) if v.ours]
         for version in sorted(versions, key=lambda v: v.key != manifest):
             self._store.delete(version)
 
@@ -262,9 +258,3 @@ def signs(store: ObjectStore, keys: Keys) -> list[float]:
     beat = store.stat(keys.heartbeat)
     walls = [beat.uploaded_wall] if beat is not None else []
     return walls + [claim.uploaded_wall for claim in store.list(keys.claims)]
-
-
-def _save(found: SavedSet, now_wall: float) -> StoredSave:
-    lineage = found.manifest.lineage if found.manifest else ""
-    uploaded = now_wall - found.age_seconds
-    return StoredSave(found.step, found.save_id, lineage, uploaded, found.total_bytes, found.named, found.problem)

@@ -9,9 +9,9 @@ from typing import Any
 from podwatch.domain.errors import IntegrityError, RemoteError, SaveGone
 from podwatch.domain.lease import parse_control
 from podwatch.domain.manifest import Keys, Pointer, valid_run_id
-from podwatch.policy.run_check import Beat, Evidence, parse_beat
-from podwatch.policy.store_archive import IMPORT_LINEAGE
-from podwatch.stores.base import ObjectStore, StoredObject, store_time
+from podwatch.policy.run_check import Evidence, parse_beat
+from podwatch.policy.store_retention import IMPORT_LINEAGE
+from podwatch.stores.base import ObjectStore, store_time
 from podwatch.sync.publish import newest_pointer, read_manifest
 from podwatch.sync.runs.archive import read_record
 
@@ -22,13 +22,13 @@ def read_evidence(store: ObjectStore, keys: Keys, wall: Callable[[], float]) -> 
     """``wall``: this machine's clock in epoch seconds. Raises RemoteError if the store does not answer or refuses the
     key."""
     pointer, problem = _pointer(store, keys)
-    beat = store.stat(keys.heartbeat)
+    beat = _heartbeat(store, keys)
     claimed = _newest_claim(store, keys)
     now = store_time(store, wall())  # after an answer of the store, which shows its clock
-    touched = max((t for t in (beat.uploaded_wall if beat else None, claimed) if t is not None), default=0.0)
+    touched = max((t for t in (beat[0] if beat else None, claimed) if t is not None), default=0.0)
     return Evidence(
         keys.run_id,
-        beat=None if beat is None else _heartbeat(store, beat, now),
+        beat=None if beat is None else parse_beat(beat[1], now - beat[0]),
         claim_age=None if claimed is None else max(0.0, now - claimed),
         pointer=pointer is not None and pointer.step is not None,
         pointer_step=pointer.step if pointer is not None else None,
@@ -55,18 +55,25 @@ def _pointer(store: ObjectStore, keys: Keys) -> tuple[Pointer | None, str]:
     return pointer, problem
 
 
-def _heartbeat(store: ObjectStore, found: StoredObject, now: float) -> Beat:
+def _heartbeat(store: ObjectStore, keys: Keys) -> tuple[float, dict[str, Any]] | None:
+    """When it was written, by the store's clock, and its document, empty where it cannot be parsed."""
     document: Any = None
-    with contextlib.suppress(IntegrityError, ValueError, RecursionError):
-        data = store.get_bytes(found.key, found.file_id, limit=SMALL_JSON)
-        document = json.loads(data) if data is not None else None
-    return parse_beat(document if isinstance(document, dict) else {}, now - found.uploaded_wall)
+    try:
+        found = store.read(keys.heartbeat, limit=SMALL_JSON)
+    except IntegrityError:  # too large for one of podwatch's
+        stored = store.stat(keys.heartbeat)
+        return None if stored is None else (stored.uploaded_wall, {})
+    if found is None:
+        return None
+    with contextlib.suppress(ValueError, RecursionError):
+        document = json.loads(found[1])
+    return found[0].uploaded_wall, document if isinstance(document, dict) else {}
 
 
 def _newest_claim(store: ObjectStore, keys: Keys) -> float | None:
     """When the newest claim was made, by the store's clock; None without claims, and where the key cannot list."""
     try:
-        return max((c.uploaded_wall for c in store.list(keys.claims) if c.ours), default=None)
+        return max((c.uploaded_wall for c in store.list(keys.claims) if c.ours is not False), default=None)
     except RemoteError as error:
         if error.transient:
             raise
@@ -97,6 +104,6 @@ def run_ids(store: ObjectStore, prefix: str) -> list[str]:
         run_id
         for item in store.list(base)
         for run_id, _, inside in [item.key.removeprefix(base).partition("/")]
-        if item.ours and inside.startswith("podwatch/") and valid_run_id(run_id)
+        if item.ours is not False and inside.startswith("podwatch/") and valid_run_id(run_id)
     }
     return sorted(found)

@@ -5,13 +5,13 @@ the pointer, once, after the last step. A killed import leaves objects without a
 next import continues from them.
 """
 
-import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 
 from podwatch import __version__
@@ -22,11 +22,12 @@ from podwatch.checkpoints.layouts.base import Judgement, Layout, PartFiles
 from podwatch.checkpoints.scan import scan_part
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, check_relative_path, sha1_hex
-from podwatch.policy.store_archive import IMPORT_LINEAGE, Placing, place_import
-from podwatch.stores.base import ObjectStore, Progress, StoredObject
-from podwatch.stores.parts import part_spans
-from podwatch.sync.inventory import hashes_of
-from podwatch.sync.publish import checked_manifest, read_pointer
+from podwatch.policy.store_retention import IMPORT_LINEAGE, Placing, place_import
+from podwatch.stores.base import ObjectStore, Progress, StoredObject, Upload, recognized
+from podwatch.stores.part_reader import StreamSource, part_spans
+from podwatch.sync.publish import checked_manifest, in_store, pointer_as_stored, proof_of
+from podwatch.sync.read_back import hashes_of
+from podwatch.sync.runs.notes import Notes
 from podwatch.sync.types import rfc3339
 from podwatch.system.clock import Clock
 from podwatch.system.pinned import PinnedTree
@@ -279,7 +280,7 @@ def find_backups(store: ObjectStore, source: str, *, ignore_times: bool = False)
     ``ignore_times``: the file times in the store are the times of copying, and prove nothing.
     """
     backups: dict[int, Backup] = {}
-    for stored in store.list(f"{source}/step_"):
+    for stored in store.identify(store.list(f"{source}/step_")):
         match = _STEP.fullmatch(stored.key.removeprefix(f"{source}/"))
         if match is None or match[2].rpartition("/")[2] == _PLACEHOLDER:
             continue
@@ -364,10 +365,10 @@ class Importer:
 
     def _existing(self, found: Fit) -> tuple[Manifest, StoredObject, bytes] | None:
         key = self._keys.manifest(found.step, found.save_id)
-        stored = self._store.stat(key)
-        data = self._store.get_bytes(key, stored.file_id) if stored is not None and stored.ours else None
-        if stored is None or data is None:
+        there = self._store.read(key)
+        if there is None or not there[0].ours:
             return None
+        stored, data = there
         with suppress(IntegrityError):
             return checked_manifest(self._keys, data, found.step, found.save_id, where=key), stored, data
         return None
@@ -376,12 +377,12 @@ class Importer:
         """Copy, verify, write the manifest. Raises RemoteError. A repeated call continues an interrupted one."""
         if self.there(found):
             return
-        notes = _Notes(self._notes, self._keys, found, self._part_size)
+        notes = Notes(self._note_path(found))
         begun = {u.key: u.upload for u in self._store.unfinished(self._save(found)) if u.ours}
         files = tuple(self._copy(found, file, notes, begun) for file in found.files)
-        for file in files:
-            now = self._store.stat(file.key, file.file_id)
-            if now is None or not now.ours or now.size != file.size:
+        proofs = [in_store(self._store, file, self._part_size) for file in files]
+        for file, proof in zip(files, proofs, strict=True):
+            if proof is None:
                 raise RemoteError("a copied object is not in the store", where=f"{self._store.url}/{file.key}")
         manifest = Manifest(
             run_id=self._keys.run_id,
@@ -396,6 +397,7 @@ class Importer:
             files=files,
             world_size=found.world_size,
             producer=f"podwatch {__version__} import",
+            proof=proof_of(proofs),
         )
         key = self._keys.manifest(found.step, found.save_id)
         stored = self._store.put_bytes(key, manifest.to_bytes())
@@ -405,7 +407,7 @@ class Importer:
 
     def point(self, newest: Fit, *, alive: bool) -> Placing:
         """Make the newest imported step the one that ``latest.json`` names, unless one of podwatch's own is newer."""
-        current = read_pointer(self._store, self._keys)
+        current, before = pointer_as_stored(self._store, self._keys)
         existing = self._existing(newest)
         if existing is None:
             return Placing(False, "it is not in the store")
@@ -430,32 +432,42 @@ class Importer:
             layout=manifest.layout,
             host=self._host,
         )
-        self._store.put_bytes(self._keys.latest, pointer.to_bytes())
+        data = pointer.to_bytes()
+        if not self._store.conditional:
+            self._store.put_bytes(self._keys.latest, data)
+        elif self._store.replace(self._keys.latest, StreamSource(BytesIO(data)), len(data), before) is None:
+            return Placing(False, "latest.json was changed meanwhile")
         return placing
 
     # -- below --------------------------------------------------------------------------------------------------------
 
+    def _note_path(self, found: Fit) -> Path | None:
+        name = f"{self._keys.run_id}.{found.step}.{found.save_id}.{self._part_size}"
+        return None if self._notes is None else self._notes / name
+
     def _save(self, found: Fit) -> str:
         return self._keys.save(found.step, found.save_id)
 
-    def _copy(self, found: Fit, file: FitFile, notes: "_Notes", begun: Mapping[str, str]) -> ManifestFile:
+    def _copy(self, found: Fit, file: FitFile, notes: Notes, begun: Mapping[str, Upload]) -> ManifestFile:
         source, remote = file.item.stored, f"{file.part}/{file.path}"
         key = self._keys.data(found.step, found.save_id, remote)
-        noted = notes.known.get(key)
+        noted = notes.stored.get(key)
         if noted is not None and self._is_there(key, noted[0], source.size):
             file_id, hashes = noted
         else:
-            stored = self._small(key, source) if source.size <= self._part_size else self._large(key, source, begun)
+            stored = (
+                self._small(key, source) if source.size <= self._part_size else self._large(key, source, begun, notes)
+            )
             file_id, hashes = stored.file_id, stored.parts_sha1
             if stored.size != source.size or len(hashes) != len(part_spans(source.size, self._part_size)):
                 raise IntegrityError("the store copied a different object", where=f"{self._store.url}/{source.key}")
-            notes.add(key, file_id, hashes)
+            notes.sent(key, file_id, hashes)
         self._progress(source.size)
         return ManifestFile(remote, file.part, source.size, file.item.mtime_ns, 0o644, key, file_id, hashes)
 
     def _is_there(self, key: str, file_id: str, size: int) -> bool:
         found = self._store.stat(key, file_id)
-        return found is not None and found.ours and found.size == size
+        return found is not None and bool(found.ours) and found.size == size
 
     def _small(self, key: str, source: StoredObject) -> StoredObject:
         stored = self._store.copy_small(key, source)
@@ -463,46 +475,21 @@ class Importer:
             return stored
         return replace(stored, parts_sha1=hashes_of(self._store, key, stored.file_id, self._part_size))
 
-    def _large(self, key: str, source: StoredObject, begun: Mapping[str, str]) -> StoredObject:
+    def _large(self, key: str, source: StoredObject, begun: Mapping[str, Upload], notes: Notes) -> StoredObject:
         """Copy in parts; parts that a killed import copied are kept."""
         spans = part_spans(source.size, self._part_size)
-        upload = begun.get(key) or ""
-        there = self._store.parts_there(upload) if upload else None
-        sent = {number: part.size for number, part in (there or {}).items()}
-        if there is None or sent != {n: length for n, (_, length) in enumerate(spans[: len(sent)], 1)}:
-            upload, there = self._store.begin_large(key, source.size), {}  # none yet, or in parts of another size
-        hashes = [
-            there[number].sha1 if number in there else self._store.copy_part(upload, number, source, offset, length)
-            for number, (offset, length) in enumerate(spans, 1)
-        ]
-        return self._store.finish_large(key, upload, hashes, source.size)
-
-
-class _Notes:
-    """What was copied for one checkpoint, one line per part, on this pod's disk. A hint only: everything is checked."""
-
-    def __init__(self, directory: Path | None, keys: Keys, found: Fit, part_size: int) -> None:
-        self.known: dict[str, tuple[str, tuple[str, ...]]] = {}
-        self._path: Path | None = None
-        if directory is None:
-            return
-        self._path = directory / f"{keys.run_id}.{found.step}.{found.save_id}.{part_size}"
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            for line in self._path.read_text().splitlines():
-                doc = json.loads(line)
-                self.known[str(doc["key"])] = (str(doc["file_id"]), tuple(str(h) for h in doc["sha1"]))
-
-    def add(self, key: str, file_id: str, hashes: Iterable[str]) -> None:
-        if self._path is None:
-            return
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._path.open("a") as file:
-                file.write(json.dumps({"key": key, "file_id": file_id, "sha1": list(hashes)}) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-
-    def done(self) -> None:
-        if self._path is not None:
-            with suppress(OSError):
-                self._path.unlink()
+        upload = notes.uploads.get(key) or begun.get(key)
+        listed = self._store.parts_there(upload) if upload is not None else None
+        there = recognized(listed, notes.parts(upload, spans)) if upload is not None and listed is not None else {}
+        fitting = all(n <= len(spans) and part.size == spans[n - 1][1] for n, part in there.items())
+        if upload is None or listed is None or not fitting:  # none yet, or in parts of another size
+            upload, there = self._store.begin_large(key, source.size), {}
+            notes.begun(upload)
+        parts = []
+        for number, (offset, length) in enumerate(spans, 1):
+            part = there.get(number)
+            if part is None:
+                part = self._store.copy_part(upload, number, source, offset, length)
+                notes.part(upload, number, part)
+            parts.append(part)
+        return self._store.finish_large(upload, parts, source.size)

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.manifest import Keys, Pointer, valid_run_id
-from podwatch.policy.store_archive import sign_of_life
+from podwatch.policy.run_summary import Summary
+from podwatch.policy.store_retention import sign_of_life
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
-from podwatch.sync.inventory import last_word
+from podwatch.sync.inventory import LastWord, parse_last_word
 from podwatch.sync.publish import read_pointer
 from podwatch.sync.runs.archive import read_record
+from podwatch.sync.runs.record import read_summary
 
 OLD_STEP = re.compile(r"^step_(0|[1-9]\d{0,17})/")
 _MANIFEST = re.compile(r"^step_(\d{1,18})/([^/]+)/manifest\.json\Z")
@@ -32,7 +34,7 @@ class EarlierBackups:
 @dataclass(slots=True)
 class RemoteRun:
     """``ours``: podwatch has written here. Times are epoch seconds of the store, sizes bytes of the newest versions.
-    ``state`` is the last state that its podwatch reported; ``alive``: seconds since the last heartbeat, if it is so
+    ``last`` is what its podwatch reported last; ``alive``: seconds since the last heartbeat, if it is so
     recent that a podwatch is active on the run; ``problem``: why the pointer cannot be used."""
 
     run_id: str
@@ -42,7 +44,10 @@ class RemoteRun:
     size_bytes: int = 0
     heartbeat_wall: float | None = None
     claim_walls: list[float] = field(default_factory=list)
-    state: str = ""
+    last: LastWord = field(default_factory=LastWord)
+    summary: Summary | None = None
+    """By the last heartbeat; None without one."""
+    oldest_wall: float | None = None
     alive: float | None = None
     archived_wall: float | None = None
     earlier: EarlierBackups = field(default_factory=EarlierBackups)
@@ -89,10 +94,11 @@ def _group(objects: Iterable[StoredObject], base: str) -> dict[str, RemoteRun]:
 
 
 def _ours(run: RemoteRun, item: StoredObject, name: str) -> None:
-    if not item.ours:
+    if item.ours is False:
         return
     run.ours = True
     run.size_bytes += item.size
+    run.oldest_wall = item.uploaded_wall if run.oldest_wall is None else min(run.oldest_wall, item.uploaded_wall)
     if (match := _MANIFEST.match(name)) is not None:
         run.sets.add((int(match[1]), match[2]))
     elif name == "heartbeat.json":
@@ -116,7 +122,8 @@ def _read(store: ObjectStore, keys: Keys, run: RemoteRun, now_wall: float) -> No
     walls = list(run.claim_walls)
     if run.heartbeat_wall is not None:
         walls.append(run.heartbeat_wall)
-        run.state = last_word(store, keys)
+        run.summary, _, beat = read_summary(store, keys, began_wall=run.oldest_wall)
+        run.last = parse_last_word(beat)
     run.alive = sign_of_life(walls, store_time(store, now_wall))
     if "archive.json" in run._seen and pointer is not None:
         record = read_record(store, keys)

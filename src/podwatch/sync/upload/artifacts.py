@@ -3,13 +3,11 @@ bounded; unreadable files are left out.
 """
 
 import asyncio
-import gzip
 import hashlib
 import io
 import os
 import re
 import stat
-import tarfile
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
@@ -20,11 +18,11 @@ from typing import Protocol
 from podwatch.domain.errors import PodwatchError, RemoteError
 from podwatch.domain.manifest import Keys
 from podwatch.domain.secrets import scrub
-from podwatch.policy.store_archive import stale_artefacts
+from podwatch.policy.store_retention import stale_artefacts
 from podwatch.sensors.log_tail import Sources, find
 from podwatch.stores.base import ObjectStore, OpenStore, StoredObject
 from podwatch.system.clock import Clock
-from podwatch.system.reading import open_file
+from podwatch.system.files import open_file
 from podwatch.system.workers import Worker
 
 MOST_LOGS = 8
@@ -76,13 +74,23 @@ def configs(paths: Iterable[str], clean: Scrub) -> list[Artefact]:
         name = os.path.basename(path)  # noqa: PTH119 - a recorded name, not a path of ours
         if looks_like_a_key(name):
             continue
-        data = _read(Path(path), CONFIG_BYTES, follow=True, private=False)
+        data = read_config(path)
         if data is None or len(data) > CONFIG_BYTES or b"\0" in data:
             continue
-        clear = clean(data.decode(errors="replace")).encode()
-        digest = hashlib.sha256(clear).hexdigest()[:12]
-        found.append(Artefact("config", f"{digest}-{plain_name(name)}", clear, fixed=True))
+        found.append(artefact_of(name, clean(data.decode(errors="replace"))))
     return found
+
+
+def read_config(path: str) -> bytes | None:
+    """The bytes of a file that a command names, at most one more than ``CONFIG_BYTES``; None where it cannot be read,
+    or only its owner can read it."""
+    return _read(Path(path), CONFIG_BYTES, follow=True, private=False)
+
+
+def artefact_of(name: str, text: str) -> Artefact:
+    """A configuration file under a name that its content decides."""
+    data = text.encode()
+    return Artefact("config", f"{hashlib.sha256(data).hexdigest()[:12]}-{plain_name(name)}", data, fixed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +192,9 @@ def plain_name(text: str) -> str:
 
 
 def _packed(directory: Path, mtime: int, clean: Scrub) -> bytes:
+    import gzip  # only after an incident: both bring 0.3 MiB
+    import tarfile
+
     out = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=out, mode="wb", mtime=mtime) as packed,
@@ -207,7 +218,7 @@ def _mtime(path: str) -> float:
 
 
 def _open(path: Path, *, follow: bool = False, private: bool = True) -> int | None:
-    """A regular file that the one who named it may read (``system.reading``), or None. ``private=False``: not a file
+    """A regular file that the one who named it may read (``system.files``), or None. ``private=False``: not a file
     that only its owner can read."""
     try:
         if not follow and stat.S_ISLNK(os.lstat(path).st_mode):
@@ -252,6 +263,8 @@ KEEP_SECONDS = 90 * 86400.0
 SWEEP_SECONDS = 86400.0
 ROUND_SECONDS = 300.0
 """A round that takes longer is abandoned: its thread hangs on a disk or a network."""
+HELD_POLL_SECONDS = 5.0
+"""Time between two looks at whether this pod holds the run, which costs nothing; a claim takes 90 s."""
 LAST_SECONDS = 3.0
 """How long podwatch waits for the last round when it stops."""
 SETTLE_SECONDS = 20.0
@@ -269,6 +282,14 @@ class ArtefactSources(Protocol):
     def logs(self) -> Sources: ...
     def configs(self) -> tuple[str, ...]:
         """Paths of the files that the last start's command named."""
+        ...
+
+    def holds(self) -> bool:
+        """Whether this pod holds the run; a claim that is not decided yet does not count."""
+        ...
+
+    def start(self, clean: Scrub) -> list[Artefact]:
+        """What a bare pod needs to start this run (``sync.runs.bootstrap``); empty where that is not to be stored."""
         ...
 
     def secrets(self) -> frozenset[str]:
@@ -332,6 +353,12 @@ class Artifacts:
             self._sources.trouble(self.problem)
         self.rounds += 1
 
+    async def when_held(self) -> None:
+        """One round once this pod holds the run: from then on another pod can start it, whatever happens here."""
+        while not self._sources.holds():
+            await self._clock.sleep(HELD_POLL_SECONDS)
+        await self.store()
+
     def soon(self, after: float = SETTLE_SECONDS) -> None:
         """Schedule a round shortly after an event. Several calls make one round."""
         if self._soon is None or self._soon.done():
@@ -364,6 +391,8 @@ class Artifacts:
         clean = scrubber(secrets)
         opened = self._opened or self._look()
         found = configs(sources.configs(), clean)
+        start = sources.start(clean)
+        found += start
         incidents, since = self._keys.artefacts("incidents"), self._clock.wall() - KEEP_SECONDS
         known = {key.removeprefix(incidents) for key in opened.there if key.startswith(incidents)}
         found += bundles(sources.incidents, known, since, clean)
@@ -372,13 +401,13 @@ class Artifacts:
         for artefact in found:
             self._put(opened, artefact)
         if opened.swept is None or self._clock.wall() - opened.swept >= SWEEP_SECONDS:
-            self._sweep(opened)
+            self._sweep(opened, {f"{self._keys.artefacts(one.kind)}{one.name}" for one in start})
 
     def _look(self) -> _Store:
         opened = _Store(self._open())
         try:
             for kind in KEEP:
-                opened.there |= {o.key: o for o in opened.store.list(self._keys.artefacts(kind)) if o.ours}
+                opened.there |= {o.key: o for o in opened.store.list(self._keys.artefacts(kind)) if o.ours is not False}
         except BaseException:
             opened.store.close()
             raise
@@ -400,21 +429,25 @@ class Artifacts:
         if opened.keeps or not self._sources.may_delete():
             return False
         try:
-            opened.store.delete(old)
+            for known in opened.store.identify([old]):
+                if not known.ours:
+                    return False
+                opened.store.delete(known)
         except RemoteError as error:
             if error.transient:
                 raise
             opened.keeps = True
         return not opened.keeps
 
-    def _sweep(self, opened: _Store) -> None:
+    def _sweep(self, opened: _Store, needed: Collection[str]) -> None:
+        """``needed``: keys that stay, however old they are."""
         kinds: dict[str, list[tuple[str, float]]] = {}
         for kind in KEEP:
-            found = {o.key: o for o in opened.store.list(self._keys.artefacts(kind)) if o.ours}
+            found = {o.key: o for o in opened.store.list(self._keys.artefacts(kind)) if o.ours is not False}
             opened.there |= found
             kinds[kind] = [(o.key, o.uploaded_wall) for o in found.values()]
         for key in stale_artefacts(kinds, self._clock.wall(), most=KEEP, seconds=KEEP_SECONDS):
-            if self._delete(opened, opened.there[key]):
+            if key not in needed and self._delete(opened, opened.there[key]):
                 del opened.there[key]
                 opened.gone.add(key)
         opened.swept = self._clock.wall()

@@ -22,8 +22,8 @@ class JobFile:
     """``path`` is inside the part's directory; ``remote`` is ``<part>/<path>`` as the manifest has it.
 
     ``upload`` is the store's id of a multi-part upload that was started for this very file and is not known to be
-    finished; ``parts`` the hashes of its parts that are known to have been sent, by number, and ``ctime_ns`` the file's
-    at that start (0: not known).
+    finished; ``parts`` its parts that are known to have been sent, by number (``StoredPart.note``), and ``ctime_ns``
+    the file's at that start (0: not known).
     """
 
     part: str
@@ -60,10 +60,12 @@ class UploadJob:
     max_rate: float = 0.0
     pins: tuple[Pin, ...] = ()
     owners: tuple[int, ...] | None = ()
+    features: Mapping[str, object] = field(default_factory=dict)
+    """What is known of the store (``ObjectStore.features``)."""
 
     def to_line(self, credentials: Credentials | None) -> bytes:
         """One JSON line. Contains the secret: send it only through a pipe, never in argv, environment or a log."""
-        secret = None if credentials is None else [credentials.key_id, credentials.key, credentials.endpoint]
+        secret = None if credentials is None else credentials.to_json()
         job = {name: getattr(self, name) for name in _JOB}
         files = [{name: getattr(file, name) for name in _FILE} for file in self.files]  # ``asdict`` is ten times slower
         more = {"roots": dict(self.roots), "files": files, "pins": [asdict(p) for p in self.pins]}
@@ -77,7 +79,7 @@ class UploadJob:
         pins = tuple(Pin(**p) for p in doc.pop("pins"))
         owners = doc.pop("owners")
         job = cls(**doc, files=files, pins=pins, owners=None if owners is None else tuple(owners))
-        return job, None if secret is None else Credentials(*secret)
+        return job, Credentials.from_json(secret)
 
 
 _JOB = tuple(f.name for f in fields(UploadJob))

@@ -30,16 +30,16 @@ from podwatch.journal.journal import Journal
 from podwatch.journal.records import UploadedObject
 from podwatch.policy.store_retention import EXTRA, Occasion, SaveKey, occasions, still_owed
 from podwatch.stores.base import ObjectStore, Progress
-from podwatch.sync.lease.protocol import put_before
-from podwatch.sync.publish import matches_store, read_optional
-from podwatch.sync.types import GuardedRun, Lease, SetSource, Tell, rfc3339
+from podwatch.stores.fenced import put_before
+from podwatch.sync.publish import in_store, proof_of, read_optional
+from podwatch.sync.types import GuardedRun, Lease, SetSource, Tell, Unstored, rfc3339
 from podwatch.sync.upload import job as jobs
 from podwatch.sync.upload.artifacts import looks_like_a_key
 from podwatch.sync.upload.child_process import SetVoid, UploadStopped
 from podwatch.sync.upload.uploader import Sender
 from podwatch.system.clock import Clock
+from podwatch.system.files import read_file
 from podwatch.system.pinned import HIDDEN
-from podwatch.system.reading import read_file
 from podwatch.system.workers import Worker
 
 # -- contents of a part ----------------------------------------------------------------------------------------------
@@ -53,11 +53,13 @@ _INDEX_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """``problem``: why the part is left out now; ``absent``: the part does not exist, which is no problem."""
+    """``problem``: why the part is left out now; ``absent``: the part does not exist, which is no problem;
+    ``changing``: the problem passes."""
 
     found: PartFiles
     problem: str = ""
     absent: bool = False
+    changing: bool = False
 
 
 def look(part: PartDir, *, quiet: float, now_wall: float, most_bytes: int = 0, private: Path | None = None) -> Looked:
@@ -74,9 +76,10 @@ def look(part: PartDir, *, quiet: float, now_wall: float, most_bytes: int = 0, p
     if not found.present or not found.files:
         return Looked(found, scan.error, absent=not scan.error)
     total = sum(f.size for f in found.files)
+    changing = any(is_temporary(f.path) for f in found.files) or now_wall - scan.changed_ns / 1e9 < quiet
     if scan.error:
         problem = scan.error
-    elif any(is_temporary(f.path) for f in found.files) or now_wall - scan.changed_ns / 1e9 < quiet:
+    elif changing:
         problem = "it is still being written"
     elif most_bytes and total > most_bytes:
         problem = f"its {in_words(total)} exceed sync.extra_max ({in_words(most_bytes)})"
@@ -84,7 +87,7 @@ def look(part: PartDir, *, quiet: float, now_wall: float, most_bytes: int = 0, p
         problem = f"it has more than {MOST_FILES} files"
     else:
         problem = _without_shards(part.path, found.files)
-    return Looked(found, problem)
+    return Looked(found, problem, changing=changing and not scan.error)
 
 
 def _through_a_link(root: Path, name: str) -> bool:
@@ -189,16 +192,35 @@ class OptionalParts:
         if sync.optional_parts == "none" and not sync.extra:
             return None
         now = self._clock.monotonic()
-        for occasion in occasions(
-            await self._journal.run(Journal.published),
-            {(s.step, s.save_id) for s in sets if s.complete},
-            when=sync.optional_parts,
-            keep_every=sync.keep_every,
-            finished=self._run.training_finished(),
-        ):
+        for occasion in await self._occasions(sets):
             if self._again.get(occasion, now) <= now and (contents := await self._look(occasion)) is not None:
                 return Ready(occasion, contents)
         return None
+
+    async def unstored(self, sets: Sequence[CheckpointSet]) -> Unstored:
+        """The parts on disk that are to be stored and are not."""
+        found = Unstored()
+        if self._settings.sync.optional_parts == "none" and not self._settings.sync.extra:
+            return found
+        for occasion in await self._occasions(sets):
+            owed = await self._owed(occasion)
+            for part in owed[1] if owed is not None else ():
+                looked = await self._examine(part)
+                name = f"{part.name} of step {occasion.step}"
+                if looked.problem and not looked.changing:
+                    found = replace(found, refused=(*found.refused, f"{name} ({looked.problem})"))
+                elif not looked.absent:
+                    found = replace(found, pending=(*found.pending, name))
+        return found
+
+    async def _occasions(self, sets: Sequence[CheckpointSet]) -> Sequence[Occasion]:
+        return occasions(
+            await self._journal.run(Journal.published),
+            {(s.step, s.save_id) for s in sets if s.complete},
+            when=self._settings.sync.optional_parts,
+            keep_every=self._settings.sync.keep_every,
+            finished=self._run.training_finished(),
+        )
 
     async def send(self, store: ObjectStore, ready: Ready, time: SpareTime) -> None:
         """Send and record it; leave out what cannot be sent. Raises RemoteError for store trouble, Superseded when
@@ -224,8 +246,33 @@ class OptionalParts:
 
     async def _look(self, occasion: Occasion) -> SetContents | None:
         """The parts that are complete, quiet and not sent yet; None if there are none."""
-        checkpoints, sync = self._settings.checkpoints, self._settings.sync
         self._again[occasion] = self._clock.monotonic() + AGAIN_SECONDS
+        owed = await self._owed(occasion)
+        if owed is None:
+            return None
+        whole, parts = owed
+        if not parts:
+            self._again[occasion] = math.inf
+            return None
+        found = []
+        for part in parts:
+            looked = await self._examine(part)
+            if looked.problem:
+                soon = max(LOOK_SECONDS, self._settings.checkpoints.settle_weak)
+                self._again[occasion] = self._clock.monotonic() + soon
+                self._leave_out(occasion, part.name, looked.problem)
+            elif not looked.absent:
+                found.append(looked.found)
+        if not found:
+            return None
+        self._again.pop(occasion, None)
+        files = tuple(f for p in found for f in p.files)
+        return SetContents(whole.set, files, tuple(x for p in found for x in p.symlinks), tuple(found))
+
+    async def _owed(self, occasion: Occasion) -> tuple[SetContents, tuple[PartDir, ...]] | None:
+        """The checkpoint, and its parts that are not stored yet, on disk or not; None if it cannot be read, or is
+        another save by now."""
+        sync = self._settings.sync
         try:
             whole = await self._worker.call(self._catalogue.contents, occasion.step)
         except (OSError, PodwatchError):
@@ -237,30 +284,18 @@ class OptionalParts:
             root = self._settings.trainer.output_dir
             parts[EXTRA] = PartDir(EXTRA, root, required=False, uploaded=False, names=sync.extra, export=True)
         owed = still_owed(parts, occasion.kind, (await self._carried()).get(occasion.key, {}))
-        if not owed:
-            self._again[occasion] = math.inf
-            return None
-        found = []
-        for name in owed:
-            looked = await self._worker.call(
-                lambda part=parts[name]: look(
-                    part,
-                    quiet=checkpoints.settle_weak,
-                    now_wall=self._clock.wall(),
-                    most_bytes=sync.extra_max if part.name == EXTRA else 0,
-                    private=self._settings.trainer.env_file,
-                )
+        return whole, tuple(parts[name] for name in owed)
+
+    async def _examine(self, part: PartDir) -> Looked:
+        return await self._worker.call(
+            lambda: look(
+                part,
+                quiet=self._settings.checkpoints.settle_weak,
+                now_wall=self._clock.wall(),
+                most_bytes=self._settings.sync.extra_max if part.name == EXTRA else 0,
+                private=self._settings.trainer.env_file,
             )
-            if looked.problem:
-                self._again[occasion] = self._clock.monotonic() + max(LOOK_SECONDS, checkpoints.settle_weak)
-                self._leave_out(occasion, name, looked.problem)
-            elif not looked.absent:
-                found.append(looked.found)
-        if not found:
-            return None
-        self._again.pop(occasion, None)
-        files = tuple(f for p in found for f in p.files)
-        return SetContents(whole.set, files, tuple(x for p in found for x in p.symlinks), tuple(found))
+        )
 
     def _leave_out(self, occasion: Occasion, what: str, why: str) -> None:
         if (occasion, what, why) not in self._told:
@@ -297,12 +332,15 @@ class OptionalParts:
             total = sum(f.size for f in files)
             missing = sum(f.size for f in todo)
             await self._upload(contents, todo, done, time, lambda n: time.progress(total - missing + n, total))
-        broken = await call(lambda: [f.remote for f in files if not matches_store(store, _named(f, done))])
+        part_size = self._settings.sync.part_size
+        proofs = await call(lambda: {f.remote: in_store(store, _named(f, done), part_size) for f in files})
+        broken = [remote for remote, proof in proofs.items() if proof is None]
         for path in broken:  # sent again at the next check
             await self._journal.run(Journal.save_object, *key, replace(done[path], mtime_ns=-1))
         if broken:
             raise IntegrityError(f"{len(broken)} uploaded object(s) are missing or different in the store")
         manifest = self._manifest(ready, tuple(_named(f, done) for f in files), before)
+        manifest = replace(manifest, proof=proof_of(proofs.values()))
         new = before is None or not _same(before, manifest)
         if new and not await call(self._write, store, manifest):
             raise HostError("the checkpoint was removed from the store meanwhile")

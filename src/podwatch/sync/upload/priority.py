@@ -47,6 +47,7 @@ class Outlook:
     newer_waits: bool = False
     nothing_stored: bool = False
     disk_waits: bool = False
+    training_over: bool = False
 
 
 class Watched(Protocol):
@@ -186,6 +187,7 @@ class Priority:
             steps_at_risk=outlook.steps_at_risk,
             steps_per_save=outlook.steps_per_save,
             disk_waits=outlook.disk_waits,
+            training_over=outlook.training_over,
             partly=self._partly,
         )
         judged = policy.step(self._standing, look, self.timing)

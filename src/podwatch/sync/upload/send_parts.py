@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from podwatch.domain.errors import IntegrityError, PodwatchError
-from podwatch.stores.base import ObjectStore, Progress, StoredObject
-from podwatch.stores.parts import FileSource, part_sha1, part_spans
+from podwatch.stores.base import ObjectStore, Progress, StoredObject, StoredPart, Upload, recognized
+from podwatch.stores.part_reader import FileSource, part_sha1, part_spans
 from podwatch.sync.connections import RateLimit, WorkerPool
+from podwatch.sync.read_back import read_back
 from podwatch.sync.upload.job import JobFile, UploadJob
 from podwatch.sync.upload.ownership import foreign
 from podwatch.system.files import open_dir_below
@@ -44,8 +45,9 @@ class _File:
         self.lock = threading.Lock()
         self.left = len(self.spans) if self.large else 1
         """Number of unsent parts; the connection that makes it zero finishes the file."""
-        self.hashes: dict[int, str] = {}
-        self.upload = ""
+        self.parts: dict[int, StoredPart] = {}
+        """Sent, by number."""
+        self.upload: Upload | None = None
         self.stored: StoredObject | None = None
         self._source: FileSource | None = None
 
@@ -111,7 +113,7 @@ class Sending:
                 source = file.source()
                 if file.large:
                     self._begin(file)
-        if file.stored is None and number not in file.hashes:
+        if file.stored is None and number not in file.parts:
             try:
                 self._transfer(file, source, number)
             except IntegrityError as error:
@@ -130,9 +132,10 @@ class Sending:
             file.forget(0, size)
             return
         offset, length = file.spans[number - 1]
-        sha1 = self._store.put_part(file.upload, number, source, offset, length, self._progress)
-        file.hashes[number] = sha1
-        self._say("part", remote=file.file.remote, number=number, sha1=sha1)
+        assert file.upload is not None
+        part = self._store.put_part(file.upload, number, source, offset, length, self._progress)
+        file.parts[number] = part
+        self._say("part", remote=file.file.remote, number=number, note=part.note)
         file.forget(offset, length)
 
     def _begin(self, file: _File) -> None:
@@ -140,52 +143,51 @@ class Sending:
         if file.upload:
             return
         left = file.file.upload
-        if left and self._take_up(file, left):
+        if left and self._take_up(file, Upload(file.file.key, left)):
             return
-        file.hashes = {}
+        file.parts = {}
         file.upload = self._store.begin_large(file.file.key, file.file.size)
         ctime = os.fstat(file.source().descriptor).st_ctime_ns
-        self._say("begun", remote=file.file.remote, upload=file.upload, ctime_ns=ctime)
+        self._say("begun", remote=file.file.remote, upload=file.upload.id, ctime_ns=ctime)
 
-    def _take_up(self, file: _File, upload: str) -> bool:
-        there = self._store.parts_there(upload)
-        if there is None:
-            return self._was_finished(file, upload)
+    def _take_up(self, file: _File, upload: Upload) -> bool:
         sizes = {number: length for number, (_, length) in enumerate(file.spans, 1)}
-        known = file.file.parts
-        if any(sizes.get(n) != p.size or known.get(n, p.sha1) != p.sha1 for n, p in there.items()):
+        known = {n: StoredPart.noted(note, sizes.get(n, 0)) for n, note in file.file.parts.items()}
+        listed = self._store.parts_there(upload)
+        if listed is None:
+            return self._was_finished(file, upload, known)
+        there = recognized(listed, known)
+        if any(sizes.get(n) != p.size or (n in known and known[n].sha1 != p.sha1) for n, p in there.items()):
             self._store.cancel_large(upload)  # another part size, or not what we sent
             return False
-        if not self._same_bytes(file, {n: part.sha1 for n, part in there.items()}):
+        if not self._same_bytes(file, there):
             self._store.cancel_large(upload)
             return False
-        file.upload, file.hashes = upload, {n: part.sha1 for n, part in there.items()}
+        file.upload, file.parts = upload, there
         self._there(sum(part.size for part in there.values()))
         return True
 
-    def _was_finished(self, file: _File, upload: str) -> bool:
-        """Was the upload finished, and only the answer lost? Only a store with versions can show that, and only where
-        all hashes of the sent parts are known; else the file is sent again."""
-        if not self._store.versioned or set(file.file.parts) != set(range(1, len(file.spans) + 1)):
+    def _was_finished(self, file: _File, upload: Upload, known: Mapping[int, StoredPart]) -> bool:
+        """Was the upload finished, and only the answer lost? Only where the store can show it, and all sent parts are
+        known; else the file is sent again."""
+        if set(known) != set(range(1, len(file.spans) + 1)):
             return False
-        found = self._store.stat(file.file.key, upload)
-        if found is None or not found.ours or found.size != file.file.size:
+        found = self._store.finished(upload, [known[n] for n in sorted(known)], file.file.size)
+        if found is None or not self._same_bytes(file, known):
             return False
-        if not self._same_bytes(file, file.file.parts):
-            return False
-        file.upload, file.hashes, file.stored = upload, dict(file.file.parts), found
+        file.upload, file.parts, file.stored = upload, dict(known), found
         self._there(file.file.size)
         return True
 
-    def _same_bytes(self, file: _File, hashes: Mapping[int, str]) -> bool:
+    def _same_bytes(self, file: _File, parts: Mapping[int, StoredPart]) -> bool:
         """Size and mtime can be set, ctime cannot: if it differs from the one at the start of the upload, the stored
         parts are compared with the file by hash. That costs no traffic, and equal parts are not sent again."""
         source = file.source()
         if file.file.ctime_ns in (0, os.fstat(source.descriptor).st_ctime_ns):
             return True
-        for number, sha1 in hashes.items():
+        for number, part in parts.items():
             offset, length = file.spans[number - 1]
-            if part_sha1(source, offset, length) != sha1:
+            if part_sha1(source, offset, length) != part.sha1:
                 return False
         return True
 
@@ -194,18 +196,20 @@ class Sending:
         file.unchanged()
         entry = file.file
         if file.large and file.stored is None:
-            hashes = [file.hashes[n] for n in sorted(file.hashes)]
-            file.stored = self._store.finish_large(entry.key, file.upload, hashes, entry.size)
+            assert file.upload is not None
+            file.stored = self._store.finish_large(file.upload, [file.parts[n] for n in sorted(file.parts)], entry.size)
         assert file.stored is not None
         found = os.fstat(source.descriptor)
         file.close()
-        hashes_sent = [file.hashes[n] for n in sorted(file.hashes)] if file.large else list(file.stored.parts_sha1)
+        hashes = [file.parts[n].sha1 for n in sorted(file.parts)] if file.large else list(file.stored.parts_sha1)
+        proof = file.stored.proof or read_back(self._store, file.stored, hashes, self._job.part_size, self._limit.take)
         self._say(
             "object",
             remote=entry.remote,
             file_id=file.stored.file_id,
             size=file.stored.size,
-            parts_sha1=hashes_sent,
+            parts_sha1=hashes,
+            proof=proof,
             source=dict(zip(("device", "inode", "size", "mtime_ns"), _identity(found), strict=True)),
         )
 

@@ -7,7 +7,7 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.policy.upload_order import Outcome, Tally
+from podwatch.policy.uploads import Outcome, Tally
 from podwatch.sync.types import Tell
 
 TALLY = "sync.tally"

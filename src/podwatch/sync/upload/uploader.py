@@ -12,13 +12,14 @@ from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import HostError, PodwatchError, RemoteError
 from podwatch.domain.manifest import Manifest, restorable
+from podwatch.domain.stored import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import BegunUpload, PublishedSave, UploadedObject
+from podwatch.journal.records import BegunUpload, UploadedObject
 from podwatch.policy.resume import NO_TRAINING
 from podwatch.stores.base import Progress
 from podwatch.sync.publish import ObjectsMissing, Publisher
-from podwatch.sync.types import RunSource, SetSource, Tell, rfc3339
+from podwatch.sync.types import RunSource, SetSource, Tell, features_of, rfc3339
 from podwatch.sync.upload import job as jobs
 from podwatch.sync.upload.child_process import Children, ChildReplaced, OwnUnit, SetVoid, Upload, UploadStopped
 from podwatch.sync.upload.hardlinks import Held, Holder
@@ -71,7 +72,7 @@ class _Record:
 
     def _part(self, message: dict[str, Any]) -> Write:
         upload, number = self._uploads[str(message["remote"])], int(message["number"])
-        return lambda journal: journal.save_part(upload, number, str(message["sha1"]))
+        return lambda journal: journal.save_part(upload, number, str(message["note"]))
 
     def _arrived(self, message: dict[str, Any]) -> Write:
         job, file = self._job, self._files[str(message["remote"])]
@@ -320,6 +321,7 @@ class Sender:
             max_rate=float(self._settings.sync.max_rate or 0),
             pins=pins,
             owners=owners,
+            features=await self._worker.call(features_of, self._journal.sync, self._settings.sync.store),
         )
         await self._worker.call(lambda: lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700))
         return job

@@ -1,0 +1,34 @@
+#!/bin/sh
+# Prime Intellect: run it once over ssh when the pod is ACTIVE, and again after a reboot (or as the start script where the
+# provider behind the pod has one). Prime is a broker: the pod can be a container or a virtual machine, with systemd or
+# without, root or not. This text finds out.
+# Set these first (envVars of the pod, or  export  in the ssh session):
+#   B2_APPLICATION_KEY_ID, B2_APPLICATION_KEY   a key limited to the run's bucket and prefix
+#   POD_STORE=b2://bucket   POD_RUN=name-of-the-run
+#   POD_TRUST=--trust, or "--digest D" (docs/bootstrap.md)
+#   POD_SOURCE=what pip installs: the URL of podwatch's wheel, or git+https://...
+set -eu
+: "${POD_STORE:?}" "${POD_RUN:?}" "${POD_TRUST:?}" "${POD_SOURCE:?}"
+[ "$(id -u)" = 0 ] || exec sudo --preserve-env sh "$0"
+
+# podwatch, in an environment of its own; where the image's Python does not fit (3.11 to 3.13, with venv), uv brings one
+if [ ! -x /opt/podwatch/bin/podwatch ]; then
+    fits='import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
+    if python3 -c "$fits" 2>/dev/null; then
+        python3 -m venv /opt/podwatch
+        /opt/podwatch/bin/pip install --quiet "$POD_SOURCE"
+    else
+        command -v uv >/dev/null || python3 -m pip install --quiet uv || curl -LsSf https://astral.sh/uv/install.sh | sh
+        PATH=$PATH:${HOME:-/root}/.local/bin
+        uv venv --quiet --clear --python '>=3.11,<3.14' /opt/podwatch
+        uv pip install --quiet --python /opt/podwatch/bin/python "$POD_SOURCE"
+    fi
+    ln -sf /opt/podwatch/bin/podwatch /usr/local/bin/podwatch
+fi
+
+# POD_TRUST without quotes: it can be two words.
+if [ ! -d /run/systemd/system ]; then  # a container: in the background, under a parent that restarts podwatch
+    exec /opt/podwatch/bin/podwatch bootstrap "$POD_STORE" "$POD_RUN" $POD_TRUST --detach
+fi
+/opt/podwatch/bin/podwatch bootstrap "$POD_STORE" "$POD_RUN" $POD_TRUST --no-start
+exec /opt/podwatch/bin/podwatch install  # a service, started now and at each boot; it keeps the key in a file of its own

@@ -1,0 +1,219 @@
+"""``podwatch runs show`` and ``podwatch runs diff``: a run as a record, from the store alone. And the table of
+``podwatch runs list --completed``."""
+
+import shlex
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from podwatch.cli.common import Where, clean, common, json_option, print_json
+from podwatch.cli.offline import checked_run_id
+from podwatch.cli.runs_check import opened, store_option
+from podwatch.client.format import ago, amount, rfc3339, size, span
+
+if TYPE_CHECKING:
+    from podwatch.policy.run_summary import Summary, Texts
+    from podwatch.sync.runs.record import StoredRun
+
+_LABEL = 10
+
+
+@click.command("show", short_help="One run as a record: when, how long, what cost, how it ended.")
+@common
+@click.argument("run_id", metavar="RUN")
+@store_option
+@click.option("--files", "with_files", is_flag=True, help="Also print the stored configuration and files.")
+@json_option
+def show(where: Where, run_id: str, store: str, with_files: bool, as_json: bool) -> None:
+    """Show what the store holds of RUN: start, end, duration, cost, best result, last step, outcome, checkpoints, the
+    command and the stored files. Times and money are those of the run's last pod. Reads only; works without a
+    daemon."""
+    run = _read(where, store, checked_run_id(run_id))
+    if as_json:
+        print_json({"schema_version": 1} | run_document(run, texts=with_files))
+        return
+    for line in _lines(run, time.time()):
+        click.echo(line)
+    if with_files:
+        for path, text in run.texts.files.items():
+            click.echo(f"\n=== {clean(path)}")
+            for line in text.splitlines():
+                click.echo(clean_line(line))
+
+
+@click.command("diff", short_help="How the stored configurations and commands of two runs differ.")
+@common
+@click.argument("run_a", metavar="A")
+@click.argument("run_b", metavar="B")
+@store_option
+@json_option
+def diff(where: Where, run_a: str, run_b: str, store: str, as_json: bool) -> None:
+    """Print a unified diff of the commands, the configuration files and the settings that runs A and B were started
+    with, as the store holds them: without secrets. Files belong together by path, else by name."""
+    from podwatch.policy.run_summary import difference
+
+    a, b = checked_run_id(run_a), checked_run_id(run_b)
+    old, new = _read(where, store, a).texts, _read(where, store, b).texts
+    lines = difference(a, old, b, new)
+    if as_json:
+        problems = {a: list(old.problems), b: list(new.problems)}
+        print_json({"schema_version": 1, "a": a, "b": b, "same": not lines, "diff": lines, "problems": problems})
+        return
+    for line in lines:
+        click.echo(clean_line(line))
+    for name, texts in ((a, old), (b, new)):
+        for problem in texts.problems:
+            click.echo(f"{name}: {clean(problem)}", err=True)
+    if not lines:
+        click.echo("no difference in what the store holds of both", err=True)
+
+
+def _read(where: Where, store_url: str, run_id: str) -> "StoredRun":
+    from podwatch.domain.manifest import Keys
+    from podwatch.sync.runs.record import read_run
+
+    with opened(where, store_url) as (store, prefix, _):
+        return read_run(store, Keys(run_id, prefix))
+
+
+def clean_line(text: str) -> str:
+    """A line of a stored file: without control characters, indentation kept."""
+    return "".join(c if c.isprintable() or c == "\t" else "?" for c in text)
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
+
+
+def _lines(run: "StoredRun", now: float) -> Iterator[str]:
+    for label, text in _rows(run, now):
+        yield f"{label:<{_LABEL}}{clean(text)}"
+
+
+def _rows(run: "StoredRun", now: float) -> Iterator[tuple[str, str]]:
+    summary = run.summary
+    yield "run", summary.run_id + (f" ({run.layout})" if run.layout else "")
+    beat = "no heartbeat" if run.heartbeat_wall is None else f"last heartbeat {ago(max(0.0, now - run.heartbeat_wall))}"
+    yield "outcome", f"{summary.outcome or 'none yet'} ({beat})" + (f": {summary.reason}" if summary.reason else "")
+    if run.last is not None and run.last.outcome:
+        yield "verdict", f"{run.last.outcome}, exit code {run.last.code}: {run.last.reason}"
+    yield from _spent(summary)
+    if summary.host:
+        where = f" ({summary.instance.provider} {summary.instance.id})" if summary.instance.provider else ""
+        yield "last pod", summary.host + where
+    newest = "no checkpoint" if run.newest_step is None else f"newest: step {run.newest_step}"
+    yield "stored", f"{newest}; {len(run.steps)} steps, {size(run.size_bytes)} in all"
+    yield from (("wandb", f"{name} {identity}") for name, identity in sorted(run.wandb.items()))
+    if run.texts.command:
+        yield "command", shlex.join(run.texts.command)
+    yield from (("file", f"{path} ({size(len(text.encode()))})") for path, text in run.texts.files.items())
+    yield from (("note", problem) for problem in run.texts.problems)
+
+
+def _spent(summary: "Summary") -> Iterator[tuple[str, str]]:
+    """When it trained, how far, and at what cost."""
+    if summary.started_wall is not None:
+        took = "" if summary.duration is None else f", {span(summary.duration)}"
+        yield "from", f"{_day(summary.started_wall, exact=True)} to {_day(summary.ended_wall, exact=True)}{took}"
+    if summary.step is not None:
+        yield "step", f"{summary.step}" + (f" of {summary.target}" if summary.target is not None else "")
+    if used := {use: seconds for use, seconds in summary.seconds.items() if seconds >= 1}:
+        yield "time", ", ".join(f"{use} {span(seconds)}" for use, seconds in used.items())
+    if summary.goodput is not None:
+        lost = f", {summary.failures} failures cost {span(summary.lost_seconds or 0.0)}" if summary.failures else ""
+        yield "goodput", f"{100 * summary.goodput:.0f} %{lost}"
+    if summary.cost is not None:
+        lost = f", {amount(summary.cost_lost, summary.currency)} of it lost" if summary.cost_lost else ""
+        yield "cost", amount(summary.cost, summary.currency) + lost
+    if summary.best:
+        yield "best", summary.best
+
+
+def _day(wall: float | None, *, exact: bool = False) -> str:
+    if wall is None:
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M UTC" if exact else "%Y-%m-%d", time.gmtime(wall))
+
+
+def completed_table(summaries: "Iterable[Summary]") -> list[str]:
+    """Runs that have ended, newest end first."""
+    ended = sorted((s for s in summaries if s.ended), key=lambda s: s.ended_wall or 0.0, reverse=True)
+    if not ended:
+        return []
+    rows = [("RUN", "START", "END", "DURATION", "COST", "STEP", "OUTCOME", "BEST")]
+    for s in ended:
+        rows.append(
+            (
+                clean(s.run_id),
+                _day(s.started_wall),
+                _day(s.ended_wall),
+                "-" if s.duration is None else span(s.duration),
+                "-" if s.cost is None else clean(amount(s.cost, s.currency)),
+                "-" if s.step is None else str(s.step),
+                clean(s.outcome),
+                clean(s.best),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(7)]
+    right = (3, 4, 5)
+    lines = []
+    for row in rows:
+        cells = [f"{c:>{w}}" if i in right else f"{c:<{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=False))]
+        best = row[7] if any(other[7] for other in rows[1:]) else ""
+        lines.append("  ".join([*cells, best]).rstrip())
+    return lines
+
+
+# -- documents -------------------------------------------------------------------------------------------------------
+
+
+def summary_document(summary: "Summary") -> dict[str, Any]:
+    return {
+        "started_at": rfc3339(summary.started_wall),
+        "ended_at": rfc3339(summary.ended_wall) if summary.ended else None,
+        "duration_seconds": None if summary.duration is None else round(summary.duration),
+        "step": summary.step,
+        "target_step": summary.target,
+        "seconds": dict(summary.seconds),
+        "goodput_ratio": summary.goodput,
+        "failures": summary.failures,
+        "lost_seconds": summary.lost_seconds,
+        "steps_lost": summary.steps_lost,
+        "cost": summary.cost,
+        "cost_lost": summary.cost_lost,
+        "currency": summary.currency,
+        "best_result": summary.best or None,
+    }
+
+
+def run_document(run: "StoredRun", *, texts: bool) -> dict[str, Any]:
+    """``texts``: with the stored files."""
+    summary = run.summary
+    return {
+        "run_id": summary.run_id,
+        "outcome": summary.outcome or None,
+        "reason": summary.reason,
+        "heartbeat_at": rfc3339(run.heartbeat_wall),
+        "host": summary.host,
+        "layout": run.layout,
+        "lineage": run.lineage,
+        "wandb": dict(run.wandb),
+        "newest_step": run.newest_step,
+        "stored_steps": list(run.steps),
+        "size_bytes": run.size_bytes,
+        **summary_document(summary),
+        **texts_document(run.texts, contents=texts),
+    }
+
+
+def texts_document(texts: "Texts", *, contents: bool) -> dict[str, Any]:
+    return {
+        "command": list(texts.command),
+        "files": [
+            {"path": path, "size_bytes": len(text.encode())} | ({"text": text} if contents else {})
+            for path, text in texts.files.items()
+        ],
+        "settings": dict(texts.settings),
+        "problems": list(texts.problems),
+    }

@@ -1,0 +1,278 @@
+"""podwatch's systemd service on this machine: the names of its files, which of them podwatch wrote, and systemctl.
+
+A file that `podwatch install` writes begins with the SHA-256 of its other lines. So an upgrade replaces what podwatch
+wrote, and nothing that an operator changed or wrote: no record of the installation is needed, and none can be lost.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from podwatch.domain.errors import HostError, PermissionDenied, UsageError
+
+ETC = Path("/etc/podwatch")
+UNITS = Path("/etc/systemd/system")
+BOOTED = Path("/run/systemd/system")
+"""Exists if and only if systemd is the running init (sd_booted(3))."""
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_SIGNED = re.compile(r"# podwatch install sha256:([0-9a-f]{64})\n(.*)", re.S)
+_EARLIER = frozenset(
+    {
+        "8701e5b251b51fed1ede7106dd882fdb11e1fcc9e8051695715c360e05867a5a",
+        "e55ddfaa904119c01ea118dd5be9ab1015483c33a24445ca90808f1a2fbd1546",
+        "f7dc9347269ac272f9cc612e3042b4443d2bd4e40df13511a9e70e9274649b89",
+        "51b835abc630c355efc7c3ddf6ed86cd15a33ee8160f35c36d0904546d1f42c6",
+        "8594f7dd74b9d0eecdddc7ffa5e59e50966499ea1fca325050629f8d155e28eb",
+        "5bf2996b2412d5eca3d3a173300d307f72120e62b1532d88f0c4991bf02d193a",
+    }
+)
+"""Units that versions before the first line with a digest installed: SHA-256 without their ExecStart lines."""
+_EARLIER_DROPIN = "# Written by `podwatch install`"
+_FACT = re.compile(r"^# (Run|Configuration): (.*)$", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The service of one run. ``name`` is empty, or that of an instance (podwatch@NAME)."""
+
+    name: str = ""
+
+    @property
+    def unit(self) -> str:
+        return f"podwatch@{self.name}" if self.name else "podwatch"
+
+    @property
+    def shipped(self) -> str:
+        """The file name of the unit; all instances share one."""
+        return "podwatch@.service" if self.name else "podwatch.service"
+
+    @property
+    def unit_file(self) -> Path:
+        return UNITS / self.shipped
+
+    @property
+    def dropin(self) -> Path:
+        return UNITS / f"{self.unit}.service.d" / "10-paths.conf"
+
+    @property
+    def configuration(self) -> Path:
+        """Where the service looks for its configuration if the drop-in names none."""
+        return ETC / f"{self.name or 'podwatch'}.toml"
+
+    @property
+    def key_file(self) -> Path:
+        """The unit's EnvironmentFile."""
+        return ETC / f"{self.name or 'podwatch'}.env"
+
+    def installed_for(self) -> tuple[str, str]:
+        """The run and the configuration file that the drop-in was written for; empty where it does not say."""
+        try:
+            facts = dict(_FACT.findall(self.dropin.read_text()))
+        except (OSError, ValueError):
+            return "", ""
+        return facts.get("Run", ""), facts.get("Configuration", "")
+
+
+def service_of(name: str) -> Service:
+    """UsageError for a name that is no name of a run."""
+    from podwatch.domain.manifest import valid_run_id
+
+    if name and not valid_run_id(name):
+        raise UsageError("not a valid service name", where=f"--run {name}", fix="use letters, digits, . _ -")
+    return Service(name)
+
+
+# -- who wrote a file ------------------------------------------------------------------------------------------------
+
+
+class Origin(StrEnum):
+    ABSENT = "absent"
+    OURS = "ours"
+    """As podwatch wrote it."""
+    EDITED = "edited"
+    """podwatch wrote it, and it was changed since."""
+    FOREIGN = "foreign"
+    """podwatch did not write it: another text, a link, another owner."""
+
+
+def signed(text: str) -> str:
+    """``text`` with the line that says that podwatch wrote it."""
+    return f"# podwatch install sha256:{_digest(text)}\n{text}"
+
+
+def origin(path: Path) -> Origin:
+    """Who wrote a file of the service. Raises OSError where it cannot be read."""
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return Origin.ABSENT
+    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+        return Origin.FOREIGN
+    text = path.read_bytes().decode(errors="replace")
+    match = _SIGNED.fullmatch(text)
+    if match is not None:
+        return Origin.OURS if _digest(match[2]) == match[1] else Origin.EDITED
+    if text.startswith(_EARLIER_DROPIN) and path.suffix == ".conf":
+        return Origin.OURS
+    lines = [line for line in text.splitlines() if not line.startswith("ExecStart=")]
+    return Origin.OURS if _digest("".join(f"{line}\n" for line in lines)) in _EARLIER else Origin.FOREIGN
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# -- systemd ---------------------------------------------------------------------------------------------------------
+
+
+def require_systemd(command: list[str]) -> None:
+    """Raises HostError without a usable systemd, PermissionDenied for a user other than root, whose error names the
+    ``command`` to run."""
+    if not BOOTED.is_dir() or shutil.which("systemctl") is None:
+        first = init_name()
+        is_ = f" (process 1 is {first})" if first else ""
+        raise HostError(f"systemd does not run here{is_}", fix="use `podwatch run --detach`, or podwatch as PID 1")
+    if os.geteuid() != 0:
+        raise PermissionDenied(
+            "Permission denied: only root can install a service",
+            where=str(UNITS),
+            fix=f"sudo {' '.join(command)}; without root: `podwatch run --detach`",
+        )
+    if any(line.split()[4] == BOOT_ID for line in Path("/proc/self/mountinfo").read_text().splitlines()):
+        # systemd-nspawn mounts over it. A sandboxed service has its own /proc with the real boot id, so podwatch and
+        # its keeper would compare different boot ids.
+        raise HostError(
+            "a mount in this container hides the boot id, but not from sandboxed services: podwatch and its keeper"
+            " would read different boot ids",
+            where=BOOT_ID,
+            fix=f"umount {BOOT_ID} at each boot of the container, or use `podwatch run --detach`",
+        )
+
+
+def init_name() -> str:
+    """The name of process 1; empty if it cannot be read."""
+    try:
+        return Path("/proc/1/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def systemd_version() -> int:
+    """The version of this machine's systemd; 0 if unknown."""
+    try:
+        done = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=False)
+        return int(done.stdout.split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def systemctl(*arguments: str) -> None:
+    """Raises HostError with systemctl's own message."""
+    done = subprocess.run(["systemctl", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise HostError(f"systemctl {arguments[0]} failed: {done.stderr.strip()}", fix="read `journalctl -xe`")
+
+
+def show(unit: str, name: str) -> str:
+    """A property of a unit; empty without systemd."""
+    if not BOOTED.is_dir():
+        return ""
+    command = ["systemctl", "show", unit, "--property", name, "--value"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
+
+
+def active(unit: str) -> bool:
+    """Whether the service runs, or systemd is about to start it again."""
+    return show(unit, "ActiveState") in ("active", "activating", "reloading")
+
+
+def start(unit: str, verb: str) -> None:
+    """``verb`` is start or restart; returns when the service is ready. HostError with the last lines of its log."""
+    done = subprocess.run(["systemctl", verb, unit], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    log = ["journalctl", "-u", unit, "-n", "8", "-o", "cat", "--no-pager"]
+    said = subprocess.run(log, capture_output=True, text=True, check=False).stdout
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith(("Started ", "Starting "))]
+    raise HostError(
+        f"systemd could not {verb} the service: {' | '.join(lines[-3:]) or done.stderr.strip()}",
+        where=unit,
+        fix=f"correct that, then `systemctl {verb} {unit}`; `journalctl -u {unit}` has the whole log",
+    )
+
+
+# -- without systemd -------------------------------------------------------------------------------------------------
+
+_PROVIDERS = {
+    "VAST_CONTAINERLABEL": ("Vast", "the on-start script of the instance"),
+    "RUNPOD_POD_ID": ("RunPod", "the container start command of the pod"),
+}
+"""A variable that only this provider sets -> its name, and its place for a start command."""
+
+
+def instead_of_a_service(environ: Mapping[str, str], command: list[str], config: str, init: str) -> list[str]:
+    """The lines that show how podwatch starts where systemd does not run. ``config`` is the configuration file, empty
+    if there is none; ``init`` the name of process 1."""
+    if init == "podwatch":
+        return ["podwatch is process 1 of this container: it starts with the container, nothing has to be installed."]
+    words = " ".join(command)
+    named = f" -c {config}" if config else ""
+    provider, place = next(
+        (found for name, found in _PROVIDERS.items() if environ.get(name)),
+        ("", "the pod's start command (your provider's on-start script, or the image's entrypoint)"),
+    )
+    where = f"{place} ({provider})" if provider else place
+    lines = ["Nothing was changed. Without systemd, podwatch runs like this:", ""]
+    if not config:
+        lines.append(f"    {words} config init           # writes ./podwatch.toml, and ./podwatch.env for the key")
+    lines += [
+        f"    {words}{named} check",
+        f"    {words}{named} run --detach   # returns at once; podwatch guards until the pod stops",
+        "",
+        f"To start it with the pod, add this line to {where}:",
+        "",
+        f"    {words} -c {config or '/path/to/podwatch.toml'} run --detach",
+        "",
+        "docs/pods.md in podwatch's repository has the whole way for Vast, RunPod, Prime and Lambda.",
+    ]
+    return lines
+
+
+# -- what else guards the run ----------------------------------------------------------------------------------------
+
+
+def guard_elsewhere(run_id: str, state_dir: Path, unit: str) -> int:
+    """The pid that ends a podwatch that guards the run and is not this service's; 0 if there is none. With `--detach`
+    it is that of the parent, which would start the daemon again."""
+    from podwatch.client.discover import Hints, holder, process_alive, runtime_roots
+
+    hints = Hints(run_id, state_dir)
+    found = holder(run_id, {}, hints)
+    if found is None or str(found.pid) == show(unit, "MainPID"):
+        return 0
+    for root in [Path(found.runtime)] * bool(found.runtime) + runtime_roots(os.environ, hints):
+        with contextlib.suppress(OSError, ValueError):
+            parent = int((root / run_id / "init.pid").read_text())
+            if process_alive(parent, 0):
+                return parent
+    return found.pid
+
+
+def running_version(run_id: str, state_dir: Path) -> str:
+    """The version of the podwatch that guards the run; empty if none does, or it does not say."""
+    from podwatch.client.discover import Hints, find_runs
+
+    runs = find_runs({}, Hints(run_id, state_dir))
+    return next((f.endpoint.version for f in runs if f.alive and f.endpoint.run_id == run_id), "")

@@ -1,0 +1,123 @@
+"""The last good configuration: a copy of each file that the daemon could load, used when the file cannot be loaded.
+
+A daemon that refuses to start because of a typo guards nothing. It therefore keeps the copy in
+``<state_dir>/<run_id>/``, uses it, and reports that. Without one it exits with 78.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from podwatch.client.trusted import read_trusted
+from podwatch.config.loading import LoadedSettings, find_file, load_settings, load_text, named_file
+from podwatch.config.settings import Settings
+from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.manifest import valid_run_id
+
+COPY_NAME = "last-good.json"
+COPY_VERSION = 1
+_SETTING = re.compile(r"""^\s*(state_dir|run_id)\s*=\s*(["'])(.*?)\2""", re.M)
+
+
+def last_good_path(state_dir: Path, run_id: str) -> Path:
+    return state_dir / run_id / COPY_NAME
+
+
+def save_last_good(loaded: LoadedSettings) -> None:
+    """Store a copy of the file that was just loaded, atomically and fsynced. Does nothing for settings without a file
+    or from a copy. Raises OSError, which the daemon can ignore.
+    """
+    if loaded.path is None or loaded.refused:
+        return
+    target = last_good_path(loaded.settings.state_dir, loaded.settings.run_id)
+    record = {"schema_version": COPY_VERSION, "path": str(loaded.path), "text": loaded.text}
+    content = json.dumps(record).encode()
+    if target.is_file() and target.read_bytes() == content:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = target.with_name(f".{COPY_NAME}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def load_last_good(
+    path: Path, *, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None, run: str = ""
+) -> LoadedSettings | None:
+    """The settings of the last good copy of the file at ``path``; None without a usable copy.
+
+    Environment and flags apply as usual.
+    """
+    for copy in _copies(path, environ, overrides or {}):
+        try:
+            record = json.loads(read_trusted(copy))
+            if record["path"] != str(path) or record["schema_version"] != COPY_VERSION:
+                continue
+            return load_text(str(record["text"]), path, environ=environ, overrides=overrides, run=run)
+        except (ConfigurationError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def load_or_last_good(
+    path: Path | None, *, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None, run: str = ""
+) -> LoadedSettings:
+    """Like load_settings, but uses the last good copy of an unusable file, with ``refused`` set to the reason. Without
+    a copy it raises the file's own ConfigurationError."""
+    try:
+        return load_settings(path, environ=environ, overrides=overrides, run=run)
+    except ConfigurationError as error:
+        where = _named(path, environ, run)
+        copy = load_last_good(where, environ=environ, overrides=overrides, run=run) if where is not None else None
+        if copy is None:
+            raise
+        return replace(copy, refused=str(error))
+
+
+def _named(path: Path | None, environ: Mapping[str, str], run: str) -> Path | None:
+    if path is not None:
+        return named_file(path, environ)
+    try:
+        return find_file(None, environ=environ, run=run)
+    except ConfigurationError:
+        return named_file(Path(environ["PODWATCH_CONFIG"]), environ) if environ.get("PODWATCH_CONFIG") else None
+
+
+def _copies(path: Path, environ: Mapping[str, str], overrides: Mapping[str, object]) -> list[Path]:
+    """Possible copies. state_dir and run_id are read from the broken file line by line, because these two lines are
+    usually intact; then the default state_dir with every run."""
+    told: dict[str, str] = {}
+    try:
+        told = {name: value for name, _, value in _SETTING.findall(read_trusted(path))}
+    except ConfigurationError:
+        pass
+    for name in ("state_dir", "run_id"):
+        value = overrides.get(name) or environ.get(f"PODWATCH_{name.upper()}")
+        if value:
+            told[name] = str(value)
+    default = Settings.model_fields["state_dir"].default
+    places = [named_file(Path(told["state_dir"]), environ)] if "state_dir" in told else []
+    places.append(Path(default))
+    found: list[Path] = []
+    for place in dict.fromkeys(places):
+        if valid_run_id(told.get("run_id", "")):
+            found.append(last_good_path(place, told["run_id"]))
+        try:
+            found += sorted(place.glob(f"*/{COPY_NAME}"), key=lambda file: file.stat().st_mtime, reverse=True)
+        except OSError:
+            continue
+    return [copy for copy in dict.fromkeys(found) if copy.is_file()]

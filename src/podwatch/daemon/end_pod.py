@@ -1,0 +1,216 @@
+"""Ends the rented machine of a plain pod by ``[end_pod] command``, once nothing more is to be done on it
+(docs/end-the-pod.md).
+
+A finished run is billed until its machine ends. In job mode the engine ends it; a plain pod has to end itself. The
+command can destroy the disk with all that is on it, so it runs only after the final sync is done or its time is over,
+learns whether everything is stored, and runs a limited number of times, each journaled before.
+"""
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from podwatch.config.settings import EndPodSettings
+from podwatch.daemon.wiring import Components
+from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import FindingKind, Severity
+from podwatch.domain.run import IntentKind, IntentState
+from podwatch.domain.secrets import scrub, scrub_argv
+from podwatch.domain.snapshot import Desired
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.policy.exit_code import Outcome
+from podwatch.policy.lease import LeaseAction
+from podwatch.recovery.context import Notes
+from podwatch.recovery.state import Phase
+from podwatch.system.child import run_child
+from podwatch.system.clock import Clock
+from podwatch.trainer.environment import build_environment
+
+TRIED: Final = "end-pod"
+"""Journal key: {"end": which end, "tries": how often the command was run for it}."""
+GONE_SECONDS: Final = 180.0
+"""How long the machine may take to end after the command succeeded; docker stop and a provider's queue are done by
+then."""
+PAUSES: Final = (10.0, 30.0, 60.0, 300.0)
+"""Seconds between two tries; the last one repeats."""
+_FIX: Final = "end this machine in the provider's console: it is billed; then correct [end_pod] (docs/end-the-pod.md)"
+
+
+@dataclass(frozen=True, slots=True)
+class PodEnd:
+    """One end of the run on this pod. ``id`` differs for the same run after an operator has started it again.
+    ``stored``: every complete checkpoint of the run on this machine is in the store, so that its disk can go."""
+
+    outcome: Outcome
+    id: str
+    stored: bool
+
+
+class PodOwner(Protocol):
+    """The run, as the end of its machine needs it."""
+
+    @property
+    def settings(self) -> EndPodSettings: ...
+
+    @property
+    def run_id(self) -> str: ...
+
+    def end_id(self, outcome: Outcome) -> str:
+        """Identifies this end of the run on this pod; it differs after an operator has started training again."""
+        ...
+
+    def stands(self, end: PodEnd) -> bool:
+        """Whether the end still holds: no operator has started training since, and podwatch is not paused."""
+        ...
+
+
+class PodEnder:
+    """Runs the command. ``environ``: podwatch's own environment, with the provider's variables."""
+
+    def __init__(
+        self,
+        owner: PodOwner,
+        journal: AsyncJournal,
+        clock: Clock,
+        notes: Notes,
+        emit: Callable[[Event], None],
+        environ: Mapping[str, str],
+    ) -> None:
+        self._owner, self._journal, self._clock, self._notes = owner, journal, clock, notes
+        self._emit, self._environ = emit, environ
+
+    def wants(self, outcome: Outcome) -> bool:
+        """Whether this end of the run ends the machine."""
+        settings = self._owner.settings
+        return bool(settings.command) and str(outcome) in settings.on
+
+    async def end_pod(self, outcome: Outcome, *, stored: bool) -> None:
+        """As ``end``, for the run's end now."""
+        await self.end(PodEnd(outcome, self._owner.end_id(outcome), stored))
+
+    async def end(self, end: PodEnd) -> None:
+        """Run the command until this machine is gone, or the tries are used up, or the end does not hold any more. Call
+        it after the final sync. Never raises; returns at the latest after ``tries`` times the pauses and limits."""
+        settings = self._owner.settings
+        if not self.wants(end.outcome):
+            return
+        tries = await self._tries(end)
+        for intent in await self._journal.run(Journal.open_intents, IntentKind.END_POD):
+            await self._journal.run(Journal.settle, intent.id, IntentState.UNDONE, "podwatch ended meanwhile")
+        said = ""
+        while tries < settings.tries and self._owner.stands(end):
+            tries += 1
+            said = await self._try(end, tries)
+            if not await self._still_here(end, GONE_SECONDS if not said else PAUSES[min(tries, len(PAUSES)) - 1]):
+                return
+            said = said or f"it succeeded, but the machine still runs {GONE_SECONDS / 60:.0f} min later"
+        if self._owner.stands(end):
+            why = said or "the tries for this end were used up before podwatch was restarted"
+            text = f"[end_pod] command did not end this machine in {settings.tries} tries: {why}"
+            self._notes.add(FindingKind.POD_NOT_ENDED, Severity.CRITICAL, text, _FIX)
+
+    async def _tries(self, end: PodEnd) -> int:
+        known = await self._journal.run(Journal.learned, TRIED)
+        if not isinstance(known, dict) or known.get("end") != end.id or not isinstance(known.get("tries"), int):
+            return 0
+        return max(0, int(known["tries"]))
+
+    async def _try(self, end: PodEnd, number: int) -> str:
+        """Run it once; returns why it failed, empty if it succeeded. Counted and journaled before it runs."""
+        settings = self._owner.settings
+        try:
+            await self._journal.run(Journal.learn, TRIED, {"end": end.id, "tries": number})
+            data = {"outcome": str(end.outcome), "stored": end.stored, "try": number}
+            intent = await self._journal.run(Journal.open_intent, IntentKind.END_POD, data)
+        except HostError as error:
+            return f"it cannot be recorded: {error}"
+        stored = "everything is stored" if end.stored else "NOT everything is stored"
+        self._say(
+            f"podwatch ends this machine ({end.outcome}; {stored}): try {number} of {settings.tries} of"
+            f" {shlex.join(scrub_argv(settings.command))[:200]}",
+            Severity.WARNING,
+        )
+        failed = await self._run(end)
+        state = IntentState.FAILED if failed else IntentState.DONE
+        await self._journal.run(Journal.settle, intent.id, state, failed)
+        if failed:
+            self._say(f"[end_pod] command failed: {failed}", Severity.WARNING)
+        return failed
+
+    async def _run(self, end: PodEnd) -> str:
+        settings = self._owner.settings
+        own = {
+            "PODWATCH_RUN_ID": self._owner.run_id,
+            "PODWATCH_OUTCOME": str(end.outcome),
+            "PODWATCH_STORED": "yes" if end.stored else "no",
+        }
+        try:
+            environment = build_environment(self._environ, {}, settings.env_file) | own
+            done = await run_child(settings.command, timeout=settings.timeout, env=environment)
+        except PodwatchError as error:
+            return str(error)
+        if done.ok:
+            return ""
+        last = (done.output.strip().splitlines() or [""])[-1][:300]
+        how = f"no end within {settings.timeout:.0f} s" if done.timed_out else f"exit code {done.code}"
+        return scrub(f"{how}: {last}" if last else how)
+
+    async def _still_here(self, end: PodEnd, seconds: float) -> bool:
+        """Wait; returns False as soon as the end does not hold any more."""
+        until = self._clock.monotonic() + seconds
+        while self._owner.stands(end):
+            left = until - self._clock.monotonic()
+            if left <= 0:
+                return True
+            await self._clock.sleep(min(1.0, left))
+        return False
+
+    def _say(self, text: str, severity: Severity) -> None:
+        self._emit(Event(EventName.POD_ENDING, self._clock.wall(), text, severity))
+
+
+# -- this pod --------------------------------------------------------------------------------------------------------
+
+
+class EndedRun:
+    """Implements ``PodOwner`` over the daemon's components."""
+
+    def __init__(self, parts: Components) -> None:
+        self._parts = parts
+
+    @property
+    def settings(self) -> EndPodSettings:
+        return self._parts.settings.end_pod
+
+    @property
+    def run_id(self) -> str:
+        return self._parts.settings.run_id
+
+    def end_id(self, outcome: Outcome) -> str:
+        record = self._parts.training.record.current
+        if record is None:
+            return str(outcome)
+        start = record.last_start.start_id if record.last_start is not None else ""
+        return f"{outcome}:{record.lineage.id}:{start}"
+
+    def stands(self, end: PodEnd) -> bool:
+        recovery = self._parts.recovery
+        context = recovery.context
+        if recovery.handle is not None or context.paused or self.end_id(end.outcome) != end.id:
+            return False
+        match end.outcome:
+            case Outcome.FINISHED:
+                return recovery.desired is Desired.FINISHED
+            case Outcome.GAVE_UP:
+                return recovery.state.phase is Phase.GAVE_UP
+            case Outcome.SUPERSEDED:
+                return context.tools.standing.act is LeaseAction.SUPERSEDED
+        return False
+
+
+def make_pod_ender(parts: Components) -> PodEnder:
+    run = parts.run
+    return PodEnder(EndedRun(parts), run.journal, run.clock, parts.recovery.context.notes, run.emit, os.environ)

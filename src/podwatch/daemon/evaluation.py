@@ -1,0 +1,172 @@
+"""Joins the evaluations to the daemon: checkpoints here and in the store, free GPUs and disk space, pins, and training
+that stops for them. Imported only where ``[evaluation] command`` is configured.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from podwatch.checkpoints.layouts import kind_of
+from podwatch.daemon.hooks import FACTS_SECONDS, CheckpointFacts, facts_of
+from podwatch.daemon.host import Host
+from podwatch.daemon.loops import DaemonLoops
+from podwatch.daemon.status_view import Remembered
+from podwatch.daemon.store import make_restorer
+from podwatch.daemon.wiring import Components
+from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import Severity
+from podwatch.domain.snapshot import GpuState
+from podwatch.hooks.child import problem_of
+from podwatch.hooks.evaluation import Evaluations, Room
+from podwatch.hooks.runner import Desk
+from podwatch.journal import Journal
+from podwatch.policy.evaluation import BEST_PIN, Result, Target
+from podwatch.sync.restore.restore import Restorer
+from podwatch.system.workers import Worker
+
+FREE_GPU_BYTES: Final = 1 << 30
+"""A GPU with less in use is free: a context of a monitor or a display takes a few hundred MB."""
+DISK_SECONDS: Final = 10.0
+
+
+class PodSite:
+    """Implements ``hooks.evaluation.Site``. ``worker`` looks at the disk, ``fetching`` waits for the store."""
+
+    def __init__(
+        self, parts: Components, loops: DaemonLoops, memory: Remembered, place: Path, restorer: Restorer | None
+    ) -> None:
+        self._parts, self._loops, self._memory, self._place = parts, loops, memory, place
+        self._restorer = restorer
+        self._worker, self._fetching = Worker("evaluation"), Worker("evaluation fetch")
+
+    async def here(self, target: Target) -> tuple[str, Mapping[str, Any]] | None:
+        sets = self._parts.checkpoints.catalogue.sets
+        found = next((s for s in sets if s.step == target.step and s.complete), None)
+        if found is None or target.save_id not in ("", found.save_id):
+            return None
+        layout = self._parts.run.layout
+        about = await self._worker.call(facts_of, layout, found, timeout=FACTS_SECONDS)
+        return found.save_id, {**about, "layout": layout.name, "note": kind_of(layout.name).weights.note}
+
+    async def fetch(self, step: int, to: Path) -> tuple[str, Mapping[str, Any]]:
+        restorer, layout = self._restorer, self._parts.run.layout
+        if restorer is None:
+            raise HostError(f"the checkpoint of step {step} is not on this pod, and no store is configured")
+        await self._room_for(step, to)
+        try:
+            report = await self._fetching.call(lambda: restorer.fetch(step, to=to, all_parts=True))
+        except asyncio.CancelledError:
+            restorer.kill()
+            raise
+        parts = {Path(path).name: path for path in (*report.parts, *report.optional.parts)}
+        known = kind_of(layout.name).weights
+        base = report.parts[0] if report.parts else ""
+        inside = [Path(base) / p.replace("{step}", str(step)) for p in known.places if base and not p.startswith("..")]
+        places = [Path(path) for name, path in parts.items() if name == "weights"] + inside
+        weights = next((place for place in places if place.is_dir()), None)
+        return report.save_id, {
+            "checkpoint": base,
+            "parts": parts,
+            "size_bytes": report.total_bytes,
+            "weights": None if weights is None else str(weights),
+            "convert": known.convert,
+            "layout": layout.name,
+            "note": known.note,
+        }
+
+    async def _room_for(self, step: int, to: Path) -> None:
+        """Raises HostError if the stored checkpoint does not fit besides the reserve."""
+        saves = [s for s in await self._parts.run.journal.run(Journal.published) if s.step == step]
+        size = max((s.total_bytes for s in saves), default=0)
+        free = await self._worker.call(_free, to, timeout=DISK_SECONDS)
+        if free is not None and free < size + self._parts.settings.evaluation.reserve:
+            gb = f"{free / 1e9:.1f} GB are free, the checkpoint needs {size / 1e9:.1f} GB"
+            fix = "set [evaluation] dir to a larger disk, or [evaluation] reserve"
+            raise HostError(f"no space to fetch step {step} from the store: {gb}", where=str(to), fix=fix)
+
+    def local(self) -> Sequence[tuple[int, str]]:
+        return [(s.step, s.save_id) for s in self._parts.checkpoints.catalogue.sets if s.complete]
+
+    def stored(self) -> Sequence[tuple[int, str]]:
+        syncer = self._parts.syncer
+        return () if syncer is None else sorted(syncer.status().stored)
+
+    async def room(self) -> Room:
+        settings = self._parts.settings
+        reserve, save = settings.evaluation.reserve, self._loops.pruner.next_save_bytes or 0
+        places = (settings.trainer.output_dir, self._parts.run.paths.state, self._place)
+        rooms = []
+        for place, needed in zip(places, (reserve + save, reserve, reserve), strict=True):
+            try:
+                free = await self._worker.call(_free, place, timeout=DISK_SECONDS)
+            except OSError:  # a timeout is an OSError
+                continue
+            if free is not None:
+                rooms.append(Room(free, needed))
+        return min(rooms, key=lambda r: (r.free or 0) - r.needed, default=Room(None, reserve))
+
+    def free_gpus(self) -> tuple[str, ...]:
+        gpu, reading = self._parts.settings.gpu, self._parts.sensing.gpus.latest()
+        ours = {*gpu.inference, *gpu.trainer}
+        if not ours or not reading.ok:
+            return ()  # without configured GPUs every GPU can be training's
+        return tuple(
+            g.uuid
+            for g in reading.value or ()
+            if g.index not in ours
+            and g.state is GpuState.OK
+            and g.memory_used_bytes is not None
+            and g.memory_used_bytes < FREE_GPU_BYTES
+        )
+
+    async def keep_best(self, result: Result | None, text: str) -> None:
+        journal = self._parts.run.journal
+        pins = await journal.run(Journal.pins)
+        ours = {step for step, reason in pins.items() if reason.startswith(BEST_PIN)}
+        if result is not None and (result.step not in pins or result.step in ours):
+            await journal.run(Journal.pin, result.step, text)
+        for step in ours - ({result.step} if result is not None else set()):
+            await journal.run(Journal.unpin, step)
+        await self._memory.read_pins()
+
+
+def _free(path: Path) -> int | None:
+    """Free bytes of the file system of ``path``, or of its first parent that exists."""
+    for place in (path, *path.parents):
+        with contextlib.suppress(FileNotFoundError):
+            found = os.statvfs(place)
+            return found.f_bavail * found.f_frsize
+    return None
+
+
+async def make_evaluations(
+    parts: Components, host: Host, loops: DaemonLoops, memory: Remembered, config: Path | None
+) -> Evaluations:
+    """With what earlier podwatch processes left; evaluates nothing yet."""
+    settings, worker, run = parts.settings, Worker("evaluations"), parts.run
+    desk = Desk(
+        settings,
+        host.journal,
+        host.clock,
+        host.bus,
+        CheckpointFacts(parts, worker),
+        run.paths.state,
+        str(config or ""),
+        worker,
+    )
+    restorer = None
+    if parts.syncer is not None:
+        restorer = make_restorer(settings, run.layout, run.workspace, host.journal.sync, "evaluation")
+    place = settings.evaluation.dir or run.paths.state / "evaluation"
+    what, fix = await worker.call(problem_of, settings.evaluation.as_check(), settings, os.environ)
+    if what:
+        host.bus.say(EventName.CONFIG_WARNING, f"evaluations cannot run: {what}. To fix it: {fix}", Severity.WARNING)
+    evaluations = Evaluations(desk, PodSite(parts, loops, memory, place, restorer))
+    parts.checkpoints.readers.append(evaluations)
+    with contextlib.suppress(PodwatchError):  # the journal's own finding reports it
+        await evaluations.load()
+    return evaluations

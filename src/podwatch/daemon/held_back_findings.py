@@ -1,0 +1,323 @@
+"""Checkpoints that podwatch holds back: the evidence, the findings, and the operator's decisions.
+
+Two reasons: a second trainer in the same output_dir can have written them (``TwoWriters``), or training of this run
+cannot have reached their step number (``Implausible``; the rule is in ``policy.resume``). Both keep what they know in
+the journal, so that a restarted podwatch neither publishes nor accepts a checkpoint that it held back before.
+
+``TwoWriters.look`` blocks and runs before each rescan: a checkpoint that the rescan finds complete was written before
+it. The other methods are for the event loop.
+"""
+
+import os
+import pwd
+from dataclasses import replace
+from typing import Any, Protocol
+
+from podwatch.checkpoints.catalogue import HeldBack
+from podwatch.checkpoints.layouts.base import Layout, StepSeen
+from podwatch.config.settings import TrainerSettings
+from podwatch.domain.checkpoint import CheckpointSet, HeldAs, newest_complete
+from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.run import RunRecord
+from podwatch.domain.snapshot import ProgressSource, Snapshot, TrainerSample
+from podwatch.incidents import scrub
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.policy.other_trainers import Beside, Span, follow
+from podwatch.policy.resume import NO_TRAINING, StepEvidence
+from podwatch.sensors.base import Sensor
+from podwatch.system.clock import Clock
+from podwatch.system.procfs import identify, is_alive
+from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.handle import KeptTrainer, started_wall
+from podwatch.trainer.other_writers import Other, Others, Run, program_of
+from podwatch.trainer.roles import Roles
+
+TWO_WRITERS_KEY = "two-writers"
+"""Journal key of the time spans and of the released checkpoints."""
+SHOWN = 100
+"""Characters of a command line in a finding."""
+
+
+class Watched(Protocol):
+    @property
+    def handle(self) -> TrainerHandle | None:
+        """The trainer that podwatch watches."""
+        ...
+
+
+class TwoWriters:
+    """``run`` and ``tree`` give the trainer that podwatch watches; ``layout`` the checkpoint directories."""
+
+    def __init__(
+        self,
+        trainer: TrainerSettings,
+        held: HeldBack,
+        *,
+        roles: Roles,
+        layout: Layout,
+        clock: Clock,
+        journal: Journal,
+        run: Watched,
+        tree: Sensor[TrainerSample],
+    ) -> None:
+        self._output_dir, self._command, self._layout = trainer.output_dir, trainer.command, layout
+        self._clock, self._journal, self._run, self._tree = clock, journal, run, tree
+        self._users = frozenset({os.geteuid(), *_uid_of(trainer.user)})
+        self._others = Others(roles)
+        me = identify(os.getpid())
+        self._own = frozenset() if me is None else frozenset({me})
+        self._looked_wall = 0.0
+        self.problem = ""
+        self.found: tuple[Other, ...] = ()
+        self.beside = Beside(looked_at=float("-inf"))
+        self.held = held
+
+    # -- processes (blocks) -------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Check every process of the pod."""
+        at, wall = self._clock.monotonic(), self._clock.wall()
+        handle, sample = self._run.handle, self._tree.latest().value
+        suspected = {other.identity for other in self.found}
+        found: tuple[Other, ...] = ()
+        try:
+            if handle is not None and is_alive(handle.launcher):
+                found = self._others.look(self._described(handle, sample), handle.start_id)
+        except OSError as error:  # out of descriptors or memory: no result this time
+            self.problem = f"the processes of this pod cannot be read: {error}"
+            return
+        self.problem = ""
+        writers = tuple(other for other in found if other.writes)
+        who = ", ".join(f"pid {other.identity.pid}" for other in writers)
+        born = {other.identity: started_wall(other.identity, self._clock) for other in found}
+        # A process that was known and not suspected has written nothing before this look.
+        since = [
+            max(born[o.identity], self._looked_wall)
+            if self._others.knew(o.identity) and o.identity not in suspected
+            else born[o.identity]
+            for o in writers
+        ]
+        if self.held.update(follow(self.held.spans, min(since, default=None), who, wall)):
+            self._keep()
+        first = at - (wall - min(born.values())) if born else None
+        self.beside = Beside(at, follow(self.beside.spans, first, who, at))
+        self.found, self._looked_wall = found, wall
+
+    def _described(self, handle: TrainerHandle, sample: TrainerSample | None) -> Run:
+        tree = sample.descendants if sample is not None and sample.start_id == handle.start_id else ()
+        kin = {handle.launcher, *(process.identity for process in tree)}
+        if isinstance(handle, KeptTrainer):
+            kin.add(handle.record.keeper)
+        programs = {program_of(process.command.split()) for process in tree if process.identity == handle.launcher}
+        return Run(
+            output_dir=os.path.realpath(self._output_dir),
+            roots=tuple(os.path.realpath(root) for root in self._layout.watch_roots()),
+            ours=frozenset(kin),
+            users=self._users,
+            own=self._own,
+            programs=frozenset(programs | {program_of(self._command)}) - {("", "")},
+        )
+
+    # -- findings (on the loop) ---------------------------------------------------------------------------------------
+
+    def release(self, found: CheckpointSet) -> None:
+        """Release this checkpoint: the operator named it. Blocks for the journal."""
+        self.held.release(found.step, found.save_id)
+        self._keep()
+
+    def findings(self, sets: tuple[CheckpointSet, ...], now: float) -> tuple[Finding, ...]:
+        """``now`` monotonic."""
+        handle = self._run.handle
+        writers = tuple(other for other in self.found if other.writes)
+        found = (self._two(writers, handle, sets, now),) if writers and handle is not None else self._after(sets, now)
+        if self.problem:
+            text = f"podwatch cannot see whether a second trainer writes to {self._output_dir}: {self.problem}"
+            found = (*found, Finding(FindingKind.SENSOR_BLIND, Severity.WARNING, text, now, subject="two-writers"))
+        return found
+
+    def _after(self, sets: tuple[CheckpointSet, ...], now: float) -> tuple[Finding, ...]:
+        """The finding after the second trainer ended: the held-back checkpoints, which need a decision."""
+        held = [s.step for s in sets if s.held_as is HeldAs.TWO_WRITERS]
+        if not held:
+            return ()
+        newest = newest_complete(sets)
+        behind = newest is None or newest.step < held[-1]
+        ended = self.held.spans[-1].end
+        return (
+            Finding(
+                FindingKind.TWO_WRITERS,
+                Severity.WARNING if behind else Severity.INFO,
+                f"held back: step {', '.join(map(str, held))}, written while a second trainer was running. podwatch"
+                " does not publish it and does not resume from it; later saves are published as usual",
+                now if ended is None else now - max(0.0, self._clock.wall() - ended),
+                f"if it is sound, `podwatch sync --step {held[-1]}` publishes it; `podwatch start --step {held[-1]}`"
+                " resumes from it",
+                subject="held",
+            ),
+        )
+
+    def _two(
+        self, writers: tuple[Other, ...], handle: TrainerHandle, sets: tuple[CheckpointSet, ...], now: float
+    ) -> Finding:
+        others = "; ".join(f"pid {o.identity.pid} ({shown(o.argv)}): {o.reason}" for o in writers)
+        held = ", ".join(str(s.step) for s in sets if s.held_as is HeldAs.TWO_WRITERS)
+        sample = self._tree.latest().value
+        ours = next((p.command for p in (sample.descendants if sample else ()) if p.identity == handle.launcher), "")
+        command = shown(ours.split() or self._command)
+        pids = " ".join(str(o.identity.pid) for o in writers)
+        return Finding(
+            FindingKind.TWO_WRITERS,
+            Severity.CRITICAL,
+            f"two trainers write to {self._output_dir}: podwatch watches pid {handle.launcher.pid} ({command}); the"
+            f" other is {others}. podwatch neither publishes nor resumes from checkpoints that are saved meanwhile"
+            + (f" (held back: step {held})" if held else ""),
+            self.held.spans[-1].start - self._clock.wall() + now if self.held.spans else now,
+            f"stop one of them: `kill {pids}`, or `podwatch stop-training` for the one that podwatch watches",
+            subject="writers",
+        )
+
+    def _keep(self) -> None:
+        document = {
+            "spans": [[span.start, span.end, span.who] for span in self.held.spans],
+            "released": sorted([step, save_id] for step, save_id in self.held.released),
+        }
+        self._journal.learn(TWO_WRITERS_KEY, document)
+
+
+def shown(argv: tuple[str, ...] | list[str]) -> str:
+    """The command line as text: scrubbed as a whole, then cut."""
+    text = scrub(" ".join(argv))
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def _uid_of(user: str) -> tuple[int, ...]:
+    try:
+        return (pwd.getpwnam(user).pw_uid,) if user else ()
+    except KeyError:
+        return ()
+
+
+def recalled_spans(document: Any) -> HeldBack:
+    """The state in the journal's ``document``; holds nothing back if it cannot be read."""
+    try:
+        spans = tuple(Span(float(s), None if e is None else float(e), str(w)) for s, e, w in document["spans"])
+        return HeldBack(spans, ((int(step), str(save_id)) for step, save_id in document["released"]))
+    except (KeyError, TypeError, ValueError):
+        return HeldBack()
+
+
+IMPLAUSIBLE_KEY = "implausible-steps"
+"""Journal key of the highest trained step, and of the implausible checkpoints."""
+KEEP_EVERY = 60.0
+"""Seconds between two writes of the trained step to the journal; a step that is a minute old changes no result."""
+_OWN = (ProgressSource.STEP_LINE, ProgressSource.HEARTBEAT)
+
+
+class Implausible:
+    """Call ``turn`` at each turn of the sensing loop, then ``findings``; neither blocks. ``turn`` updates ``held``."""
+
+    def __init__(self, held: HeldBack, journal: AsyncJournal, target: int | None) -> None:
+        self._held, self._journal, self._target = held, journal, target
+        self._named: tuple[int, str] | None = None
+        self._kept_at = float("-inf")
+        self._since: dict[tuple[int, str], float] = {}
+        self._kept = journal.sync.learned(IMPLAUSIBLE_KEY)
+        held.explain(replace(recalled_evidence(self._kept), target=target))
+
+    def turn(
+        self,
+        snapshot: Snapshot,
+        sets: tuple[CheckpointSet, ...],
+        *,
+        step_seconds: float | None,
+        record: RunRecord | None,
+        fetched: frozenset[tuple[int, str]],
+    ) -> None:
+        """Update the evidence. ``fetched``: (step, save_id) of checkpoints that were restored from the store."""
+        old = self._held.evidence
+        own = [s.step for s in snapshot.progress_of_start if s.source in _OWN and s.trained and s.step is not None]
+        highest = max(own, default=-1)
+        new = replace(old, target=self._target, step_seconds=step_seconds, believed=old.believed | fetched)
+        if old.trained is None or highest > old.trained:
+            new = replace(new, trained=highest if highest >= 0 else None, trained_wall=snapshot.wall)
+        started = record.last_start.step if record is not None and record.last_start is not None else None
+        for one in sets:
+            if one.held_as is not HeldAs.IMPLAUSIBLE or not one.complete:
+                continue
+            if one.step == started:  # training started from it, so the operator named it
+                new = replace(new, believed=new.believed | {(one.step, one.save_id)})
+            else:
+                new = replace(new, doubted=new.doubted | {(one.step, one.save_id)})
+        self._held.explain(new)
+        if new.doubted != old.doubted or new.believed != old.believed or snapshot.at - self._kept_at >= KEEP_EVERY:
+            self._keep(new, snapshot.at)
+
+    def release(self, found: CheckpointSet) -> None:
+        """Accept this checkpoint: the operator named it."""
+        evidence = self._held.evidence
+        self._held.explain(replace(evidence, believed=evidence.believed | {(found.step, found.save_id)}))
+        self._keep(self._held.evidence, self._kept_at)
+
+    def findings(self, sets: tuple[CheckpointSet, ...], now: float) -> tuple[Finding, ...]:
+        """``now`` monotonic."""
+        odd = {(s.step, s.save_id): s for s in sets if s.held_as is HeldAs.IMPLAUSIBLE}
+        self._since = {key: self._since.get(key, now) for key in odd}
+        return tuple(
+            Finding(
+                FindingKind.IMPLAUSIBLE_STEP,
+                Severity.WARNING,
+                f"the checkpoint of step {one.step} cannot be this run's: {one.held.partition(': ')[2]}. podwatch does"
+                " not resume from it, upload it or delete it; the next start moves it to quarantine",
+                self._since[key],
+                f"move it out of the checkpoint directory; if it is this run's, `podwatch start --step {one.step}`"
+                f" resumes from it, and `podwatch sync --step {one.step}` uploads it",
+                subject=f"step {one.step}",
+            )
+            for key, one in odd.items()
+        )
+
+    def _keep(self, evidence: StepEvidence, now: float) -> None:
+        document = {
+            "trained": evidence.trained,
+            "trained_wall": evidence.trained_wall,
+            "step_seconds": evidence.step_seconds,
+            "believed": sorted([step, save_id] for step, save_id in evidence.believed),
+            "doubted": sorted([step, save_id] for step, save_id in evidence.doubted),
+        }
+        self._kept_at = now
+        if document != self._kept:
+            self._kept = document
+            self._journal.post(Journal.learn, IMPLAUSIBLE_KEY, document)
+
+
+def recalled_evidence(document: Any) -> StepEvidence:
+    """The evidence in the journal's ``document``; empty evidence if it cannot be read."""
+    try:
+        trained, seconds = document["trained"], document["step_seconds"]
+        return StepEvidence(
+            trained=None if trained is None else int(trained),
+            trained_wall=float(document["trained_wall"]),
+            step_seconds=None if seconds is None else float(seconds),
+            believed=frozenset((int(step), str(save_id)) for step, save_id in document["believed"]),
+            doubted=frozenset((int(step), str(save_id)) for step, save_id in document["doubted"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return StepEvidence()
+
+
+def believed_progress(seen: tuple[StepSeen, ...], sets: tuple[CheckpointSet, ...]) -> tuple[StepSeen, ...]:
+    """``seen`` without implausible steps. A layout reports the highest checkpoint directory; if that is not of the
+    current lineage, or not scanned yet, the newest checkpoint of the lineage replaces it."""
+    line = {s.step: s for s in sets if s.of_line}
+    odd = {s.step for s in sets if s.held_as is HeldAs.IMPLAUSIBLE}
+    newest = max(line, default=None)
+    found = []
+    for one in seen:
+        if "checkpoint" not in one.role:
+            if one.step not in odd and one.step < NO_TRAINING:
+                found.append(one)
+        elif one.step in line:
+            found.append(one)
+        elif newest is not None:
+            found.append(StepSeen(one.role, newest, line[newest].changed_wall))
+    return tuple(found)

@@ -1,0 +1,110 @@
+"""Joins the hooks to the daemon: what they get about a checkpoint, and the events that a kill kept from being
+recorded. Imported only where hooks are configured.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from podwatch.checkpoints.layouts import kind_of
+from podwatch.checkpoints.layouts.base import Layout
+from podwatch.daemon.host import Host
+from podwatch.daemon.wiring import Components
+from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import Severity
+from podwatch.domain.snapshot import Desired
+from podwatch.hooks.child import problem_of
+from podwatch.hooks.runner import Desk, Hooks
+from podwatch.journal import Journal
+from podwatch.system.workers import Worker
+
+FACTS_SECONDS = 10.0
+"""For a few stats in the checkpoint's directory; a hook runs without the facts if the file system does not answer."""
+EVENTS_LOOKED_AT = 5000
+
+
+def facts_of(layout: Layout, found: CheckpointSet | None) -> dict[str, Any]:
+    """What a hook gets about a checkpoint on this pod. Blocks: looks for directories.
+
+    ``weights`` is the directory that vLLM or transformers can load, None if the checkpoint has none; ``convert`` is the
+    command that makes one, if the layout knows it."""
+    if found is None:
+        return {}
+    required = [part for part in found.parts if part.required] or list(found.parts)
+    known = kind_of(layout.name).weights
+    paths = layout.step_paths(found.step)
+    places = [paths[0] / place.replace("{step}", str(found.step)) for place in known.places] if paths else []
+    weights = next((place for place in places if place.is_dir()), None)
+    return {
+        "checkpoint": required[0].path if required else None,
+        "parts": {part.name: part.path for part in found.parts},
+        "size_bytes": found.size_bytes,
+        "weights": None if weights is None else str(Path(weights).resolve()),
+        "convert": known.convert,
+    }
+
+
+class CheckpointFacts:
+    """Implements ``hooks.runner.Facts`` over the catalogue."""
+
+    def __init__(self, parts: Components, worker: Worker) -> None:
+        self._catalogue, self._layout, self._worker = parts.checkpoints.catalogue, parts.run.layout, worker
+
+    async def checkpoint(self, step: int | None) -> Mapping[str, Any]:
+        found = next((one for one in self._catalogue.sets if one.step == step), None)
+        try:
+            return await self._worker.call(facts_of, self._layout, found, timeout=FACTS_SECONDS)
+        except OSError:  # a timeout is an OSError
+            return {}
+
+
+async def make_hooks(parts: Components, host: Host, config: Path | None) -> Hooks:
+    """All hooks, with what earlier podwatch processes left; runs none yet."""
+    worker = Worker("hooks")
+    desk = Desk(
+        parts.settings,
+        host.journal,
+        host.clock,
+        host.bus,
+        CheckpointFacts(parts, worker),
+        parts.run.paths.state,
+        str(config or ""),
+        worker,
+    )
+    for hook in parts.settings.hooks:
+        what, fix = await worker.call(problem_of, hook, parts.settings, os.environ)
+        if what:
+            text = f"the hook {hook.name} cannot run: {what}. To fix it: {fix}"
+            host.bus.say(EventName.CONFIG_WARNING, text, Severity.WARNING)
+    hooks = Hooks(desk)
+    parts.checkpoints.readers.append(hooks)
+    await hooks.load()
+    return hooks
+
+
+async def report_missed(parts: Components, host: Host) -> None:
+    """Report what an earlier podwatch did but was killed before it could report: the newest publication, and the end of
+    training. Hooks run for both at least once, and they read events."""
+    journal = host.journal
+    events = await journal.run(Journal.events, limit=EVENTS_LOOKED_AT)
+    oldest = events[0].wall if events else host.clock.wall()
+    told = {(e.fields.get("generation"), e.fields.get("seq")) for e in events if e.name is EventName.PUBLISHED}
+    saves = [s for s in await journal.run(Journal.published) if not s.restored and s.wall > oldest]
+    newest = max(saves, key=lambda s: (s.generation, s.seq), default=None)
+    if newest is not None and (newest.generation, newest.seq) not in told:
+        host.bus.say(
+            EventName.PUBLISHED,
+            f"step {newest.step} is in the store (podwatch was interrupted before it could report this)",
+            step=newest.step,
+            bytes=newest.total_bytes,
+            generation=newest.generation,
+            seq=newest.seq,
+        )
+    record = parts.training.record.current
+    if record is not None and record.desired is Desired.FINISHED and record.desired_wall > oldest:
+        ended = [e for e in events if e.name is EventName.TRAINER_FINISHED and e.wall >= record.desired_wall - 1.0]
+        if not ended and parts.recovery.handle is None:
+            text = "training is finished (podwatch was interrupted before it could report this)"
+            host.bus.say(EventName.TRAINER_FINISHED, text)

@@ -1,0 +1,21 @@
+"""Environment variables that podwatch sets for its own daemon: by init, and by the `podwatch run` that was typed."""
+
+from typing import Final
+
+UNDER_INIT: Final = "PODWATCH_UNDER_INIT"
+"""By init: ``pid1`` or ``job`` (SIGTERM means preemption), or ``detached`` (SIGTERM means that podwatch exits). The
+daemon starts no other init."""
+JOB_PIPE: Final = "PODWATCH_JOB_PIPE"
+"""By init in job mode: the descriptor that the daemon passes to keepers."""
+JOB_PROCESS: Final = "PODWATCH_JOB_PROCESS"
+"""By init in job mode: "boot id:pid namespace:pid:start ticks" of init, the identity of this attempt."""
+SILENT_SECONDS: Final = "PODWATCH_SILENT_SECONDS"
+"""By init where the previous daemon missed its watchdog: seconds without a responding daemon before this one."""
+TAKE_OVER: Final = "PODWATCH_TAKE_OVER"
+"""Id of an operator's `--take-over`: executed once, although init restarts the daemon."""
+FRESH: Final = "PODWATCH_FRESH"
+"""Id of an operator's `--fresh`, likewise."""
+RETRY: Final = "PODWATCH_RETRY"
+"""Id of an operator's `--retry`, likewise."""
+BY_HAND: Final = "PODWATCH_BY_HAND"
+"""Id of a `podwatch run` that was typed on a terminal: the daemon then skips a running backoff."""

@@ -1,0 +1,298 @@
+"""Which checkpoints are evaluated and when, the table of results, the best of them, and a regression
+(docs/evaluation.md).
+
+Pure. ``State`` is a fold over the events of the journal; a target is a checkpoint that waits for its evaluation.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Final
+
+from podwatch.domain.event import Event, EventName
+
+STATE_KEY: Final = "evaluation"
+"""Journal key of the kept ``State``."""
+RESULTS_KEY: Final = "evaluation-results"
+"""Journal key of the table."""
+BEST_PIN: Final = "best evaluation"
+"""The reason of a pin begins with this if podwatch made it for the best result."""
+INTERRUPTED_AT_MOST: Final = 3
+"""Runs of one target that podwatch's end interrupted before it is given up."""
+FAILING_AFTER: Final = 2
+"""Failed evaluations in a row before the finding."""
+MOST_RESULTS: Final = 2000
+MOST_METRICS: Final = 200
+MOST_DEPTH: Final = 6
+
+REQUEST: Final = "request"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """``[evaluation]``: when a checkpoint is due. 0 and False: not for this reason."""
+
+    every_saves: int = 0
+    every_steps: int = 0
+    milestones: bool = False
+    at_end: bool = False
+    coalesce: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One checkpoint to evaluate. ``save_id`` is empty if only the step is known (a request for a stored one)."""
+
+    step: int
+    save_id: str = ""
+    why: str = ""
+    interrupted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """``cursor``: the last event that was taken into account. ``saves``: complete checkpoints since the last one that
+    was due. ``last``: the step of the last one that was due by its step. ``ended``: training is finished."""
+
+    cursor: int = 0
+    saves: int = 0
+    last: int = 0
+    newest: Target | None = None
+    ended: bool = False
+    waiting: tuple[Target, ...] = ()
+    running: tuple[Target, ...] = ()
+    failures: int = 0
+    why: str = ""
+
+
+# -- what is due -----------------------------------------------------------------------------------------------------
+
+
+def on_event(state: State, event: Event, rules: Rules, *, milestone: bool = False) -> State:
+    """The state after ``event``. ``milestone``: the store keeps this published checkpoint for good."""
+    state = replace(state, cursor=max(state.cursor, event.id))
+    step, save = event.fields.get("step"), str(event.fields.get("save_id") or "")
+    number = step if isinstance(step, int) and not isinstance(step, bool) else None
+    match event.name:
+        case EventName.CHECKPOINT_COMPLETE if number is not None:
+            return _saved(state, Target(number, save), rules)
+        case EventName.PUBLISHED if number is not None and milestone and rules.milestones:
+            return _add(state, Target(number, save, "milestone"), rules)
+        case EventName.TRAINER_FINISHED:
+            state = replace(state, ended=True)
+            if rules.at_end and state.newest is not None:
+                return _add(state, replace(state.newest, why="end"), rules)
+        case EventName.TRAINER_STARTING if "start_id" in event.fields:
+            resumed = number if number is not None else 0
+            newest = state.newest if state.newest is not None and state.newest.step <= resumed else None
+            return replace(state, ended=False, last=min(state.last, resumed), newest=newest)
+    return state
+
+
+def _saved(state: State, target: Target, rules: Rules) -> State:
+    if state.newest is not None and (state.newest.step, state.newest.save_id) == (target.step, target.save_id):
+        return state  # reported again
+    state = replace(state, newest=target, saves=state.saves + 1)
+    if rules.every_saves and state.saves >= rules.every_saves:
+        return _add(replace(state, saves=0), replace(target, why="save"), rules)
+    if rules.every_steps and target.step // rules.every_steps > state.last // rules.every_steps:
+        return _add(replace(state, last=target.step), replace(target, why="step"), rules)
+    if state.ended and rules.at_end:
+        return _add(state, replace(target, why="end"), rules)
+    return state
+
+
+def _add(state: State, target: Target, rules: Rules) -> State:
+    """``coalesce``: a newer due checkpoint replaces those that wait; a request of the operator is never replaced."""
+    kept = tuple(t for t in state.waiting if not _same(t, target))
+    if any(_same(t, target) for t in state.running):
+        return state
+    if rules.coalesce:
+        kept = tuple(t for t in kept if t.why == REQUEST)
+    return replace(state, waiting=(*kept, target))
+
+
+def _same(one: Target, other: Target) -> bool:
+    return one.step == other.step and (one.save_id == other.save_id or not (one.save_id and other.save_id))
+
+
+def requested(state: State, targets: Iterable[Target]) -> State:
+    """The state after `podwatch eval`: each of ``targets`` is evaluated, also if it was before."""
+    found = state.waiting
+    for target in targets:
+        if not any(_same(t, target) for t in found):
+            found = (*found, replace(target, why=REQUEST))
+    return replace(state, waiting=found)
+
+
+def begun(state: State, targets: Sequence[Target]) -> State:
+    """The state while ``targets`` are evaluated."""
+    left = tuple(t for t in state.waiting if t not in targets)
+    return replace(state, waiting=left, running=tuple(targets))
+
+
+def recalled(state: State, *, again: bool) -> tuple[State, tuple[Target, ...]]:
+    """The state for the podwatch after one that ended in the middle, and the targets that are given up. ``again``: an
+    interrupted evaluation is repeated (only where it costs no training time)."""
+    interrupted = tuple(replace(t, interrupted=t.interrupted + 1) for t in state.running)
+    kept = tuple(t for t in interrupted if again and t.interrupted < INTERRUPTED_AT_MOST)
+    lost = tuple(t for t in interrupted if t not in kept)
+    return replace(state, running=(), waiting=(*kept, *state.waiting)), lost
+
+
+def stop_for(state: State) -> tuple[Target, ...]:
+    """All that wait: with ``gpus = "stop-training"`` they share one stop."""
+    return state.waiting
+
+
+def enough_room(free: int | None, needed: int) -> bool:
+    """Whether the disk has room for an evaluation. Unknown counts as enough: the disk's own findings report that."""
+    return free is None or free >= needed
+
+
+# -- results ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One row of the table. ``source``: ``local`` or ``store``. ``wall``: epoch seconds of its end."""
+
+    step: int
+    save_id: str
+    ok: bool
+    wall: float
+    seconds: float = 0.0
+    source: str = "local"
+    why: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def flatten(document: object, prefix: str = "", depth: int = 0) -> dict[str, float]:
+    """The numbers of a JSON document by their path: ``{"results": {"gsm8k": {"acc": 0.5}}}`` is
+    ``{"results.gsm8k.acc": 0.5}``. NaN and infinity are left out; at most ``MOST_METRICS``."""
+    found: dict[str, float] = {}
+    if isinstance(document, Mapping) and depth < MOST_DEPTH:
+        for name, value in document.items():
+            inner = flatten(value, f"{prefix}.{name}" if prefix else str(name), depth + 1)
+            for key, number in inner.items():
+                if len(found) < MOST_METRICS:
+                    found[key[:200]] = number
+    elif isinstance(document, int | float) and not isinstance(document, bool) and prefix:
+        try:
+            number = float(document)
+        except OverflowError:
+            return {}
+        return {prefix: number} if abs(number) < float("inf") else {}
+    return found
+
+
+def with_result(table: Sequence[Result], result: Result) -> tuple[Result, ...]:
+    """The table with ``result``, by step. One row for each checkpoint: a failure does not replace a result."""
+    before = next((r for r in table if (r.step, r.save_id) == (result.step, result.save_id)), None)
+    if before is not None and before.ok and not result.ok:
+        return tuple(table)
+    rest = [r for r in table if r is not before]
+    rest.append(result)
+    rest.sort(key=lambda r: r.wall)
+    return tuple(sorted(rest[-MOST_RESULTS:], key=lambda r: (r.step, r.wall)))
+
+
+def best(
+    table: Iterable[Result], metric: str, *, lower: bool, there: Collection[tuple[int, str]] | None = None
+) -> Result | None:
+    """The best result by ``metric``; of equal ones the earlier step. ``there``: the checkpoints that still exist;
+    others do not count."""
+    known = [r for r in table if r.ok and metric in r.metrics and (there is None or (r.step, r.save_id) in there)]
+    return min(known, key=lambda r: (r.metrics[metric] if lower else -r.metrics[metric], r.step), default=None)
+
+
+def regression(
+    table: Iterable[Result], new: Result, metric: str, *, lower: bool, tolerance: float
+) -> tuple[Result, float] | None:
+    """The best earlier result and by how much (a share of it) ``new`` is worse, if that is more than ``tolerance``.
+    Against a best of zero any worse value counts."""
+    top = best((r for r in table if r.step < new.step), metric, lower=lower)
+    if top is None or not new.ok or metric not in new.metrics:
+        return None
+    worse = new.metrics[metric] - top.metrics[metric] if lower else top.metrics[metric] - new.metrics[metric]
+    scale = abs(top.metrics[metric])
+    share = worse / scale if scale else (float("inf") if worse > 0 else 0.0)
+    return (top, share) if worse > 0 and share > tolerance else None
+
+
+def columns(table: Iterable[Result], metric: str = "") -> tuple[str, ...]:
+    """The names of all metrics, the configured one first."""
+    names = sorted({name for r in table for name in r.metrics})
+    return (metric, *(n for n in names if n != metric)) if metric in names else tuple(names)
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+PLACEHOLDERS: Final = ("checkpoint", "weights", "step", "run_id", "output")
+
+
+class MissingValue(Exception):  # noqa: N818 - it is no error of podwatch
+    """A placeholder has no value for this checkpoint; the text says why and what to do."""
+
+
+def fill(command: Sequence[str], values: Mapping[str, str], missing: Mapping[str, str]) -> tuple[str, ...]:
+    """The command with its placeholders replaced; other braces stay. Raises MissingValue with the text of ``missing``
+    if it uses one without a value."""
+    found = []
+    for word in command:
+        for name in PLACEHOLDERS:
+            mark = "{" + name + "}"
+            if mark not in word:
+                continue
+            if not values.get(name):
+                raise MissingValue(missing.get(name, f"{mark} has no value"))
+            word = word.replace(mark, values[name])  # noqa: PLW2901
+        found.append(word)
+    return tuple(found)
+
+
+def no_weights(layout: str, convert: str, note: str) -> str:
+    """Why ``{weights}`` has no value for a checkpoint, and how to make them."""
+    text = f"this checkpoint (layout {layout}) has no weights that vLLM or transformers can load"
+    if convert:
+        text += f"; to convert it, with CHECKPOINT as {{checkpoint}}: {convert}"
+    if note:
+        text += f" ({note})"
+    return text + ". docs/evaluation.md shows a command that converts first"
+
+
+# -- kept in the journal ---------------------------------------------------------------------------------------------
+
+
+def state_to_dict(state: State) -> dict[str, Any]:
+    return asdict(state)
+
+
+def state_from_dict(data: object) -> State | None:
+    """The inverse; None for anything else."""
+    if not isinstance(data, Mapping):
+        return None
+    try:
+        known = {f.name: data[f.name] for f in fields(State) if f.name in data}
+        known["waiting"] = tuple(Target(**t) for t in known["waiting"])
+        known["running"] = tuple(Target(**t) for t in known["running"])
+        known["newest"] = None if known["newest"] is None else Target(**known["newest"])
+        return State(**known)
+    except (KeyError, TypeError):
+        return None
+
+
+def results_to_list(table: Iterable[Result]) -> list[dict[str, Any]]:
+    return [asdict(r) for r in table]
+
+
+def results_from_list(data: object) -> tuple[Result, ...]:
+    """The inverse; rows that cannot be read are left out."""
+    found = []
+    for row in data if isinstance(data, list) else []:
+        try:
+            metrics = {str(k): float(v) for k, v in row["metrics"].items()}
+            known = {f.name: row[f.name] for f in fields(Result) if f.name in row}
+            found.append(Result(**{**known, "metrics": metrics}))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            continue
+    return tuple(found)

@@ -1,0 +1,166 @@
+"""What the store says of a whole run: when it trained, for how long, at what cost, how it ended; and how the stored
+configurations of two runs differ. Data from a store is never trusted: what is not what it should be is left out."""
+
+import math
+import posixpath
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from podwatch.domain.instance import NO_INSTANCE, Instance, parse_instance
+from podwatch.domain.manifest import deceives
+from podwatch.domain.secrets import scrub
+
+CONTEXT_LINES: Final = 3
+LONGEST: Final = 300
+ENDED: Final = frozenset({"finished", "stopped", "gave-up", "failed", "refused", "blocked", "bad-host"})
+"""Outcomes after which the run does not continue on its own. One that was preempted continues elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run, by its last heartbeat. Times are epoch seconds; None is unknown. ``seconds`` by use (policy/
+    accounting.py); money in ``currency``, of the last pod."""
+
+    run_id: str
+    outcome: str = ""
+    reason: str = ""
+    host: str = ""
+    instance: Instance = NO_INSTANCE
+    started_wall: float | None = None
+    ended_wall: float | None = None
+    step: int | None = None
+    target: int | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    goodput: float | None = None
+    failures: int | None = None
+    lost_seconds: float | None = None
+    steps_lost: int | None = None
+    cost: float | None = None
+    cost_lost: float | None = None
+    currency: str = ""
+    best: str = ""
+    """The best result of an evaluation; empty if none is known."""
+
+    @property
+    def ended(self) -> bool:
+        return self.outcome in ENDED
+
+    @property
+    def duration(self) -> float | None:
+        if self.started_wall is None or self.ended_wall is None or self.ended_wall < self.started_wall:
+            return None
+        return self.ended_wall - self.started_wall
+
+
+def summarize(
+    run_id: str, beat: Mapping[str, Any], *, began_wall: float | None, written_wall: float | None, since: float | None
+) -> Summary:
+    """``beat``: the heartbeat's document. ``began_wall``: the oldest time that the store shows; ``written_wall``: when
+    the heartbeat was written, by the store's clock; ``since``: the start of the pod's account."""
+    account = _mapping(beat.get("account"))
+    seconds, money = _mapping(account.get("seconds")), _mapping(account.get("money"))
+    written, last = _number(beat.get("written_wall")), _number(beat.get("step_wall"))
+    behind = None if written is None or last is None else max(0.0, written - last)
+    ended = written_wall if written_wall is None or behind is None else written_wall - behind
+    begins = [at for at in (began_wall, since) if at is not None]
+    return Summary(
+        run_id,
+        outcome=_text(beat.get("outcome")),
+        reason=_text(beat.get("reason")),
+        host=_text(beat.get("host")),
+        instance=parse_instance(beat.get("instance")),
+        started_wall=min(begins, default=None),
+        ended_wall=ended,
+        step=_count(beat.get("step")),
+        target=_count(beat.get("target")),
+        seconds={_text(use): value for use, text in seconds.items() if (value := _number(text)) is not None},
+        goodput=_number(account.get("goodput_ratio")),
+        failures=_count(account.get("failures")),
+        lost_seconds=_number(account.get("lost_seconds")),
+        steps_lost=_count(account.get("steps_lost")),
+        cost=_number(money.get("so_far")),
+        cost_lost=_number(money.get("lost")),
+        currency=_text(money.get("currency"))[:8],
+        best=_text(beat.get("best_result")),
+    )
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: object) -> str:
+    return value[:LONGEST] if isinstance(value, str) and not deceives(value) else ""
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**53:  # nor NaN
+        return None
+    return float(value) if math.isfinite(value) and value >= 0 else None
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < 10**18 else None
+
+
+# -- configuration ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What a run was started with, as the store holds it: scrubbed. ``files``: path on the pod -> text.
+    ``problems``: what is not stored or not usable."""
+
+    command: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+def pairs(old: Texts, new: Texts) -> list[tuple[str, str]]:
+    """Paths of the files that belong together: the same path, else the only one with the same name. An empty path: the
+    other run has no such file."""
+    left = {path for path in new.files if path not in old.files}
+    found: list[tuple[str, str]] = []
+    for path in old.files:
+        if path in new.files:
+            found.append((path, path))
+            continue
+        name = posixpath.basename(path)
+        same = [other for other in left if posixpath.basename(other) == name]
+        alone = sum(posixpath.basename(p) == name for p in old.files if p not in new.files) == 1
+        if len(same) == 1 and alone:
+            left.discard(same[0])
+            found.append((path, same[0]))
+        else:
+            found.append((path, ""))
+    return [*found, *(("", path) for path in sorted(left))]
+
+
+def difference(a: str, old: Texts, b: str, new: Texts) -> list[str]:
+    """A unified diff of commands, files and settings, each line without its line end; empty if they do not differ.
+    ``a``, ``b``: the runs' names."""
+    lines = _diff(f"{a}: command", list(old.command), f"{b}: command", list(new.command))
+    for left, right in pairs(old, new):
+        lines += _diff(
+            f"{a}: {left}" if left else "/dev/null",
+            scrub(old.files[left]).splitlines() if left else [],
+            f"{b}: {right}" if right else "/dev/null",
+            scrub(new.files[right]).splitlines() if right else [],
+        )
+    settings = [[f"{key} = {value}" for key, value in sorted(texts.settings.items())] for texts in (old, new)]
+    return lines + _diff(
+        f"{a}: settings given at the start", settings[0], f"{b}: settings given at the start", settings[1]
+    )
+
+
+def _diff(name: str, old: list[str], other: str, new: list[str]) -> list[str]:
+    import difflib
+
+    return list(difflib.unified_diff(old, new, name, other, n=CONTEXT_LINES, lineterm=""))
+
+
+def command_line(texts: Texts) -> str:
+    return shlex.join(texts.command)

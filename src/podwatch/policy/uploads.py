@@ -1,0 +1,155 @@
+"""Uploads: which checkpoint is uploaded next, the outcome of each, and whether the uplink is slower than the saves
+(docs/sync.md). Pure."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from podwatch.domain.checkpoint import CheckpointSet
+
+# -- order -------------------------------------------------------------------------------------------------------------
+# An interrupted upload is finished first, if less is left of it. An upload is interrupted when podwatch restarts or is
+# killed, or when the store fails. If podwatch then always started with the newest checkpoint, it would publish nothing
+# as long as interruptions are more frequent than uploads.
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A complete checkpoint of the current lineage that is not in the store. ``left_bytes``: bytes still to send."""
+
+    step: int
+    save_id: str
+    left_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """An interrupted upload that will not be finished: podwatch cancels its parts in the store."""
+
+    step: int
+    save_id: str
+    why: str
+
+
+def sort_begun(
+    begun: Iterable[tuple[int, str]],
+    sets: Mapping[int, CheckpointSet],
+    *,
+    void: Collection[tuple[int, str]],
+    published: int,
+) -> tuple[tuple[CheckpointSet, ...], tuple[GivenUp, ...]]:
+    """Sort the interrupted uploads (step, save_id) into the checkpoints that can still be finished and those given up.
+    Uploads in neither list are decided once their checkpoint was judged again. ``void``: their files changed;
+    ``published``: the highest step of this lineage in the store."""
+    finish, given_up = [], []
+    for step, save_id in begun:
+        found = sets.get(step)
+        if found is not None and not found.save_id:
+            continue  # not judged again yet
+        if found is None or found.save_id != save_id or (step, save_id) in void:
+            given_up.append(GivenUp(step, save_id, "it was removed or saved again before it was in the store"))
+        elif found.earlier:
+            given_up.append(
+                GivenUp(step, save_id, "it belongs to an earlier branch of this run, which training has left")
+            )
+        elif step < published:
+            given_up.append(GivenUp(step, save_id, f"step {published} is in the store"))
+        elif found.complete and not found.held:
+            finish.append(found)
+    return tuple(finish), tuple(given_up)
+
+
+def next_upload(newest: Waiting | None, begun: Collection[Waiting]) -> Waiting | None:
+    """The upload with the fewest bytes left; the newest if equal. ``newest`` is None if the newest checkpoint is in the
+    store or cannot be sent.
+
+    So the next publication is never further away than one upload: podwatch leaves an upload only for one that needs
+    fewer bytes than were left of it.
+    """
+    candidates = [*begun, *((newest,) if newest is not None else ())]
+    return min(candidates, key=lambda w: (w.left_bytes, -w.step), default=None)
+
+
+# -- outcome of each upload --------------------------------------------------------------------------------------------
+
+OUTCOMES_KEPT = 40
+"""Two hours at a save every three minutes."""
+RECENT, SKIPPED_RECENTLY = 10, 2
+"""A single skipped checkpoint is normal after a restart of podwatch or an outage."""
+LEAST_SECONDS = 60.0
+"""Shorter uploads never count as behind: at most a minute of training is not in the store."""
+CAUGHT_UP = 5
+"""The uplink has caught up after this many consecutive checkpoints without a skipped one."""
+
+
+class Outcome(StrEnum):
+    STORED = "stored"
+    SKIPPED = "skipped"
+    """A newer one was uploaded instead."""
+    ABANDONED = "abandoned"
+    """Its upload was given up: its files changed or were deleted, or the disk needed the space."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The last checkpoints, oldest first. ``upload_seconds``: how long the last upload took; ``save_seconds``: from one
+    save to the next, as known then; ``starved``: that upload waited for a CPU rather than for the uplink."""
+
+    outcomes: tuple[Outcome, ...] = ()
+    upload_seconds: float | None = None
+    save_seconds: float | None = None
+    starved: bool = False
+
+    def adding(self, *outcomes: Outcome) -> "Tally":
+        return replace(self, outcomes=(*self.outcomes, *outcomes)[-OUTCOMES_KEPT:])
+
+    def count(self, outcome: Outcome) -> int:
+        return Counter(self.outcomes)[outcome]
+
+    def to_list(self) -> list[object]:
+        return [[str(o) for o in self.outcomes], self.upload_seconds, self.save_seconds, self.starved]
+
+    @classmethod
+    def from_list(cls, data: object) -> "Tally":
+        """The inverse of ``to_list``; unreadable data gives an empty tally."""
+        known: Any = data
+        try:
+            outcomes, upload, save, starved = known
+            return cls(
+                tuple(Outcome(o) for o in outcomes)[-OUTCOMES_KEPT:],
+                None if upload is None else float(upload),
+                None if save is None else float(save),
+                bool(starved),
+            )
+        except (TypeError, ValueError):
+            return cls()
+
+
+def uplink_behind(tally: Tally) -> bool:
+    """Whether checkpoints are skipped because the uplink is slower than the saves. False if the upload waited for a
+    CPU, or if uploads are faster than saves: then an outage, a restart or ``sync.upload_gap`` is the cause."""
+    if tally.starved or tally.upload_seconds is None or tally.save_seconds is None:
+        return False
+    recent = tally.outcomes[-RECENT:]
+    skips = recent.count(Outcome.SKIPPED) >= SKIPPED_RECENTLY and Outcome.SKIPPED in recent[-CAUGHT_UP:]
+    return skips and tally.upload_seconds > max(tally.save_seconds, LEAST_SECONDS)
+
+
+def in_words(outcomes: Sequence[Outcome]) -> str:
+    """``26 of the last 40 checkpoints are stored, 14 were skipped``."""
+    counts = Counter(outcomes)
+    text = f"{counts[Outcome.STORED]} of the last {len(outcomes)} checkpoints are stored, {counts[Outcome.SKIPPED]} "
+    text += "was skipped" if counts[Outcome.SKIPPED] == 1 else "were skipped"
+    gone = counts[Outcome.ABANDONED]
+    return text + (f", {gone} {'was' if gone == 1 else 'were'} abandoned" if gone else "")
+
+
+def every(outcomes: Sequence[Outcome]) -> str:
+    """``every third``: how many checkpoints there are for each stored one; empty if none or nearly all are stored."""
+    stored = Counter(outcomes)[Outcome.STORED]
+    if not stored:
+        return ""
+    times = round(len(outcomes) / stored)
+    return {2: "every second", 3: "every third", 4: "every fourth"}.get(times, f"one in {times}" if times > 4 else "")

@@ -1,0 +1,136 @@
+"""The digest: the state of the run in one message, and what changed since the last one. Pure.
+
+The facts are worded by the terminal's screen.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+from podwatch.client.format import ago, amount, from_rfc3339, span
+from podwatch.client.status_screen import NOT_BACKED_UP, not_backed_up, rows, verdict
+from podwatch.domain.event import Change, Notice, Topic
+from podwatch.domain.finding import Severity
+from podwatch.domain.snapshot import TrainingMetrics
+
+SHOWN: Final = {"reward": "reward", "kl": "KL"}
+"""Metrics of training in a digest, and their names there."""
+RECENT_STEPS: Final = 20
+"""A metric is the mean of its last values: those of single steps scatter."""
+_FACTS: Final = ("disk", "checkpoint", "store", "upload")
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the next digest compares with. ``wall``: epoch seconds. None: unknown."""
+
+    wall: float
+    step: int | None = None
+    failures: int = 0
+    lost_seconds: float = 0.0
+    steps_redone: int = 0
+    lost_money: float | None = None
+    reward: float | None = None
+    kl: float | None = None
+
+
+def totals(document: Mapping[str, Any], metrics: Mapping[str, float], wall: float) -> Totals:
+    """``document``: the status; ``metrics``: as from ``recent``."""
+    account, step = document.get("account") or {}, document["training"]["step"]
+    return Totals(
+        wall,
+        step,
+        int(account.get("failures") or 0),
+        float(account.get("lost_seconds") or 0.0),
+        int(account.get("steps_redone") or 0),
+        (account.get("money") or {}).get("lost"),
+        metrics.get("reward"),
+        metrics.get("kl"),
+    )
+
+
+def to_dict(kept: Totals) -> dict[str, Any]:
+    return asdict(kept)
+
+
+def from_dict(document: object) -> Totals | None:
+    """The inverse; None for anything else. Fields of another version are ignored."""
+    if not isinstance(document, dict) or not isinstance(document.get("wall"), int | float):
+        return None
+    known = {field.name for field in fields(Totals)}
+    return Totals(**{name: value for name, value in document.items() if name in known})
+
+
+def recent(steps: Sequence[TrainingMetrics]) -> dict[str, float]:
+    """The mean of the last values of each metric that a digest shows; without those that have none."""
+    found = {}
+    for name in SHOWN:
+        of_steps = [value for step in steps for key, value in step.values if key == name]
+        values = [value for value in of_steps if math.isfinite(value)][-RECENT_STEPS:]
+        if values:
+            found[name] = sum(values) / len(values)
+    return found
+
+
+def notice(document: Mapping[str, Any], now: Totals, before: Totals) -> Notice:
+    """The digest of ``document``, with what changed since ``before``."""
+    facts = {label: text for label, text, _ in rows(document)}
+    problems = [reason for reason in document["reasons"] if reason["severity"] != "info"]
+    since = f"since the last digest, {ago(now.wall - before.wall)}"
+    lines = [
+        f"{verdict(document)}.",
+        *([f"{NOT_BACKED_UP}."] if not_backed_up(document) else []),
+        _steps(now, before, since),
+        f"Progress: {facts['progress']}." if "progress" in facts else "",
+        _failures(document, now, before, since),
+        *(_metric(name, getattr(now, name), getattr(before, name)) for name in SHOWN),
+        *(
+            f"{label.capitalize()}: {facts[label]}."
+            for label in ("disk", "checkpoint", "store", "upload")
+            if label in facts
+        ),
+        f"Useful training so far: {facts['goodput']}." if "goodput" in facts else "",
+        *(f"Open ({problem['severity']}): {problem['summary']}." for problem in problems),
+    ]
+    title = "digest" if now.step is None else f"digest: step {now.step}"
+    if "progress" in facts:
+        title += f", {facts['progress']}"
+    do = "; ".join(dict.fromkeys(str(p["suggestion"]).partition("\n")[0] for p in problems if p["suggestion"]))
+    text = "\n".join(line for line in lines if line)
+    wall = from_rfc3339(document["time"]) or now.wall
+    return Notice(
+        Topic.DIGEST, Change.HAPPENED, Severity.INFO, title, text, str(Topic.DIGEST), wall, do=do or "nothing"
+    )
+
+
+def _steps(now: Totals, before: Totals, since: str) -> str:
+    if now.step is None or before.step is None:
+        return ""
+    made = now.step - before.step
+    way = f"{made} steps made" if made >= 0 else f"{-made} steps back"
+    return f"{way} {since}."
+
+
+def _failures(document: Mapping[str, Any], now: Totals, before: Totals, since: str) -> str:
+    """Failures and what they cost; counted anew where the journal was lost."""
+    count = now.failures - before.failures
+    if count < 0 or not document.get("account"):
+        return ""
+    if count == 0:
+        return f"No failure {since}."
+    lost = span(max(0.0, now.lost_seconds - before.lost_seconds))
+    text = f"{count} failure{'' if count == 1 else 's'} {since}: {lost} lost"
+    redone = now.steps_redone - before.steps_redone
+    text += f", {redone} steps trained again" if redone > 0 else ""
+    if now.lost_money is not None and before.lost_money is not None:
+        currency = document["account"]["money"]["currency"]
+        text += f", {amount(max(0.0, now.lost_money - before.lost_money), currency)}"
+    return f"{text}."
+
+
+def _metric(name: str, now: float | None, before: float | None) -> str:
+    if now is None:
+        return ""
+    trend = "" if before is None else f" ({before:.3g} at the last digest)"
+    return f"{SHOWN[name].capitalize() if name != 'kl' else SHOWN[name]}: {now:.3g}{trend}."

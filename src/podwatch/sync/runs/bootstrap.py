@@ -1,0 +1,348 @@
+"""What a bare pod needs to start a run: the pod that trains stores it, scrubbed; ``podwatch bootstrap`` on another pod
+fetches it and writes it where it belongs. Blocks on the disk and on the store.
+
+``policy/bootstrap.py`` decides which paths are allowed. Here nothing follows a link below an allowed directory, and
+nothing replaces a file that exists.
+"""
+
+import errno
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from podwatch import __version__
+from podwatch.client.trusted import read_trusted
+from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
+from podwatch.domain.manifest import Keys
+from podwatch.domain.secrets import MASK
+from podwatch.policy.bootstrap import (
+    CONFIG_NAME,
+    MOST_BYTES,
+    MOST_FILES,
+    OBJECT,
+    StartFile,
+    StartRecord,
+    absolute,
+    filled,
+    fits,
+    placeable,
+    placeholders,
+)
+from podwatch.stores.base import ObjectStore
+from podwatch.sync.upload.artifacts import Artefact, Scrub, artefact_of, looks_like_a_key, read_config
+from podwatch.system.files import atomic_write, read_file, rename_at, sync_descriptor
+from podwatch.system.openat import open_path
+from podwatch.system.pinned import open_regular
+
+# -- on the pod that trains ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The configuration in force. ``text`` and ``path``: the configuration file; ``directory``: where podwatch was
+    started; ``named``: paths of the files in the command; ``secret``: files for secrets, with the names of the
+    variables or lines in them, never a value; ``settings``: those from environment and command line."""
+
+    run_id: str
+    text: str
+    path: str
+    directory: str
+    named: tuple[str, ...] = ()
+    secret: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def start_artefacts(start: Start, clean: Scrub) -> list[Artefact]:
+    """The files and, last, the record that names them. Empty where there is no configuration file to store."""
+    if not start.text or len(start.text.encode()) > MOST_BYTES:
+        return []
+    found: list[Artefact] = []
+    files: list[StartFile] = []
+    left_out: list[tuple[str, str]] = []
+
+    def add(path: str, text: str, mode: int, *, secret: bool = False) -> StartFile:
+        artefact = artefact_of(Path(path).name, text)
+        found.append(artefact)
+        digest = hashlib.sha256(artefact.data).hexdigest()
+        return StartFile(path, artefact.name, digest, len(artefact.data), mode, secret)
+
+    for path in dict.fromkeys(start.named):
+        if path in start.secret or path == start.path or not _speakable(path):
+            continue
+        text, reason = _to_store(path)
+        if reason or len(files) >= MOST_FILES - len(start.secret):
+            left_out.append((path, reason or f"the command names more than {MOST_FILES} files"))
+            continue
+        files.append(add(path, clean(text), 0o755 if os.access(path, os.X_OK) else 0o644))
+    for path, names in start.secret.items():
+        if _speakable(path) and names:
+            files.append(add(path, "".join(f"{name}={MASK}\n" if name else f"{MASK}\n" for name in names), 0o600,
+                             secret=True))  # fmt: skip
+    config = add(f"/{CONFIG_NAME}", clean(start.text), 0o600)
+    record = StartRecord(
+        start.run_id,
+        start.directory,
+        config,
+        tuple(files),
+        tuple(left_out[:MOST_FILES]),
+        {key: _printable(clean(value)) for key, value in start.settings.items()},
+        f"podwatch {__version__}",
+    )
+    return [*found, Artefact("config", OBJECT, record.to_bytes(), fixed=False)]
+
+
+def _to_store(path: str) -> tuple[str, str]:
+    """The text of a file, or why it is not stored."""
+    if looks_like_a_key(Path(path).name):
+        return "", "its name is that of a key file"
+    data = read_config(path)
+    if data is None:
+        return "", "only its owner can read it, or podwatch cannot"
+    if len(data) > MOST_BYTES:
+        return "", "it is larger than 1 MiB"
+    try:
+        return data.decode(), "" if b"\0" not in data else "it is not text"
+    except UnicodeDecodeError:
+        return "", "it is not text"
+
+
+def _speakable(path: str) -> bool:
+    try:
+        return bool(absolute(path))
+    except IntegrityError:
+        return False
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)[:1000]
+
+
+# -- on the bare pod -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A start as it is stored. ``texts``: object name -> content, whose digest is verified."""
+
+    record: StartRecord
+    texts: Mapping[str, str]
+
+
+def fetch(store: ObjectStore, keys: Keys) -> Fetched:
+    """RemoteError where the store does not answer; IntegrityError for contents that podwatch would not have written;
+    SaveGone (an IntegrityError) where nothing is stored."""
+    where = f"{keys.artefacts('config')}{OBJECT}"
+    data = store.get_bytes(where, limit=MOST_BYTES)
+    if data is None:
+        raise SaveGone(
+            f"the store holds no start of run {keys.run_id}",
+            where=f"{store.url}: {where}",
+            fix="check the run's name with `podwatch runs list`. A pod that held it for less than two minutes, an older"
+            " podwatch, or one with [sync] artefacts = false stored none: copy podwatch.toml to this pod, then"
+            " `podwatch run`",
+        )
+    record = StartRecord.from_bytes(data, run_id=keys.run_id)
+    return Fetched(record, {f.object: _content(store, keys, f) for f in (record.config, *record.files)})
+
+
+def _content(store: ObjectStore, keys: Keys, file: StartFile) -> str:
+    key = f"{keys.artefacts('config')}{file.object}"
+    data = store.get_bytes(key, limit=MOST_BYTES)
+    if data is None or len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
+        raise IntegrityError(
+            f"{file.path} in the store is {'absent' if data is None else 'not what the record names'}",
+            where=key,
+            fix="copy the file to this pod yourself, or let the pod that trains store it again",
+        )
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise IntegrityError("a file of the start is not UTF-8 text", where=key) from error
+
+
+# -- plan ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A placeholder that nothing fills yet. ``file`` is the copy to edit, ``line`` counts from 1."""
+
+    file: Path
+    line: int
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """One file on its way to this pod. ``state``: ``new``, ``here`` (nothing to write), ``differs`` (another content is
+    there), or ``refused`` with its ``reason``."""
+
+    source: StartFile
+    target: Path
+    text: str
+    state: str
+    reason: str = ""
+    open: tuple[Open, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the files of a start go. ``directory`` holds podwatch.toml, ``copies`` the copies to fill by hand;
+    ``roots``: allowed directories; ``foreign``: directories of checkpoints and state."""
+
+    directory: Path
+    copies: Path
+    roots: tuple[str, ...]
+    foreign: tuple[str, ...] = field(default=())
+
+
+def plan(fetched: Fetched, place: Place, environ: Mapping[str, str]) -> list[PlannedFile]:
+    """What would be written. Reads this pod's files, changes nothing. The configuration comes first."""
+    used: dict[str, int] = {}
+    record = fetched.record
+    return [
+        _planned(source, fetched.texts[source.object], number, place, environ, used)
+        for number, source in enumerate((record.config, *record.files))
+    ]
+
+
+def _planned(
+    source: StartFile, template: str, number: int, place: Place, environ: Mapping[str, str], used: dict[str, int]
+) -> PlannedFile:
+    own = number == 0
+    target = place.directory / CONFIG_NAME if own else Path(source.path)
+    holes = placeholders(template, target.name, secret=source.secret, used=used)
+    reason = "" if own else placeable(source.path, place.roots, (*place.foreign, str(place.directory / CONFIG_NAME)))
+    try:
+        there = _read(target)
+    except OSError as error:
+        return PlannedFile(source, target, "", "refused", f"{error.strerror}: {target}")
+    if there is not None and (source.secret or (fits(template, there) and MASK not in there)):
+        return PlannedFile(source, target, there, "here")
+    if reason:
+        return PlannedFile(source, target, "", "refused", reason)
+    copy = place.copies / f"{number:02d}-{target.name}"
+    edited = _read_own(copy)
+    if edited is not None and edited != template and fits(template, edited):
+        left = placeholders(edited, target.name, secret=source.secret, used={})
+        text, reasons = edited, {hole.at: "write it there: this copy was edited" for hole in left}
+    else:
+        left = holes
+        text, reasons = filled(template, holes, environ)
+    open_ = tuple(Open(copy, hole.line, hole.key, reasons[hole.at]) for hole in left if hole.at in reasons)
+    return PlannedFile(source, target, text, "new" if there is None else "differs", open=open_)
+
+
+def _read(path: Path) -> str | None:
+    """The text at a path; None if nothing is there. OSError for what is no plain text file."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return read_file(path, MOST_BYTES).decode()
+    except UnicodeDecodeError:
+        return "\0"  # fits no template
+
+
+def _read_own(path: Path) -> str | None:
+    """The copy at ``path``, None if there is none. ConfigurationError where another user can have written it."""
+    return read_trusted(path) if os.path.lexists(path) else None
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def keep_copies(files: Sequence[PlannedFile], fetched: Fetched, place: Place) -> None:
+    """Write the copies in which placeholders can be filled by hand; an edited copy that no longer fits what is stored
+    is kept under another name."""
+    place.copies.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for number, file in enumerate(files):
+        copy, template = place.copies / f"{number:02d}-{file.target.name}", fetched.texts[file.source.object]
+        if not file.open:
+            continue
+        before = _read_own(copy)
+        if before is not None and fits(template, before):
+            continue
+        if before is not None:
+            copy.rename(copy.with_name(f"{copy.name}.{secrets.token_hex(4)}.old"))
+        atomic_write(copy, template, 0o600)
+
+
+def write(file: PlannedFile, roots: Sequence[str], *, replace: bool = False) -> Path | None:
+    """Write one planned file with its mode. With ``replace`` a file that differs is moved to a name of its own beside
+    it, which is returned. Below its root no link is followed. HostError where that fails; then nothing is changed."""
+    parent = file.target.parent
+    root = max((r for r in roots if file.target.is_relative_to(r)), key=len, default=str(parent))
+    moved: str | None = None
+    try:
+        directory = _open_directory(Path(root), parent.relative_to(root).parts)
+        try:
+            if replace and file.state == "differs":
+                moved = f"{file.target.name}.before-bootstrap-{secrets.token_hex(4)}"
+                rename_at(directory, file.target.name, directory, moved)
+            _create(directory, file.target.name, file.text.encode(), file.source.mode)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        reason = "a symbolic link is on the way" if error.errno in (errno.ELOOP, errno.ENOTDIR) else error.strerror
+        raise HostError(
+            f"podwatch cannot write a file of the run: {reason}",
+            where=str(file.target),
+            fix="copy it there yourself (`podwatch bootstrap` without --trust keeps copies), then run this again",
+        ) from error
+    return parent / moved if moved is not None else None
+
+
+def _open_directory(root: Path, below: Sequence[str]) -> int:
+    """Links are followed only on the way to the part of ``root`` that exists, and only root's or podwatch's own."""
+    missing: list[str] = []
+    while not root.exists() and root != root.parent:
+        missing.insert(0, root.name)
+        root = root.parent
+    fd, _ = open_path(root)
+    try:
+        for name in (*missing, *below):
+            with suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=fd)
+            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _create(directory: int, name: str, data: bytes, mode: int) -> None:
+    """Whole or not at all, and never over a file that exists (FileExistsError)."""
+    temporary = f".podwatch-{secrets.token_hex(8)}"
+    fd = open_regular(directory, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(fd, "wb") as out:
+            out.write(data)
+            os.fchmod(fd, mode)  # the umask may have removed bits
+            out.flush()
+            os.fsync(fd)
+        rename_at(directory, temporary, directory, name)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=directory)
+        raise
+    sync_descriptor(directory)
+
+
+def can_write(store: ObjectStore) -> str:
+    """Why the key cannot guard a run; empty if it can. RemoteError where the store does not answer."""
+    try:
+        store.check()
+    except RemoteError as error:
+        if error.transient:
+            raise
+        return str(error)
+    return ""

@@ -1,0 +1,379 @@
+"""``podwatch bootstrap`` as a real process on a pretended bare pod: what it shows, what it refuses, what it writes."""
+
+import json
+import os
+import re
+import shlex
+import stat
+from pathlib import Path
+
+import pytest
+
+from podwatch.config.loading import load_text
+from podwatch.daemon.store_jobs import start_of
+from podwatch.domain import secrets
+from podwatch.domain.manifest import Keys
+from podwatch.domain.secrets import MASK
+from podwatch.policy.bootstrap import OBJECT
+from podwatch.stores.local import LocalStore
+from podwatch.sync.runs.bootstrap import start_artefacts
+from podwatch.sync.upload.artifacts import scrubber
+from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+
+SECRET = "K005veryrandom47secret11value"
+DIGEST = re.compile(r"^  digest +([0-9a-f]{64})$", re.M)
+
+
+class Pods:
+    """Pod A has stored its start; pod B, which is ``machine``, has nothing but podwatch and a key."""
+
+    def __init__(self, machine) -> None:
+        self.machine, self.home = machine, machine.directory
+        self.store_dir, self.app, self.etc = self.home / "store", self.home / "app", self.home / "etc"
+        for directory in (self.store_dir, self.app):
+            directory.mkdir()
+        self.url = f"file://{self.store_dir}"
+        self.config = self.home / "config.toml"
+        self.keys = Keys("r")
+
+    def toml(self, more: str = "", command: str = "") -> str:
+        command = command or f'["/bin/sh", "-c", "exit 0", "@", "{self.config}"]'
+        return (
+            f'run_id = "r"\nstate_dir = "{self.home}/state"\n[trainer]\nlayout = "custom"\n'
+            f'output_dir = "{self.app}/out"\ncwd = "{self.app}"\ncommand = {command}\n{more}\n'
+            f'[checkpoints.custom]\nstep_dir = "step_{{step}}"\n[sync]\nstore = "{self.url}"\n'
+        )
+
+    def stored(self, store=None, *, files: dict[Path, str] | None = None, more: str = "", command: str = "") -> None:
+        """Pod A stores its start; then its disk is gone."""
+        files = {self.config: "lr = 1\n"} if files is None else files
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o600 if path.name == ".env" else 0o644)
+        text = self.toml(more, command)
+        environ = {"PODWATCH_DIRECTORY": str(self.app)}
+        loaded = load_text(text, Path("/etc/podwatch/podwatch.toml"), environ=environ)
+        store = store or LocalStore(self.store_dir, writer_id="a")
+        old = os.environ.get("PODWATCH_DIRECTORY")
+        os.environ["PODWATCH_DIRECTORY"] = str(self.app)
+        try:
+            for one in start_artefacts(start_of(loaded), scrubber(frozenset({SECRET}))):
+                assert SECRET.encode() not in one.data
+                store.put_bytes(f"{self.keys.artefacts('config')}{one.name}", one.data)
+        finally:
+            secrets.forget()
+            os.environ.pop("PODWATCH_DIRECTORY") if old is None else os.environ.update(PODWATCH_DIRECTORY=old)
+        for path in files:
+            path.unlink()
+
+    def call(self, *arguments: str, code: int, **env: str) -> str:
+        arguments = ("bootstrap", self.url, "r", "--dir", str(self.etc), *arguments)
+        done = self.machine.podwatch(*arguments, **env)
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        assert SECRET not in done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def place(self, *arguments: str, code: int = 0, **env: str) -> str:
+        return self.call(*arguments, "--no-start", code=code, **env)
+
+    def record(self) -> Path:
+        return self.store_dir / self.keys.artefacts("config") / OBJECT
+
+    def rewrite(self, **changes: object) -> None:
+        """Somebody who can write the bucket changes the first file of the record."""
+        document = json.loads(self.record().read_text())
+        document["files"][0] |= changes
+        LocalStore(self.store_dir, writer_id="x").put_bytes(
+            f"{self.keys.artefacts('config')}{OBJECT}", json.dumps(document).encode()
+        )
+
+    def untouched(self) -> bool:
+        return not (self.etc / "podwatch.toml").exists() and not self.config.exists()
+
+
+@pytest.fixture
+def pods(machine) -> Pods:
+    return Pods(machine)
+
+
+def test_without_trust_it_shows_all_and_writes_nothing(pods: Pods) -> None:
+    pods.stored()
+    shown = pods.call(code=77)
+    assert f"command    /bin/sh -c 'exit 0' @ {pods.config}" in shown
+    assert re.search(rf"file       {pods.config}  7 B, sha256 [0-9a-f]{{16}}$", shown, re.M), shown
+    assert f"file       {pods.etc}/podwatch.toml" in shown
+    assert pods.untouched()
+    assert not pods.etc.exists()
+    digest = DIGEST.search(shown)
+    assert digest
+    assert f"podwatch bootstrap {pods.url} r --digest {digest[1]} --dir {pods.etc}" in shown
+
+
+def test_the_line_that_it_prints_is_the_line_that_starts(pods: Pods) -> None:
+    pods.stored()
+    shown = pods.place("--set", "gpu.poll=3s", code=77)
+    (line,) = (text.partition("here:  ")[2] for text in shown.splitlines() if "here:  " in text)
+    done = pods.machine.podwatch(*shlex.split(line)[1:])
+    assert done.returncode == 0, done.stderr
+    assert pods.config.read_text() == "lr = 1\n"
+    assert stat.S_IMODE((pods.etc / "podwatch.toml").stat().st_mode) == 0o600
+    assert "not started; to start: podwatch --config" in done.stdout
+    assert "--set gpu.poll=3s" in done.stdout
+
+
+def test_another_digest_than_the_stored_one_starts_nothing(pods: Pods) -> None:
+    pods.stored()
+    assert "another start than the digest that you passed" in pods.call("--digest", "0" * 64, code=77)
+    digest = DIGEST.search(pods.call(code=77))
+    assert digest
+    pods.rewrite(mode="0755")
+    pods.call("--digest", digest[1], code=77)
+    assert pods.untouched()
+    pods.call("--digest", "abc", code=64)
+    pods.call("--digest", digest[1], "--trust", code=64)
+
+
+def test_a_removed_value_is_named_and_filled_from_the_environment(pods: Pods) -> None:
+    pods.stored(files={pods.config: f'a = 1\napi_key = "{SECRET}"\n'})
+    said = pods.place("--trust", code=78)
+    copy = pods.etc / "bootstrap-r" / "01-config.toml"
+    assert f"{copy}:2 (api_key) was removed as a secret: set PODWATCH_FILL_API_KEY" in said
+    assert pods.untouched()
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    assert "by hand" in pods.place("--trust", code=78, PODWATCH_FILL_API_KEY='x" evil="1')
+    assert "wrote" in pods.place("--trust", PODWATCH_FILL_API_KEY="newkey12345")
+    assert pods.config.read_text() == 'a = 1\napi_key = "newkey12345"\n'
+    assert not copy.exists(), "it could hold a secret"
+    assert "on this pod already" in pods.place("--trust"), "a second call needs no variable"
+
+
+def test_a_removed_value_is_filled_by_hand(pods: Pods) -> None:
+    pods.stored(files={pods.config: f'a = 1\napi_key = "{SECRET}"\ntoken = "{SECRET}"\n'})
+    pods.place(code=77)
+    copy = pods.etc / "bootstrap-r" / "01-config.toml"
+    copy.write_text(f'a = 1\napi_key = "one"\ntoken = "{MASK}"\n')
+    said = pods.place("--trust", code=78, PODWATCH_FILL_API_KEY="not-taken-any-more")
+    assert f"{copy}:3 (token)" in said
+    assert said.count("was removed") == 1
+    copy.write_text('a = 1\napi_key = "one"\ntoken = "two words"\n')
+    pods.place("--trust")
+    assert pods.config.read_text() == 'a = 1\napi_key = "one"\ntoken = "two words"\n'
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_another_user_wrote_beside_is_not_used(pods: Pods) -> None:
+    pods.stored(files={pods.config: f'api_key = "{SECRET}"\n'})
+    pods.place(code=77)
+    copy = pods.etc / "bootstrap-r" / "01-config.toml"
+    copy.write_text('api_key = "theirs"\n')
+    os.chown(copy, 65534, 65534)
+    assert "belongs to uid 65534" in pods.place("--trust", code=78)
+    assert pods.untouched()
+    copy.unlink()
+    pods.place("--trust", PODWATCH_FILL_API_KEY="newkey12345")
+    placed = pods.etc / "bootstrap-r" / "placed.json"
+    os.chown(placed, 65534, 65534)
+    pods.config.write_text("changed here\n")
+    pods.place("--trust", code=78)
+
+
+def test_a_copy_that_no_longer_fits_is_kept_beside(pods: Pods) -> None:
+    pods.stored(files={pods.config: f'api_key = "{SECRET}"\n'})
+    pods.place(code=77)
+    copy = pods.etc / "bootstrap-r" / "01-config.toml"
+    copy.write_text("something else\n")
+    pods.place("--trust", code=78)
+    assert copy.read_text() == f'api_key = "{MASK}"\n'
+    assert [p.read_text() for p in copy.parent.glob("*.old")] == ["something else\n"]
+
+
+def test_the_env_file_is_made_of_the_pods_environment(pods: Pods) -> None:
+    env = pods.home / ".env"
+    pods.stored(files={pods.config: "", env: f"WANDB_API_KEY={SECRET}\nHF_HOME=/data/hf\n"},
+                more=f'env_file = "{env}"')  # fmt: skip
+    said = pods.place("--trust", code=78, WANDB_API_KEY="wandb-of-this-pod")
+    assert "(HF_HOME) was removed as a secret: set PODWATCH_FILL_HF_HOME or HF_HOME" in said
+    assert "WANDB_API_KEY" not in said
+    pods.place("--trust", WANDB_API_KEY="wandb-of-this-pod", HF_HOME="/x")
+    assert env.read_text() == "WANDB_API_KEY=wandb-of-this-pod\nHF_HOME=/x\n"
+    assert stat.S_IMODE(env.stat().st_mode) == 0o600
+    stored = b"".join(p.read_bytes() for p in pods.store_dir.rglob("*") if p.is_file())
+    assert b"/data/hf" not in stored
+
+
+def test_an_env_file_that_is_here_stays(pods: Pods) -> None:
+    env = pods.home / ".env"
+    pods.stored(files={pods.config: "", env: "A=1\n"}, more=f'env_file = "{env}"')
+    env.write_text("OTHER=2\n")
+    env.chmod(0o600)
+    pods.place("--trust")
+    assert env.read_text() == "OTHER=2\n"
+
+
+def test_a_file_of_other_content_is_never_replaced_silently(pods: Pods) -> None:
+    pods.stored()
+    pods.config.write_text("mine\n")
+    said = pods.place("--trust", code=78)
+    assert f"{pods.config} exists with another content: pass --existing keep" in said
+    assert pods.config.read_text() == "mine\n"
+    assert not (pods.etc / "podwatch.toml").exists()
+    pods.place("--trust", "--existing", "keep")
+    assert pods.config.read_text() == "mine\n"
+    said = pods.place("--trust", "--existing", "replace")
+    assert pods.config.read_text() == "lr = 1\n"
+    (kept,) = pods.home.glob("config.toml.before-bootstrap-*")
+    assert kept.read_text() == "mine\n"
+    assert str(kept) in said
+
+
+@pytest.mark.parametrize("link", ["file", "directory", "dangling"])
+def test_no_link_below_an_allowed_directory_is_followed(pods: Pods, tmp_path_factory, link: str) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    target = pods.home / "sub" / "config.toml"
+    pods.stored(files={target: "new\n"}, command=f'["/bin/true", "{target}"]')
+    victim = outside / "config.toml"
+    if link == "directory":
+        target.parent.rmdir()
+        target.parent.symlink_to(outside)
+    else:
+        target.symlink_to(victim)
+        if link == "file":
+            victim.write_text("theirs\n")
+    said = pods.place("--trust", code={"file": 78, "directory": 69, "dangling": 78}[link])
+    assert ("a symbolic link is on the way" in said) is (link == "directory"), said
+    assert not victim.exists() or victim.read_text() == "theirs\n"
+    assert not (pods.etc / "podwatch.toml").exists()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/cron.d/podwatch-test", "/usr/local/bin/podwatch-test", "{home}/.bashrc", "{home}/.ssh/authorized_keys",
+     "{home}/app/out/step_5/x", "{home}/state/r/journal.sqlite", "{home}/etc/podwatch.toml"],
+)  # fmt: skip
+def test_a_bucket_cannot_choose_where_files_go(pods: Pods, path: str) -> None:
+    pods.stored()
+    path = path.format(home=pods.home)
+    pods.rewrite(path=path)
+    said = pods.place("--trust", code=78)
+    assert f"{path} is not written" in said
+    assert pods.untouched()
+    assert not Path(path).exists()
+
+
+@pytest.mark.parametrize("path", ["/root/../etc/x", "relative", "/a/../../b", "//x"])
+def test_a_path_that_is_none_voids_the_record(pods: Pods, path: str) -> None:
+    pods.stored()
+    pods.rewrite(path=path)
+    assert "the record of the run's start is not usable" in pods.place("--trust", code=69)
+    assert pods.untouched()
+
+
+def test_files_elsewhere_by_explicit_choice(pods: Pods, tmp_path_factory) -> None:
+    other = tmp_path_factory.mktemp("elsewhere")
+    pods.stored()
+    pods.rewrite(path=str(other / "a" / "config.toml"))
+    said = pods.place("--trust", code=78)
+    assert f"it is outside {pods.etc}" in said
+    pods.place("--trust", "--allow", str(other))
+    assert (other / "a" / "config.toml").read_text() == "lr = 1\n"
+
+
+def test_contents_that_are_not_what_the_record_names(pods: Pods) -> None:
+    pods.stored()
+    (stored,) = pods.record().parent.glob("*-config.toml")
+    LocalStore(pods.store_dir, writer_id="x").put_bytes(f"{pods.keys.artefacts('config')}{stored.name}", b"lr = 2\n")
+    assert "not what the record names" in pods.place("--trust", code=69)
+    assert pods.untouched()
+
+
+def test_what_the_image_or_the_operator_must_bring(pods: Pods) -> None:
+    secret = pods.home / "private.toml"
+    pods.stored(files={pods.config: "", secret: "x"}, command=f'["nosuchprogram", "{pods.config}", "{secret}"]')
+    assert "nosuchprogram, the command's program, is not on this pod" in pods.place("--trust", code=78)
+    key = pods.home / "id_rsa.txt"
+    pods.stored(files={pods.config: "", key: "x"}, command=f'["true", "{pods.config}", "{key}"]')
+    assert f"{key} is named by the command and not stored (its name is that of a key file)" in pods.place(
+        "--trust", code=78
+    )
+    pods.app.rmdir()
+    assert f"{pods.app}, the command's directory, is not on this pod" in pods.place("--trust", code=78)
+    assert pods.untouched()
+
+
+def test_another_store_or_run_in_the_configuration(pods: Pods) -> None:
+    pods.stored()
+    config = pods.store_dir / pods.keys.artefacts("config")
+    copied = Keys("copy")
+    for path in [p for p in config.iterdir() if p.is_file() and not p.name.startswith(".")]:
+        data = path.read_bytes().replace(b'"run_id": "r"', b'"run_id": "copy"')
+        LocalStore(pods.store_dir, writer_id="x").put_bytes(f"{copied.artefacts('config')}{path.name}", data)
+    done = pods.machine.podwatch("bootstrap", pods.url, "copy", "--trust", "--no-start", "--dir", str(pods.etc))
+    assert done.returncode == 78
+    assert "podwatch.toml is of run r: pass --set run_id=copy" in done.stderr
+    other = pods.home / "second"
+    pods.store_dir.rename(other)
+    done = pods.machine.podwatch("bootstrap", f"file://{other}", "r", "--trust", "--no-start", "--dir", str(pods.etc))
+    assert done.returncode == 78
+    assert f"--set sync.store=file://{other}" in done.stderr
+    done = pods.machine.podwatch("bootstrap", f"file://{other}", "r", "--trust", "--no-start", "--dir", str(pods.etc),
+                                 "--set", f"sync.store=file://{other}")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_that_stored_nothing(pods: Pods) -> None:
+    said = pods.call(code=69)
+    assert "the store holds no start of run r" in said
+    assert "copy podwatch.toml to this pod" in said
+    assert pods.machine.podwatch("bootstrap", pods.url, "../r").returncode == 64
+
+
+def test_a_second_call_continues_with_what_is_here(pods: Pods) -> None:
+    pods.stored()
+    digest = DIGEST.search(pods.place("--trust"))
+    assert digest
+    pods.config.write_text("changed here\n")
+    pods.place("--trust")
+    assert pods.config.read_text() == "changed here\n"
+    pods.config.unlink()
+    pods.place("--digest", digest[1])
+    assert pods.config.read_text() == "lr = 1\n", "a disk that lost a file"
+
+    mine = pods.config.read_text()
+    pods.stored(files={pods.config: "stored later\n"})
+    pods.config.write_text(mine)
+    said = pods.place("--digest", digest[1])
+    assert "the store holds a newer start of this run; this pod continues" in said
+    assert pods.config.read_text() == mine
+    (line,) = (text for text in said.splitlines() if "take the stored ones" in text)
+    done = pods.machine.podwatch(*shlex.split(line.partition("ones: ")[2].rstrip(")"))[1:], "--no-start")
+    assert done.returncode == 0, done.stderr
+    assert pods.config.read_text() == "stored later\n"
+
+    pods.store_dir.rename(pods.home / "away")
+    assert "continues with the files that are on this pod" in pods.place("--trust")
+    pods.place("--digest", "0" * 64, code=69)
+
+
+def test_a_key_that_can_only_read(pods: Pods, tmp_path: Path) -> None:
+    from podwatch.stores.credentials import Credentials
+    from podwatch.stores.open import open_store
+
+    with B2Server(tmp_path / "b2") as server:
+        server.add_key("readonly00001", "its-secret-value", capabilities=["listBuckets", "listFiles", "readFiles"])
+        pods.url = f"b2://{BUCKET}"
+        store = open_store(pods.url, Credentials(KEY_ID, KEY, server.url), writer_id="a")
+        pods.stored(store)
+        store.close()
+        read = {"B2_APPLICATION_KEY_ID": "readonly00001", "B2_APPLICATION_KEY": "its-secret-value"}
+        said = pods.place("--trust", code=77, B2_ENVIRONMENT=server.url, **read)
+        assert "this key can only read" in said
+        assert "writeFiles" in said
+        assert pods.untouched()
+        write = {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY}
+        pods.place("--trust", B2_ENVIRONMENT=server.url, **write)
+        assert pods.config.read_text() == "lr = 1\n"
+        for path in (pods.etc / "podwatch.toml", pods.config):
+            assert KEY not in path.read_text()
+        assert "the store has no credentials" in pods.place("--trust", code=78)

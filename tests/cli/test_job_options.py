@@ -1,0 +1,77 @@
+"""`podwatch run --job` without a file: what is assumed, and what is given."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from podwatch.cli import detect
+from podwatch.cli.assumed import Given, assume
+from podwatch.cli.common import Where
+from podwatch.config.loading import load_settings
+from podwatch.domain.errors import UsageError
+
+GPUS = (detect.Gpu(0, "H100", 0, 1, "GPU-a"), detect.Gpu(1, "H100", 0, 1, "GPU-b"))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(detect, "find_gpus", lambda: (GPUS, ""))
+    return tmp_path
+
+
+def environ(**values: str) -> dict[str, str]:
+    return {"HOME": os.environ.get("HOME", "/root"), **values}
+
+
+def test_a_command_alone_makes_settings_that_load(here: Path) -> None:
+    given = Given(store="file:///backup", command=("python", "train.py", "--output_dir", "out/run7"))
+    assumed = assume(Where(), given, environ())
+    settings = load_settings(None, environ=environ(), overrides=assumed.overrides, search=False).settings
+    assert settings.trainer.command == given.command
+    assert settings.trainer.output_dir == here / "out" / "run7"
+    assert settings.trainer.cwd == here
+    assert settings.sync.store == "file:///backup"
+    assert (settings.gpu.inference, settings.gpu.trainer) == ((0,), (1,))
+    assert settings.run_id == "out-run7"
+    said = "\n".join(assumed.lines)
+    for key in ("run_id", "trainer.output_dir", "trainer.cwd", "gpu.inference", "gpu.trainer", "state_dir"):
+        assert f"assumed {key} = " in said
+    assert "sync.store" not in said, "it was given"
+    assert "from --output_dir in the command" in said
+
+
+def test_nothing_given_is_assumed(here: Path) -> None:
+    (here / "podwatch.toml").write_text(f'run_id = "a"\n[trainer]\noutput_dir = "{here}/out"\n[gpu]\ninference = [1]\n')
+    (here / "podwatch.toml").chmod(0o600)
+    given = Given(("trainer.cwd=/srv",), run_id="b", state_dir=str(here / "state"), command=("python", "train.py"))
+    assumed = assume(Where(), given, environ())
+    assert assumed.lines == ()
+    settings = load_settings(None, environ=environ(), overrides=assumed.overrides).settings
+    assert (settings.run_id, str(settings.trainer.cwd)) == ("b", "/srv")
+    assert settings.gpu.inference == (1,)
+
+
+def test_the_environment_counts_as_given(here: Path) -> None:
+    given = Given(command=("python", "train.py"))
+    said = assume(Where(), given, environ(PODWATCH_RUN_ID="c", PODWATCH_STATE_DIR=str(here))).lines
+    assert not any("run_id" in line or "state_dir" in line for line in said)
+
+
+def test_visible_gpus_count(here: Path) -> None:
+    overrides = assume(Where(), Given(command=("python", "t.py")), environ(CUDA_VISIBLE_DEVICES="1")).overrides
+    assert overrides["gpu.trainer"] == [1]
+
+
+def test_prime_rl_gets_a_name_for_its_run_directory(here: Path) -> None:
+    command = ("uv", "run", "rl", "@", "config.toml", "--ckpt", "--resume")
+    (here / "config.toml").write_text('output_dir = "outputs"\n[wandb]\nname = "night"\n')
+    overrides = assume(Where(), Given(command=command), environ()).overrides
+    assert overrides["trainer.output_dir"] == str(here / "outputs" / "night")
+    assert overrides["trainer.command"] == [*command, "--run.name", "night"]
+
+
+def test_a_setting_without_a_key_is_refused() -> None:
+    with pytest.raises(UsageError, match="not a valid setting"):
+        assume(Where(), Given(("nonsense",)))

@@ -1,0 +1,289 @@
+"""The controller against real stores (a directory, the tests' B2 and S3 servers); provider commands are processes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from podwatch.controller.loop import Controller, Look, once
+from podwatch.controller.providers import ProviderCommand
+from podwatch.controller.run_store import RunStore
+from podwatch.domain.errors import ExitCode, RemoteError
+from podwatch.domain.manifest import Keys
+from podwatch.policy.replacement import Action
+from podwatch.stores.base import ObjectStore
+from podwatch.stores.credentials import Credentials
+from podwatch.stores.local import LocalStore
+from podwatch.stores.open import open_store
+from podwatch.stores.s3 import S3Store
+from podwatch.stores.s3_credentials import S3Credentials
+from tests.support import provider_commands
+from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from tests.support.provider_commands import change
+from tests.support.s3server import BUCKET as S3_BUCKET
+from tests.support.s3server import KEY as S3_KEY
+from tests.support.s3server import KEY_ID as S3_KEY_ID
+from tests.support.s3server import S3Server
+
+RULES = {"providers": ["vast"], "max_price_per_hour": 2, "max_spend_per_day": 100, "max_spend_total": 500}
+KEYS = Keys("r")
+
+
+@dataclass
+class Clock:
+    """Real, but the waits for claims pass at once: ``skipped`` seconds ahead."""
+
+    skipped: float = 0.0
+
+    def wall(self) -> float:
+        return time.time()
+
+    def boottime(self) -> float:
+        return time.monotonic() + self.skipped
+
+    def sleep(self, seconds: float) -> None:
+        self.skipped += seconds
+
+
+@dataclass
+class Place:
+    store: ObjectStore
+    state: Path
+
+    def controller(self, clock: Clock | None = None, *, act: bool = True) -> Controller:
+        argv = (sys.executable, "-I", provider_commands.__file__, str(self.state))
+        vast = ProviderCommand("vast", argv, 60.0, {"PATH": os.environ["PATH"]})
+        clock = clock or Clock()
+        return Controller(RunStore(self.store, KEYS, clock), "r", {"vast": vast}, clock, act=act)
+
+    def machines(self) -> dict[str, Any]:
+        found: dict[str, Any] = change(self.state, lambda state: state["machines"])
+        return found
+
+    def faults(self, **kinds: object) -> None:
+        change(self.state, lambda state: state["faults"].update({verb: [fault] for verb, fault in kinds.items()}))
+
+    def beat(self, **fields: object) -> None:
+        """``preempted`` by default: of the store's clock a test cannot wait five minutes."""
+        document = {"kind": "podwatch-heartbeat", "state": "preempted", "desired": "running", "host": "old", "step": 40}
+        self.store.put_bytes(KEYS.heartbeat, json.dumps(document | fields).encode())
+
+    def control(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.store.get_bytes(KEYS.control) or b"{}")
+        return found
+
+    def journal(self) -> list[dict[str, Any]]:
+        keys = sorted(item.key for item in self.store.list(KEYS.controller + "journal/"))
+        return [json.loads(self.store.get_bytes(key) or b"") for key in keys]
+
+
+@pytest.fixture(params=["file", "b2", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "file":
+        (tmp_path / "store").mkdir()
+        yield made(LocalStore(tmp_path / "store", writer_id="w"), tmp_path)
+        return
+    if request.param == "s3":
+        with S3Server(tmp_path / "s3") as bucket:
+            store = S3Store(S3_BUCKET, S3Credentials(S3_KEY_ID, S3_KEY, endpoint=bucket.url), writer_id="w")
+            yield made(store, tmp_path)
+            store.close()
+        return
+    with B2Server(tmp_path / "b2") as server:
+        key = Credentials(KEY_ID, KEY, server.url)
+        store = open_store(f"b2://{BUCKET}", key, writer_id="w")
+        yield made(store, tmp_path)
+        store.close()
+
+
+def made(store: ObjectStore, directory: Path) -> Place:
+    store.put_bytes(KEYS.controller_rules, json.dumps(RULES).encode())
+    found = Place(store, directory / "state.json")
+    found.beat()
+    return found
+
+
+def looks(controller: Controller) -> tuple[list[Look], ExitCode]:
+    found: list[Look] = []
+    code = once(controller, controller.clock.sleep, found.append)  # type: ignore[attr-defined]
+    return found, code
+
+
+def test_a_dead_pod_is_replaced_and_the_new_one_is_named(place: Place) -> None:
+    found, code = looks(place.controller())
+    assert (code, found[-1].decision.action) == (ExitCode.OK, Action.WAIT)
+    assert [m["label"] for m in place.machines().values()] == ["podwatch:r:1"]
+    assert place.control() == {"desired": "running", "holder": "podwatch:r:1"}
+    [machine] = place.machines()
+    place.beat(state="running", instance={"provider": "vast", "id": machine, "label": "podwatch:r:1"})
+    found, _ = looks(place.controller())
+    assert "trains (step 40)" in found[-1].decision.reason
+    assert place.control() == {"desired": "running"}
+    place.beat(state="released", desired="finished", instance={"id": machine, "label": "podwatch:r:1"})
+    found, code = looks(place.controller())
+    assert (code, found[-1].decision.action) == (ExitCode.OK, Action.WAIT)
+    assert "are watched for a while" in found[-1].decision.reason
+    assert place.machines() == {}
+    assert [entry["action"] for entry in place.journal() if entry["result"]].count("destroy") == 1
+
+
+def test_a_heartbeat_is_watched_without_a_gap_that_could_hide_an_outage(place: Place) -> None:
+    clock = Clock()
+    store = RunStore(place.store, KEYS, clock)
+
+    def watched(after: float) -> float:
+        clock.sleep(after)
+        return store.facts({}).watched
+
+    assert watched(0) == 0
+    assert 75 <= watched(75) < 75 + 60
+    assert 150 <= watched(75) < 150 + 60
+    assert watched(151) == 0, "longer than WATCH_GAP_SECONDS"
+    assert watched(75) >= 75
+    place.beat(step=41)
+    assert watched(0) == 0, "a new heartbeat"
+
+
+def test_a_decision_that_repeats_is_journaled_once_also_by_another_process(place: Place) -> None:
+    place.beat(state="running")
+    for _ in range(3):
+        looks(place.controller())
+    assert [entry["action"] for entry in place.journal()] == ["wait"]
+    place.beat()
+    looks(place.controller())
+    assert [entry["action"] for entry in place.journal()].count("create") == 2, "claimed, and created"
+
+
+def test_a_dry_run_writes_and_rents_nothing(place: Place) -> None:
+    before = [item.key for item in place.store.list("")]
+    found, code = looks(place.controller(act=False))
+    assert (code, found[-1].decision.action) == (ExitCode.OK, Action.CREATE)
+    assert [item.key for item in place.store.list("")] == before
+    assert place.machines() == {}
+
+
+@pytest.mark.parametrize("fault", ["garbage", "after", 75])
+def test_a_request_of_unknown_outcome_is_never_repeated(place: Place, fault: object) -> None:
+    place.faults(create=fault)
+    found, _ = looks(place.controller())
+    assert "unknown" in " ".join(look.result for look in found)
+    looks(place.controller())
+    assert len(place.machines()) == (0 if fault == 75 else 1)
+    assert [c[0] for c in change(place.state, lambda state: state["calls"])].count("create") == 1
+
+
+def test_a_second_machine_of_one_request_is_destroyed(place: Place) -> None:
+    place.faults(create="twice")
+    looks(place.controller())
+    assert len(place.machines()) == 1
+
+
+def test_a_failed_list_creates_nothing(place: Place) -> None:
+    place.faults(list="empty")
+    found, code = looks(place.controller())
+    assert (code, found[-1].decision.action) == (ExitCode.UNAVAILABLE, Action.ALERT)
+    assert place.machines() == {}
+
+
+def test_two_controllers_at_once_create_one_machine(place: Place) -> None:
+    controllers = [place.controller() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda one: one.look(), controllers))  # each claims; nobody can know yet who was first
+        for one in controllers:
+            one.clock.sleep(100.0)  # type: ignore[attr-defined]
+        list(pool.map(looks, controllers))
+    assert [m["label"] for m in place.machines().values()] == ["podwatch:r:1"]
+
+
+class LosesAnswers:
+    """The answers to the first writes below a name are lost, after the store has them."""
+
+    def __init__(self, store: ObjectStore, name: str, times: int = 1) -> None:
+        self._store, self._name, self._left = store, name, times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def create(self, key: str, data: bytes) -> Any:
+        return self._lose(key, self._store.create(key, data))
+
+    def put_bytes(self, key: str, data: bytes) -> Any:
+        return self._lose(key, self._store.put_bytes(key, data))
+
+    def put_small(self, key: str, source: Any, size: int, progress: Any = None) -> Any:
+        return self._lose(key, self._store.put_small(key, source, size))
+
+    def _lose(self, key: str, stored: Any) -> Any:
+        if self._name in key and self._left > 0:
+            self._left -= 1
+            raise RemoteError("the answer is lost")
+        return stored
+
+
+@pytest.mark.parametrize("found_after", [0.0, 60.0])
+def test_a_claim_whose_answer_is_lost_is_not_taken_for_another_controllers(place: Place, found_after: float) -> None:
+    place.store = cast(ObjectStore, LosesAnswers(place.store, "/controller/claims/"))
+    controller = place.controller()
+    with pytest.raises(RemoteError):
+        controller.look()
+    controller.clock.sleep(found_after)  # type: ignore[attr-defined]
+    looks(controller)
+    assert len(place.machines()) == 1
+
+
+@pytest.mark.parametrize(("lost", "results"), [(1, "created"), (3, "not sent, because its record was not confirmed")])
+def test_a_request_is_sent_only_once_its_record_is_confirmed(place: Place, lost: int, results: str) -> None:
+    place.store = cast(ObjectStore, LosesAnswers(place.store, "/controller/pods/", lost))
+    found, _ = looks(place.controller())
+    assert results in " ".join(look.result for look in found)
+    assert len(place.machines()) == (1 if lost == 1 else 0)
+    assert [look.decision.reason for look in found if "not known whether" in look.decision.reason] == []
+
+
+def test_without_controller_json_nothing_is_created(place: Place) -> None:
+    place.store.put_bytes(KEYS.controller_rules, b'{"providers": ["vast"], "max_prise": 2}')
+    found, code = looks(place.controller())
+    assert (code, found[-1].decision.action) == (ExitCode.CONFIGURATION, Action.ALERT)
+    assert "unknown entry 'max_prise'" in found[-1].decision.reason
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def podwatch(directory: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    env = {"PATH": os.environ["PATH"], "HOME": str(directory), "PODWATCH_RUNTIME_DIR": str(directory)}
+    command = [sys.executable, "-m", "podwatch", "controller", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, env=env, cwd=directory, check=False)
+
+
+def test_the_command_with_a_store_and_with_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    place, url = made(LocalStore(tmp_path / "store", writer_id="w"), tmp_path), f"file://{tmp_path / 'store'}"
+    argv = [sys.executable, "-I", provider_commands.__file__, str(place.state)]
+    shown = podwatch(tmp_path, url, "r", "--dry-run", "--json", "--provider", f"vast={' '.join(argv)}")
+    assert shown.returncode == 0, shown.stderr
+    assert (json.loads(shown.stdout)["action"], place.machines()) == ("create", {})
+    missing = podwatch(tmp_path, url, "r", "--once")
+    assert missing.returncode == 69
+    assert "no command is configured for it on this machine" in missing.stdout
+    assert podwatch(tmp_path, url, "r").returncode == 64
+    assert podwatch(tmp_path, url, "r", "--once", "--provider", "vast").returncode == 78
+    config = tmp_path / "podwatch.toml"
+    config.write_text(
+        f'run_id = "r"\n[trainer]\noutput_dir = "{tmp_path / "out"}"\n[sync]\nstore = "{url}"\n'
+        f"[controller.providers.vast]\ncommand = {json.dumps(argv)}\ntimeout = '1m'\n"
+    )
+    config.chmod(0o600)
+    done = podwatch(tmp_path, "-c", str(config), "--once")
+    assert done.returncode == 0, done.stderr
+    assert "CREATE: Pod old has left the run (preempted)" in done.stdout
+    assert "has sent no heartbeat yet" in done.stdout
+    assert len(place.machines()) == 1

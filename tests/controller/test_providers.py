@@ -1,0 +1,118 @@
+"""Provider commands as real processes."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from podwatch.controller.providers import OutcomeUnknown, ProviderCommand, ProviderError
+from podwatch.domain.replacement import Listing
+from podwatch.system import procfs
+from tests.support import provider_commands
+from tests.support.provider_commands import change
+
+LABEL = "podwatch:r:1"
+
+
+def command(state: Path, timeout: float = 60.0) -> ProviderCommand:
+    argv = (sys.executable, "-I", provider_commands.__file__, str(state))
+    return ProviderCommand("vast", argv, timeout, {"PATH": os.environ["PATH"]})
+
+
+def script(tmp_path: Path, text: str, timeout: float = 60.0) -> ProviderCommand:
+    path = tmp_path / "provider.sh"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return ProviderCommand("vast", (str(path),), timeout, {"PATH": os.environ["PATH"]})
+
+
+def faults(state: Path, **kinds: object) -> None:
+    change(state, lambda found: found["faults"].update({verb: [fault] for verb, fault in kinds.items()}))
+
+
+def test_a_machine_is_created_listed_and_destroyed(tmp_path: Path) -> None:
+    vast = command(tmp_path / "state.json")
+    assert vast.list("r") == Listing("me")
+    machine, price = vast.create("r", 1, LABEL, 2.0, {"PODWATCH_LABEL": LABEL})
+    assert price == 1.0
+    assert [one.id for one in vast.list("r").instances] == [machine]
+    vast.destroy(machine, LABEL)
+    vast.destroy(machine, LABEL)  # already gone
+    assert vast.list("r").instances == ()
+    calls = json.loads((tmp_path / "state.json").read_text())["calls"]
+    assert calls[1] == [
+        "create",
+        {
+            "version": 1,
+            "run_id": "r",
+            "generation": 1,
+            "label": LABEL,
+            "max_price_per_hour": 2.0,
+            "environment": {"PODWATCH_LABEL": LABEL},
+        },
+    ]
+
+
+@pytest.mark.parametrize("fault", ["garbage", "empty", "after", 69, 65, 3, 1])
+def test_a_list_that_fails_is_an_error_with_the_commands_words(tmp_path: Path, fault: object) -> None:
+    faults(tmp_path / "state.json", list=fault)
+    with pytest.raises(ProviderError) as error:
+        command(tmp_path / "state.json").list("r")
+    assert "sk-live" not in str(error.value)
+    if isinstance(fault, int):
+        assert f"exit code {fault}" in str(error.value)
+        assert "the provider says no" in str(error.value)
+
+
+@pytest.mark.parametrize(("fault", "refused", "no_offer"), [(65, True, False), (69, False, False), (3, False, True)])
+def test_a_request_that_was_refused_created_nothing(tmp_path: Path, fault: int, refused: bool, no_offer: bool) -> None:
+    faults(tmp_path / "state.json", create=fault)
+    with pytest.raises(ProviderError) as error:
+        command(tmp_path / "state.json").create("r", 1, LABEL, 2.0, {})
+    assert (error.value.refused, error.value.no_offer) == (refused, no_offer)
+
+
+@pytest.mark.parametrize("fault", ["garbage", "empty", "after", 75, 1])
+def test_every_other_end_of_a_request_is_unknown(tmp_path: Path, fault: object) -> None:
+    faults(tmp_path / "state.json", create=fault)
+    with pytest.raises(OutcomeUnknown):
+        command(tmp_path / "state.json").create("r", 1, LABEL, 2.0, {})
+
+
+def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    kept = tmp_path / "child"
+    hanging = script(tmp_path, f"sleep 600 & echo $! > {kept}\nwait", timeout=2.0)
+    with pytest.raises(OutcomeUnknown, match="time limit"):
+        hanging.create("r", 1, LABEL, 2.0, {})
+    child = int(kept.read_text())
+    until = time.monotonic() + 20
+    while procfs.start_ticks(child) is not None and Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_a_child_that_keeps_the_output_open_delays_nothing(tmp_path: Path) -> None:
+    answer = '{"version": 1, "account": "me", "complete": true, "instances": []}'
+    began = time.monotonic()
+    assert script(tmp_path, f"sleep 600 &\necho '{answer}'", timeout=300.0).list("r") == Listing("me")
+    assert time.monotonic() - began < 120
+
+
+def test_an_answer_without_end_is_cut_off(tmp_path: Path) -> None:
+    with pytest.raises(ProviderError, match="too long"):
+        script(tmp_path, "yes").list("r")
+
+
+def test_a_command_that_does_not_exist_created_nothing(tmp_path: Path) -> None:
+    missing = ProviderCommand("vast", (str(tmp_path / "nothing"),))
+    with pytest.raises(ProviderError, match="cannot run") as error:
+        missing.create("r", 1, LABEL, 2.0, {})
+    assert error.value.refused
+
+
+def test_a_command_that_reads_nothing_can_answer(tmp_path: Path) -> None:
+    answer = '{"version": 1, "account": "me", "complete": true, "instances": []}'
+    assert script(tmp_path, f"exec 0<&-\necho '{answer}'").list("r" * 100) == Listing("me")

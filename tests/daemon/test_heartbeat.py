@@ -1,0 +1,73 @@
+"""heartbeat.json: what a program far away reads of a run."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from podwatch.daemon.status_view import heartbeat_fields
+from podwatch.detection.learned import Learned
+from podwatch.domain.instance import Instance
+from podwatch.domain.lease import Claim, HolderState, Pod, parse_sign, sign_document
+from podwatch.domain.snapshot import Desired
+from podwatch.policy.run_check import Evidence, Limits, judge, parse_beat
+from podwatch.recovery.state import Phase
+from podwatch.reporting.view import DaemonView
+from tests.reporting import views
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schema/heartbeat.schema.json").read_text())
+POD = Pod("w", "m", "b", "p", "pod-1", Instance("slurm", "77", "2", "n1"), "b:1:2:3")
+
+
+def document(view: DaemonView, state: HolderState = HolderState.RUNNING, pod: Pod = POD) -> dict[str, object]:
+    fields = {**heartbeat_fields(view, (), state), "state": str(state), "written_at": "2026-01-31T04:00:00Z"}
+    data = sign_document(pod, Claim(3, "n"), fields)
+    assert parse_sign(data) is not None
+    read: dict[str, object] = json.loads(data)
+    jsonschema.validate(read, SCHEMA)
+    return read
+
+
+def ended(phase: Phase, desired: Desired) -> DaemonView:
+    view = views.healthy()
+    return replace(view, desired=desired, recovery=replace(view.recovery, phase=str(phase)))
+
+
+def test_progress_and_instance() -> None:
+    view = replace(views.healthy(), target_step=500, learned=Learned(step_seconds=(30.0,) * 20))
+    read = document(view)
+    assert (read["step"], read["target"], read["rate"], read["outcome"]) == (85, 500, 120.0, None)
+    assert str(read["progress_at"]).endswith("Z")
+    assert read["instance"] == {"provider": "slurm", "id": "77", "attempt": "2", "node": "n1", "label": ""}
+    assert document(view, pod=replace(POD, instance=Instance()))["instance"] is None
+    sign = parse_sign(sign_document(POD, Claim(3, "n"), {}))
+    assert sign is not None
+    assert sign.pod == POD, "the next pod learns job, attempt and process"
+
+
+@pytest.mark.parametrize(
+    ("phase", "desired", "state", "outcome"),
+    [
+        (Phase.RUNNING, Desired.RUNNING, HolderState.RUNNING, None),
+        (Phase.FINISHED, Desired.FINISHED, HolderState.RELEASED, "finished"),
+        (Phase.STOPPED, Desired.STOPPED, HolderState.RELEASED, "stopped"),
+        (Phase.STOPPED, Desired.RUNNING, HolderState.RUNNING, None),
+        (Phase.GAVE_UP, Desired.RUNNING, HolderState.RUNNING, "gave-up"),
+        (Phase.RUNNING, Desired.RUNNING, HolderState.PREEMPTED, "preempted"),
+        (Phase.FINISHED, Desired.FINISHED, HolderState.PREEMPTED, "finished"),
+    ],
+)
+def test_the_outcome(phase: Phase, desired: Desired, state: HolderState, outcome: str | None) -> None:
+    assert document(ended(phase, desired), state)["outcome"] == outcome
+
+
+def test_runs_check_names_the_job_and_the_outcome() -> None:
+    read = document(ended(Phase.GAVE_UP, Desired.RUNNING), HolderState.RELEASED)
+    beat = parse_beat(read, 30.0)
+    assert (beat.outcome, beat.instance) == ("gave-up", POD.instance)
+    line = judge(Evidence("run", beat=beat), Limits()).summary
+    assert "pod pod-1 (slurm 77, attempt 2) gave up 30 s ago" in line
+    old = parse_beat({"state": "released", "host": "pod-9"}, 30.0)
+    assert "pod pod-9 gave up or ended without training" in judge(Evidence("run", beat=old), Limits()).summary

@@ -1,0 +1,95 @@
+"""A plain pod ends its own rented machine, and never before its checkpoints are safe."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podwatch.domain.lease import Claim, Pod, claim_document
+from podwatch.domain.manifest import Keys
+from podwatch.stores.local import LocalStore
+from tests.e2e.test_job import heartbeat, latest
+from tests.support.asking import messages, published, running
+from tests.support.daemon import DaemonProcess
+from tests.support.provider import Provider, provider_server
+from tests.support.rig import Rig
+
+pytestmark = pytest.mark.slow
+
+RECIPE = str(Path(__file__).parents[2] / "examples/providers/end_pod.py")
+
+
+@pytest.fixture
+def vast() -> Iterator[Provider]:
+    with provider_server() as found:
+        yield found
+
+
+def pod(rig: Rig, vast: Provider, store: Path, **changes: object) -> DaemonProcess:
+    """As Vast.ai starts it: the instance's own key is in the environment."""
+    environ = {"CONTAINER_ID": "123", "CONTAINER_API_KEY": "pod-key", "VAST_URL": vast.url}
+    command = {"end_pod__command": [sys.executable, RECIPE, "vast"], "end_pod__tries": 1}
+    return rig.daemon(environ, sync__store=f"file://{store}", **(command | changes)).start()
+
+
+def test_a_finished_pod_is_destroyed_once_its_last_checkpoint_is_stored(
+    rig: Rig, elsewhere: Path, vast: Provider
+) -> None:
+    rig.trainer_flags = ["--max-steps", "12", "--ckpt.interval", "4"]
+    vast.at_call = lambda: (latest(elsewhere)["step"], rig.members())
+    daemon = pod(rig, vast, elsewhere)
+    daemon.wait_event("pod-ending", 120)
+    vast.wait()
+    assert (vast.state, vast.calls) == ("destroyed", [("DELETE", "/api/v0/instances/123/", {})])
+    (step, _) = vast.seen[0]  # type: ignore[misc]
+    assert step == 12, "the final checkpoint was in the store before the machine was ended"
+    assert "everything is stored" in messages(daemon, "pod-ending")[0]
+    assert heartbeat(elsewhere)["outcome"] == "finished"
+    assert "pod-key" not in daemon.log.read_text()
+
+
+def test_a_pod_whose_checkpoint_cannot_be_stored_keeps_its_disk(rig: Rig, elsewhere: Path, vast: Provider) -> None:
+    store = elsewhere / "store"
+    store.mkdir()
+    rig.trainer_flags = ["--ckpt.interval", "4"]
+    daemon = pod(rig, vast, store, recovery__final_sync="4s")
+    running(daemon, rig, step=4)
+    published(daemon)
+    store.rename(elsewhere / "gone")
+    store.write_text("no directory")
+    rig.order(finish=True)
+    daemon.wait_event("pod-ending", 120)
+    vast.wait()
+    assert vast.state == "stopped", "never destroyed"
+    assert "NOT everything is stored" in messages(daemon, "pod-ending")[0]
+
+
+def test_a_pod_that_gave_up_ends(rig: Rig, elsewhere: Path, vast: Provider) -> None:
+    rig.order(exit=2, say=["train.py: error: unrecognized arguments: --foo"])
+    daemon = pod(rig, vast, elsewhere)
+    daemon.wait_event("pod-ending", 120)
+    vast.wait()
+    assert vast.state == "destroyed", "nothing was ever saved: nothing is lost"
+
+
+def test_a_superseded_pod_ends_itself_and_an_operators_stop_does_not(rig: Rig, elsewhere: Path, vast: Provider) -> None:
+    daemon = pod(rig, vast, elsewhere, recovery__standby="1s", sync__heartbeat="5s")
+    running(daemon, rig, step=5)
+    published(daemon)
+    assert daemon.command("stop-training").returncode == 0
+    daemon.wait_event("trainer-stopped", 60)
+    assert vast.calls == []
+    assert daemon.command("start").returncode == 0
+    running(daemon, rig, after=len(daemon.events()))
+    keys, other = Keys(rig.run_id), Pod("other", "m2", "b2", "p", "pod-2")
+    generation = heartbeat(elsewhere)["generation"] + 1
+    claim = Claim(generation, "only")
+    LocalStore(elsewhere, writer_id="other").put_bytes(
+        f"{keys.claims}{generation}-only", claim_document(claim, other, "2026-01-31T04:00:00Z")
+    )
+    daemon.wait_event("superseded", 120)
+    daemon.wait_event("pod-ending", 120)
+    vast.wait()
+    assert not rig.members() or rig.trainer_pid == 0
+    assert vast.state in ("destroyed", "stopped"), "stopped if its newest checkpoint is not in the store"

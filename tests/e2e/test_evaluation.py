@@ -1,0 +1,62 @@
+"""Evaluations of a real daemon beside and instead of training."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.asking import published
+from tests.support.daemon import DaemonProcess
+from tests.support.rig import Rig
+
+pytestmark = pytest.mark.slow
+
+ACCURACY = "import json,os,sys; json.dump({'acc': 1 / float(sys.argv[1])}, open(sys.argv[2] + '/results.json', 'w'))"
+
+
+def command(text: str) -> list[str]:
+    return [sys.executable, "-S", "-c", text, "{step}", "{output}", "{checkpoint}"]
+
+
+def daemon(rig: Rig, text: str, environ: dict[str, str] | None = None, **evaluation: Any) -> DaemonProcess:
+    known = {"command": command(text), "cwd": "/", "reserve": "1MB", "metric": "acc", **evaluation}
+    sections = {name if "__" in name else f"evaluation__{name}": value for name, value in known.items()}
+    return rig.daemon(environ, **sections)
+
+
+def table(pod: DaemonProcess) -> dict[int, dict[str, Any]]:
+    return {row["step"]: row for row in json.loads(pod.command("eval", "table", "--json").stdout)["results"]}
+
+
+def test_beside_training_on_the_cpu_here_and_from_the_store(rig: Rig, tmp_path: Path, elsewhere: Path) -> None:
+    """Training is not touched. The best one is pinned; a checkpoint that is only in the store is fetched for it."""
+    saw = tmp_path / "saw"
+    note = f"open('{saw}', 'a').write(os.environ['CUDA_VISIBLE_DEVICES'] + sys.argv[3] + chr(10)); "
+    text = ACCURACY.replace("json.dump", note + "assert os.listdir(sys.argv[3]); json.dump")
+    rig.trainer_flags = ["--max-steps", "20", "--ckpt.interval", "5"]
+    pod = daemon(rig, text, every_saves=1, coalesce=False, sync__store=f"file://{elsewhere}").start()
+    for step in (5, 10, 15, 20):
+        pod.wait_event("evaluation-done", 60, step=step, source="local")
+    published(pod, 60, step=20)
+    assert "best evaluation: acc 0.2" in pod.command("checkpoints", "--json").stdout
+    rows = table(pod)
+    assert [step for step, row in rows.items() if row["best"]] == [5]
+    stored = [e["step"] for e in pod.events() if e["podwatch_event"] == "published"]
+    shutil.rmtree(rig.output / "checkpoints" / f"step_{stored[0]}")
+
+    def from_store() -> bool:
+        """Asked until podwatch has seen that the checkpoint is no longer here."""
+        asked = pod.command("eval", "--steps", str(stored[0]))
+        assert asked.returncode == 0, asked.stderr
+        done = [e for e in pod.events() if e["podwatch_event"] == "evaluation-done"]
+        return any((e["step"], e["source"]) == (stored[0], "store") for e in done)
+
+    pod.wait_for(from_store, 60, "an evaluation of a checkpoint that is only in the store")
+    assert pod.command("eval", "--steps", "4711").returncode != 0
+    local = [line.startswith(str(rig.output)) for line in saw.read_text().splitlines()]
+    assert (local[:4], local[-1]) == ([True] * 4, False), "without CUDA devices, and each in its own place"
+    assert len(rig.starts) == 1
+    assert pod.stop() == 0

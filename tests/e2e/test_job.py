@@ -1,0 +1,320 @@
+"""`podwatch run --job`: one process for an engine. It ends with the run, and nothing outlives it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podwatch.system import procfs
+from tests.support.asking import messages, published, running
+from tests.support.daemon import DaemonProcess
+from tests.support.rig import Rig, alive
+
+pytestmark = pytest.mark.slow
+
+
+class Job:
+    """A daemon under its init, as an engine runs it."""
+
+    def __init__(self, rig: Rig, environ: dict[str, str] | None = None, **changes: Any) -> None:
+        self.rig = rig
+        self.daemon: DaemonProcess = rig.daemon(environ, **changes)
+
+    def start(self, *flags: str) -> "Job":
+        self.daemon.start("--job", *flags)
+        return self
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes]":
+        assert self.daemon.process is not None
+        return self.daemon.process
+
+    def ends(self, seconds: float = 60.0) -> int:
+        """The code that the engine gets; at that moment nothing of the job is left."""
+        try:
+            code = self.process.wait(3 * seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job did not end\n{self.daemon.tail()}") from None
+        assert self.rig.members() == [], self.daemon.tail()
+        return code
+
+    def gone(self) -> None:
+        """After a SIGKILL of the job: everything has ended, soon."""
+        self.process.wait()
+        end = time.monotonic() + 60
+        while self.rig.members() and time.monotonic() < end:
+            time.sleep(0.05)
+        assert self.rig.members() == [], [procfs.command(pid) for pid in self.rig.members()]
+
+    def keeper(self) -> int:
+        return int(self.record()["keeper"])
+
+    def record(self) -> dict[str, Any]:
+        (path,) = self.rig.root.glob("state/*/keeper/record.json")
+        document: dict[str, Any] = json.loads(path.read_text())
+        return document
+
+    def verdicts(self) -> list[tuple[str, int]]:
+        return [(e["outcome"], e["exit_code"]) for e in self.daemon.events() if e["podwatch_event"] == "run-ended"]
+
+
+def heartbeat(store: Path) -> dict[str, Any]:
+    (path,) = store.rglob("heartbeat.json")
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def latest(store: Path) -> dict[str, Any]:
+    (path,) = store.rglob("latest.json")
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def test_a_finished_run_is_stored_and_ends_with_0(rig: Rig, elsewhere: Path) -> None:
+    rig.trainer_flags = ["--max-steps", "12", "--ckpt.interval", "4"]
+    job = Job(rig, sync__store=f"file://{elsewhere}").start()
+    assert job.ends() == 0, job.daemon.tail()
+    assert latest(elsewhere)["step"] == 12
+    assert heartbeat(elsewhere)["state"] == "released"
+    assert job.verdicts() == [("finished", 0)]
+
+
+def test_a_typo_ends_with_65(rig: Rig) -> None:
+    rig.order(exit=2, say=["train.py: error: unrecognized arguments: --foo"])
+    job = Job(rig).start()
+    assert job.ends() == 65, job.daemon.tail()
+    assert job.verdicts() == [("gave-up", 65)]
+
+
+def test_a_machine_fault_ends_with_86(rig: Rig) -> None:
+    rig.order(exit=1, say=["RuntimeError: CUDA error: uncorrectable ECC error encountered"])
+    job = Job(rig).start()
+    assert job.ends() == 86, job.daemon.tail()
+    assert job.verdicts() == [("gave-up", 86)]
+
+
+def test_an_operators_stop_ends_with_65_and_so_does_the_next_attempt_until_retry(rig: Rig) -> None:
+    job = Job(rig).start()
+    running(job.daemon, rig)
+    assert job.daemon.command("stop-training").returncode == 0
+    assert job.ends() == 65
+    assert job.verdicts() == [("stopped", 65)]
+    assert job.start().ends() == 65
+    seen = len(job.daemon.events())
+    job.start("--retry")
+    running(job.daemon, rig, after=seen)
+    job.process.terminate()
+    assert job.ends() == 86
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_engines_signal_is_a_preemption_however_often_it_comes(
+    rig: Rig, elsewhere: Path, number: signal.Signals
+) -> None:
+    job = Job(rig, sync__store=f"file://{elsewhere}", recovery__end_grace="20s").start()
+    running(job.daemon, rig, step=5)
+    published(job.daemon)
+    for again in (number, signal.SIGTERM, signal.SIGCONT, number):
+        job.process.send_signal(again)
+        time.sleep(0.05)
+    assert job.ends() == 86, job.daemon.tail()
+    assert heartbeat(elsewhere)["state"] == "preempted"
+    assert job.verdicts() == [("preempted", 86)]
+    seen = len(job.daemon.events())
+    rig.trainer_flags = []
+    job.start()
+    running(job.daemon, rig, after=seen)
+    assert not messages(job.daemon, "incident-opened"), "a preemption is no failure of training"
+    assert rig.starts[1]["step"] >= 5
+    job.process.terminate()
+    assert job.ends() == 86
+
+
+def test_a_killed_job_takes_keeper_and_trainer_with_it(rig: Rig) -> None:
+    job = Job(rig).start()
+    trainer = running(job.daemon, rig)
+    keeper = job.keeper()
+    job.process.kill()
+    job.gone()
+    assert not alive(trainer)
+    assert not alive(keeper)
+    seen = len(job.daemon.events())
+    job.start()
+    running(job.daemon, rig, after=seen)
+    assert not messages(job.daemon, "incident-opened"), "the end of the job is no failure of training"
+    job.process.terminate()
+    assert job.ends() == 86
+
+
+def test_a_daemon_that_crashes_is_started_again_and_takes_over_the_trainer(rig: Rig) -> None:
+    job = Job(rig).start()
+    trainer = running(job.daemon, rig)
+    daemon = int(json.loads(next(job.daemon.runtime.glob("*/endpoint.json")).read_text())["pid"])
+    assert procfs.read_stat(daemon).parent_pid == job.process.pid  # type: ignore[union-attr]
+    os.kill(daemon, signal.SIGKILL)
+    job.daemon.wait_event("trainer-adopted", 30)
+    assert rig.trainer_pid == trainer
+    assert job.process.poll() is None
+    job.process.terminate()
+    assert job.ends() == 86
+
+
+def test_neither_keeper_nor_trainer_holds_the_engines_output(rig: Rig) -> None:
+    job = Job(rig).start()
+    trainer = running(job.daemon, rig)
+    engines = job.daemon.log.stat()
+    for pid in (trainer, job.keeper(), *procfs.descendants(job.keeper())):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                held = link.stat()
+            except OSError:
+                continue
+            assert (held.st_dev, held.st_ino) != (engines.st_dev, engines.st_ino), (pid, link)
+    job.process.terminate()
+    assert job.ends() == 86
+
+
+def control(store: Path, rig: Rig, document: dict[str, str]) -> None:
+    place = store / rig.run_id / "podwatch" / "control.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps(document))
+
+
+def test_a_run_that_another_pod_holds_is_waited_for_then_86(rig: Rig, elsewhere: Path) -> None:
+    control(elsewhere, rig, {"holder": "another-pod"})
+    job = Job(rig, sync__store=f"file://{elsewhere}", recovery__standby="2s").start()
+    assert job.ends() == 86, job.daemon.tail()
+    assert job.verdicts() == [("held", 86)]
+    assert rig.starts == []
+
+
+def test_an_order_to_stop_in_the_store_ends_with_65(rig: Rig, elsewhere: Path) -> None:
+    control(elsewhere, rig, {"desired": "stopped", "reason": "budget"})
+    job = Job(rig, sync__store=f"file://{elsewhere}").start()
+    assert job.ends() == 65, job.daemon.tail()
+    assert job.verdicts() == [("stopped", 65)]
+    assert "budget" in messages(job.daemon, "run-ended")[0]
+
+
+def test_a_final_checkpoint_that_cannot_be_stored_is_named_and_ends_with_69(rig: Rig, elsewhere: Path) -> None:
+    store = elsewhere / "store"
+    store.mkdir()
+    rig.trainer_flags = ["--ckpt.interval", "4"]
+    job = Job(rig, sync__store=f"file://{store}", recovery__final_sync="5s").start()
+    running(job.daemon, rig, step=4)
+    published(job.daemon)
+    store.rename(elsewhere / "gone")
+    store.write_text("no directory")
+    rig.order(finish=True)
+    assert job.ends() == 69, job.daemon.tail()
+    assert job.verdicts() == [("finished", 69)]
+    assert "the checkpoint of step" in messages(job.daemon, "run-ended")[0]
+    assert messages(job.daemon, "final-sync"), "progress is shown"
+
+
+def test_no_file_an_empty_state_directory_a_wait_and_a_probe(rig: Rig, elsewhere: Path) -> None:
+    rig.trainer_flags = ["--max-steps", "60", "--ckpt.interval", "20"]
+    daemon = rig.daemon()
+    daemon.config.unlink()
+    state = rig.root / "state"
+    podwatch = [sys.executable, "-m", "podwatch"]
+    given = ["--store", f"file://{elsewhere}", "--run-id", rig.run_id, "--state-dir", str(state)]
+    quick = {"checkpoints.rescan": "0.3s", "checkpoints.settle": "0.2s", "gpu.poll": "0.1s", "http.port": "0"}
+    quick |= {"trainer.layout": "prime-rl", "log.format": "json", "sync.claim_wait": "1s"}
+    words = [word for key, value in quick.items() for word in ("--set", f"{key}={value}")]
+    with daemon.log.open("ab") as log:
+        command = [*podwatch, "run", "--job", *given, *words, "--", *rig.command()]
+        daemon.process = subprocess.Popen(command, env=daemon.environ, cwd=rig.root, stdout=log, stderr=log)
+    daemon.wait_event("trainer-confirmed", 60)
+
+    def asked(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*podwatch, *arguments], env=daemon.environ, cwd=rig.root, capture_output=True, text=True, timeout=300
+        )
+
+    waiting = subprocess.Popen([*podwatch, "wait"], env=daemon.environ, cwd=rig.root, stdout=subprocess.PIPE)
+    assert asked("status", "--live").returncode == 0
+    endpoint = json.loads(next(daemon.runtime.glob("*/endpoint.json")).read_text())
+    os.kill(endpoint["pid"], signal.SIGSTOP)
+    assert asked("status", "--live").returncode == 1
+    os.kill(endpoint["pid"], signal.SIGCONT)
+    assert asked("wait", "--timeout", "1s").returncode == 75
+    assert daemon.process.wait(180) == 0, daemon.tail()
+    said, _ = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0
+    assert b"The run is finished" in said
+    first = daemon.log.read_text().splitlines()[:8]
+    assert any(
+        line.startswith(f"podwatch: assumed trainer.output_dir = {rig.output} (from --output-dir") for line in first
+    )
+    assert latest(elsewhere)["step"] == 60
+    assert rig.members() == []
+
+
+def test_what_an_earlier_attempt_left_is_ended_although_the_state_is_new(rig: Rig) -> None:
+    """The engine killed podwatch, and its keeper is stuck. The next attempt has an empty state directory."""
+    job = Job(rig, {"SLURM_JOB_ID": "7"}).start()
+    trainer = running(job.daemon, rig)
+    keeper = job.keeper()
+    os.kill(keeper, signal.SIGSTOP)
+    job.process.kill()
+    job.process.wait()
+    assert alive(trainer)
+    seen = len(job.daemon.events())
+    job.start("--set", f"state_dir={rig.root}/state-of-the-next")
+    running(job.daemon, rig, after=seen)
+    assert not alive(keeper)
+    assert not alive(trainer)
+    assert any("of an earlier attempt" in text for text in messages(job.daemon, "trainer-stopped", seen))
+    job.process.terminate()
+    assert job.ends() == 86
+
+
+def test_the_keeper_of_another_job_is_not_ended(rig: Rig) -> None:
+    """Its owner is dead, and it ends by itself: this job waits for that, and ends with 86 if it takes too long."""
+    job = Job(rig, {"SLURM_JOB_ID": "7"}, recovery__standby="3s").start()
+    trainer = running(job.daemon, rig)
+    keeper = job.keeper()
+    os.kill(keeper, signal.SIGSTOP)
+    job.process.kill()
+    job.process.wait()
+    job.daemon.environ["SLURM_JOB_ID"] = "8"
+    job.start("--set", f"state_dir={rig.root}/state-of-the-next")
+    assert job.process.wait(180) == 86, job.daemon.tail()
+    assert alive(trainer)
+    assert "another job of this run is still ending here" in job.daemon.log.read_text()
+    os.kill(keeper, signal.SIGCONT)
+    job.gone()
+
+
+def test_a_signal_during_the_final_sync_is_86(rig: Rig, elsewhere: Path) -> None:
+    """Told to stop before everything is stored: never 0, or the engine would count the job as completed."""
+    rig.trainer_flags = ["--ckpt.interval", "4"]
+    job = Job(rig, sync__store=f"file://{elsewhere}", sync__max_rate="10kB", recovery__end_grace="5s").start()
+    running(job.daemon, rig, step=4)
+    rig.order(finish=True)
+    job.daemon.wait_event("final-sync", 60)
+    job.process.terminate()
+    assert job.ends() == 86, job.daemon.tail()
+    assert job.verdicts() == [("preempted", 86)]
+
+
+def test_without_job_mode_on_finished_exit_ends_podwatch_and_wait_returns_its_code(rig: Rig, elsewhere: Path) -> None:
+    rig.trainer_flags = ["--max-steps", "30", "--ckpt.interval", "10"]
+    stays = rig.daemon(sync__store=f"file://{elsewhere}")
+    stays.start()
+    stays.wait_event("run-ended", 60)
+    assert stays.process is not None
+    assert stays.process.poll() is None, "it stays"
+    assert stays.command("wait").returncode == 0
+    assert stays.stop() == 0
+    leaves = rig.daemon(sync__store=f"file://{elsewhere}", recovery__on_finished="exit").start()
+    assert leaves.process is not None
+    assert leaves.process.wait(180) == 0, leaves.tail()
+    assert latest(elsewhere)["step"] == 30

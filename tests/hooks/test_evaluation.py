@@ -1,0 +1,376 @@
+"""Evaluations over a real journal and real commands; what is around them is a ``Site`` of plain values."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podwatch.config.loading import load_text
+from podwatch.domain.errors import UsageError
+from podwatch.domain.event import Event, EventName
+from podwatch.hooks.evaluation import Evaluations, Room
+from podwatch.hooks.runner import Desk
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.policy.evaluation import Result, Target
+from podwatch.system.clock import SystemClock
+from podwatch.system.workers import Worker
+
+GB = 10**9
+
+
+class Site:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.on_pod: dict[int, str] = {}
+        self.in_store: dict[int, str] = {}
+        self.free_bytes = 100 * GB
+        self.gpus: tuple[str, ...] = ()
+        self.pinned: tuple[int, str] | None = None
+        self.weights = True
+
+    async def here(self, target: Target) -> tuple[str, Mapping[str, Any]] | None:
+        save = self.on_pod.get(target.step)
+        return None if save is None else (save, self._about(str(self.root / f"step_{target.step}")))
+
+    def _about(self, path: str) -> dict[str, Any]:
+        weights = path if self.weights else None
+        return {
+            "checkpoint": path,
+            "weights": weights,
+            "layout": "hf",
+            "convert": "merge CHECKPOINT TARGET",
+            "note": "",
+        }
+
+    async def fetch(self, step: int, to: Path) -> tuple[str, Mapping[str, Any]]:
+        (to / "part").mkdir()
+        return self.in_store[step], self._about(str(to / "part"))
+
+    def stored(self) -> Sequence[tuple[int, str]]:
+        return list(self.in_store.items())
+
+    def local(self) -> Sequence[tuple[int, str]]:
+        return list(self.on_pod.items())
+
+    async def room(self) -> Room:
+        return Room(self.free_bytes, 10 * GB)
+
+    def free_gpus(self) -> tuple[str, ...]:
+        return self.gpus
+
+    async def keep_best(self, result: Result | None, text: str) -> None:
+        self.pinned = None if result is None else (result.step, text)
+
+
+class Pod:
+    def __init__(self, root: Path, command: Sequence[str], **more: Any) -> None:
+        self.root = root
+        (root / "state").mkdir(exist_ok=True)
+        table = {"command": list(command), "cwd": str(root), "every_saves": 1, "metric": "acc", **more}
+        lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
+        text = f'run_id = "r1"\n[trainer]\noutput_dir = "{root}/out"\n[evaluation]\n{lines}\n'
+        self.settings = load_text(text, None, environ={}).settings
+        self.events: list[Event] = []
+        self.site = Site(root)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Running"]:
+        journal = AsyncJournal(Journal.open(self.root / "state" / "journal.sqlite"))
+        desk = Desk(
+            self.settings,
+            journal,
+            SystemClock(),
+            self.events.append,
+            None,
+            self.root / "state",
+            "",
+            Worker("test"),  # type: ignore[arg-type]
+        )
+        now = Running(self, Evaluations(desk, self.site), journal)
+        await now.evaluations.load()
+        now.evaluations.start()
+        try:
+            yield now
+        finally:
+            await now.evaluations.stop()
+            await journal.close()
+
+    def named(self, name: EventName) -> list[Event]:
+        return [event for event in self.events if event.name is name]
+
+
+class Running:
+    def __init__(self, pod: Pod, evaluations: Evaluations, journal: AsyncJournal) -> None:
+        self.pod, self.evaluations, self.journal = pod, evaluations, journal
+
+    def saved(self, *steps: int) -> None:
+        for step in steps:
+            self.pod.site.on_pod[step] = f"s{step}"
+            event = Event(EventName.CHECKPOINT_COMPLETE, time.time(), "", fields={"step": step, "save_id": f"s{step}"})
+            self.journal.post(Journal.add_event, event)
+            self.evaluations.event(event)
+
+
+async def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        await asyncio.sleep(0.02)
+
+
+def script(text: str) -> list[str]:
+    return [sys.executable, "-S", "-c", text, "{checkpoint}", "{output}", "{step}"]
+
+
+ACCURACY = "import json,sys; json.dump({'acc': float(sys.argv[3])}, open(sys.argv[2] + '/results.json', 'w'))"
+
+
+def test_results_the_best_and_a_regression(tmp_path: Path) -> None:
+    pod = Pod(tmp_path, script(ACCURACY.replace("float(sys.argv[3])", "{'5': 0.5, '10': 0.9, '15': 0.6}[sys.argv[3]]")))
+
+    async def main() -> None:
+        async with pod.running() as now:
+            for number, step in enumerate((5, 10, 15), start=1):
+                now.saved(step)
+                await until(lambda number=number: len(pod.named(EventName.EVALUATION_DONE)) == number)
+            await until(lambda: pod.named(EventName.EVALUATION_REGRESSED))
+            assert now.evaluations.best_text() == "acc 0.9 at step 10"
+
+    asyncio.run(main())
+    assert pod.site.pinned == (10, "best evaluation: acc 0.9")
+    (worse,) = pod.named(EventName.EVALUATION_REGRESSED)
+    assert (worse.fields["step"], worse.fields["best_step"], worse.fields["value"]) == (15, 10, 0.6)
+    assert "33.3 % worse" in worse.message
+    assert list((tmp_path / "state" / "evaluation").iterdir()) == [], "outputs are deleted"
+
+    async def later() -> None:
+        async with pod.running() as now:
+            assert [(r.step, r.metrics) for r in now.evaluations.table] == [
+                (5, {"acc": 0.5}), (10, {"acc": 0.9}), (15, {"acc": 0.6}),
+            ]  # fmt: skip
+
+    asyncio.run(later())
+
+
+def test_results_as_lm_eval_writes_them_and_on_the_last_line(tmp_path: Path) -> None:
+    deep = "import os,sys,json; d=sys.argv[2]+'/model'; os.mkdir(d); "
+    deep += "json.dump({'acc': 1}, open(d+'/results_2026.json','w'))"
+    line = "print('loading'); print('{\"acc\": 0.25}')"
+    for number, (text, value) in enumerate(((deep, 1.0), (line, 0.25))):
+        root = tmp_path / str(number)
+        root.mkdir()
+        pod = Pod(root, script(text))
+
+        async def main(pod: Pod = pod) -> None:
+            async with pod.running() as now:
+                now.saved(5)
+                await until(lambda: pod.events and pod.events[-1].name is not EventName.EVALUATION_STARTED)
+
+        asyncio.run(main())
+        (done,) = pod.named(EventName.EVALUATION_DONE)
+        assert done.fields["value"] == value
+
+
+FAILURES = {
+    "crashes": ("import os; os.abort()", "SIGABRT"),
+    "exits": ("print('no such model'); raise SystemExit(3)", "exit code 3: no such model"),
+    "writes nothing": ("pass", "wrote no JSON"),
+    "writes no JSON": ("import sys; open(sys.argv[2] + '/results.json', 'w').write('{')", "cannot read its results"),
+    "links elsewhere": ("import os,sys; os.symlink('/etc/passwd', sys.argv[2] + '/results.json')", "wrote no JSON"),
+    "a pipe": ("import os,sys; os.mkfifo(sys.argv[2] + '/results.json')", "wrote no JSON"),
+    "too large": ("import sys; open(sys.argv[2] + '/results.json', 'w').truncate(1 << 30)", "is larger than"),
+}
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_an_evaluation_that_fails(tmp_path: Path, how: str) -> None:
+    text, why = FAILURES[how]
+    pod = Pod(tmp_path, script(text))
+
+    async def main() -> None:
+        async with pod.running() as now:
+            now.saved(5)
+            await until(lambda: pod.named(EventName.EVALUATION_FAILED))
+            assert now.evaluations.findings(0.0) == ()
+            now.saved(10)
+            await until(lambda: now.evaluations.findings(0.0))
+
+    asyncio.run(main())
+    assert why in pod.named(EventName.EVALUATION_FAILED)[0].message
+    assert pod.site.pinned is None
+
+
+def test_one_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    text = (
+        "import os,sys,time\nif os.fork() == 0: os.setsid()\nopen(sys.argv[1] + '.pid', 'a').write(f'{os.getpid()} ')\n"
+    )
+    pod = Pod(tmp_path, script(text + "time.sleep(600)"), timeout="2s")
+
+    async def main() -> None:
+        async with pod.running() as now:
+            now.saved(5)
+            await until(lambda: pod.named(EventName.EVALUATION_FAILED))
+
+    asyncio.run(main())
+    assert "no end within 2 s" in pod.events[-1].message
+    pids = (tmp_path / "step_5.pid").read_text().split()
+    assert pids
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_one_that_fills_the_disk_is_ended_and_its_files_are_deleted(tmp_path: Path) -> None:
+    """Here the disk only reports that it is nearly full."""
+    text = "import sys,time; open(sys.argv[2] + '/big', 'w').write('x' * 100000); time.sleep(600)"
+    pod = Pod(tmp_path, script(text))
+    output = tmp_path / "state" / "evaluation" / "step-5" / "output" / "big"
+
+    async def main() -> None:
+        async with pod.running() as now:
+            now.saved(5)
+            await until(output.exists)
+            pod.site.free_bytes = 9 * GB
+            await until(lambda: pod.named(EventName.EVALUATION_FAILED))
+            await until(lambda: not output.exists())
+            now.saved(10)  # and none starts before there is room
+            await until(lambda: len(pod.named(EventName.EVALUATION_FAILED)) == 2)
+            pod.site.free_bytes = 100 * GB
+
+    asyncio.run(main())
+    assert "it left 9" in pod.named(EventName.EVALUATION_FAILED)[0].message
+    assert len(pod.named(EventName.EVALUATION_STARTED)) == 1
+
+
+def test_a_checkpoint_without_weights_names_the_conversion(tmp_path: Path) -> None:
+    pod = Pod(tmp_path, ["echo", "{weights}"])
+    pod.site.weights = False
+
+    async def main() -> None:
+        async with pod.running() as now:
+            now.saved(5)
+            await until(lambda: pod.named(EventName.EVALUATION_FAILED))
+
+    asyncio.run(main())
+    assert "merge CHECKPOINT TARGET" in pod.events[-1].message
+
+
+def test_requests_for_local_and_stored_checkpoints(tmp_path: Path) -> None:
+    pod = Pod(tmp_path, script(ACCURACY), every_saves=0)
+    pod.site.in_store = {3: "old", 5: "s5"}
+
+    async def main() -> None:
+        async with pod.running() as now:
+            now.saved(5)
+            with pytest.raises(UsageError, match="step 4"):
+                await now.evaluations.request([4, 5])
+            assert [t.step for t in await now.evaluations.request(None)] == [3, 5]
+            await until(lambda: len(pod.named(EventName.EVALUATION_DONE)) == 2)
+            await now.evaluations.request([5])  # again
+            await until(lambda: len(pod.named(EventName.EVALUATION_DONE)) == 3)
+
+    asyncio.run(main())
+    sources = [
+        (e.fields["step"], e.fields["save_id"], e.fields["source"]) for e in pod.named(EventName.EVALUATION_DONE)
+    ]
+    assert sources == [(3, "old", "store"), (5, "s5", "local"), (5, "s5", "local")]
+
+
+def test_killed_in_the_middle_it_runs_again(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    wait = (
+        f"import os,time\nopen('{tmp_path}/ran','a').write('x')\nwhile not os.path.exists('{gate}'): time.sleep(0.05)\n"
+    )
+    pod = Pod(tmp_path, script(wait + ACCURACY))
+
+    async def main() -> None:
+        async with pod.running() as now:
+            now.saved(5)
+            await until((tmp_path / "ran").exists)
+        assert not pod.named(EventName.EVALUATION_DONE)
+        gate.touch()
+        async with pod.running():
+            await until(lambda: pod.named(EventName.EVALUATION_DONE))
+
+    asyncio.run(main())
+    assert (tmp_path / "ran").read_text() == "xx"
+
+
+def test_which_gpus_it_sees(tmp_path: Path) -> None:
+    show = "import os,json; print(json.dumps({'acc': len(os.environ['CUDA_VISIBLE_DEVICES'].split())}))"
+    seen = f"import os; open('{tmp_path}/seen','a').write(os.environ['CUDA_VISIBLE_DEVICES'] + '|'); "
+    for gpus in ("none", "free"):
+        pod = Pod(tmp_path, script(seen + show), gpus=gpus, gpu_count=2)
+
+        async def main(pod: Pod = pod, gpus: str = gpus) -> None:
+            async with pod.running() as now:
+                pod.site.gpus = ("GPU-1",) if gpus == "free" else ()
+                now.saved(5 if gpus == "none" else 10)
+                if gpus == "free":
+                    await until(lambda: now.evaluations.state.waiting)
+                    assert not pod.events, "it waits for a second GPU"
+                    pod.site.gpus = ("GPU-1", "GPU-2", "GPU-3")
+                    now.saved(15)
+                await until(lambda: pod.named(EventName.EVALUATION_DONE))
+
+        asyncio.run(main())
+    assert (tmp_path / "seen").read_text() == "|GPU-1,GPU-2|"
+
+
+def test_the_checkpoint_is_marked_as_read_while_it_runs(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    wait = f"import os,time\nwhile not os.path.exists('{gate}'): time.sleep(0.05)\n"
+    pod = Pod(tmp_path, script(wait + ACCURACY))
+
+    async def main() -> None:
+        async with pod.running() as now:
+            assert now.evaluations.reading == frozenset()
+            now.saved(5)
+            await until(lambda: pod.named(EventName.EVALUATION_STARTED))
+            assert now.evaluations.reading == {5}
+            gate.touch()
+            await until(lambda: pod.named(EventName.EVALUATION_DONE))
+            await until(lambda: not now.evaluations.reading)
+
+    asyncio.run(main())
+
+
+def test_what_else_lies_in_the_configured_directory_stays(tmp_path: Path) -> None:
+    """Some trainers name their checkpoints step-5, too."""
+    shared = tmp_path / "shared"
+    (shared / "step-5").mkdir(parents=True)
+    (shared / "step-5" / "weights").write_text("kept")
+    pod = Pod(tmp_path, script(ACCURACY), dir=str(shared))
+
+    async def main() -> None:
+        async with pod.running() as now:
+            now.saved(5)
+            await until(lambda: pod.named(EventName.EVALUATION_DONE))
+
+    asyncio.run(main())
+    asyncio.run(main())
+    assert (shared / "step-5" / "weights").read_text() == "kept"
+    assert list((shared / "podwatch-evaluation-r1").iterdir()) == []
+
+
+def test_a_link_in_its_place_leads_nowhere(tmp_path: Path) -> None:
+    """Whoever may write to the configured directory must not choose what podwatch deletes."""
+    victim, shared = tmp_path / "victim", tmp_path / "shared"
+    (victim / "step-5").mkdir(parents=True)
+    (victim / "step-5" / "weights").write_text("kept")
+    shared.mkdir()
+    (shared / "podwatch-evaluation-r1").symlink_to(victim)
+    pod = Pod(tmp_path, script(ACCURACY), dir=str(shared))
+
+    async def main() -> None:
+        async with pod.running() as now:
+            now.saved(5)
+            await until(lambda: pod.named(EventName.EVALUATION_FAILED))
+
+    asyncio.run(main())
+    assert (victim / "step-5" / "weights").read_text() == "kept"
+    assert sorted(p.name for p in (victim / "step-5").iterdir()) == ["weights"]

@@ -1,0 +1,155 @@
+"""The pages: a complete runbook, the README's screen, an index that names every page, and no link to nowhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from podwatch.domain.finding import FindingKind
+from tools import pages
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+TEXTS = sorted({ROOT / "README.md", *DOCS.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("examples/**/*.md")})
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+MOST_LINES = 70
+"""One screen of the README, as a browser shows it."""
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    found: dict[str, int] = {}
+    inside = False
+    for line in text.splitlines():
+        inside ^= line.startswith("```")
+        match = re.match(r"#{1,6} (.*)", line)
+        if inside or match is None:
+            continue
+        name = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", match[1]).lower()).replace(" ", "-")
+        found[name] = found.get(name, -1) + 1
+    return {name if not i else f"{name}-{i}" for name, count in found.items() for i in range(count + 1)}
+
+
+def broken(page: Path, text: str) -> list[str]:
+    """The links of this page that lead nowhere."""
+    found = []
+    for target in LINK.findall(re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)):
+        if re.match(r"[a-z+]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there.read_text())):
+            found.append(target)
+    return found
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    assert not broken(page, page.read_text())
+
+
+def test_a_broken_link_is_found() -> None:
+    text = "[a](runbook.md#hang) [b](runbook.md#hung) [c](gone.md) [d](https://example.org/x) `[e](code)`"
+    assert broken(DOCS / "README.md", text) == ["runbook.md#hung", "gone.md"]
+
+
+def test_the_runbook_is_complete_and_as_the_code_is() -> None:
+    text = pages.PAGE.read_text()
+    assert not pages.problems(text)
+    assert pages.rendered(text) == text, "run `python tools/pages.py`"
+
+
+def test_an_entry_that_is_missing_empty_or_stale_is_found() -> None:
+    text = pages.PAGE.read_text()
+    entry = re.search(r"^### hang\n.*?(?=^### )", text, re.MULTILINE | re.DOTALL)
+    assert entry is not None
+    assert pages.problems(text.replace(entry[0], "")) == ["hang: no entry"]
+    assert pages.problems(text.replace("### hang\n", "### hangs\n")) == ["hang: no entry", "hangs: no such finding"]
+    assert "hang: 'Meaning' is empty" in pages.problems(text.replace(entry[0], pages.skeleton(FindingKind.HANG)))
+    stale = pages.problems(text.replace(pages.facts(FindingKind.HANG), "*info*"))
+    assert len(stale) == 1
+    assert "line of facts" in stale[0]
+    assert pages.problems(text.replace("| 86 |", "| 87 |")) == ["exit code 86: no row", "exit code 87: no such code"]
+    again = pages.rendered(text.replace(entry[0], ""))
+    assert pages.problems(again) == [f"hang: {part!r} is empty" for part in pages.PARTS]
+
+
+def test_every_finding_has_a_severity() -> None:
+    assert not [kind for kind, found in pages.severities().items() if not found]
+
+
+def test_the_readme_shows_the_present_screen_and_fits_on_one() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert pages.screened(text) == text, "run `python tools/pages.py`"
+    assert "TRAINING IS RUNNING" in text
+    assert len(text.splitlines()) <= MOST_LINES
+
+
+def test_the_index_and_the_site_name_every_page() -> None:
+    all_pages = {page.name for page in DOCS.glob("*.md")}
+    assert set(re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)) == all_pages
+    named = {target.partition("#")[0] for target in LINK.findall((DOCS / "README.md").read_text())}
+    assert not all_pages - named - {"README.md"}
+
+
+AVOIDED = re.compile(
+    r"\b(?:anew|afresh|nobody|somebody|go(?:es)? on|wish(?:es)?|begun|mend|for ever|sign of life|all the same)\b",
+    re.IGNORECASE,
+)
+"""Words of docs/style.md's right column that have no other meaning on these pages."""
+
+
+@pytest.mark.parametrize(
+    "page", sorted({ROOT / "README.md", *DOCS.glob("*.md")} - {DOCS / "style.md"}), ids=lambda p: p.name
+)
+def test_no_page_uses_a_word_that_the_style_replaces(page: Path) -> None:
+    assert not AVOIDED.findall(page.read_text())
+
+
+# -- the questions of a bad night: one line of the index, then one section with the command
+
+QUESTIONS = {
+    "What does this finding mean": ("runbook.md", "### hang"),
+    "Why did it restart?": ("runbook.md#why-did-it-restart", "podwatch incidents"),
+    "Why did it *not* restart?": ("runbook.md#gave-up", "`podwatch start`"),
+    "What do I lose if this pod dies now?": ("runbook.md#what-do-i-lose-if-this-pod-dies-now", "podwatch sync --wait"),
+    "podwatch itself does not run": ("runbook.md#podwatch-does-not-run", "podwatch -c podwatch.toml run --detach"),
+    "The provider takes the machine away": ("maintenance.md#what-if-the-machine-is-taken-away", "`podwatch preempt`"),
+    "What does exit code 86": ("runbook.md#exit-codes", "| 86 |"),
+    "The store is down": ("runbook.md#the-store-is-down", "podwatch check"),
+    "The disk is full": ("runbook.md#disk-no-room", "`podwatch prune --dry-run`"),
+    "move to another pod": ("runbook.md#move-to-another-pod", "`podwatch preempt`"),
+    "change the configuration while": ("runbook.md#change-the-configuration-while-training-runs", "systemctl reload"),
+    "upgrade; uninstall": ("runbook.md#uninstall", "podwatch uninstall --dry-run"),
+    "get a notice on my phone": ("notifications.md#what-do-i-copy-for-my-service", "ntfys://ntfy.sh/"),
+    "What is stored, and where?": ("sync.md#what-is-in-the-store", "latest.json"),
+    "know how much it cost": ("cost.md", "per_hour"),
+    "resume on a bare pod": ("bootstrap.md", "podwatch bootstrap"),
+    "go back to an older step": ("checkpoints.md#can-i-go-back-to-an-older-step", "podwatch restart --step N"),
+}
+
+
+def section(page: Path, anchor: str) -> str:
+    """The text below the heading with this anchor, up to the next heading of its level or above."""
+    found: list[str] = []
+    level = 0
+    for line in page.read_text().splitlines():
+        match = re.match(r"(#{1,6}) ", line)
+        if match and level and len(match[1]) <= level:
+            break
+        if match and anchor in anchors(line):
+            level = len(match[1])
+        if level:
+            found.append(line)
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_index_leads_to_an_answer_in_one_step(question: str) -> None:
+    (line,) = [line for line in (DOCS / "README.md").read_text().splitlines() if line.startswith(f"| {question}")]
+    target, command = QUESTIONS[question]
+    assert f"({target})" in line
+    page, _, anchor = target.partition("#")
+    answer = section(DOCS / page, anchor) if anchor else (DOCS / page).read_text()  # a page to look a name up in
+    assert command in answer
+    assert not anchor or len(answer.split()) < 300, "a minute's reading"

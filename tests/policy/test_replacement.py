@@ -1,0 +1,437 @@
+"""The pure decision of the controller, one look at a time."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podwatch.domain.errors import ExitCode, IntegrityError
+from podwatch.domain.instance import Instance
+from podwatch.domain.lease import Claim, Control
+from podwatch.domain.replacement import (
+    Billed,
+    Listing,
+    Record,
+    Rented,
+    RentedState,
+    Rules,
+    generation_of,
+    label_of,
+    parse_listing,
+    parse_record,
+    parse_rules,
+    record_document,
+)
+from podwatch.policy.replacement import MARK, Action, Decision, Facts, control_wanted, decide, observed, spent
+from podwatch.policy.run_check import Beat
+
+NOW = 1_000_000.0
+RULES = Rules(("vast",), 2.0, 100.0, 500.0, digest="d")
+DEAD = Beat(400.0, state="running", desired="running", host="old", step=40)
+
+
+def machine(number: int, state: str = "running", *, id: str = "", price: float = 1.0, run: str = "r") -> Rented:  # noqa: A002
+    return Rented(id or f"m{number}", label_of(run, number), RentedState(state), price)
+
+
+def record(number: int, **changes: object) -> Record:
+    made = Record(number, "vast", 2.0, NOW - 7200, "me", rules="d", settled=True)
+    billed = (Billed("vast", f"m{number}", 1.0, NOW - 7200, seen=NOW - 60),)
+    return replace(made, **{"billed": billed, "booted_at": NOW - 7000, "alive_at": NOW - 400, **changes})
+
+
+def facts(*machines: Rented, **changes: object) -> Facts:
+    base = Facts(NOW, "r", {"vast": Listing("me", machines)}, RULES, beat=DEAD)
+    return replace(base, **changes)
+
+
+def decided(found: Facts, *records: Record) -> Decision:
+    return decide(observed(records, found), found)
+
+
+def of(number: int, age: float = 10.0, **changes: object) -> Beat:
+    return replace(DEAD, age=age, instance=Instance(label=label_of("r", number)), **changes)
+
+
+def test_a_dead_pod_without_a_machine_is_replaced() -> None:
+    found = decided(facts())
+    assert (found.action, found.provider, found.label, found.max_price) == (Action.CREATE, "vast", "podwatch:r:1", 2.0)
+    assert "Pod old is silent since 400 s" in found.reason
+    assert decided(facts(beat=replace(DEAD, age=100, state="preempted"))).action is Action.CREATE
+
+
+@pytest.mark.parametrize(
+    ("changes", "action", "words"),
+    [
+        ({"lists": {"vast": "list failed (429)"}}, Action.ALERT, "gave no valid list: list failed (429)"),
+        ({"lists": {}}, Action.ALERT, "no command is configured"),
+        ({"beat": None}, Action.ALERT, "no pod has ever sent a heartbeat"),
+        ({"beat": replace(DEAD, state="")}, Action.ALERT, "the heartbeat cannot be read"),
+        ({"beat": replace(DEAD, age=299)}, Action.WAIT, "it counts as dead after 1 s more"),
+        ({"beat": replace(DEAD, age=20)}, Action.WAIT, "sent its heartbeat 20 s ago"),
+        ({"claim_age": 30.0}, Action.WAIT, "A pod claimed the run 30 s ago"),
+        ({"rules": None, "problem": "there is no controller.json"}, Action.ALERT, "there is no controller.json"),
+        ({"control": None, "problem": "control.json is not valid JSON"}, Action.ALERT, "control.json is not"),
+        ({"control": Control(desired="stopped")}, Action.WAIT, "orders this run to stop"),
+        ({"control": Control(holder="my-own-pod")}, Action.WAIT, "gives this run to my-own-pod"),
+        ({"rules": replace(RULES, paused=True, reason="quota")}, Action.WAIT, "pauses the controller (quota)"),
+        ({"rules": replace(RULES, max_replacements_per_day=0)}, Action.ALERT, "highest number allowed"),
+        ({"rules": replace(RULES, max_spend_total=1.0)}, Action.ALERT, "its total spend has no room"),
+        ({"rules": replace(RULES, max_spend_per_day=1.0)}, Action.ALERT, "its spend per day has no room"),
+        ({"beat": replace(DEAD, desired="stopped")}, Action.WAIT, "An operator has stopped training"),
+        ({"end_code": 65}, Action.END, "must not run again"),
+        ({"end_code": 0}, Action.END, "the run is finished"),
+        ({"claims": (Claim(1, "theirs", NOW - 50),)}, Action.WAIT, "Another controller"),
+    ],
+)
+def test_each_missing_condition_keeps_the_money(changes: dict, action: Action, words: str) -> None:
+    found = decided(facts(**changes))
+    assert found.action is action
+    assert words.lower() in found.reason.lower()
+
+
+def test_after_an_outage_of_the_store_a_silent_heartbeat_is_watched_before_it_counts() -> None:
+    back = facts(watched=30.0)
+    found = decided(back)
+    assert (found.action, found.soon, found.next_look) == (Action.WAIT, True, 75.0)
+    assert "counts as dead if its heartbeat stays unchanged for 210 s more" in found.reason
+    assert found.prepare == 0
+    assert decided(replace(back, watched=150.0)).prepare == 1
+    assert decided(replace(back, watched=240.0)).action is Action.CREATE
+    goodbye = replace(back, beat=replace(DEAD, state="preempted"))
+    assert decided(goodbye).action is Action.CREATE
+
+
+@pytest.mark.parametrize("booted", [True, False])
+def test_after_an_outage_of_the_store_no_machine_is_given_up_at_once(booted: bool) -> None:
+    there = record(3, alive_at=NOW - 2000) if booted else record(3, booted_at=None, alive_at=None)
+    beat = of(3, 2000.0) if booted else replace(DEAD, age=9000.0)
+    back = facts(machine(3), beat=beat, watched=0.0)
+    [after] = observed((there,), back)
+    found = decide((after,), back)
+    assert (after.ended, found.action, found.soon) == ("", Action.WAIT, True)
+    [after] = observed((after,), replace(back, watched=240.0))
+    assert after.ended.startswith("no heartbeat")
+    assert observed((after,), back) == (after,), "a verdict lasts for a controller that has just started"
+
+
+def test_a_late_heartbeat_of_a_pod_that_lost_the_run_ends_no_machine() -> None:
+    late = facts(machine(3), beat=of(2, 10.0), outdated=True)
+    assert decided(late, record(3)).action is Action.WAIT
+    assert decided(replace(late, outdated=False), record(3)).action is Action.DESTROY
+
+
+@pytest.mark.parametrize("state", ["pending", "running", "unknown"])
+def test_nothing_is_created_beside_a_living_machine(state: str) -> None:
+    found = decided(facts(machine(3, state)), record(3))
+    assert found.action is Action.WAIT
+    assert "silent since 400 s" in found.reason
+
+
+def test_a_stopped_machine_of_a_silent_pod_is_replaced_first_and_destroyed_once_the_new_one_trains() -> None:
+    assert decided(facts(machine(3, "stopped")), record(3)).action is Action.CREATE
+    new = record(4, booted_at=NOW - 5)
+    found = decided(facts(machine(3, "stopped"), machine(4), beat=of(4)), record(3), new)
+    assert (found.action, found.id) == (Action.DESTROY, "m3")
+
+
+@pytest.mark.parametrize(
+    "label", ["podwatch:r-2:3", "podwatch:r:3x", "podwatch:r:03", "podwatch:r", "r", "podwatch:R:3"]
+)
+def test_a_label_counts_only_in_full(label: str) -> None:
+    assert generation_of(label, "r") is None
+    strange = replace(machine(3), label=label)
+    assert decided(facts(strange)).action is Action.CREATE
+    finished = decided(facts(strange, end_code=0))
+    assert finished.action is Action.END
+
+
+def test_a_silent_machine_is_given_up_after_its_time_and_then_replaced() -> None:
+    silent = replace(of(3), age=901.0)
+    found = decided(facts(machine(3), beat=silent), record(3, alive_at=NOW - 901))
+    assert (found.action, found.id) == (Action.DESTROY, "m3")
+    assert "no heartbeat from it for 900 s" in found.reason
+    assert decided(facts(beat=silent), record(3, alive_at=NOW - 901)).action is Action.CREATE
+
+
+def test_what_is_finished_is_destroyed_once_its_checkpoint_is_stored() -> None:
+    waiting = of(3, desired="finished", unstored_step=50)
+    end = facts(machine(3), beat=waiting, end_code=0)
+    records = observed((record(3),), end)
+    assert decide(records, end).action is Action.WAIT
+    later = replace(end, now=NOW + 899)
+    assert decide(observed(records, later), later).action is Action.WAIT
+    over = replace(end, now=NOW + 901)
+    assert decide(observed(records, over), over).action is Action.DESTROY
+    stored = replace(end, beat=replace(waiting, unstored_step=None))
+    assert decide(observed(records, stored), stored).action is Action.DESTROY
+    gone = replace(stored, lists={"vast": Listing("me")})
+    ended = observed(records, gone)
+    assert decide(ended, gone).action is Action.WAIT  # one list can be wrong
+    later = replace(gone, now=NOW + 601)
+    assert decide(observed(ended, later), later).action is Action.END
+
+
+def test_boot_failures_end_the_attempts_until_the_file_is_edited() -> None:
+    bad = [record(n, booted_at=None, alive_at=None, boot_failure=True, intended_at=NOW - 9000) for n in (1, 2, 3)]
+    bad = [replace(r, billed=tuple(replace(b, until=NOW - 4000) for b in r.billed)) for r in bad]
+    found = decided(facts(), *bad)
+    assert found.action is Action.ALERT
+    assert "3 machines in a row" in found.reason
+    assert decided(facts(rules=replace(RULES, digest="edited")), *bad).action is Action.CREATE
+    assert decided(facts(), *bad[:2]).action is Action.CREATE
+
+
+def test_a_machine_that_never_sends_a_heartbeat_is_destroyed_and_counts() -> None:
+    new = record(1, booted_at=None, alive_at=None, intended_at=NOW - 1800)
+    new = replace(new, billed=(Billed("vast", "m1", 1.0, NOW - 1800),))
+    found = facts(machine(1))
+    after = observed((new,), found)
+    assert after[0].boot_failure
+    assert decide(after, found).action is Action.DESTROY
+    early = replace(found, now=NOW - 60)
+    assert decide(observed((new,), early), early).action is Action.WAIT
+
+
+def test_an_unknown_outcome_is_watched_and_nothing_else_is_created() -> None:
+    asked = Record(1, "vast", 2.0, NOW - 30, "me", rules="d", unsure_at=NOW - 20)
+    found = decided(facts(), asked)
+    assert (found.action, found.code) == (Action.WAIT, ExitCode.TRY_AGAIN)
+    late = facts(now=NOW + 300)
+    closed = observed((asked,), late)
+    assert closed[0].settled
+    assert closed[0].failed
+    assert decide(closed, late).action is Action.CREATE
+    blind = facts(lists={"vast": "no answer"}, now=NOW + 9000)
+    assert not observed((asked,), blind)[0].settled
+    came = observed((asked,), facts(machine(1)))
+    assert [b.id for b in came[0].billed] == ["m1"]
+
+
+def test_of_two_machines_with_one_label_the_one_that_trains_stays() -> None:
+    one, two = machine(1, id="a"), machine(1, id="b")
+    beat = replace(of(1), instance=Instance("vast", "b", label=label_of("r", 1)))
+    found = decided(facts(one, two, beat=beat), record(1, billed=()))
+    assert (found.action, found.id) == (Action.DESTROY, "a")
+    assert "second machine" in found.reason
+
+
+def test_a_zombie_that_comes_back_costs_again_and_is_destroyed() -> None:
+    old = record(3, billed=(Billed("vast", "m3", 1.0, NOW - 7200, until=NOW - 3600, seen=NOW - 4000),))
+    new = record(4)
+    found = facts(machine(3), machine(4), beat=of(4))
+    after = observed((old, new), found)
+    assert after[0].billed[0].until is None
+    assert spent(after, NOW) == pytest.approx(4.0)
+    assert (decide(after, found).action, decide(after, found).id) == (Action.DESTROY, "m3")
+
+
+def test_a_machine_whose_record_is_lost_gets_one() -> None:
+    after = observed((), facts(machine(7)))
+    assert [r.generation for r in after] == [7]
+    ended = replace(machine(7, "ended"), created_wall=NOW - 9000)
+    assert decided(facts(ended)).generation == 8
+
+
+def test_another_account_is_no_evidence() -> None:
+    found = decided(facts(lists={"vast": Listing("someone-else")}), record(3))
+    assert found.action is Action.ALERT
+    assert "answers for account someone-else, not me" in found.reason
+
+
+def test_the_caps_end_a_machine_in_time_and_control_json_stops_its_training() -> None:
+    capped = replace(RULES, max_spend_total=2.4)  # 2.00 spent, 0.50 for its last checkpoint
+    found = facts(machine(3), beat=of(3), rules=capped)
+    after = observed((record(3),), found)
+    assert decide(after, found).action is Action.WAIT
+    wanted = control_wanted(after, found)
+    assert wanted is not None
+    assert (wanted.desired, wanted.reason) == ("stopped", f"{MARK}the spend cap is reached")
+    told = replace(found, now=NOW + 120, control=wanted)
+    assert decide(observed(after, told), told).action is Action.DESTROY
+    raised = replace(told, rules=RULES)
+    assert control_wanted(observed(after, raised), raised) == Control()
+
+
+def test_the_new_machine_is_named_until_it_sends_a_heartbeat() -> None:
+    new = record(
+        4, booted_at=None, alive_at=None, intended_at=NOW - 100, billed=(Billed("vast", "m4", 1.0, NOW - 100),)
+    )
+    found = facts(machine(4))
+    assert control_wanted(observed((new,), found), found) == Control(holder="podwatch:r:4")
+    booted = facts(machine(4), beat=of(4), control=Control(holder="podwatch:r:4"))
+    assert control_wanted(observed((new,), booted), booted) == Control()
+    people = replace(found, control=Control(holder="my-own-pod", reason="test"))
+    assert control_wanted(observed((new,), people), people) is None
+    stopped = replace(found, control=Control("stopped", reason="data"))
+    assert control_wanted(observed((new,), stopped), stopped) == Control("stopped", "podwatch:r:4", "data")
+
+
+def test_the_next_provider_follows_one_that_fails() -> None:
+    rules = replace(RULES, providers=("vast", "runpod"))
+    lists = {"vast": Listing("me"), "runpod": Listing("you")}
+    failed = replace(record(1), billed=(), failed="no offer", intended_at=NOW - 100)
+    found = decided(facts(rules=rules, lists=lists), failed)
+    assert (found.action, found.provider) == (Action.CREATE, "runpod")
+    soon = decided(facts(rules=rules, lists=lists), replace(failed, intended_at=NOW - 30))
+    assert soon.action is Action.WAIT
+    refused = [replace(failed, refused=True), replace(failed, generation=2, provider="runpod", refused=True)]
+    assert decided(facts(rules=rules, lists=lists, now=NOW + 999), *refused).action is Action.ALERT
+
+
+def test_a_claim_is_made_while_the_heartbeat_is_only_late() -> None:
+    late = decided(facts(beat=replace(DEAD, age=200)))
+    assert (late.action, late.prepare) == (Action.WAIT, 1)
+    assert decided(facts(beat=replace(DEAD, age=200), claims=(Claim(1, "x", NOW - 9),))).prepare == 0
+    mine = Claim(1, "x", NOW - 100)
+    assert decided(facts(claims=(mine,), own=mine, own_age=100.0)).generation == 1
+    assert decided(facts(claims=(mine,), own=mine, own_age=301.0)).generation == 2
+    assert decided(facts(claims=(replace(mine, uploaded_wall=NOW - 901),))).generation == 2
+
+
+# -- parsing ---------------------------------------------------------------------------------------------------------
+
+GOOD = {
+    "version": 1, "account": "a", "complete": True,
+    "instances": [
+        {"id": "1", "label": "x", "state": "running", "price_per_hour": 0.5, "created_at": None, "detail": ""},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"", b"null", b"[]", b"{}", b"429 Too Many Requests",
+        *(json.dumps(GOOD | change).encode() for change in (
+            {"complete": False}, {"complete": 1}, {"account": ""}, {"account": None}, {"version": 2}, {"version": True},
+            {"more": 1}, {"instances": None}, {"instances": [{}]}, {"instances": GOOD["instances"] * 2},
+            {"instances": [GOOD["instances"][0] | {"state": "paused"}]},
+            {"instances": [GOOD["instances"][0] | {"price_per_hour": "0.5"}]},
+            {"instances": [GOOD["instances"][0] | {"price_per_hour": -1}]},
+            {"instances": [GOOD["instances"][0] | {"id": ""}]},
+            {"instances": [GOOD["instances"][0] | {"created_at": "yesterday"}]},
+            {"instances": [GOOD["instances"][0] | {"created_at": "2026-01-01T00:00:00"}]},
+        )),
+        json.dumps(GOOD).encode()[:-5],
+    ],
+)  # fmt: skip
+def test_a_list_of_another_shape_is_never_an_empty_list(broken: bytes) -> None:
+    with pytest.raises(IntegrityError):
+        parse_listing(broken)
+
+
+def test_good_documents_are_read() -> None:
+    assert parse_listing(json.dumps(GOOD).encode()).instances[0].state is RentedState.RUNNING
+    assert parse_listing(json.dumps(GOOD | {"instances": []}).encode()) == Listing("a")
+    kept = record(3)
+    assert parse_record(record_document(kept, "r"), "r") == kept
+    for broken in (None, b"{}", record_document(kept, "other"), b"x"):
+        with pytest.raises(IntegrityError):
+            parse_record(broken, "r")
+
+
+def test_controller_json_names_its_mistake() -> None:
+    least = {"providers": ["vast"], "max_price_per_hour": 2, "max_spend_per_day": 10, "max_spend_total": 100}
+    assert parse_rules(json.dumps(least).encode()).max_price_per_hour == 2.0
+    for change, words in (
+        ({"max_prize": 1}, "unknown entry 'max_prize'"),
+        ({"providers": []}, "not a list of names"),
+        ({"max_spend_total": "100"}, "invalid `max_spend_total`"),
+        ({"max_spend_total": -1}, "invalid `max_spend_total`"),
+        ({"max_boot_failures": 1.5}, "invalid `max_boot_failures`"),
+        ({"paused": "no"}, "neither true nor false"),
+        ({"boot_seconds": 1}, "invalid `boot_seconds`"),
+        ({"schema_version": 2}, "another `schema_version`"),
+    ):
+        with pytest.raises(IntegrityError, match=words):
+            parse_rules(json.dumps(least | change).encode())
+    for broken in (None, b"", b"[]", b"{}"):
+        with pytest.raises(IntegrityError):
+            parse_rules(broken)
+
+
+# -- for every look --------------------------------------------------------------------------------------------------
+
+ages = st.sampled_from([0.0, 100.0, 200.0, 299.0, 301.0, 900.0, 1e5])
+machines = st.lists(
+    st.builds(
+        lambda n, state, run, name, price: Rented(name, label_of(run, n), state, price),
+        st.integers(1, 4), st.sampled_from(list(RentedState)), st.sampled_from(["r", "r", "r", "r-2"]),
+        st.sampled_from(["m1", "m2", "m3", "m4", "z"]), st.sampled_from([0.5, 1.9, 3.0]),
+    ),
+    max_size=4, unique_by=lambda one: one.id,
+)  # fmt: skip
+beats = st.none() | st.builds(
+    lambda age, state, desired, outcome, unstored, label: Beat(
+        age, state, desired=desired, outcome=outcome, unstored_step=unstored, instance=Instance(label=label), host="h"
+    ),
+    ages, st.sampled_from(["running", "restarting", "preempted", "released", ""]),
+    st.sampled_from(["running", "stopped", "finished"]), st.sampled_from(["", "gave-up", "stopped"]),
+    st.none() | st.just(5), st.sampled_from(["", *(label_of("r", n) for n in range(1, 5))]),
+)  # fmt: skip
+lists = st.dictionaries(
+    st.sampled_from(["vast", "runpod"]),
+    st.one_of(st.just("failed"), st.builds(lambda m: Listing("me", tuple(m)), machines)),
+)
+records = st.lists(
+    st.builds(
+        lambda n, settled, until, booted, failure: replace(
+            record(n), settled=settled, booted_at=booted, boot_failure=failure,
+            billed=tuple(replace(b, until=until) for b in record(n).billed) if settled else (),
+        ),
+        st.integers(1, 4), st.booleans(), st.none() | st.just(NOW - 50), st.none() | st.just(NOW - 7000), st.booleans(),
+    ),
+    max_size=4, unique_by=lambda one: one.generation,
+).map(lambda found: tuple(sorted(found, key=lambda one: one.generation)))  # fmt: skip
+looks = st.builds(
+    lambda listed, beat, rules, control, end, watched: Facts(
+        NOW, "r", listed, rules, control, beat=beat, end_code=end, watched=watched
+    ),
+    lists, beats,
+    st.none() | st.builds(
+        lambda names, paused, total: replace(RULES, providers=names, paused=paused, max_spend_total=total),
+        st.sampled_from([("vast",), ("vast", "runpod")]), st.booleans(), st.sampled_from([1.0, 10.0, 500.0]),
+    ),
+    st.none() | st.sampled_from([Control(), Control("stopped"), Control(holder="p"), Control(holder="podwatch:r:2")]),
+    st.sampled_from([None, None, None, 0, 65]), st.sampled_from([0.0, 239.0, 240.0]),
+)  # fmt: skip
+
+
+@given(looks, records)
+def test_what_never_happens_in_any_look(found: Facts, before: tuple[Record, ...]) -> None:
+    after = observed(before, found)
+    done = decide(after, found)
+    assert observed(after, found) == after  # a look that is repeated changes nothing
+    shown = {
+        (provider, one.id): one
+        for provider, listing in found.lists.items()
+        if isinstance(listing, Listing)
+        for one in listing.instances
+    }
+    if done.action is Action.CREATE:
+        assert found.rules is not None
+        assert not found.rules.paused
+        assert found.beat is not None
+        assert (found.beat.age > 300 and found.watched >= 240) or found.beat.state in ("preempted", "released")
+        assert all(isinstance(found.lists.get(name), Listing) for name in found.rules.providers)
+        assert not any(generation_of(o.label, "r") and o.state not in ("stopped", "ended") for o in shown.values())
+        assert all(r.settled for r in after)
+        assert found.end_code is None
+        assert found.control is not None
+        assert not found.control.stopped
+        assert done.generation > max((r.generation for r in after), default=0)
+        assert spent(after, NOW) + found.rules.max_price_per_hour / 2 <= found.rules.max_spend_total
+    if done.action is Action.DESTROY:
+        one = shown[done.provider, done.id]
+        number = generation_of(one.label, "r")
+        assert number is not None
+        assert (one.label, one.state) == (done.label, one.state)
+        assert one.state is not RentedState.ENDED
+        same = [o for o in shown.values() if o.label == one.label and o.state is not RentedState.ENDED]
+        assert len(same) > 1 or next(r for r in after if r.generation == number).ended
+    if done.action is Action.END:
+        assert not any(r.open for r in after)
+        assert found.end_code is not None

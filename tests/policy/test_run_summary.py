@@ -1,0 +1,80 @@
+"""Runs as records: what a heartbeat says, whatever it contains, and how two stored configurations differ."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podwatch.domain.manifest import deceives
+from podwatch.policy.run_summary import Texts, difference, pairs, summarize
+
+BEAT = {
+    "outcome": "finished",
+    "step": 500,
+    "target": 500,
+    "written_wall": 10_600.0,
+    "step_wall": 10_000.0,
+    "host": "pod-1",
+    "account": {
+        "seconds": {"training": 7200.0, "restarting": 60},
+        "goodput_ratio": 0.98,
+        "failures": 1,
+        "lost_seconds": 60,
+        "steps_lost": 3,
+        "money": {"so_far": 8.47, "lost": 0.07, "currency": "EUR"},
+    },
+}
+
+
+def test_the_run_ended_with_its_last_step_by_the_clock_of_the_store() -> None:
+    found = summarize("r", BEAT, began_wall=5_000.0, written_wall=20_600.0, since=4_000.0)
+    assert (found.started_wall, found.ended_wall, found.duration) == (4_000.0, 20_000.0, 16_000.0)
+    assert (found.ended, found.step, found.cost, found.currency) == (True, 500, 8.47, "EUR")
+    assert not summarize("r", BEAT | {"outcome": "preempted"}, began_wall=1.0, written_wall=2.0, since=None).ended
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(BEAT, ANYTHING)), ANYTHING)
+def test_no_heartbeat_breaks_it(beat: dict[str, object], inner: object) -> None:
+    for document in (beat, {"account": {"money": inner, "seconds": inner}}):
+        found = summarize("r", document, began_wall=None, written_wall=None, since=None)
+        assert found.duration is None
+        assert not any(deceives(text) for text in (found.outcome, found.host, found.currency))
+
+
+TEXTS = st.builds(
+    Texts,
+    st.lists(st.sampled_from(["uv", "run", "--lr", "1e-5", "3e-5"]), max_size=4).map(tuple),
+    st.dictionaries(
+        st.sampled_from(["/a/c.toml", "/b/c.toml", "/a/d.py", "/podwatch.toml"]),
+        st.lists(st.sampled_from(["x = 1", "y = 2", "z = 3"]), max_size=5).map("\n".join),
+        max_size=4,
+    ),
+)
+
+
+@given(TEXTS, TEXTS)
+def test_each_file_is_compared_once_and_equal_runs_do_not_differ(old: Texts, new: Texts) -> None:
+    found = pairs(old, new)
+    assert sorted(left for left, _ in found if left) == sorted(old.files)
+    assert sorted(right for _, right in found if right) == sorted(new.files)
+    assert difference("a", old, "b", old) == []
+    texts = [old.files[left].splitlines() if left else [] for left, _ in found]
+    others = [new.files[right].splitlines() if right else [] for _, right in found]
+    assert (difference("a", old, "b", new) == []) == (texts == others and old.command == new.command)
+
+
+def test_a_moved_file_is_found_by_its_name_and_no_secret_is_shown() -> None:
+    old = Texts(("rl", "@", "/root/one/c.toml"), {"/root/one/c.toml": "lr = 1\nwandb_api_key = 'aa11bb22cc33dd44ee55'"})
+    new = Texts(("rl", "@", "/root/two/c.toml"), {"/root/two/c.toml": "lr = 2\nwandb_api_key = 'ff66bb22cc33dd44ee55'"})
+    lines = difference("a", old, "b", new)
+    assert "--- a: /root/one/c.toml" in lines
+    assert "-lr = 1" in lines
+    assert "+lr = 2" in lines
+    assert "aa11bb22cc33dd44ee55" not in json.dumps(lines)

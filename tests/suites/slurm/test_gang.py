@@ -1,0 +1,138 @@
+"""One run over two real Slurm nodes that share output_dir, torchrun with gloo and DCP: whatever ends an attempt on
+whichever node, all nodes end with one code, the next attempt continues, and the run ends in the weights of one that
+nobody touched.
+
+PODWATCH_SLURM=gate runs one scenario: a killed rank. Without it all of them run (`make test-slurm`, `make nightly`).
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.suites.slurm.gang import INTERVAL, GangTraining
+from tests.suites.slurm.lab import MISSING, Lab
+from tests.suites.slurm.training import ends
+
+torch = pytest.importorskip("torch", reason="needs torch: make test-slurm")
+pytestmark = [pytest.mark.timeout(900), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+nightly = pytest.mark.skipif(os.environ.get("PODWATCH_SLURM") == "gate", reason="in `make test-slurm` and nightly")
+EARLY = INTERVAL
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Lab]:
+    lab = Lab()
+    try:
+        yield lab.start()
+    finally:
+        lab.close()
+
+
+@pytest.fixture
+def lab(cluster: Lab) -> Lab:
+    cluster.recover()
+    return cluster
+
+
+@pytest.fixture
+def run(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[GangTraining]:
+    name = request.node.name.removeprefix("test_").partition("[")[0].replace("_", "-")
+    made = GangTraining(lab, tmp_path, name)
+    yield made
+    lab.run("scancel", "--full", "-u", "root")
+    lab.wait(lab.idle, 40, "every job is gone")
+    made.close()
+
+
+def codes(text: str) -> set[int]:
+    return set(ends(text))
+
+
+def test_a_killed_rank_ends_all_nodes_with_one_code(run: GangTraining, lab: Lab, tmp_path: Path) -> None:
+    """SIGKILL for the rank of node 1: both podwatches end with 86 and name node 1; Slurm starts both again, and both
+    continue from the same step."""
+    job = run.submit()
+    run.wait_stored(EARLY, job)
+    (run.control / "kill.n2").touch()
+    run.wait(lambda: lab.job(job).get("Restarts") == "1", "Slurm starts the job again", job)
+    run.quick()
+    run.wait_completed(job)
+    assert codes(run.said(job)) == {86}, run.said(job)
+    assert "node 1 (n2) failed" in run.said(job)
+    assert "node 0 (n1) failed" not in run.said(job)
+    run.finished_well(job, tmp_path)
+    first, second = (run.lives(node)[-1] for node in ("n1", "n2"))
+    assert first["step"] == second["step"] != ""
+    assert (first["told"], second["told"]) == ("0", "1")
+
+
+@nightly
+def test_a_killed_rank_of_node_0(run: GangTraining, lab: Lab, tmp_path: Path) -> None:
+    """The node that chooses, prepares and uploads is the reason: the others end as it does."""
+    job = run.submit()
+    run.wait_stored(EARLY, job)
+    (run.control / "kill.n1").touch()
+    run.wait(lambda: lab.job(job).get("Restarts") == "1", "Slurm starts the job again", job)
+    run.quick()
+    run.wait_completed(job)
+    assert codes(run.said(job)) == {86}, run.said(job)
+    assert "node 0 (n1) failed" in run.said(job)
+    assert "node 1 (n2) failed" not in run.said(job)
+    run.finished_well(job, tmp_path)
+
+
+@nightly
+@pytest.mark.parametrize("name", ["n1", "n2"])
+def test_a_node_dies(run: GangTraining, lab: Lab, tmp_path: Path, name: str) -> None:
+    """Power off: no last report, no released lease. The node comes back, and Slurm starts both again."""
+    job = run.submit()
+    run.wait_stored(EARLY, job)
+    lab.nodes[name].power_off()
+    run.wait(lambda: lab.state(job) == "PENDING", "Slurm notices it", job)
+    lab.recover()
+    run.quick()
+    run.wait(lambda: lab.state(job) == "COMPLETED", "the job completes", job, 180)
+    run.finished_well(job, tmp_path)
+    assert all(run.lives(node)[-1]["step"] for node in ("n1", "n2")), "it continued"
+
+
+@nightly
+@pytest.mark.parametrize("name", ["n1", "n2"])
+def test_podwatch_killed_on_one_node_ends_both(run: GangTraining, lab: Lab, tmp_path: Path, name: str) -> None:
+    """SIGKILL for one podwatch: its training ends with it, srun ends the other, and nothing is left on either. Slurm
+    does not rerun such a job; a new one continues."""
+    job = run.submit()
+    run.wait_stored(EARLY, job)
+    for pid, command in lab.nodes[name].processes().items():
+        if "init.py" in command:
+            os.kill(pid, signal.SIGKILL)
+            break
+    else:
+        raise AssertionError(f"no podwatch on {name}: {lab.nodes[name].processes()}")
+    run.wait(lambda: lab.state(job) in ("FAILED", "PENDING"), "the job ends", job)
+    lab.wait(lab.idle, 60, "nothing is left on the nodes")
+    lab.run("scancel", str(job))
+    second = run.submit()
+    run.quick()
+    run.wait(lambda: lab.state(second) == "COMPLETED", "the next job completes", second, 180)
+    run.finished_well(second, tmp_path)
+    assert all(run.lives(node)[-1]["step"] for node in ("n1", "n2")), "it continued"
+
+
+@nightly
+def test_cancelled_and_submitted_again(run: GangTraining, lab: Lab, tmp_path: Path) -> None:
+    job = run.submit()
+    run.wait_stored(EARLY, job)
+    lab.run("scancel", str(job))
+    run.wait(lambda: lab.state(job) == "CANCELLED", "the job is cancelled", job)
+    lab.wait(lab.idle, 60, "nothing is left on the nodes")
+    assert run.heartbeat()["state"] == "preempted"
+    second = run.submit()
+    run.quick()
+    run.wait(lambda: lab.state(second) == "COMPLETED", "the next job completes", second, 180)
+    run.finished_well(second, tmp_path)
+    first, other = (run.lives(node)[-1] for node in ("n1", "n2"))
+    assert first["step"] == other["step"] != ""

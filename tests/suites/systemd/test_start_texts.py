@@ -1,0 +1,82 @@
+"""The start texts of examples/pods for machines with systemd, run as they are: Lambda's user_data, and Prime's text."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podwatch.config.loading import load_text
+from podwatch.daemon.store_jobs import start_of
+from podwatch.domain.manifest import Keys
+from podwatch.stores.credentials import Credentials
+from podwatch.stores.open import open_store
+from podwatch.sync.runs.bootstrap import start_artefacts
+from podwatch.sync.upload.artifacts import scrubber
+from tests.suites.systemd.machine import MISSING, REPO, Machine, booted
+from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+
+RUN, ROOT = "vm-run", "/srv/pod"
+OUTPUT = f"{ROOT}/work/outputs"
+CONFIG = f"""
+run_id = "{RUN}"
+[trainer]
+layout = "prime-rl"
+output_dir = "{OUTPUT}"
+cwd = "{ROOT}/work"
+command = ["/usr/bin/python3", "-S", "{REPO}/tests/support/fake_trainer.py", "--output-dir", "{OUTPUT}",
+           "--control", "{ROOT}/control"]
+[sync]
+store = "b2://{BUCKET}"
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[B2Server]:
+    with B2Server(tmp_path_factory.mktemp("b2")) as made:
+        loaded = load_text(CONFIG, Path("/etc/podwatch/podwatch.toml"), environ={"PODWATCH_DIRECTORY": "/"})
+        store = open_store(f"b2://{BUCKET}", Credentials(KEY_ID, KEY, made.url), writer_id="earlier")
+        for one in start_artefacts(replace(start_of(loaded), directory="/"), scrubber(frozenset())):
+            store.put_bytes(f"{Keys(RUN).artefacts('config')}{one.name}", one.data)
+        store.close()
+        yield made
+
+
+@pytest.mark.parametrize("text", ["lambda-user-data.sh", "prime-start.sh"])
+def test_a_machine_ends_up_with_a_guarding_service(text: str, server: B2Server, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(tmp_path), str(REPO)]
+    subprocess.run(command, check=True)
+    (wheel,) = tmp_path.glob("podwatch-*.whl")
+    variables = {
+        "B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": server.url, "POD_RUN": RUN,
+        "POD_STORE": f"b2://{BUCKET}", "POD_TRUST": "--trust", "POD_SOURCE": f"/srv/{wheel.name}",
+    }  # fmt: skip
+    with booted() as machine:
+        machine.show_boot_id()
+        machine.run("mkdir", "-p", f"{ROOT}/work", f"{ROOT}/control")
+        (machine.root / "srv" / wheel.name).write_bytes(wheel.read_bytes())
+        script = "".join(f"export {name}='{value}'\n" for name, value in variables.items())
+        machine.write("/root/start.sh", script + (REPO / "examples/pods" / text).read_text())
+        # as cloud-init: no HOME, no terminal
+        said = machine.run("env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "sh", "/root/start.sh", timeout=400)
+        try:
+            machine.wait(lambda: training(machine) == "running", 90, "training runs, guarded")
+        except AssertionError as error:
+            journal = machine.run("journalctl", "-u", "podwatch", "-n", "40", "--no-pager", check=False)
+            raise AssertionError(f"{error}\n{said}\n{journal}") from None
+        assert machine.run("systemctl", "is-enabled", "podwatch").strip() == "enabled"
+        assert machine.run("stat", "-c", "%a", "/etc/podwatch/podwatch.env").strip() == "600"
+        for path in ("/etc/podwatch/podwatch.toml", "/etc/systemd/system/podwatch.service"):
+            assert KEY not in machine.run("cat", path)
+        again = machine.run("sh", "/root/start.sh", timeout=200)
+        assert "already: nothing to do" in again, again
+        assert training(machine) == "running"
+
+
+def training(machine: Machine) -> str:
+    shown = machine.run("/opt/podwatch/bin/podwatch", "status", "--json", check=False)
+    return "running" if '"state": "running"' in shown.partition('"training"')[2][:400] else ""
