@@ -27,9 +27,8 @@ def run(directory: Path) -> tuple[int, str]:
     """The suite, then its second try."""
     (directory / "pytest.ini").write_text("[pytest]\n")
     (directory / "Makefile").write_text(f"suite:\n\t@{sys.executable} -m pytest -q -n 0 $(ARGS)\n")
-    # Without the arguments of the make that runs these tests.
-    own = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS")}
-    environ = own | {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist"}
+    # Nothing of the make that runs these tests: it exports its flags, and each variable of its command line (ARGS).
+    environ = {"PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist"}
     first = subprocess.run(["make", "suite"], cwd=directory, env=environ, capture_output=True, text=True)
     assert first.returncode != 0
     command = [sys.executable, str(SCRIPT), "suite"]
