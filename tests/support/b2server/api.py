@@ -6,7 +6,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.b2server.state import MINIMUM_PART, ApiError, Key, State, Version
+from tests.support.b2server.state import MINIMUM_PART, Key, State, Version
+from tests.support.store_server import ApiError
 
 Json = dict[str, Any]
 _NO_LOCK: Json = {"mode": None, "period": None}

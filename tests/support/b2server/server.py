@@ -4,46 +4,20 @@ import base64
 import hashlib
 import json
 import re
-import socket
-import struct
 import time
 import urllib.parse
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
 from typing import Any
 
+from tests.support import store_server
 from tests.support.b2server.api import CALLS, CLASSES, as_version, authorize, describe, need
-from tests.support.b2server.state import ApiError, Fault, Key, State
-
-_PACED = 1 << 18
-"""Bytes read at once where the line's speed is limited."""
+from tests.support.b2server.state import Fault, Key, State
+from tests.support.store_server import ApiError, Cut
 
 
-class Cut(Exception):  # noqa: N818
-    """End the connection without an answer."""
-
-
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
+class Handler(store_server.Handler):
     state: State
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed is normal here."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Server
-    disable_nagle_algorithm = True
     fault: Fault | None = None
-    unread = 0
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        pass
-
-    @property
-    def state(self) -> State:
-        return self.server.state
 
     @property
     def base(self) -> str:
@@ -74,12 +48,12 @@ class Handler(BaseHTTPRequestHandler):
                 self._faulty(ep)
                 self._answer(200, self._call(ep, path))
         except ApiError as error:
-            while self.unread and self._read(min(self.unread, 1 << 20)):
-                pass
+            with suppress(Cut):
+                self.drain()
             body = {"status": error.status, "code": error.code, "message": error.message}
             self._answer(error.status, body, error.headers)
         except (Cut, ConnectionError):
-            self._cut()
+            self.cut()
 
     def _faulty(self, ep: str) -> None:
         self.state.count(ep, CLASSES.get(ep, "A"))
@@ -89,35 +63,10 @@ class Handler(BaseHTTPRequestHandler):
         if rule is None:
             return
         self.state.happened("fault", ep, action=rule.action)
-        if rule.after_bytes:
-            self._read(min(self.unread, rule.after_bytes))
-        if rule.action == "status":
-            headers = {"Retry-After": rule.retry_after} if rule.retry_after else {}
-            raise ApiError(rule.status, rule.code, f"injected {rule.code}", headers)
-        if rule.action == "reset":
-            raise Cut
-        if rule.action == "page":
-            self._page(rule.status)
-            raise Cut
-        if rule.action in ("hang", "slow") or (rule.action == "stall" and ep != "b2_download"):
-            time.sleep(rule.seconds)
-            if rule.action != "slow":
-                raise Cut
-
-    def _read(self, size: int) -> bytes:
-        if (rate := self.state.rate) and size > _PACED:  # as a line over a distance: in pieces, each in its time
-            return b"".join(self._read(min(_PACED, size - at)) for at in range(0, size, _PACED))
-        began = time.monotonic()
-        data = self.rfile.read(size)
-        if rate and size > 1 << 16:
-            time.sleep(max(0.0, size / rate - (time.monotonic() - began)))
-        self.unread -= len(data)
-        if len(data) < size:
-            raise Cut  # the client died in the middle of its request
-        return data
+        self.suffer(rule, download=ep == "b2_download")
 
     def _body(self) -> bytes:
-        return self._read(self.unread) if self.unread else b""
+        return self.read(self.unread) if self.unread else b""
 
     def _answer(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
         if self.fault and self.fault.action == "lost":
@@ -135,26 +84,6 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection, data = True, data[: len(data) // 2]
         if self.command != "HEAD":
             self.wfile.write(data)
-
-    def _page(self, status: int) -> None:
-        """What a proxy or a portal in between would say."""
-        self._body()
-        data = b"<html><body>Please log in</body></html>"
-        self.send_response(status)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Connection", "close")
-        if status == 302:
-            self.send_header("Location", f"{self.base}/login")
-        self.end_headers()
-        self.wfile.write(data)
-        self.wfile.flush()
-        time.sleep(0.05)
-
-    def _cut(self) -> None:
-        self.close_connection = True
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.connection.close()
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
@@ -270,27 +199,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        cut_at = self.fault.after_bytes if self.fault and self.fault.action in ("lost", "stall") else None
-        with state.body(version).open("rb") as body:
-            body.seek(start)
-            sent = 0
-            flipped = self.fault is not None and self.fault.action == "flip"
-            block = 1 << 16 if state.rate else 1 << 18
-            while data := body.read(min(block, end - start - sent)):
-                if flipped and sent == 0:
-                    data = bytes([data[0] ^ 1]) + data[1:]
-                if state.rate:
-                    time.sleep(len(data) / state.rate)
-                if cut_at is not None and sent + len(data) > cut_at:
-                    self.wfile.write(data[: cut_at - sent])
-                    self.wfile.flush()
-                    stalled = self.fault.seconds if self.fault and self.fault.action == "stall" else 0.0
-                    time.sleep(stalled or 0.05)  # what was sent must reach the client before the reset does
-                    raise Cut
-                with state.lock:
-                    state.sent += len(data)  # before the client can have it, and ask
-                self.wfile.write(data)
-                sent += len(data)
+        self.send_file(state.body(version), start, end)
 
     def date_time_string(self, timestamp: float | None = None) -> str:
         return super().date_time_string(time.time() + self.state.clock_ahead if timestamp is None else timestamp)

@@ -13,14 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.store_server import ApiError
+
 ALL_CAPABILITIES = ("listBuckets", "listFiles", "readFiles", "writeFiles", "deleteFiles")
 MINIMUM_PART = 5_000_000
-
-
-class ApiError(Exception):
-    def __init__(self, status: int, code: str, message: str = "", headers: dict[str, str] | None = None) -> None:
-        super().__init__(message or code)
-        self.status, self.code, self.message, self.headers = status, code, message or code, headers or {}
 
 
 @dataclass

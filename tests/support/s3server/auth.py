@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from tests.support.s3server.state import ApiError, Key
+from tests.support.s3server.state import Key
+from tests.support.store_server import ApiError
 
 _HEADER = re.compile(
     r"AWS4-HMAC-SHA256 Credential=(?P<id>[^/]+)/(?P<day>\d{8})/(?P<region>[^/]+)/s3/aws4_request,"

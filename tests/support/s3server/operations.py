@@ -12,7 +12,8 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from tests.support.s3server.state import ApiError, Key, Part, Upload, Version
+from tests.support.s3server.state import Key, Part, Upload, Version
+from tests.support.store_server import ApiError
 
 
 def operation(method: str, key: str, query: Mapping[str, str], headers: Mapping[str, str]) -> str:

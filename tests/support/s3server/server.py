@@ -3,27 +3,21 @@
 import base64
 import hashlib
 import json
-import socket
-import struct
 import time
 import urllib.parse
 from contextlib import suppress
 from dataclasses import asdict
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
+from tests.support import store_server
 from tests.support.s3server import auth
 from tests.support.s3server.operations import CALLS, operation
-from tests.support.s3server.state import ApiError, Fault, Key, State, Traits
+from tests.support.s3server.state import Fault, Key, State, Traits
+from tests.support.store_server import ApiError, Cut
 
-_PACED = 1 << 18
 _NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
-
-
-class Cut(Exception):  # noqa: N818
-    """End the connection without an answer."""
 
 
 class Received(NamedTuple):
@@ -35,30 +29,11 @@ class Received(NamedTuple):
     sha1: str
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
+class Handler(store_server.Handler):
     state: State
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed is normal here."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Server
-    disable_nagle_algorithm = True
     wbufsize = 1 << 16
     fault: Fault | None = None
-    unread = 0
     payload = ""
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        pass
-
-    @property
-    def state(self) -> State:
-        return self.server.state
 
     def do_GET(self) -> None:
         self._serve()
@@ -71,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
         self.fault = None
         try:
             if path.startswith("/admin/"):
-                data = json.dumps(self._admin(path[7:], json.loads(self._read(self.unread) or b"{}"))).encode()
+                data = json.dumps(self._admin(path[7:], json.loads(self.read(self.unread) or b"{}"))).encode()
                 self.answer(200, data, {"Content-Type": "application/json"})
             else:
                 if self.headers.get("Expect") == "100-continue":
@@ -80,11 +55,10 @@ class Handler(BaseHTTPRequestHandler):
                 self._store(path, query)
         except ApiError as error:
             with suppress(Cut):
-                while self.unread:
-                    self._read(min(self.unread, 1 << 20))
+                self.drain()
             self.answer_error(error)
         except (Cut, ConnectionError):
-            self._cut()
+            self.cut()
         with suppress(OSError, ValueError):
             self.wfile.flush()
 
@@ -118,42 +92,12 @@ class Handler(BaseHTTPRequestHandler):
         if rule is None:
             return
         self.state.happened("fault", key, action=rule.action, on=ep)
-        if rule.after_bytes:
-            self._read(min(self.unread, rule.after_bytes))
-        if rule.action == "status":
-            raise ApiError(
-                rule.status,
-                rule.code,
-                f"injected {rule.code}",
-                {"Retry-After": rule.retry_after} if rule.retry_after else {},
-            )
         if rule.action == "error200":
-            self._read(self.unread)
+            self.drain()
             raise ApiError(200, rule.code, f"injected {rule.code}")
-        if rule.action == "reset":
-            raise Cut
-        if rule.action == "page":
-            self._read(self.unread)
-            self.answer(rule.status, b"<html><body>Please log in</body></html>", {"Content-Type": "text/html"})
-            raise Cut
-        if rule.action in ("hang", "slow") or (rule.action == "stall" and ep != "GetObject"):
-            time.sleep(rule.seconds)
-            if rule.action != "slow":
-                raise Cut
+        self.suffer(rule, download=ep == "GetObject")
 
     # -- bodies -----------------------------------------------------------------------------------------------------
-
-    def _read(self, size: int) -> bytes:
-        if (rate := self.state.rate) and size > _PACED:  # as a line over a distance: in pieces, each in its time
-            return b"".join(self._read(min(_PACED, size - at)) for at in range(0, size, _PACED))
-        began = time.monotonic()
-        data = self.rfile.read(size)
-        if rate and size > 1 << 16:
-            time.sleep(max(0.0, size / rate - (time.monotonic() - began)))
-        self.unread -= len(data)
-        if len(data) < size:
-            raise Cut  # the client died in the middle of its request
-        return data
 
     def body(self) -> bytes:
         """A small one, checked as ``receive`` does."""
@@ -194,14 +138,14 @@ class Handler(BaseHTTPRequestHandler):
     def _pieces(self) -> Any:
         if not self.payload.startswith("STREAMING-"):
             while self.unread:
-                yield self._read(min(self.unread, 1 << 20))
+                yield self.read(min(self.unread, 1 << 20))
             return
         while True:  # aws-chunked, as other clients send: SIZE;chunk-signature=...
             size = int(self._line().partition(b";")[0], 16)
             if not size:
-                self._read(self.unread)  # the trailer
+                self.read(self.unread)  # the trailer
                 return
-            yield self._read(size)
+            yield self.read(size)
             self._line()
 
     def _line(self) -> bytes:
@@ -259,13 +203,12 @@ class Handler(BaseHTTPRequestHandler):
             data = b"" if self.command == "HEAD" else self._error_document(error)
             self.answer(error.status, data, {"Content-Type": "application/xml", **error.headers})
         except (Cut, ConnectionError):
-            self._cut()
+            self.cut()
 
     def send_object(self, file: Path, size: int, headers: dict[str, str], span: tuple[int, int] | None) -> None:
         """The bytes from disk, with the faults that a download can have."""
-        state, fault = self.state, self.fault
         start, end = span or (0, size)
-        self.send_response(200 if span is None else state.traits.range_status)
+        self.send_response(200 if span is None else self.state.traits.range_status)
         if span is not None:
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
         for name, value in {**headers, "Content-Length": str(end - start), "Accept-Ranges": "bytes"}.items():
@@ -273,32 +216,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        cut_at = fault.after_bytes if fault and fault.action in ("lost", "stall") else None
-        block, sent = 1 << 16 if state.rate else 1 << 18, 0
-        with file.open("rb") as body:
-            body.seek(start)
-            while data := body.read(min(block, end - start - sent)):
-                if fault and fault.action == "flip" and sent == 0:
-                    data = bytes([data[0] ^ 1]) + data[1:]
-                if state.rate:
-                    time.sleep(len(data) / state.rate)
-                if cut_at is not None and sent + len(data) > cut_at:
-                    self.wfile.write(data[: cut_at - sent])
-                    self.wfile.flush()
-                    stalled = fault.seconds if fault and fault.action == "stall" else 0.0
-                    time.sleep(stalled or 0.05)  # what was sent must reach the client before the reset does
-                    raise Cut
-                with state.lock:
-                    state.sent += len(data)  # before the client can have it, and ask
-                self.wfile.write(data)
-                sent += len(data)
-
-    def _cut(self) -> None:
-        self.close_connection = True
-        with suppress(OSError, ValueError):
-            self.wfile.flush()
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.connection.close()
+        self.send_file(file, start, end)
 
     def date_time_string(self, timestamp: float | None = None) -> str:
         return super().date_time_string(self.state.now() if timestamp is None else timestamp)

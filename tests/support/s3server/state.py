@@ -18,20 +18,6 @@ ALL_PERMISSIONS = ("put", "get", "list", "versions", "delete")
 MINIMUM_PART = 5 << 20
 
 
-class ApiError(Exception):
-    def __init__(
-        self, status: int, code: str, message: str = "", headers: dict[str, str] | None = None, extra: str = ""
-    ) -> None:
-        super().__init__(message or code)
-        self.status, self.code, self.message, self.headers, self.extra = (
-            status,
-            code,
-            message or code,
-            headers or {},
-            extra,
-        )
-
-
 @dataclass
 class Key:
     access_key: str
