@@ -715,8 +715,9 @@ class EvaluationSettings(Section):
     )
     dir: Path | None = Field(
         None,
-        description="directory for its output and for checkpoints fetched from the store; default: below state_dir;"
-        " never under output_dir; with user, one that this user can enter",
+        description="podwatch makes podwatch-evaluation-RUN_ID in it, for outputs and for checkpoints fetched from the"
+        " store, and touches nothing else there; default: below state_dir; never under output_dir; with user, one that"
+        " this user can enter",
     )
     cwd: Path | None = Field(None, description="working directory; default: that of training")
     env_file: Path | None = Field(

@@ -22,6 +22,7 @@ from podwatch.domain.finding import Severity
 from podwatch.domain.snapshot import GpuState
 from podwatch.hooks.child import problem_of
 from podwatch.hooks.evaluation import Evaluations, Room
+from podwatch.hooks.evaluation_files import place_of
 from podwatch.hooks.runner import Desk
 from podwatch.journal import Journal
 from podwatch.policy.evaluation import BEST_PIN, Result, Target
@@ -161,7 +162,7 @@ async def make_evaluations(
     restorer = None
     if parts.syncer is not None:
         restorer = make_restorer(settings, run.layout, run.workspace, host.journal.sync, "evaluation")
-    place = settings.evaluation.dir or run.paths.state / "evaluation"
+    place = place_of(settings.evaluation, run.paths.state, settings.run_id)
     what, fix = await worker.call(problem_of, settings.evaluation.as_check(), settings, os.environ)
     if what:
         host.bus.say(EventName.CONFIG_WARNING, f"evaluations cannot run: {what}. To fix it: {fix}", Severity.WARNING)

@@ -6,11 +6,8 @@ evaluation at a time. Nothing here is on the path of detection, and an exception
 
 import asyncio
 import contextlib
-import json
 import os
-import shutil
-import stat
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -21,7 +18,8 @@ from podwatch.domain.errors import HostError, PodwatchError, UsageError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import scrub
-from podwatch.hooks import child
+from podwatch.hooks import child, evaluation_files
+from podwatch.hooks.evaluation_files import metrics_of, place_of
 from podwatch.hooks.runner import JOURNAL_PAUSE, PAGE, Desk, is_milestone
 from podwatch.journal import Journal
 from podwatch.policy import evaluation as policy
@@ -31,8 +29,6 @@ WATCH_SECONDS: Final = 2.0
 """Time between two looks at the free space while an evaluation runs: a disk takes about 1 GB/s."""
 GPU_SECONDS: Final = 30.0
 """Until the next look for a free GPU."""
-RESULT_BYTES: Final = 4 << 20
-MOST_ENTRIES: Final = 2000
 DISK_SECONDS: Final = 60.0
 """For reading results and deleting what an evaluation left; a hung file system must not end the evaluations."""
 SOURCES: Final = frozenset(
@@ -114,7 +110,7 @@ class Evaluations:
     @property
     def place(self) -> Path:
         """Directory of outputs and of fetched checkpoints."""
-        return self.settings.dir or self._desk.state / "evaluation"
+        return place_of(self.settings, self._desk.state, self._desk.settings.run_id)
 
     # -- state
 
@@ -131,7 +127,7 @@ class Evaluations:
         for target in lost:
             await self._keep(self._failed(target, "podwatch ended while it ran; it is not repeated"), target)
         with contextlib.suppress(PodwatchError, OSError):
-            await self._desk.disk.call(_clean, self.place, timeout=DISK_SECONDS)
+            await self._desk.disk.call(evaluation_files.clean, self.place, timeout=DISK_SECONDS)
 
     async def _save(self, state: State) -> None:
         """Durable on return. Raises HostError."""
@@ -251,32 +247,31 @@ class Evaluations:
     async def _prepared(self, target: Target) -> AsyncIterator[Prepared | Result]:
         """The evaluation, ready to run, or its result if it cannot. At the end everything that it left in its directory
         is deleted."""
-        work = self.place / f"step-{target.step}"
         try:
             self.reading |= {target.step}
-            yield await self._prepare(target, work)
+            yield await self._prepare(target)
         finally:
             self.reading -= {target.step}
             with contextlib.suppress(PodwatchError, OSError):
-                await asyncio.shield(self._desk.disk.call(_remove, work, timeout=DISK_SECONDS))
+                left = self._desk.disk.call(evaluation_files.remove, self.place, target.step, timeout=DISK_SECONDS)
+                await asyncio.shield(left)
 
-    async def _prepare(self, target: Target, work: Path) -> Prepared | Result:
+    async def _prepare(self, target: Target) -> Prepared | Result:
         room = await self._site.room()
         if room.free is not None and not policy.enough_room(room.free, room.needed):
             return self._failed(target, f"the disk has {format_size(room.free)} free; {_KEPT.format(_size(room))}")
         source = "local"
         try:
-            await self._desk.disk.call(_make, work, self.settings.user, timeout=DISK_SECONDS)
+            order = (self.place, target.step, self.settings.user)
+            work = await self._desk.disk.call(evaluation_files.make, *order, timeout=DISK_SECONDS)
             found = await self._site.here(target)
             if found is None:
                 source = "store"
-                fetched = work / "checkpoint"
-                await self._desk.disk.call(fetched.mkdir, timeout=DISK_SECONDS)
-                found = await self._site.fetch(target.step, fetched)
+                found = await self._site.fetch(target.step, work / "checkpoint")
         except PodwatchError as error:
             return self._failed(target, str(error), source)
         except OSError as error:
-            return self._failed(target, f"cannot write to {work}: {error.strerror or error}", source)
+            return self._failed(target, f"cannot write to {self.place}: {error.strerror or error}", source)
         save_id, about = found
         target = replace(target, save_id=save_id)
         output = work / "output"
@@ -335,7 +330,7 @@ class Evaluations:
         why = done.why(settings.timeout)
         if done.ok:
             try:
-                metrics = await desk.disk.call(_metrics, one.output, done.tail, timeout=DISK_SECONDS)
+                metrics = await desk.disk.call(metrics_of, one.output, done.tail, timeout=DISK_SECONDS)
             except (OSError, ValueError) as error:
                 why = f"cannot read its results: {error}"
             why = why or ("" if metrics else NO_RESULTS)
@@ -442,74 +437,3 @@ def _size(room: Room) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share < 100 else "more than 100 times"
-
-
-# -- files (all of these block) --------------------------------------------------------------------------------------
-
-
-def _make(work: Path, user: str) -> None:
-    """Empty directories for one evaluation, which belong to ``user``."""
-    _remove(work)
-    work.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    work.mkdir(mode=0o700)
-    (work / "output").mkdir(mode=0o700)
-    if user:
-        for path in (work, work / "output"):
-            shutil.chown(path, user)
-
-
-def _remove(work: Path) -> None:
-    if work.is_symlink():
-        work.unlink()
-    shutil.rmtree(work, ignore_errors=True)
-
-
-def _clean(place: Path) -> None:
-    """Delete what an interrupted podwatch left."""
-    for path in place.glob("step-*"):
-        _remove(path)
-
-
-def _metrics(output: Path, tail: str) -> dict[str, float]:
-    """The numbers of results.json, else of the newest results*.json below ``output``, else of the last line of the
-    command's output. Raises ValueError if the file is no JSON."""
-    for path in (output / "results.json", *_newest_first(output)):
-        text = _read(path)
-        if text is not None:
-            return policy.flatten(json.loads(text))
-    for line in reversed(tail.splitlines()):
-        if line.strip():
-            with contextlib.suppress(ValueError, RecursionError):
-                return policy.flatten(json.loads(line))
-            return {}
-    return {}
-
-
-def _newest_first(output: Path) -> Iterator[Path]:
-    found: list[tuple[float, Path]] = []
-    seen = 0
-    for root, _, names in os.walk(output):
-        for name in names:
-            seen += 1
-            if seen > MOST_ENTRIES:
-                break
-            if name.startswith("results") and name.endswith(".json"):
-                path = Path(root, name)
-                with contextlib.suppress(OSError):
-                    found.append((path.lstat().st_mtime, path))
-    yield from (path for _, path in sorted(found, reverse=True))
-
-
-def _read(path: Path) -> str | None:
-    """The text of a regular file; None if it is none. A link or a pipe of the command is not followed."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with os.fdopen(descriptor, "rb") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            return None
-        if about.st_size > RESULT_BYTES:
-            raise ValueError(f"{path.name} is larger than {format_size(RESULT_BYTES)}")
-        return file.read(RESULT_BYTES).decode("utf-8", "replace")
