@@ -301,5 +301,7 @@ def test_the_nodes_of_a_run_and_the_one_that_ended_it() -> None:
     assert found["nodes"][0] == "0 n1 running step 41; 1 n2 gave-up step 40 (the reason for the end)"
     assert found["nodes"][1], "it stands out"
     assert found["store"][0] == "b2://bucket; node 0 uploads for all nodes"
+    found = {name: (text, colour) for name, text, colour in rows(document | {"node_count": 3})}
+    assert found["nodes"][0].endswith("(the reason for the end); 1 of 3 nodes has not reported")
     nodes[0]["silent_seconds"], nodes[1]["reason"] = 75.0, False
     assert "0 n1 running step 41, silent for" in dict(row[:2] for row in rows(document))["nodes"]

@@ -82,6 +82,20 @@ def test_a_lost_gpu_is_down_without_values():
     assert value(view, "podwatch_gpu_memory_used_bytes", gpu="0", uuid="GPU-00000000") is None
 
 
+def test_the_nodes_of_a_run_and_the_one_that_ended_it():
+    view, ended = views.gang(), views.gang(ended=True)
+    first, second = {"node": "0", "host": "gpu-0.cluster"}, {"node": "1", "host": "gpu-1.cluster"}
+    assert value(view, "podwatch_nodes") == 3
+    assert value(view, "podwatch_node_report_age_seconds", **second) == 34
+    assert value(view, "podwatch_node_step", **first) == 85
+    assert value(view, "podwatch_node_phase", **first, phase="running") == 1
+    assert value(view, "podwatch_node_report_age_seconds", node="2", host="gpu-2.cluster") is None
+    assert value(ended, "podwatch_node_step", node="2", host="gpu-2.cluster") is None
+    assert [value(v, "podwatch_node_is_reason", **second) for v in (view, ended)] == [0, 1]
+    assert value(views.healthy(), "podwatch_nodes") == 1
+    assert not [n for n, _ in samples(views.healthy()) if n.startswith("podwatch_node_")]
+
+
 @pytest.mark.parametrize("name", views.ALL)
 def test_names_and_labels_follow_the_conventions(name):
     for (metric, labels), number in samples(views.ALL[name]()).items():

@@ -1,6 +1,7 @@
 """The page at ``/``: what it shows in each state, and that nothing in it is ever HTML but the template."""
 
 import copy
+import html
 import html.parser
 import re
 from typing import Any
@@ -132,6 +133,29 @@ def test_progress_is_per_cent_and_time_to_the_end() -> None:
     document["account"] = None
     assert "42 %</strong> done, ends in about 7 h 40 min<" in page.render(document)
     assert "done, ends in" not in shown(views.gave_up())
+
+
+def table_of(text: str) -> list[list[str]]:
+    """The words of each row of the page's table of nodes."""
+    found = re.search(r'<section aria-labelledby="nodes-title">.*?</section>', text, re.DOTALL)
+    assert found
+    rows = re.findall(r"<tr.*?</tr>", found[0])
+    return [[html.unescape(re.sub("<[^>]*>", "", c)) for c in re.findall(r"<t[hd].*?</t[hd]>", row)] for row in rows]
+
+
+def test_the_nodes_of_a_run_are_a_table_with_the_one_that_ended_it() -> None:
+    text = shown(views.gang())
+    assert table_of(text) == [
+        ["node", "host", "phase", "step", "last report"],
+        ["0 (here)", "gpu-0.cluster", "running", "85", "just now"],
+        ["1", "gpu-1.cluster", "running", "84", "34\xa0s ago"],
+    ]
+    assert "1 of 3 nodes has not reported" in text
+    assert text.count("34\xa0s ago") == 1, "the row of the terminal is not repeated"
+    ended = table_of(shown(views.gang(ended=True)))
+    assert ended[2] == ["1", "gpu-1.cluster", "gave-up; the reason for the end", "84", "34\xa0s ago"]
+    assert ended[3] == ["2", "gpu-2.cluster", "running", "?", "just now"]
+    assert "nodes-title" not in shown(views.healthy()), "one node: no table"
 
 
 def test_ids_are_unique_and_named_by_headings() -> None:

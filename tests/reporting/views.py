@@ -13,6 +13,7 @@ from podwatch.detection.one_failure import Healing, fold
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.event import Incident
 from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.gang import NodeView
 from podwatch.domain.policy import DetectionPolicy, Policies, RestartPolicy
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
@@ -334,6 +335,14 @@ def stopped() -> DaemonView:
     return replace(view, snapshot=snapshot, desired=Desired.STOPPED)
 
 
+def gang(*, ended: bool = False) -> DaemonView:
+    """Rank 0 of a run over three nodes, of which the last has not reported. ``ended``: node 1 failed, and all end."""
+    here = NodeView(0, "gpu-0.cluster", "stopping" if ended else "running", 85, 0.4, here=True)
+    other = NodeView(1, "gpu-1.cluster", "gave-up" if ended else "running", 84, 34.0, reason=ended)
+    last = (NodeView(2, "gpu-2.cluster", "running", None, 0.9),) if ended else ()
+    return replace(down(ended=True) if ended else healthy(), nodes=(here, other, *last), node_count=3)
+
+
 ALL = {
     "running": healthy,
     "after-recovery": after_recovery,
@@ -343,4 +352,6 @@ ALL = {
     "not-backed-up": not_backed_up,
     "blind": blind,
     "stopped": stopped,
+    "nodes": gang,
+    "nodes-ended": lambda: gang(ended=True),
 }

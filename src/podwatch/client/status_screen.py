@@ -270,7 +270,7 @@ def rows(document: Document, layout: Layout = _WHOLE) -> Iterator[Row]:
     if checkpoints := _dict(document, "checkpoints"):
         yield _checkpoint_row(document, checkpoints)
     if nodes := _list(document, "nodes"):
-        yield _nodes_row(nodes)
+        yield _nodes_row(document, nodes)
     if sync := _dict(document, "sync"):
         yield _store_row(document, sync)
         if upload := _uploading(sync):
@@ -474,11 +474,20 @@ def _checkpoint_row(document: Document, checkpoints: Document) -> Row:
     return "checkpoint", f"newest complete: step {newest} ({age}); {count} on this pod", ""
 
 
-_SILENT_SECONDS = 20.0
+SILENT_SECONDS = 20.0
 """A node that has not reported for this long is shown so; it reports every second."""
+REASON = "the reason for the end"
 
 
-def _nodes_row(nodes: list[dict[str, Any]]) -> Row:
+def unreported(document: Document) -> str:
+    """``1 of 4 nodes has not reported``; empty if all have."""
+    count, seen = document.get("node_count"), len(_list(document, "nodes"))
+    if not isinstance(count, int) or seen >= count:
+        return ""
+    return f"{count - seen} of {count} nodes {'has' if count - seen == 1 else 'have'} not reported"
+
+
+def _nodes_row(document: Document, nodes: list[dict[str, Any]]) -> Row:
     """The nodes of this run, and which one is the reason for the end of the attempt."""
     texts, colour = [], ""
     for node in nodes:
@@ -486,10 +495,12 @@ def _nodes_row(nodes: list[dict[str, Any]]) -> Row:
         step = "" if node.get("step") is None else f" step {node['step']}"
         text = f"{node.get('rank')} {_clean(node.get('host') or '')} {_clean(node.get('phase') or '')}{step}"
         if node.get("reason"):
-            text, colour = f"{text} (the reason for the end)", RED
-        elif silent >= _SILENT_SECONDS:
+            text, colour = f"{text} ({REASON})", RED
+        elif silent >= SILENT_SECONDS:
             text, colour = f"{text}, silent for {span(silent)}", colour or YELLOW
         texts.append(text)
+    if missing := unreported(document):
+        texts, colour = [*texts, missing], colour or YELLOW
     return "nodes", "; ".join(texts), colour
 
 

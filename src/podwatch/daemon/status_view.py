@@ -228,6 +228,7 @@ class StatusSource:
             capabilities=parts.checkpoints.capabilities.to_dict(),
             end=self._exit.verdict,
             nodes=() if parts.gang is None else parts.gang.view(),
+            node_count=1 if parts.gang is None else parts.gang.place.count,
             best_result=self._best(),
             account=self.books.accountant.account(
                 target=parts.run.config.policies.detection.max_steps,

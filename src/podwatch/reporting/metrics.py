@@ -42,6 +42,7 @@ class ViewCollector(Collector):
         yield from _host(view)
         yield from _figures(view)
         yield from _backups(view)
+        yield from _nodes(view)
         yield from _counters(view)
         yield from _account(view.account)
 
@@ -249,6 +250,28 @@ def _backups(view: DaemonView) -> Iterable[Metric]:
     for level in UPLOAD_PRIORITIES:
         family.add_metric([level], float(level == sync.pace.level))
     yield family
+
+
+def _nodes(view: DaemonView) -> Iterable[Metric]:
+    """The other nodes as this one has heard of them. A node that has not reported has no sample."""
+    yield from _gauge("podwatch_nodes", "Nodes of the run", view.node_count)
+    if not view.nodes:
+        return
+    labels = ["node", "host"]
+    age = GaugeMetricFamily("podwatch_node_report_age_seconds", "Time since the node's last report", labels=labels)
+    step = GaugeMetricFamily("podwatch_node_step", "Newest training step seen on the node", labels=labels)
+    reason = GaugeMetricFamily(
+        "podwatch_node_is_reason", "1 for the node that is the reason for the end of this attempt", labels=labels
+    )
+    phase = GaugeMetricFamily("podwatch_node_phase", "1 for the node's current phase", labels=[*labels, "phase"])
+    for node in view.nodes:
+        who = [str(node.rank), scrub(node.host)]
+        age.add_metric(who, node.silent)
+        reason.add_metric(who, float(node.reason))
+        phase.add_metric([*who, node.phase], 1.0)
+        if node.step is not None:
+            step.add_metric(who, float(node.step))
+    yield from (age, step, reason, phase)
 
 
 def _counters(view: DaemonView) -> Iterable[Metric]:

@@ -7,18 +7,21 @@ replaces the parts that changed; without it the page shows everything at each re
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from podwatch.client.format import ago, from_rfc3339, local, size, span
 from podwatch.client.status_screen import (
     NOT_BACKED_UP,
+    REASON,
     RED,
+    SILENT_SECONDS,
     YELLOW,
     Document,
     incident_text,
     not_backed_up,
     rows,
+    unreported,
     verdict,
 )
 from podwatch.client.text import BEFORE_UNIT, NO_BREAK
@@ -99,6 +102,7 @@ fill='%23{_ICONS.get(overall, '555555')}'/></svg>"
         _verdict(document, word),
         _part("needs", "Needs you", _needs(document)),
         _part("progress", "Progress", _progress(document, facts)),
+        tag("div", _nodes(document), id="nodes", data_part=True),
         _part("machine", "GPUs and disk", _machine(document, facts)),
         _part("checkpoints", "Checkpoints", _checkpoints(document, facts)),
         _part("incidents", "Incidents", _incidents(document, incidents)),
@@ -115,7 +119,9 @@ def history_of(moments: Sequence[Moment], now: float, stamp: str) -> Html:
     return tag("div", plots(moments, now), data_stamp=stamp)
 
 
-_ELSEWHERE = ("step", "progress", "outage", "disk", "checkpoint", "store", "upload", "last death", "log", "run")
+_ELSEWHERE: Final = frozenset(
+    ("step", "progress", "outage", "disk", "checkpoint", "store", "upload", "last death", "log", "run", "nodes")
+)
 """Rows of the terminal's screen that have a part of their own here; GPUs too."""
 
 
@@ -192,6 +198,35 @@ def _left(document: Document, training: Mapping[str, Any]) -> str:
     return f", ends in about {span(pace * left)}" if isinstance(pace, int | float) and left > 0 else ""
 
 
+def _nodes(document: Document) -> Html:
+    """The nodes of a run over several nodes; empty for a run on one node."""
+    nodes = _dicts(document.get("nodes"))
+    if not nodes:
+        return Html("")
+    table = _table(("node", "host", "phase", "step", "last report"), map(_node, nodes), "Nodes of this run")
+    missing = unreported(document)
+    content = joined(tag("p", missing, class_="small") if missing else "", table)
+    return tag("section", tag("h2", "Nodes", id="nodes-title"), content, aria_labelledby="nodes-title")
+
+
+def _node(node: Mapping[str, Any]) -> Html:
+    silent, reason = node.get("silent_seconds"), bool(node.get("reason"))
+    age = BEFORE_UNIT.sub(NO_BREAK, ago(silent)) if isinstance(silent, int | float) else "?"
+    quiet = isinstance(silent, int | float) and silent >= SILENT_SECONDS
+    state = tag("td", str(node.get("phase") or ""), tag("strong", f"; {REASON}") if reason else "")
+    name = f"{node.get('rank')} (here)" if node.get("here") else node.get("rank")
+    step = "?" if node.get("step") is None else node["step"]
+    cells = (tag("td", node.get("host") or ""), state, tag("td", step), tag("td", tag("strong", age) if quiet else age))
+    return tag("tr", tag("th", name, scope="row"), *cells, class_="bad" if reason else "warn" if quiet else None)
+
+
+def _table(heads: Sequence[str], lines: Iterable[Html], label: str) -> Html:
+    """Within its own width on a narrow screen: reached by keyboard, scrolled there."""
+    first = tag("tr", *(tag("th", head, scope="col") for head in heads))
+    table = tag("table", tag("thead", first), tag("tbody", *lines))
+    return tag("div", table, class_="wide", role="region", tabindex="0", aria_label=label)
+
+
 def _machine(document: Document, facts: Sequence[tuple[str, str, str]]) -> Html:
     shares: dict[str, object] = {}
     for gpu in _dicts(document.get("gpus")):
@@ -226,10 +261,8 @@ def _checkpoints(document: Document, facts: Sequence[tuple[str, str, str]]) -> H
         weight = size(_number(one)).replace(" ", NO_BREAK)
         cells = (f"{state}; pinned" if one.get("pinned") is not None else state, age, weight, where)
         lines.append(tag("tr", tag("th", one.get("step"), scope="row"), *(tag("td", cell) for cell in cells)))
-    heads = (tag("th", name, scope="col") for name in ("step", "on this pod", "saved", "size", "in the store"))
-    table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *lines)) if lines else ""
-    if table:
-        table = tag("div", table, class_="wide", role="region", tabindex="0", aria_label="Checkpoints on this pod")
+    heads = ("step", "on this pod", "saved", "size", "in the store")
+    table = _table(heads, lines, "Checkpoints on this pod") if lines else ""
     return joined(_facts([row for row in facts if row[0] in ("checkpoint", "store", "upload")]), table)
 
 
@@ -254,7 +287,7 @@ def _log(lines: Sequence[str]) -> Html:
     return tag("pre", "\n".join(line.replace("\n", " ")[:MAX_LINE] for line in lines[-LOG_LINES:]))
 
 
-def _facts(facts: Sequence[tuple[str, str, str]], without: Sequence[str] = ()) -> Html:
+def _facts(facts: Sequence[tuple[str, str, str]], without: Collection[str] = ()) -> Html:
     shown = [row for row in facts if row[0] not in without and not (without and row[0].startswith("GPU "))]
     entries = (joined(tag("dt", label), tag("dd", prose(text), class_=_tone(tone))) for label, text, tone in shown)
     return tag("dl", *entries) if shown else Html("")
@@ -292,7 +325,7 @@ background:#4b535c;overflow-wrap:anywhere;font-weight:600}
 .small,dt,th{color:var(--dim);font-size:.875rem}
 dl{display:grid;grid-template-columns:6.2rem 1fr;gap:.35rem .6rem}
 dt{padding-top:.1rem}dd{margin:0;overflow-wrap:anywhere}
-.bad>p>strong,dd.bad{color:var(--bad)}.warn>p>strong,dd.warn{color:var(--warn)}
+.bad>p>strong,.bad>td>strong,dd.bad{color:var(--bad)}.warn>p>strong,.warn>td>strong,dd.warn{color:var(--warn)}
 .bar{display:block;width:100%;height:.6rem;margin-top:.25rem;border-radius:.3rem;background:var(--line);fill:var(--bar)}
 .bar.bad{fill:var(--bad)}.bar.warn{fill:var(--warnbar)}
 .cards{list-style:none;padding:0}
@@ -303,7 +336,7 @@ margin:.5rem 0;overflow-wrap:anywhere}
 table{border-collapse:collapse;width:100%}
 th,td{text-align:left;padding:.25rem .5rem .25rem 0;border-bottom:1px solid var(--line);vertical-align:top;
 font-variant-numeric:tabular-nums}
-td{font-size:.9375rem}td:nth-child(2){overflow-wrap:anywhere}
+td{font-size:.9375rem}td:nth-child(2){overflow-wrap:anywhere}#nodes td:nth-child(2){min-width:6.5rem}
 @media (max-width:18rem){dl{grid-template-columns:1fr;gap:0 .6rem}.wide{overflow-x:auto}}
 figure{margin:.9rem 0 0}figcaption{font-size:.875rem;overflow-wrap:anywhere}
 .strip,.chart{display:block;width:100%;background:var(--card);border:1px solid var(--line);border-radius:.25rem}

@@ -69,6 +69,7 @@ def _document(view: DaemonView) -> dict[str, Any]:
             }
             for node in view.nodes
         ],
+        "node_count": view.node_count,
         "account": account_document(view.account),
         "sensors": _sensors(view),
         "counters": _counters(view),

@@ -99,7 +99,9 @@ class DaemonView:
     end: Verdict | None = None
     """How the run ended here; None while it has not."""
     nodes: tuple[NodeView, ...] = ()
-    """The nodes of a run over several nodes, by rank; empty for a run on one node."""
+    """The nodes of a run over several nodes that have reported, by rank; empty for a run on one node."""
+    node_count: int = 1
+    """How many nodes the run has."""
     account: Account | None = None
     """The run's time and money; None before podwatch observes the run."""
     best_result: str = ""

@@ -85,8 +85,12 @@ def view(minute: int) -> DaemonView:
         incidents={"silent-death": 1, "trainer-exited": restarts - 1} if restarts else {},
         events={"published": minute // 20, "finding-raised": minute // 60},
     )  # fmt: skip
+    nodes = views.gang(ended=minute in GAVE_UP).nodes[:2]
+    if minute not in DEAD:
+        nodes = tuple(replace(node, silent=0.9) for node in nodes)
     return replace(
-        here, snapshot=snapshot, sync=sync, counters=counters, checkpoints=checkpoints, steps_at_risk=step - saved,
+        here, nodes=nodes, node_count=2, snapshot=snapshot,
+        sync=sync, counters=counters, checkpoints=checkpoints, steps_at_risk=step - saved,
         findings=(*here.findings, *lag), now_wall=wall, started_wall=START - 600,
     )  # fmt: skip
 

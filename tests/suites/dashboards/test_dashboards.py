@@ -31,7 +31,7 @@ QUERIES += [(f"annotation {a['name']}", a["expr"]) for a in DASHBOARD["annotatio
 ALERTS = re.findall(r"alert: (\w+)", RULES.read_text())
 OCCUR = {
     "PodwatchUnreachable", "PodwatchGaveUp", "PodwatchTrainingDown", "PodwatchRestartsOften", "PodwatchBackupOld",
-    "PodwatchCriticalFinding", "PodwatchWarning",
+    "PodwatchCriticalFinding", "PodwatchWarning", "PodwatchNodeMissing",
 }  # fmt: skip
 """Alerts whose condition is met at some time of the night. For the others tests/suites/dashboards/alerts_test.yml is
 all the proof."""

@@ -86,6 +86,8 @@ STATES = {
     "blocked": blocked,
     "finished": finished,
     "new-pod": new_pod,
+    "nodes": views.gang,
+    "nodes-ended": views.ALL["nodes-ended"],
 }
 
 
