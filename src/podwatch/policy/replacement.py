@@ -150,7 +150,8 @@ def observed(records: tuple[Record, ...], facts: Facts) -> tuple[Record, ...]:
     for provider, one, generation in _labelled(facts):
         there.setdefault(generation, {})[provider, one.id] = one
         if generation not in by_generation and _sends(one, facts):
-            since = min(one.created_wall, facts.now) if (one.created_wall or 0.0) > 0.0 else facts.now
+            made = one.created_wall or 0.0  # some lists print 0001-01-01 where they know no time
+            since = min(made, facts.now) if made > 0.0 else facts.now
             new = Record(generation, provider, one.price_per_hour, since, lease=facts.lease, settled=True)
             by_generation[generation] = new
     found = tuple(_listed(by_generation[g], there.get(g, {}), facts) for g in sorted(by_generation))
@@ -405,7 +406,9 @@ def _destroy(records: tuple[Record, ...], facts: Facts) -> Decision | None:
 def _double(one: Rented, record: Record, facts: Facts) -> str:
     """Why this machine is not the one of its label; empty if it is. The one that sends the heartbeat stays, then the
     one that is listed first by its time of creation."""
-    same = [other for _, other, g in _labelled(facts) if g == record.generation and other.state is not RentedState.ENDED]
+    same = [
+        other for _, other, g in _labelled(facts) if g == record.generation and other.state is not RentedState.ENDED
+    ]
     if len(same) < 2:
         return ""
     beating = facts.beat.instance.id if facts.beat is not None else ""
