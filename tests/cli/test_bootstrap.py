@@ -1,5 +1,6 @@
 """``podwatch bootstrap`` as a real process on a pretended bare pod: what it shows, what it refuses, what it writes."""
 
+import contextlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from podwatch.stores.local import LocalStore
 from podwatch.sync.runs.bootstrap import start_artefacts
 from podwatch.sync.upload.artifacts import scrubber
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from tests.support.small_disk import small_mount
 
 SECRET = "K005veryrandom47secret11value"
 DIGEST = re.compile(r"^  digest +([0-9a-f]{64})$", re.M)
@@ -226,6 +228,23 @@ def test_a_file_of_other_content_is_never_replaced_silently(pods: Pods) -> None:
     (kept,) = pods.home.glob("config.toml.before-bootstrap-*")
     assert kept.read_text() == "mine\n"
     assert str(kept) in said
+
+
+def test_a_full_disk_leaves_the_file_that_was_to_be_replaced_in_its_place(pods: Pods) -> None:
+    disk = pods.home / "disk"
+    with small_mount(disk, 256 << 10) as mounted:
+        if not mounted:
+            pytest.skip("cannot mount here")
+        config = disk / "config.toml"
+        pods.stored(files={config: "lr = 1\n" * 1000}, command=f'["/bin/true", "{config}"]')
+        config.write_text("mine\n")
+        with (disk / "full").open("wb", buffering=0) as full, contextlib.suppress(OSError):
+            while True:
+                full.write(bytes(4096))
+        said = pods.place("--trust", "--existing", "replace", code=69)
+        assert f"podwatch cannot write a file of the run: No space left on device ({config})" in said
+        assert config.read_text() == "mine\n"
+        assert sorted(p.name for p in disk.iterdir()) == ["config.toml", "full"]
 
 
 @pytest.mark.parametrize("link", ["file", "directory", "dangling"])

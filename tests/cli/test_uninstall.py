@@ -127,9 +127,11 @@ def pod(tmp_path: Path) -> Pod:
     made.root.mkdir()
     for step in (10, 20, 30):
         save(made, step)
+    # A card of its own: without one, a process of another test that holds NVIDIA's files passes for this training.
     (made.root / "podwatch.toml").write_text(
         f'run_id = "r"\nstate_dir = "{made.root}/state"\n[trainer]\nlayout = "hf"\noutput_dir = "{made.output}"\n'
-        f'command = ["{sys.executable}", "train.py"]\n[sync]\nstore = "file://{made.root}/store"\n'
+        f'command = ["{sys.executable}", "train.py"]\n[gpu]\ninference = [61]\n'
+        f'[sync]\nstore = "file://{made.root}/store"\n'
     )
     (made.root / "podwatch.toml").chmod(0o600)
     Journal.open(made.state / "journal.sqlite").close()

@@ -228,11 +228,36 @@ def test_a_zombie_that_comes_back_costs_again_and_is_destroyed() -> None:
     assert (decide(after, found).action, decide(after, found).id) == (Action.DESTROY, "m3")
 
 
-def test_a_machine_whose_record_is_lost_gets_one() -> None:
-    after = observed((), facts(machine(7)))
-    assert [r.generation for r in after] == [7]
+def test_a_machine_whose_record_is_lost_gets_one_by_its_heartbeat() -> None:
+    by_label, by_id = of(7), replace(DEAD, age=10.0, instance=Instance("vast", "m7"))
+    for beat in (by_label, by_id):
+        assert [r.generation for r in observed((), facts(machine(7), beat=beat))] == [7]
+    zero_time = replace(machine(7), created_wall=-62_135_596_800.0)  # 0001-01-01, as Go prints no time
+    assert spent(observed((), facts(zero_time, beat=by_label)), NOW) == 0.0
     ended = replace(machine(7, "ended"), created_wall=NOW - 9000)
     assert decided(facts(ended)).generation == 8
+
+
+@pytest.mark.parametrize("change", [{}, {"end_code": 0}, {"beat": None}, {"beat": of(2, age=4000.0)}])
+def test_a_machine_of_a_run_of_the_same_name_in_another_store_is_never_destroyed(change: dict) -> None:
+    theirs = replace(machine(1), created_wall=NOW - 90_000)
+    found = facts(theirs, **change)
+    mine = record(2, billed=(replace(record(2).billed[0], until=NOW - 5000),))
+    after = observed((mine,), found)
+    assert [r.generation for r in after] == [2]
+    done = decide(after, found)
+    assert done.action is not Action.DESTROY
+    assert done.action is not Action.CREATE
+    if found.end_code is None:
+        assert done.action is Action.ALERT
+        assert "Machine m1 at vast has the label podwatch:r:1, but this store has no record of it" in done.reason
+
+
+def test_a_price_that_falls_does_not_make_the_past_cheaper() -> None:
+    """A stopped machine is listed with the price of its disk."""
+    stopped = observed((record(3),), facts(machine(3, "stopped", price=0.01)))
+    assert spent(stopped, NOW) == pytest.approx(2.0)
+    assert spent(observed(stopped, facts(machine(3, price=1.5))), NOW) == pytest.approx(3.0)
 
 
 def test_another_account_is_no_evidence() -> None:

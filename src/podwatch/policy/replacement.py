@@ -143,13 +143,15 @@ class Decision:
 
 def observed(records: tuple[Record, ...], facts: Facts) -> tuple[Record, ...]:
     """The records with what the lists and the heartbeat show, in order of generation. A machine with our label and
-    without a record gets one: it costs money, whoever lost its record."""
+    without a record gets one if this run's heartbeat comes from it: a label alone can be that of a run of the same name
+    in another store."""
     by_generation = {record.generation: record for record in records}
     there: dict[int, dict[tuple[str, str], Rented]] = {}
-    for provider, one, generation in _ours(facts):
+    for provider, one, generation in _labelled(facts):
         there.setdefault(generation, {})[provider, one.id] = one
-        if generation not in by_generation:
-            since = min(one.created_wall or facts.now, facts.now)
+        if generation not in by_generation and _sends(one, facts):
+            made = one.created_wall or 0.0  # some lists print 0001-01-01 where they know no time
+            since = min(made, facts.now) if made > 0.0 else facts.now
             new = Record(generation, provider, one.price_per_hour, since, lease=facts.lease, settled=True)
             by_generation[generation] = new
     found = tuple(_listed(by_generation[g], there.get(g, {}), facts) for g in sorted(by_generation))
@@ -157,7 +159,26 @@ def observed(records: tuple[Record, ...], facts: Facts) -> tuple[Record, ...]:
     return tuple(_judged(record, found, facts) for record in found)
 
 
-def _ours(facts: Facts) -> list[tuple[str, Rented, int]]:
+def _sends(one: Rented, facts: Facts) -> bool:
+    """Whether the heartbeat in this run's store comes from the machine."""
+    beat = facts.beat
+    return beat is not None and (beat.instance.label == one.label or (bool(one.id) and beat.instance.id == one.id))
+
+
+def _recorded(records: tuple[Record, ...], facts: Facts) -> list[tuple[str, Rented, Record]]:
+    """The machines of this run, each with its record."""
+    known = {record.generation: record for record in records}
+    return [(provider, one, known[number]) for provider, one, number in _labelled(facts) if number in known]
+
+
+def _strange(records: tuple[Record, ...], facts: Facts) -> list[tuple[str, Rented]]:
+    """Machines with this run's label that this store has no record of: never destroyed, and nothing is created beside
+    one that lives."""
+    known = {record.generation for record in records}
+    return [(provider, one) for provider, one, number in _labelled(facts) if number not in known]
+
+
+def _labelled(facts: Facts) -> list[tuple[str, Rented, int]]:
     return [
         (provider, one, generation)
         for provider, listing in sorted(facts.lists.items())
@@ -176,7 +197,9 @@ def _listed(record: Record, listed: Mapping[tuple[str, str], Rented], facts: Fac
         one = there.pop((known.provider, known.id), None)
         if one is not None and one.state is not RentedState.ENDED:
             # Whoever was gone and is back cost money in between, as far as anybody knows.
-            billed.append(replace(known, until=None, seen=now, price_per_hour=one.price_per_hour))
+            # A price that falls (of a stopped machine: its disk's) does not make the past cheaper.
+            price = max(known.price_per_hour, one.price_per_hour)
+            billed.append(replace(known, until=None, seen=now, price_per_hour=price))
         elif known.until is None and (one is not None or _gone(known, record, facts)):
             billed.append(replace(known, until=now))
         else:
@@ -357,8 +380,7 @@ def decide(records: tuple[Record, ...], facts: Facts) -> Decision:
 def _destroy(records: tuple[Record, ...], facts: Facts) -> Decision | None:
     """The first machine that may end now. Only one that the provider's own list shows with our whole label. Where its
     pod has left the run, another machine follows: which controller requests it is settled meanwhile."""
-    for provider, one, generation in _ours(facts):
-        record = next(r for r in records if r.generation == generation)
+    for provider, one, record in _recorded(records, facts):
         if one.state is RentedState.ENDED or (provider, one.id) in facts.skip:
             continue
         newest = record is records[-1]
@@ -373,7 +395,7 @@ def _destroy(records: tuple[Record, ...], facts: Facts) -> Decision | None:
                 provider,
                 one.id,
                 one.label,
-                generation,
+                record.generation,
                 account=record.account,
                 prepare=_prepared(records, facts) if follows else 0,
                 next_look=5.0,
@@ -384,7 +406,9 @@ def _destroy(records: tuple[Record, ...], facts: Facts) -> Decision | None:
 def _double(one: Rented, record: Record, facts: Facts) -> str:
     """Why this machine is not the one of its label; empty if it is. The one that sends the heartbeat stays, then the
     one that is listed first by its time of creation."""
-    same = [other for _, other, g in _ours(facts) if g == record.generation and other.state is not RentedState.ENDED]
+    same = [
+        other for _, other, g in _labelled(facts) if g == record.generation and other.state is not RentedState.ENDED
+    ]
     if len(same) < 2:
         return ""
     beating = facts.beat.instance.id if facts.beat is not None else ""
@@ -479,9 +503,17 @@ def _blind(records: tuple[Record, ...], facts: Facts) -> str:
 def _living(records: tuple[Record, ...], facts: Facts) -> Decision | None:
     """A machine of this run that lives, or may: nothing is created beside it."""
     beat = facts.beat
-    for provider, one, generation in _ours(facts):
+    for provider, one in _strange(records, facts):
         if one.state in LIVING:
-            record = next(r for r in records if r.generation == generation)
+            return Decision(
+                Action.ALERT,
+                f"Machine {one.id} at {provider} has the label {one.label}, but this store has no record of it, and the"
+                " heartbeat is not from it: it may be of a run of the same name in another store. Nothing is created"
+                " beside it, and it is not destroyed: destroy it yourself, or give one of the runs another name.",
+                code=ExitCode.FAILED,
+            )
+    for provider, one, record in _recorded(records, facts):
+        if one.state in LIVING:
             overdue = record.ended_at is not None and facts.now - record.ended_at >= OVERDUE_SECONDS
             if overdue and (provider, one.id) in facts.skip:
                 return Decision(
@@ -683,7 +715,7 @@ def _pending(records: tuple[Record, ...], facts: Facts) -> tuple[Claim | None, b
 
 def next_generation(records: tuple[Record, ...], facts: Facts) -> int:
     """The number of the next machine: higher than every one that is known."""
-    known = [r.generation for r in records] + [c.generation for c in facts.claims] + [g for _, _, g in _ours(facts)]
+    known = [r.generation for r in records] + [c.generation for c in facts.claims] + [g for _, _, g in _labelled(facts)]
     return max(known, default=0) + 1
 
 

@@ -285,8 +285,7 @@ def write(file: PlannedFile, roots: Sequence[str], *, replace: bool = False) -> 
         try:
             if replace and file.state == "differs":
                 moved = f"{file.target.name}.before-bootstrap-{secrets.token_hex(4)}"
-                rename_at(directory, file.target.name, directory, moved)
-            _create(directory, file.target.name, file.text.encode(), file.source.mode)
+            _create(directory, file.target.name, file.text.encode(), file.source.mode, moved)
         finally:
             os.close(directory)
     except OSError as error:
@@ -319,8 +318,9 @@ def _open_directory(root: Path, below: Sequence[str]) -> int:
     return fd
 
 
-def _create(directory: int, name: str, data: bytes, mode: int) -> None:
-    """Whole or not at all, and never over a file that exists (FileExistsError)."""
+def _create(directory: int, name: str, data: bytes, mode: int, moved: str | None) -> None:
+    """Whole or not at all, and never over a file that exists (FileExistsError): with ``moved`` that one gets this name
+    first, once the new one is on the disk, and its own again if the new one cannot follow."""
     temporary = f".podwatch-{secrets.token_hex(8)}"
     fd = open_regular(directory, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
@@ -329,7 +329,15 @@ def _create(directory: int, name: str, data: bytes, mode: int) -> None:
             os.fchmod(fd, mode)  # the umask may have removed bits
             out.flush()
             os.fsync(fd)
-        rename_at(directory, temporary, directory, name)
+        if moved is not None:
+            rename_at(directory, name, directory, moved)
+        try:
+            rename_at(directory, temporary, directory, name)
+        except BaseException:
+            if moved is not None:
+                with suppress(OSError):
+                    rename_at(directory, moved, directory, name)
+            raise
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary, dir_fd=directory)
