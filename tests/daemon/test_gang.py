@@ -98,9 +98,9 @@ class Cluster:
         waiting = [asyncio.create_task(gang.awaited()) for gang in others]
         await self.result(leader.gather())
         assert not any(task.done() for task in waiting), "nothing is prepared yet"
-        await self.result(leader.announce(step))
+        await self.result(leader.announce(step, "files"))
         await self.until(lambda: all(task.done() for task in waiting))
-        assert [task.result() for task in waiting] == [step] * len(others)
+        assert [task.result() for task in waiting] == [(step, "files")] * len(others)
 
 
 def in_a_cluster(test: Callable[[Cluster], Awaitable[None]]) -> Callable[[Path], None]:
@@ -130,7 +130,7 @@ async def test_the_others_start_from_the_step_of_rank_0(cluster: Cluster) -> Non
     others = [cluster.add(rank, f"p{rank}", count=3)[0] for rank in (1, 2)]
     await cluster.form(leader, *others, step=40)
     record = cluster.files.record()
-    assert record == GangRecord(1, "job:1", 3, ("p0", "p1", "p2"), True, 40)
+    assert record == GangRecord(1, "job:1", 3, ("p0", "p1", "p2"), True, 40, "files")
     assert [view.rank for view in leader.view()] == [0, 1, 2]
 
 
@@ -154,9 +154,9 @@ async def test_an_old_record_is_not_followed_and_is_replaced(cluster: Cluster) -
     leader, here = cluster.add(0, "p0")
     here.generation = 5
     await cluster.result(leader.gather())
-    await cluster.result(leader.announce(24))
+    await cluster.result(leader.announce(24, "files"))
     await cluster.until(waiting.done)
-    assert waiting.result() == 24
+    assert waiting.result() == (24, "files")
 
 
 @in_a_cluster
@@ -232,6 +232,22 @@ async def test_rank_0_tells_the_others_before_it_ends_that_the_run_is_refused(cl
     assert code(other.over) == 65
     assert not waiting.done(), "it never starts"
     waiting.cancel()
+
+
+@in_a_cluster
+async def test_a_node_that_cannot_start_ends_the_others(cluster: Cluster) -> None:
+    """Rank 0 has started, and its ranks wait for those of the other node: each second costs."""
+    leader, _ = cluster.add(0, "p0")
+    other, there = cluster.add(1, "p1")
+    there.trains = False
+    await cluster.form(leader, other)
+    other.cannot_start("node 0 starts from step 40, which this node does not see")
+    await cluster.until(lambda: None not in (leader.end, other.end), ECHO_SECONDS + 5)
+    assert leader.end == other.end
+    assert (leader.over or JobEnd(Outcome.FAILED)).reason == (
+        "node 1 (n1) failed: node 0 starts from step 40, which this node does not see"
+    )
+    assert code(leader.over) == code(other.over) == 86
 
 
 @in_a_cluster

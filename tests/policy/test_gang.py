@@ -134,11 +134,26 @@ def test_a_hang_names_the_node_that_stopped_first() -> None:
     )
     assert culprit((late, early)) is early
     assert "node 1 (b) stopped first, at step 40, 1490 s ago" in ended_by(early, (late, early)).reason
-    same = replace(early, step=41, step_age=1502.0)
+    same = replace(early, step=41, step_age=1512.0)
     assert first_to_stop((late, same)) is same
     assert first_to_stop((late, replace(early, step=None))) is None, "one node alone proves nothing"
     exited = replace(OTHER, failure=KILLED)
     assert culprit((late, exited)) is exited, "an exit explains a hang"
+
+
+def test_of_nodes_that_stopped_together_none_is_said_to_be_the_first() -> None:
+    """Ranks that wait for each other print each step at the same time: the ages differ by when the logs were read."""
+    hang = NodeFailure("hang", "no step for 25 min")
+    busy, idle = replace(LEADER, step=41, step_age=1503.0), replace(OTHER, failure=hang, step=41, step_age=1500.0)
+    assert first_to_stop((busy, idle)) is None
+    assert culprit((idle,)) is idle, "only its GPUs are idle"
+    reason = ended_by(idle, (busy, idle)).reason
+    assert reason == "node 1 (b) failed: no step for 25 min; node 0 (a) and node 1 (b) stopped together, at step 41"
+    both = (replace(busy, failure=hang), idle)
+    assert culprit((idle, both[0])) is idle, "the first that was heard of"
+    third = Report(2, "p2", step=41, step_age=None)
+    assert first_to_stop((busy, idle, third)) is None
+    assert first_to_stop((busy, idle, replace(third, step=40))) == replace(third, step=40)
 
 
 def test_the_end_is_the_same_on_all_nodes_except_whose_machine_it_was() -> None:
@@ -153,7 +168,7 @@ def test_the_end_is_the_same_on_all_nodes_except_whose_machine_it_was() -> None:
 
 
 def test_documents_survive_and_strange_ones_are_dropped() -> None:
-    record = GangRecord(3, "job:1", 2, ("p0", "p1"), True, 40)
+    record = GangRecord(3, "job:1", 2, ("p0", "p1"), True, 40, "a1b2")
     report = replace(OTHER, step=7, step_age=1.5, failure=KILLED, end=GangEnd("gave-up", "x", "unknown", 1), left=True)
     assert parse_record(document(record, "run"), "run") == record
     assert parse_record(document(replace(record, step=None), "run"), "run") == replace(record, step=None)

@@ -302,8 +302,9 @@ class Gang:
             fix = "" if old else "; it must be the same directory on all nodes"
             self.end = GangEnd(str(Outcome.BLOCKED), f"{text} within {patience:.0f} s{fix}", rank=place.rank)
 
-    async def announce(self, step: int | None) -> None:
-        """Everything is prepared: let every node start from ``step``. Raises as ``gather``."""
+    async def announce(self, step: int | None, files: str) -> None:
+        """Everything is prepared: let every node start from ``step``, whose files have this hash. Raises as
+        ``gather``."""
         here = self._known()
         await self._park_if_over()
         if self._announced is not None and self._announced.step != step:
@@ -311,7 +312,7 @@ class Gang:
             self.end = GangEnd(str(Outcome.GAVE_UP), text, rank=0)
             await self._park_if_over()
         self._generation = await self._confirmed(here)
-        ready = GangRecord(self._generation, self.place.attempt, self.place.count, self._members, True, step)
+        ready = GangRecord(self._generation, self.place.attempt, self.place.count, self._members, True, step, files)
         await self._write(ready)
         self._announced = ready
         gone = [p for p, s in self._sight.seen.items() if p not in self._members and (s.report.left or not s.alive)]
@@ -374,14 +375,15 @@ class Gang:
 
     # -- the others ---------------------------------------------------------------------------------------------------
 
-    async def awaited(self) -> int | None:
-        """The step that rank 0 has prepared (None: from the beginning). Never returns once this attempt is over."""
+    async def awaited(self) -> tuple[int | None, str]:
+        """The step that rank 0 has prepared (None: from the beginning), and the hash of its files. Never returns once
+        this attempt is over."""
         here, began = self._known(), self._clock.monotonic()
         while self.end is None:
             record = self._record
             if record is not None and mine(record, self.place.attempt, self.place.rank, self._process):
                 self._join(record)
-                return record.step
+                return record.step, record.files
             leader = self._leader()
             if leader is not None:
                 began = self._clock.monotonic()
@@ -395,7 +397,11 @@ class Gang:
                 self.end = GangEnd(str(Outcome.BLOCKED), text, rank=0)
             await self._clock.sleep(POLL_SECONDS)
         await self._park_if_over()
-        return None
+        return None, ""
+
+    def cannot_start(self, why: str) -> None:
+        """Report that this node cannot start in this attempt, so that rank 0 ends it."""
+        self._fail(JobEnd(Outcome.BLOCKED, why))
 
     def _leader(self) -> Report | None:
         """Rank 0 of this attempt, if it lives."""

@@ -151,7 +151,8 @@ SCHEMA_VERSION: Final = 1
 class GangRecord:
     """Written by rank 0 alone, after it has confirmed that it holds the run. ``generation``: that of its claim.
     ``members``: the process of each node of this attempt (``Report.process``). ``ready``: everything is prepared, and
-    every node starts training from ``step`` (None: from the beginning)."""
+    every node starts training from ``step`` (None: from the beginning). ``files``: a hash of the files of that
+    checkpoint as rank 0 sees them; empty if there is none, and in the record of an older podwatch."""
 
     generation: int
     attempt: str
@@ -159,6 +160,7 @@ class GangRecord:
     members: tuple[str, ...] = ()
     ready: bool = False
     step: int | None = None
+    files: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +246,7 @@ def parse_record(data: bytes, run_id: str) -> GangRecord | None:
         tuple(_text(one) for one in members),
         found.get("ready") is True,
         _whole(found.get("step")),
+        _text(found.get("files")),
     )
 
 

@@ -16,6 +16,10 @@ from podwatch.policy.exit_code import Blame, JobEnd, Outcome
 ECHO_SECONDS = 4.0
 """How long rank 0 waits for the reports of the other nodes after the first failure: a broken collective ends the other
 ranks within a second, and podwatch sees an exit within two."""
+CLEARLY_SECONDS = 10.0
+"""Two nodes that made the same last step stopped one after the other only if their times differ by more than this:
+podwatch reads the logs every 4 s, and a report is up to a second old. Ranks that wait for each other in every step
+print it at the same time."""
 MOST_BETWEEN = 20.0
 """The time between two looks at the reports counts as silence only if it is shorter than this: with a longer one, this
 node was frozen, or the directory did not answer."""
@@ -152,12 +156,20 @@ def _doubt(report: Report) -> tuple[bool, bool]:
 
 
 def first_to_stop(reports: Iterable[Report]) -> Report | None:
-    """The node that made its last step first: the lowest step, and of equal ones the longest ago. None if fewer than
-    two nodes show steps."""
-    known = [r for r in reports if r.step is not None]
+    """The node that made its last step first: the lowest step, and of equal ones the one that made it clearly earlier.
+    None if the reports do not show it: fewer than two nodes show steps, or several stopped together."""
+    known = sorted((r for r in reports if r.step is not None), key=lambda r: (r.step or 0, -(r.step_age or 0.0)))
     if len(known) < 2:
         return None
-    return min(known, key=lambda r: (r.step or 0, -(r.step_age or 0.0), r.rank))
+    first, second = known[:2]
+    return first if first.step != second.step or _clearly_earlier(first, second) else None
+
+
+def _clearly_earlier(one: Report, other: Report) -> bool:
+    """Whether ``one`` made its last step that much earlier. False if a time is not known."""
+    if one.step_age is None or other.step_age is None:
+        return False
+    return one.step_age - other.step_age > CLEARLY_SECONDS
 
 
 def ended_by(report: Report, all_reports: Sequence[Report]) -> GangEnd:
@@ -167,12 +179,22 @@ def ended_by(report: Report, all_reports: Sequence[Report]) -> GangEnd:
     if failure is not None and failure.log:
         said += f" ({failure.log})"
     if failure is not None and failure.kind == FindingKind.HANG:
-        first = first_to_stop(all_reports)
-        if first is not None:
-            ago = "" if first.step_age is None else f", {first.step_age:.0f} s ago"
-            said += f"; {first.name} stopped first, at step {first.step}{ago}"
+        said += _who_stopped_first(all_reports)
     blame = Blame.UNKNOWN if failure is None else _blame(failure.blame)
     return GangEnd(str(Outcome.GAVE_UP), f"{report.name} {said}", str(blame), report.rank)
+
+
+def _who_stopped_first(reports: Sequence[Report]) -> str:
+    first = first_to_stop(reports)
+    if first is not None:
+        ago = "" if first.step_age is None else f", {first.step_age:.0f} s ago"
+        return f"; {first.name} stopped first, at step {first.step}{ago}"
+    known = [r for r in reports if r.step is not None]
+    if len(known) < 2:
+        return ""
+    lowest = min(r.step or 0 for r in known)
+    together = [r.name for r in known if r.step == lowest]
+    return f"; {' and '.join(together)} stopped together, at step {lowest}"
 
 
 def gone_silent(report: Report, seconds: float) -> GangEnd:

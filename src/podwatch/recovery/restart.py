@@ -4,7 +4,7 @@ import json
 from typing import Final
 
 from podwatch.detection.one_failure import reported
-from podwatch.domain.errors import Busy
+from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.snapshot import Desired, Supervision
@@ -308,8 +308,12 @@ class Operations:
         """As ``_choose``; of several nodes, rank 0 chooses once all of them are here, and the others follow it."""
         gang = self.context.tools.gang
         if gang is not None and not gang.leads:
-            step = await gang.awaited()
-            await self.starter.until_visible(step)
+            step, files = await gang.awaited()
+            try:
+                await self.starter.until_visible(step, files)
+            except HostError as error:
+                gang.cannot_start(str(error))
+                raise
             return Choice(step, "fresh" if step is None else "local", "", "rank 0 has chosen this step")
         if gang is not None:
             await gang.gather()

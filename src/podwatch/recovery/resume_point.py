@@ -5,6 +5,7 @@ No other module opens a new lineage of the run.
 """
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -323,6 +324,28 @@ class ResumeChooser:
         record = self.context.tools.record.current
         started = record is not None and record.last_start is not None
         return started and not await self.context.tools.journal.run(Journal.published)
+
+
+# -- whether two nodes see the same checkpoint ------------------------------------------------------------------------
+
+
+def files_of(layout: Layout, step: int) -> str:
+    """A hash of the names and sizes of all files of the checkpoint that a resume needs; empty: absent or not readable.
+    Without times, which clients of one network file system round differently. Blocks."""
+    try:
+        scans = [scan_part(part) for part in layout.steps().get(step, ()) if part.required]
+    except OSError:
+        return ""
+    if any(scan.error for scan in scans) or not any(scan.found.present for scan in scans):
+        return ""
+    digest = hashlib.sha256()
+    for found in (scan.found for scan in scans):
+        digest.update(f"\0{found.part.name}\0{found.present}".encode())
+        for file in found.files:
+            digest.update(f"\0{file.path}\0{file.size}".encode("utf-8", "surrogateescape"))
+        for link in found.symlinks:
+            digest.update(f"\0{link.path}\0{link.target}".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
 
 
 # -- number of processes that wrote a checkpoint ---------------------------------------------------------------------

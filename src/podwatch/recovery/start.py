@@ -18,7 +18,7 @@ from podwatch.policy.lineage import returned
 from podwatch.policy.resume import Choice
 from podwatch.recovery import quarantine, resources_free, stale_files, start_plan
 from podwatch.recovery.context import Attempt, RecoveryContext
-from podwatch.recovery.resume_point import ResumeChooser, opened
+from podwatch.recovery.resume_point import ResumeChooser, files_of, opened
 from podwatch.recovery.state import Phase, newest_step
 from podwatch.system.procfs import patiently
 from podwatch.trainer.base import CannotExecute, TrainerHandle
@@ -89,17 +89,21 @@ class Starter:
             ports=tools.pod.ports(),
         )
 
-    async def until_visible(self, step: int | None) -> None:
-        """Wait until this node sees the checkpoint that rank 0 has prepared: a shared file system shows a new directory
-        late. Raises HostError if it does not."""
+    async def until_visible(self, step: int | None, files: str) -> None:
+        """Wait until this node sees the checkpoint that rank 0 has prepared, with the same files: a shared file system
+        shows changes late. Raises HostError if it does not: this node would load something else."""
         tools = self.context.tools
         end = tools.clock.monotonic() + VISIBLE_SECONDS
-        while step is not None and step not in await tools.blocking(tools.layout.steps):
+        while step is not None:
+            here = await tools.blocking(files_of, tools.layout, step)
+            if here and here == (files or here):
+                return
             if tools.clock.monotonic() > end:
+                seen = "of which this node sees other files" if here else "which this node does not see"
                 raise HostError(
-                    f"node 0 starts from step {step}, which this node does not see",
-                    where=str(tools.settings.trainer.output_dir),
-                    fix="output_dir must be the same directory on all nodes",
+                    f"node 0 starts from step {step}, {seen}",
+                    where=str(tools.settings.trainer.checkpoint_dir or tools.settings.trainer.output_dir),
+                    fix="[trainer] output_dir and checkpoint_dir must be the same directories on all nodes",
                 )
             await tools.clock.sleep(VISIBLE_POLL)
 
@@ -227,7 +231,7 @@ class Starter:
             waited_seconds=round(self.waited, 3),
         )
         if tools.gang is not None and tools.gang.leads:
-            await tools.gang.announce(step)
+            await tools.gang.announce(step, "" if step is None else await tools.blocking(files_of, tools.layout, step))
         began = tools.clock.monotonic()
         self.context.writers_ended = False
         tools.begin_start(began, prepared.plan.start_id)

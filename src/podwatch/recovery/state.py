@@ -222,12 +222,17 @@ class GangStart(Protocol):
         """Rank 0: wait until all nodes are here, before anything is changed. Raises PodwatchError."""
         ...
 
-    async def announce(self, step: int | None) -> None:
-        """Rank 0: everything is prepared; let all nodes start from ``step``. Raises PodwatchError."""
+    async def announce(self, step: int | None, files: str) -> None:
+        """Rank 0: everything is prepared; let all nodes start from ``step``, whose files have this hash. Raises
+        PodwatchError."""
         ...
 
-    async def awaited(self) -> int | None:
-        """The others: wait for the step that rank 0 announces."""
+    async def awaited(self) -> tuple[int | None, str]:
+        """The others: wait for the step that rank 0 announces, and the hash of its files."""
+        ...
+
+    def cannot_start(self, why: str) -> None:
+        """The others: report that this node cannot start from that step, so that all nodes end: rank 0 has started."""
         ...
 
 

@@ -14,6 +14,7 @@ from podwatch.simulation.pod import free_port
 from tests.suites.slurm.lab import Lab
 from tests.suites.slurm.training import GONE, PATIENCE, SlurmTraining
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from tests.support.nvml import NvmlWorld, build_nvml
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "engines" / "slurm-nodes.sbatch"
 PROGRAM = Path(__file__).with_name("programs") / "gang_train.py"
@@ -111,6 +112,18 @@ prune_to = "99%"
 [http]
 port = 0
 """)
+
+    def with_gpus(self) -> dict[str, NvmlWorld]:
+        """One busy GPU on each node, as NVML shows it, and a hang that counts after 10 s."""
+        inside = self.lab.root / "disk" / "gpus"
+        worlds = {name: NvmlWorld(node.disk / inside.name) for name, node in self.lab.nodes.items()}
+        for world in worlds.values():
+            world.set_load(0, utilization=80)
+        library = build_nvml(self.directory / "lib")
+        self.environ |= {**NvmlWorld.environment(worlds["n1"], library), "NVML_STANDIN": str(inside)}
+        with (self.directory / "podwatch.toml").open("a") as out:
+            out.write('[hang]\nfloor = "10s"\nagree = "2s"\n')
+        return worlds
 
     # -- the job
 

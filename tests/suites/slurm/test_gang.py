@@ -6,6 +6,7 @@ PODWATCH_SLURM=gate runs one scenario: a killed rank. Without it all of them run
 """
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,30 @@ def test_a_killed_rank_of_node_0(run: GangTraining, lab: Lab, tmp_path: Path) ->
     assert "node 0 (n1) failed" in run.said(job)
     assert "node 1 (n2) failed" not in run.said(job)
     run.finished_well(job, tmp_path)
+
+
+@nightly
+def test_a_hang_names_the_node_whose_rank_stands_still(run: GangTraining, lab: Lab, tmp_path: Path) -> None:
+    """The rank of node 1 stands still and its GPU idles; that of node 0 waits for it inside a collective, which keeps
+    its GPU busy, as NCCL's does. Neither log shows an error."""
+    gpus = run.with_gpus()
+    job = run.submit()
+    run.wait_stored(EARLY, job)
+    order = run.control / "hang.n2"
+    order.touch()
+    run.wait(lambda: not order.exists(), "the rank stands still", job)
+    gpus["n2"].set_load(0, utilization=0)
+    run.wait(lambda: lab.job(job).get("Restarts") == "1", "Slurm starts the job again", job)
+    gpus["n2"].set_load(0, utilization=80)
+    run.quick()
+    run.wait_completed(job)
+    said = run.said(job)
+    assert codes(said) == {86}, said
+    assert re.search(r"node 1 \(n2\) failed: no progress .*; confirmed by gpu utilisation", said), said
+    assert re.search(r"stopped (together|first), at step \d+", said), said
+    assert "node 0 (n1) failed" not in said
+    run.finished_well(job, tmp_path)
+    assert all(run.lives(node)[-1]["step"] for node in ("n1", "n2")), "it continued"
 
 
 @nightly

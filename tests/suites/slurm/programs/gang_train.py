@@ -1,7 +1,7 @@
 """A tiny model sharded over the ranks of torchrun on two nodes (FSDP2, gloo), saved by torch.distributed.checkpoint.
 
 CHAOS_CONTROL is a directory that all nodes see: ``slow`` makes a step take 0.5 s at least, ``kill.NODE`` ends the rank
-on that node by SIGKILL.
+on that node by SIGKILL, ``hang.NODE`` lets it wait for ever before a step, so that the other one waits inside it.
 """
 
 import argparse
@@ -34,6 +34,9 @@ def ordered() -> None:
     if (CONTROL / f"kill.{NODE}").exists():
         (CONTROL / f"kill.{NODE}").unlink()
         os.kill(os.getpid(), signal.SIGKILL)
+    if (CONTROL / f"hang.{NODE}").exists():
+        (CONTROL / f"hang.{NODE}").unlink()
+        signal.pause()
     if (CONTROL / "slow").exists():
         time.sleep(0.5)
 
