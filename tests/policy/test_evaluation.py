@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -23,8 +24,7 @@ def due(rules: Rules, *events: Event, state: State | None = None) -> list[int]:
     for event in events:
         state = policy.on_event(state, event, rules)
         found += [t.step for t in state.waiting]
-        state = policy.begun(state, state.waiting)
-        state = State(**{**{f: getattr(state, f) for f in State.__dataclass_fields__}, "running": ()})
+        state = replace(state, waiting=())
     return found
 
 
@@ -83,16 +83,14 @@ def test_a_request_for_one_that_waits_is_one_evaluation() -> None:
     )
 
 
-def test_after_a_kill_it_runs_again_at_most_so_often_and_never_where_it_costs_training() -> None:
-    state = policy.begun(policy.requested(State(), [Target(5, "s5")]), [Target(5, "s5", "request")])
+def test_after_a_kill_it_runs_again_at_most_so_often() -> None:
+    state = policy.started(policy.requested(State(), [Target(5, "s5")]), Target(5, "s5", "request"))
     for _ in range(policy.INTERRUPTED_AT_MOST - 1):
-        state, lost = policy.recalled(state, again=True)
+        state, lost = policy.resumed(state)
         assert (len(state.waiting), lost, state.running) == (1, (), ())
-        state = policy.begun(state, state.waiting)
-    state, lost = policy.recalled(state, again=True)
+        state = policy.started(state, state.waiting[0])
+    state, lost = policy.resumed(state)
     assert (state.waiting, [t.step for t in lost]) == ((), [5])
-    state, lost = policy.recalled(policy.begun(State(), [Target(7)]), again=False)
-    assert (state.waiting, [t.step for t in lost]) == ((), [7])
 
 
 def row(step: int, ok: bool = True, wall: float = 0.0, **metrics: float) -> Result:
@@ -162,7 +160,7 @@ def test_placeholders_and_what_is_missing() -> None:
 
 
 def test_what_is_kept_in_the_journal() -> None:
-    state = policy.begun(policy.on_event(State(), saved(5, 7), Rules(every_saves=1, coalesce=False)), [Target(3)])
+    state = policy.started(policy.on_event(State(), saved(5, 7), Rules(every_saves=1, coalesce=False)), Target(3))
     assert policy.state_from_dict(json.loads(json.dumps(policy.state_to_dict(state)))) == state
     assert policy.state_from_dict({"waiting": [{"odd": 1}]}) is None
     assert policy.state_from_dict("x") is None

@@ -576,7 +576,9 @@ class EndPodSettings(Section):
         ("finished", "gave-up", "superseded"), description="the ends of the run after which it runs"
     )
     env_file: Path | None = Field(
-        None, description="file with the provider's key as NAME=value lines; mode 0600; the store's key is never passed"
+        None,
+        description="file with the provider's key as NAME=value lines; mode 0600; AWS_* of training is passed, no other"
+        " store key",
     )
     timeout: Duration = Field(
         60.0, gt=0, description="the command is killed after this time; an API answers in seconds"
@@ -641,7 +643,8 @@ class HookSettings(Section):
     command: tuple[str, ...] = Field(..., description="list of arguments, not run by a shell")
     cwd: Path | None = Field(None, description="working directory; default: that of training")
     env_file: Path | None = Field(
-        None, description="file with NAME=value lines for it; mode 0600; the store's key is never passed"
+        None,
+        description="file with NAME=value lines for it; mode 0600; AWS_* of training is passed, no other store key",
     )
     user: str = Field("", description="run it as this user; default: podwatch's own")
     timeout: Duration = Field(
@@ -665,7 +668,8 @@ class CheckSettings(Section):
     command: tuple[str, ...] = Field(..., description="list of arguments, not run by a shell")
     cwd: Path | None = Field(None, description="working directory; default: that of training")
     env_file: Path | None = Field(
-        None, description="file with NAME=value lines for it; mode 0600; the store's key is never passed"
+        None,
+        description="file with NAME=value lines for it; mode 0600; AWS_* of training is passed, no other store key",
     )
     user: str = Field("", description="run it as this user; default: podwatch's own")
     timeout: Duration = Field(60.0, gt=0, description="after this time podwatch ends it, and the check fails")
@@ -721,7 +725,8 @@ class EvaluationSettings(Section):
     )
     cwd: Path | None = Field(None, description="working directory; default: that of training")
     env_file: Path | None = Field(
-        None, description="file with NAME=value lines for it; mode 0600; the store's key is never passed"
+        None,
+        description="file with NAME=value lines for it; mode 0600; AWS_* of training is passed, no other store key",
     )
     user: str = Field("", description="run it as this user; default: podwatch's own")
 

@@ -1,6 +1,5 @@
-"""Joins the evaluations to the daemon: checkpoints here and in the store, free GPUs and disk space, pins, and training
-that stops for them. Imported only where ``[evaluation] command`` is configured.
-"""
+"""Joins the evaluations to the daemon: checkpoints here and in the store, free GPUs, disk space and pins. Imported only
+where ``[evaluation] command`` is configured."""
 
 import asyncio
 import contextlib

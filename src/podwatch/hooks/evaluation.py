@@ -122,7 +122,7 @@ class Evaluations:
         newest = last[-1].id if last else 0
         self.state = State(cursor=newest) if kept is None or kept.cursor > newest else kept
         self.table = policy.results_from_list(await journal.run(Journal.learned, policy.RESULTS_KEY))
-        self.state, lost = policy.recalled(self.state, again=True)
+        self.state, lost = policy.resumed(self.state)
         await self._save(self.state)
         for target in lost:
             await self._keep(self._failed(target, "podwatch ended while it ran; it is not repeated"), target)
@@ -229,17 +229,14 @@ class Evaluations:
                     async with asyncio.timeout(GPU_SECONDS):
                         await self._wake.wait()
                 return
-        await self._begin((target,))
+        async with self._changing:
+            await self._save(policy.started(self.state, target))
         async with self._prepared(target) as prepared:
             if isinstance(prepared, Prepared):
-                result = await self._run(prepared, ",".join(gpus), stopped=False)
+                result = await self._run(prepared, ",".join(gpus))
             else:
                 result = prepared
         await self._keep(result, target)
-
-    async def _begin(self, targets: tuple[Target, ...]) -> None:
-        async with self._changing:
-            await self._save(policy.begun(self.state, targets))
 
     # -- one evaluation
 
@@ -293,13 +290,11 @@ class Evaluations:
             return self._failed(target, str(error), source)
         return Prepared(target, argv, {**about, **values}, output, source)
 
-    async def _run(self, one: Prepared, gpus: str | None, *, stopped: bool) -> Result:
-        """``gpus``: CUDA_VISIBLE_DEVICES; None leaves it as it is."""
+    async def _run(self, one: Prepared, gpus: str) -> Result:
+        """``gpus``: CUDA_VISIBLE_DEVICES."""
         desk, settings, target = self._desk, self.settings, one.target
-        where = "with training stopped" if stopped else "beside training"
-        text = f"evaluating step {target.step} {where}"
-        fields: Fields = {"source": one.source, "stopped": stopped}
-        desk.emit(self._event(EventName.EVALUATION_STARTED, text, target, fields))
+        text = f"evaluating step {target.step} beside training"
+        desk.emit(self._event(EventName.EVALUATION_STARTED, text, target, {"source": one.source}))
         document = {
             "schema_version": 1, "run_id": desk.settings.run_id, "step": target.step, "save_id": target.save_id,
             "reason": target.why, "checkpoint": one.about["checkpoint"], "parts": one.about.get("parts", {}),
@@ -308,12 +303,10 @@ class Evaluations:
         own = {
             "PODWATCH_STEP": str(target.step), "PODWATCH_CHECKPOINT": one.about["checkpoint"],
             "PODWATCH_WEIGHTS": one.about["weights"], "PODWATCH_OUTPUT": str(one.output),
-            "PODWATCH_HOOK_RUN_ID": desk.settings.run_id,
+            "PODWATCH_HOOK_RUN_ID": desk.settings.run_id, "CUDA_VISIBLE_DEVICES": gpus,
         }  # fmt: skip
         if desk.config:
             own["PODWATCH_CONFIG"] = desk.config
-        if gpus is not None:
-            own["CUDA_VISIBLE_DEVICES"] = gpus
         command = settings.as_check(one.argv)
         try:
             order = await desk.disk.call(

@@ -124,24 +124,18 @@ def requested(state: State, targets: Iterable[Target]) -> State:
     return replace(state, waiting=found)
 
 
-def begun(state: State, targets: Sequence[Target]) -> State:
-    """The state while ``targets`` are evaluated."""
-    left = tuple(t for t in state.waiting if t not in targets)
-    return replace(state, waiting=left, running=tuple(targets))
+def started(state: State, target: Target) -> State:
+    """The state while ``target`` is evaluated."""
+    return replace(state, waiting=tuple(t for t in state.waiting if t != target), running=(target,))
 
 
-def recalled(state: State, *, again: bool) -> tuple[State, tuple[Target, ...]]:
-    """The state for the podwatch after one that ended in the middle, and the targets that are given up. ``again``: an
-    interrupted evaluation is repeated (only where it costs no training time)."""
+def resumed(state: State) -> tuple[State, tuple[Target, ...]]:
+    """The state for the podwatch after one that ended in the middle: interrupted evaluations are repeated, and the
+    targets that were interrupted too often are given up."""
     interrupted = tuple(replace(t, interrupted=t.interrupted + 1) for t in state.running)
-    kept = tuple(t for t in interrupted if again and t.interrupted < INTERRUPTED_AT_MOST)
+    kept = tuple(t for t in interrupted if t.interrupted < INTERRUPTED_AT_MOST)
     lost = tuple(t for t in interrupted if t not in kept)
     return replace(state, running=(), waiting=(*kept, *state.waiting)), lost
-
-
-def stop_for(state: State) -> tuple[Target, ...]:
-    """All that wait: with ``gpus = "stop-training"`` they share one stop."""
-    return state.waiting
 
 
 def enough_room(free: int | None, needed: int) -> bool:
