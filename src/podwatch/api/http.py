@@ -417,7 +417,7 @@ class Pages:
         self._source, self._token = source, token
         self._registry: CollectorRegistry | None = None
         self._plots: tuple[str, Html] | None = None
-        """The plots and their stamp: drawn at most once a minute, and only when somebody looks."""
+        """The plots and their stamp: drawn at most once a minute, and only on request."""
 
     async def page(self, request: Request) -> Response:
         # Imported at the first request: most daemons never show it.

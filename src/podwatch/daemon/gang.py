@@ -213,7 +213,7 @@ class Gang:
             self._join(record)
 
     async def run(self) -> None:
-        """Report and look, for ever."""
+        """Report, and read the other reports, until podwatch ends."""
         while True:
             await self.turn()
             await self._clock.sleep(self._beat)
@@ -552,7 +552,7 @@ class Gang:
         self.end = GangEnd(str(Outcome.SUPERSEDED), text)
 
     async def _park_if_over(self) -> None:
-        """Wait for ever: daemon/job.py ends podwatch."""
+        """Wait without end: daemon/job.py ends podwatch."""
         if self.end is not None:
             await asyncio.Event().wait()
 
