@@ -336,6 +336,7 @@ async def test_a_set_written_to_during_upload_is_void(b2: World, run: Run) -> No
     await until(lambda: any(e["ep"] == "fault" for e in b2.server.events()))  # type: ignore[union-attr]
     with (root / "model.bin").open("r+b") as file:
         file.write(b"changed")
+    (root / "DONE").touch()  # written last: a file that is clearly newer makes the checkpoint incomplete
     await until(lambda: "upload-abandoned" in b2.names())
     assert b2.pointer() is None
     b2.server.admin("clear")
