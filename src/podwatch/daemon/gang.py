@@ -2,8 +2,8 @@
 of any node ends all of them with one code. policy/gang.py decides; this reads, writes and waits.
 
 The nodes speak through small files in podwatch's directory beside output_dir, which all of them share: each writes its
-own report every few seconds, rank 0 also the record. A node that does not hear of the others ends as they do: it cannot
-know whether they still train.
+own report every few seconds, rank 0 also the record. A node that sees no report of the others for ``[nodes] silence``
+ends too: it cannot know whether they still train.
 """
 
 import asyncio

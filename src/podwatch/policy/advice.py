@@ -105,18 +105,19 @@ def disk(m: Measured) -> str:
 def upload_rate(events: Iterable[Event]) -> tuple[float | None, int]:
     """Median bytes per second of the uploads in ``events``, oldest first, and how many there were. An upload that was
     interrupted, or continued with less to send, does not count."""
-    begun: dict[int, tuple[float, float]] = {}
+    running: tuple[int, float, float] | None = None  # step, wall, bytes
     rates: list[float] = []
     for event in events:
         step, count = event.fields.get("step"), event.fields.get("bytes")
         if event.name is EventName.DAEMON_STARTED or event.name is EventName.CLOCK_CHANGED:
-            begun.clear()
+            running = None
         if not isinstance(step, int) or not isinstance(count, int):
             continue
         if event.name is EventName.UPLOAD_STARTED:
-            begun = {step: (event.wall, float(count))}
-        elif event.name is EventName.PUBLISHED and step in begun:
-            at, total = begun.pop(step)
+            running = step, event.wall, float(count)
+        elif event.name is EventName.PUBLISHED and running is not None and running[0] == step:
+            _, at, total = running
+            running = None
             if total > 0 and event.wall > at and total >= 0.99 * count:
                 rates.append(total / (event.wall - at))
     return (statistics.median(rates) if rates else None), len(rates)

@@ -178,7 +178,7 @@ def ended(now: Situation, standby: float) -> JobEnd | None:
 
 
 def withdrawn(concluded: Outcome, now: Situation, standby: float) -> bool:
-    """Whether the run goes on after this end, because an operator or recovery started it again. An operation of
+    """Whether the run continues after this end, because an operator or recovery started it again. An operation of
     recovery alone withdraws nothing: podwatch also looks for trainers, once a run has ended."""
     still = ended(replace(now, settled=True), standby)
     return still is None or still.outcome is not concluded

@@ -1,6 +1,6 @@
 """The last day of the run for the page's plots: one line a minute, and one at each change, in ``history.jsonl``.
 
-Appended to and never kept in memory: a page that nobody opens costs one line a minute. A line that cannot be read is
+Appended to and never kept in memory: without a reader the page costs one line a minute. A line that cannot be read is
 left out, a disk that is full leaves a hole. ``podwatch replay`` reads the recording instead, which has every turn.
 """
 
