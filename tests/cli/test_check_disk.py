@@ -6,7 +6,7 @@ from podwatch.cli.check import disk
 from podwatch.cli.check.advice import advice
 from podwatch.cli.check.report import Line
 from podwatch.config.settings import Settings
-from podwatch.daemon.wiring import LEARNED
+from podwatch.daemon.components import LEARNED
 from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.journal.journal import Journal

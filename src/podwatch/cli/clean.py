@@ -135,8 +135,9 @@ async def _alone(where: Where) -> dict[str, Any]:
     from podwatch.cli.offline import load
     from podwatch.daemon.checkpoint_loop import Rescans
     from podwatch.daemon.commands import cleaned_document
+    from podwatch.daemon.components import Choices, Foundation
     from podwatch.daemon.paths import run_paths
-    from podwatch.daemon.wiring import Choices, Foundation, build
+    from podwatch.daemon.wiring import build
     from podwatch.journal import AsyncJournal, Journal
     from podwatch.recovery.clean import clean_alone
     from podwatch.system.clock import SystemClock

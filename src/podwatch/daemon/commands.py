@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from podwatch.api.control import Handler
+from podwatch.daemon.components import Components
 from podwatch.daemon.host import Host
 from podwatch.daemon.loops import DaemonLoops
 from podwatch.daemon.maintenance import MOST_SECONDS, Maintenance, described
 from podwatch.daemon.status_view import Remembered, StatusSource
 from podwatch.daemon.tick import Reload
-from podwatch.daemon.wiring import Components
 from podwatch.domain.checkpoint import HeldAs, newest_complete
 from podwatch.domain.errors import Busy, HostError, UsageError
 from podwatch.domain.finding import counted

@@ -18,6 +18,8 @@ from podwatch.daemon import status_view
 from podwatch.daemon.accountant import LOOK_SECONDS, Accountant
 from podwatch.daemon.checkpoint_loop import ANNOUNCED, Announced
 from podwatch.daemon.commands import Commands
+from podwatch.daemon.components import LEARNED as LEARNED
+from podwatch.daemon.components import READ_SO_FAR, Choices, Components
 from podwatch.daemon.end_pod import make_pod_ender
 from podwatch.daemon.entry import silent_seconds
 from podwatch.daemon.history import History
@@ -35,8 +37,7 @@ from podwatch.daemon.store_jobs import TELLING, Jobs, StoreJobs, make_artifacts
 from podwatch.daemon.tick import Findings, LoadAgain, Reload, Reporters, Tick
 from podwatch.daemon.variables import BY_HAND, UNDER_INIT
 from podwatch.daemon.verdicts import make_verdicts
-from podwatch.daemon.wiring import LEARNED as LEARNED
-from podwatch.daemon.wiring import READ_SO_FAR, Choices, Components, build
+from podwatch.daemon.wiring import build
 from podwatch.detection.learned import Learned
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event, EventName

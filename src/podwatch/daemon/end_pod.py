@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from podwatch.config.settings import EndPodSettings
-from podwatch.daemon.wiring import Components
+from podwatch.daemon.components import Components
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import FindingKind, Severity

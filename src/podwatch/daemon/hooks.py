@@ -9,8 +9,8 @@ from typing import Any
 
 from podwatch.checkpoints.layouts import kind_of
 from podwatch.checkpoints.layouts.base import Layout
+from podwatch.daemon.components import Components
 from podwatch.daemon.host import Host
-from podwatch.daemon.wiring import Components
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity

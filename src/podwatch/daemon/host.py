@@ -12,12 +12,12 @@ from podwatch.api.http import HttpServer, Source
 from podwatch.client.discover import SNAPSHOT, Endpoint, own_endpoint, write_document, write_endpoint
 from podwatch.config.settings import Settings
 from podwatch.daemon.checkpoint_loop import Rescans
+from podwatch.daemon.components import Components, Foundation
 from podwatch.daemon.configuration import http_password
 from podwatch.daemon.notifications import EventBus
 from podwatch.daemon.paths import RunLock, RunPaths
 from podwatch.daemon.shutdown import BackgroundTasks, Exit, briefly
 from podwatch.daemon.startup_checks import open_journal
-from podwatch.daemon.wiring import Components, Foundation
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity

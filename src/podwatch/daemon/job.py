@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from podwatch.config.settings import RecoverySettings
+from podwatch.daemon.components import Components
 from podwatch.daemon.host import Host
 from podwatch.daemon.loops import DaemonLoops
 from podwatch.daemon.variables import JOB_PIPE, UNDER_INIT
-from podwatch.daemon.wiring import Components
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import EventName

@@ -9,8 +9,8 @@ from typing import Protocol
 from podwatch.checkpoints.scan import linked_steps
 from podwatch.daemon.backup_findings import kept_branch
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop
+from podwatch.daemon.components import READ_SO_FAR, Components
 from podwatch.daemon.sensing_loop import SensingLoop
-from podwatch.daemon.wiring import READ_SO_FAR, Components
 from podwatch.detection.engine import initial
 from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete

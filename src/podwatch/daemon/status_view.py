@@ -10,12 +10,12 @@ from podwatch import __version__
 from podwatch.checkpoints.layouts.base import counts_saves
 from podwatch.client.format import rfc3339
 from podwatch.daemon.accountant import Accountant
+from podwatch.daemon.components import Components
 from podwatch.daemon.history import History
 from podwatch.daemon.loops import DaemonLoops
 from podwatch.daemon.maintenance import Maintenance, described
 from podwatch.daemon.notifications import EventBus
 from podwatch.daemon.shutdown import Exit
-from podwatch.daemon.wiring import Components
 from podwatch.detection.engine import DetectionState, second_signals
 from podwatch.detection.one_failure import Watched, present
 from podwatch.detection.operator_ends import trainer_gone_at

@@ -22,6 +22,7 @@ from podwatch.daemon.backup_findings import (
     store_withheld_finding,
     upload_findings,
 )
+from podwatch.daemon.components import LEARNED, Components
 from podwatch.daemon.configuration import learn_secrets, policies_from, waits_for_restart
 from podwatch.daemon.host import Host
 from podwatch.daemon.loops import DaemonLoops
@@ -29,7 +30,6 @@ from podwatch.daemon.maintenance import Maintenance
 from podwatch.daemon.notifications import Notifying, OpenFindings
 from podwatch.daemon.status_view import StatusSource, steps_at_risk, watched_of
 from podwatch.daemon.store_jobs import StoreJobs
-from podwatch.daemon.wiring import LEARNED, Components
 from podwatch.detection.one_failure import fold, of_a_run_that_ends, of_this_trainer, present
 from podwatch.domain.errors import ConfigurationError, PodwatchError
 from podwatch.domain.event import Emit, EventName

@@ -16,9 +16,9 @@ from pathlib import PurePath
 from typing import Final, Protocol
 
 from podwatch.config.settings import RecoverySettings, Settings
+from podwatch.daemon.components import Components
 from podwatch.daemon.store_jobs import WRITER_ID
 from podwatch.daemon.variables import JOB_PROCESS
-from podwatch.daemon.wiring import Components
 from podwatch.domain.errors import PodwatchError, RemoteError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity

@@ -401,3 +401,15 @@ class InferenceSensor:
             return Reading(SensorState.OK, oldest, tuple(value for value, _ in seen), missing)
         state = SensorState.BLIND if any(r.state is SensorState.BLIND for r in readings) else SensorState.PENDING
         return unobserved(state, max(r.at for r in readings), missing)
+
+
+class Servers:
+    """The addresses of the inference servers: as discovered now, else as known of an earlier podwatch."""
+
+    def __init__(self, sensor: InferenceSensor, known: tuple[str, ...]) -> None:
+        self._sensor, self._known = sensor, known
+
+    def ports(self) -> tuple[int, ...]:
+        """Ports on this machine that must be free before a start."""
+        addresses = map(urlsplit, self._sensor.urls or self._known)
+        return tuple(a.port for a in addresses if a.hostname in ("127.0.0.1", "localhost", "::1") and a.port)

@@ -9,7 +9,7 @@ from podwatch.config.settings import Settings
 
 def advice(settings: Settings, all_sets: Sets) -> Iterator[Line]:
     """Nothing before podwatch has measured the run: the numbers come from its journal."""
-    from podwatch.daemon.wiring import LEARNED
+    from podwatch.daemon.components import LEARNED
     from podwatch.detection.learned import Learned
     from podwatch.domain.checkpoint import newest_complete
     from podwatch.journal.journal import Journal

@@ -140,7 +140,7 @@ def ahead(settings: Settings, now: str, sets: Sets) -> Iterator[Line]:
 
 def remembered(settings: Settings, verbose: bool) -> Iterator[Line]:
     """A pause in effect, and with ``verbose`` the learned values of the run."""
-    from podwatch.daemon.daemon import LEARNED
+    from podwatch.daemon.components import LEARNED
     from podwatch.daemon.maintenance import KEY, described
     from podwatch.domain.run import Pause
 

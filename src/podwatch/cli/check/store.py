@@ -136,7 +136,7 @@ def measure(opened: ObjectStore, root: str) -> float:
 
 def _save_gap(settings: Settings, walls: list[float]) -> float | None:
     """Seconds between two saves: learned, else from the checkpoints on this pod."""
-    from podwatch.daemon.daemon import LEARNED
+    from podwatch.daemon.components import LEARNED
     from podwatch.detection.learned import Learned
     from podwatch.journal.journal import Journal
 

@@ -1,0 +1,204 @@
+"""The components of one daemon, in groups by subject, and what they are built from. ``wiring`` builds them."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from podwatch.checkpoints.catalogue import Catalogue, HeldBack
+from podwatch.checkpoints.layouts import Layout
+from podwatch.checkpoints.settle_time import Capabilities
+from podwatch.checkpoints.watcher import Watcher
+from podwatch.config.settings import Settings
+from podwatch.daemon.checkpoint_loop import Rescans, RootWatch
+from podwatch.daemon.configuration import Configuration, TrainingEnvironment
+from podwatch.daemon.gang import Gang
+from podwatch.daemon.held_back_findings import Implausible, TwoWriters
+from podwatch.daemon.notifications import Events
+from podwatch.daemon.paths import RunLock, RunPaths
+from podwatch.daemon.sensing_loop import Sensors
+from podwatch.daemon.startup_checks import Exits, StartupChecks
+from podwatch.daemon.store import StoreRestore, WandbIds
+from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.run import MutationGuard
+from podwatch.domain.snapshot import Desired
+from podwatch.journal import AsyncJournal
+from podwatch.policy.disk_forecast import Forecast
+from podwatch.recovery.controller import Recovery
+from podwatch.recovery.state import RecordHolder
+from podwatch.retention.removal import Remover
+from podwatch.retention.trash import SetAsideUsage
+from podwatch.sensors.disk import DiskSensor, DisksSensor
+from podwatch.sensors.gpu import GpuReader, GpuSensor
+from podwatch.sensors.inference import Servers
+from podwatch.sensors.log_rules import LogRulesSensor
+from podwatch.sensors.processes import ProcessSensor
+from podwatch.sensors.progress import PingInbox, ProgressSensor
+from podwatch.sync.syncer import Syncer
+from podwatch.system.clock import Clock
+from podwatch.system.workers import Worker
+from podwatch.system.workspace import Workspace
+from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.launcher import KeeperJob, KeeperLauncher
+
+LEARNED = "learned"
+"""Journal key of the learned baselines and durations."""
+READ_SO_FAR = "logs.read"
+"""Journal key of the read positions in the logs of the current start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foundation:
+    """What exists before the components: the run's places, time and records."""
+
+    paths: RunPaths
+    clock: Clock
+    journal: AsyncJournal
+    emit: Events
+    exits: Exits
+    rescans: Rescans
+    lock: RunLock | None = None
+    opening: Worker | None = None
+    """The thread in which the journal was opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How this daemon is started. ``take_over`` is the id of an operator's `--take-over`. ``same_disk_store`` allows a
+    ``file://`` store on the checkpoints' own file system, for the demo only. ``job`` is set in job mode."""
+
+    gpu_reader: GpuReader | None = None
+    same_disk_store: bool = False
+    take_over: str = ""
+    job: KeeperJob | None = None
+
+
+class Run:
+    """The run as every component knows it: its configuration, directories, and (once it is built) recovery's view of
+    the training. Parts that recovery is built from ask here, and are answered as before any training until then."""
+
+    def __init__(self, foundation: Foundation, config: Configuration, layout: Layout, workspace: Workspace) -> None:
+        self.paths, self.clock, self.journal = foundation.paths, foundation.clock, foundation.journal
+        self.emit = foundation.emit
+        self.config, self.layout, self.workspace = config, layout, workspace
+        self.guard = MutationGuard()
+        self._recovery: Recovery | None = None
+
+    def connect(self, recovery: Recovery) -> None:
+        self._recovery = recovery
+
+    @property
+    def handle(self) -> TrainerHandle | None:
+        return self._recovery.handle if self._recovery is not None else None
+
+    @property
+    def acting(self) -> bool:
+        """Whether a stop or start of training is in progress."""
+        return self._recovery is not None and self._recovery.state.acting
+
+    @property
+    def trained(self) -> bool:
+        """Whether a trainer of this run was seen on this pod."""
+        return self._recovery is not None and self._recovery.context.seen_here
+
+    @property
+    def finished(self) -> bool:
+        return self._recovery is not None and self._recovery.desired is Desired.FINISHED
+
+    @property
+    def waits_for_store(self) -> bool:
+        return self._recovery is not None and self._recovery.checks.waits_for_store
+
+    def owns(self, found: CheckpointSet) -> bool:
+        return self._recovery is not None and self._recovery.context.owns(found)
+
+
+class Reader(Protocol):
+    @property
+    def reading(self) -> frozenset[int]:
+        """The steps that it reads now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The checkpoints on this disk, and what marks those that cannot be used."""
+
+    catalogue: Catalogue
+    capabilities: Capabilities
+    roots: RootWatch
+    watcher: Watcher
+    rescans: Rescans
+    held: HeldBack
+    implausible: Implausible
+    aside: SetAsideUsage
+    worker: Worker
+    readers: list[Reader] = field(default_factory=list)
+    """What reads checkpoints besides training and uploads: hooks and evaluations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sensing:
+    """The sensors, those by name that others ask too."""
+
+    sensors: Sensors
+    gpus: GpuSensor
+    disk: DiskSensor
+    disks: DisksSensor
+    processes: ProcessSensor
+    progress: ProgressSensor
+    log_rules: LogRulesSensor
+    inbox: PingInbox
+    servers: Servers
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The trainer, and what its starts use. ``environment`` is that of a start."""
+
+    launcher: KeeperLauncher
+    record: RecordHolder
+    environment: TrainingEnvironment
+    two_writers: TwoWriters
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """``syncer`` is None without a store. ``refused``: why the configured one is not used, else empty. ``elsewhere``:
+    node 0 of this run uploads for all of its nodes, and this is another one."""
+
+    syncer: Syncer | None
+    restore: StoreRestore | None
+    refused: str
+    wandb: WandbIds
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    remover: Remover
+    forecast: Forecast
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """All components that the lifecycle starts, stops and queries."""
+
+    run: Run
+    checkpoints: Checkpoints
+    sensing: Sensing
+    training: Training
+    recovery: Recovery
+    store: Store
+    deletion: Deletion
+    checks: StartupChecks
+    gang: Gang | None = None
+    """None for a run on one node."""
+
+    @property
+    def settings(self) -> Settings:
+        """Those in force: a reload replaces them."""
+        return self.run.config.settings
+
+    @property
+    def syncer(self) -> Syncer | None:
+        return self.store.syncer

@@ -1,0 +1,181 @@
+"""Builds the sensors of one daemon. Starts nothing."""
+
+import os
+import re
+from functools import partial
+from pathlib import Path
+
+from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.layouts import trainer_logs
+from podwatch.config.settings import Settings
+from podwatch.daemon.components import LEARNED, READ_SO_FAR, Checkpoints, Run, Sensing
+from podwatch.daemon.held_back_findings import believed_progress
+from podwatch.daemon.sensing_loop import Sensors
+from podwatch.detection.learned import Learned
+from podwatch.detection.log_rules import shipped
+from podwatch.domain.checkpoint import newest_complete
+from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.process import ProcessRole
+from podwatch.journal import Journal
+from podwatch.sensors.disk import DiskSensor, DisksSensor
+from podwatch.sensors.gpu import WAIT, GpuReader, GpuSensor, TrialLoad
+from podwatch.sensors.host import HostSensor
+from podwatch.sensors.inference import InferenceSensor, Servers
+from podwatch.sensors.log_rules import LogRulesSensor, risky
+from podwatch.sensors.log_tail import Sources, StepLines
+from podwatch.sensors.nvml import NvmlReader
+from podwatch.sensors.processes import ProcessSensor
+from podwatch.sensors.progress import POLL as PROGRESS_POLL
+from podwatch.sensors.progress import PingInbox, ProgressSensor, StepReader
+from podwatch.sensors.server_discovery import ServerFinder
+from podwatch.sensors.training_metrics import MetricReader, TrainingSensor
+from podwatch.sensors.xid import XidInbox
+from podwatch.trainer.roles import RolePatterns
+
+
+def build_sensing(
+    settings: Settings, run: Run, checkpoints: Checkpoints, log_path: Path, gpu_reader: GpuReader | None
+) -> Sensing:
+    clock, poll, gpu = run.clock, settings.gpu.poll, settings.gpu
+    catalogue, aside = checkpoints.catalogue, checkpoints.aside
+    xids = XidInbox(clock)
+    trial = TrialLoad(wait=min(WAIT, 0.6 * gpu.deadline))
+    gpus = GpuSensor(gpu_reader or NvmlReader(xids, trial), clock, poll=poll, deadline=gpu.deadline)
+    disk = DiskSensor(
+        settings.trainer.checkpoint_dir or settings.trainer.output_dir,
+        clock,
+        settings.disk.capacity,
+        poll=max(poll, min(5.0, settings.checkpoints.rescan)),
+        known_bytes=lambda: sum(s.size_bytes for s in catalogue.sets) + aside.found.bytes,
+    )
+    disks = DisksSensor(partial(_places, settings, catalogue), clock)
+    log_rules = LogRulesSensor(clock, run.config.policies.log_rules, trusted=shipped(trainer_logs(settings)))
+    health = settings.training
+    metrics = TrainingSensor(
+        clock,
+        settings.trainer.output_dir,
+        MetricReader(trainer_logs(settings)),
+        metrics_file=health.metrics_file,
+        metrics_url=health.metrics_url,
+    )
+    inbox = PingInbox(clock)
+    progress = _progress(settings, run, catalogue, inbox, log_path, (log_rules, metrics))
+    processes = ProcessSensor(clock, poll=poll, logs=progress, roles=_roles(settings))
+    servers, addresses = _inference(settings, run, processes)
+    return Sensing(
+        sensors=Sensors(
+            gpus=gpus,
+            trainer=processes,
+            disk=disk,
+            inference=servers,
+            progress=progress,
+            host=HostSensor(clock, trainer=processes, xids=xids),
+            logs=log_rules,
+            training=metrics,
+            disks=disks,
+        ),
+        gpus=gpus,
+        disk=disk,
+        disks=disks,
+        processes=processes,
+        progress=progress,
+        log_rules=log_rules,
+        inbox=inbox,
+        servers=addresses,
+    )
+
+
+def _progress(
+    settings: Settings,
+    run: Run,
+    catalogue: Catalogue,
+    inbox: PingInbox,
+    log_path: Path,
+    taps: tuple[LogRulesSensor, TrainingSensor],
+) -> ProgressSensor:
+    trainer, layout, poll = settings.trainer, run.layout, settings.gpu.poll
+    target, custom = run.config.policies.detection.max_steps, _step_line(settings)
+    lines = StepLines(trainer_logs(settings))
+    progress = ProgressSensor(
+        run.clock,
+        lambda: believed_progress(layout.progress(), catalogue.sets),
+        logs=Sources(trainer.output_dir, trainer.logs or layout.log_globs(), (log_path,)),
+        inbox=inbox,
+        finish_lines=layout.finish_lines,
+        poll=max(poll, min(2 * poll, PROGRESS_POLL)),
+        taps=taps,
+        steps=lambda: StepReader(lines, target=target, custom=custom),
+    )
+    progress.recall(run.journal.sync.learned(READ_SO_FAR))
+    return progress
+
+
+def _inference(settings: Settings, run: Run, processes: ProcessSensor) -> tuple[InferenceSensor, Servers]:
+    inference, before = settings.inference, _learned(run.journal.sync)
+    finder = None
+    if inference.discover:
+        known = (before.start_id, before.servers)
+        finder = ServerFinder(run.clock, processes, timeout=inference.timeout, known=known)
+    sensor = InferenceSensor(
+        inference.urls,
+        run.clock,
+        timeout=inference.timeout,
+        poll=inference.poll,
+        liveness=inference.liveness == "auto",
+        finder=finder,
+    )
+    return sensor, Servers(sensor, before.servers)
+
+
+def _places(settings: Settings, catalogue: Catalogue) -> dict[str, Path]:
+    """Role -> path of what a run and podwatch write besides the checkpoints. Parts come from the newest checkpoint."""
+    environment = {**os.environ, **settings.trainer.env}
+    newest = newest_complete(catalogue.sets)
+    return {
+        "output": settings.trainer.output_dir,
+        "temp": Path(environment.get("TMPDIR") or "/tmp"),
+        "state": settings.state_dir,
+        **({p.name: Path(p.path) for p in newest.parts} if newest is not None else {}),
+    }
+
+
+def _learned(journal: Journal) -> Learned:
+    """The baselines and durations that an earlier podwatch learned."""
+    kept = journal.learned(LEARNED, {})
+    return Learned.from_dict(kept) if isinstance(kept, dict) else Learned()
+
+
+def _step_line(settings: Settings) -> re.Pattern[str] | None:
+    """The operator's pattern of a step line. Raises ConfigurationError for one that can take exponential time: it is
+    matched against every line, on the event loop."""
+    custom = settings.checkpoints.custom
+    if custom is None or not custom.step_line or settings.trainer.layout not in ("custom", "auto"):
+        return None
+    if risky(custom.step_line):
+        raise ConfigurationError(
+            "the pattern can take exponential time on a line that almost matches",
+            where="checkpoints.custom.step_line",
+            fix=r"remove nested repetitions such as (a+)+; for example ^step (\d+) done",
+        )
+    return re.compile(custom.step_line)
+
+
+def _roles(settings: Settings) -> RolePatterns:
+    """The operator's patterns of process roles. Raises ConfigurationError as ``_step_line``."""
+    custom = settings.checkpoints.custom
+    if custom is None or settings.trainer.layout not in ("custom", "auto"):
+        return RolePatterns({})
+    patterns = {
+        ProcessRole.TRAINER: custom.trainer_processes,
+        ProcessRole.ORCHESTRATOR: custom.orchestrator_processes,
+        ProcessRole.INFERENCE: custom.inference_processes,
+        ProcessRole.ENGINE: custom.engine_processes,
+    }
+    for role, few in patterns.items():
+        if slow := next(filter(risky, few), None):
+            raise ConfigurationError(
+                f"the pattern {slow!r} can take exponential time on a command line that almost matches",
+                where=f"checkpoints.custom.{role}_processes",
+                fix=r"remove nested repetitions such as (a+)+; for example python .*train\.py",
+            )
+    return RolePatterns(patterns)
