@@ -13,6 +13,9 @@ CRASH    := $(or $(N),100)
 # to set up.
 PARALLEL := -n 3 --dist loadfile
 
+# The tests start hundreds of interpreters: without byte code each of them compiles podwatch again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # One file for every supported Python, on Linux; the wheels of both processors are among the hashes.
 LOCK     := --quiet --universal --python-version 3.11 --generate-hashes --no-build --custom-compile-command 'make lock'
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,6 +26,7 @@ SLOW = (
     "tests/checkpoints/test_prefixes.py",
     "tests/checkpoints/test_truncation.py",
     "tests/checkpoints/test_trust.py",
+    "tests/cli/test_added_by_a_package.py",
     "tests/cli/test_bootstrap.py",
     "tests/cli/test_clean.py",
     "tests/cli/test_quarantine.py",
@@ -61,9 +63,11 @@ SLOW = (
     "tests/e2e/test_service_manager.py",
     "tests/e2e/test_sick_driver.py",
     "tests/e2e/test_start_before_stop_also.py",
+    "tests/e2e/test_trainers.py",
     "tests/e2e/test_two_pods.py",
     "tests/e2e/test_two_writers.py",
     "tests/e2e/test_wandb_identity.py",
+    "tests/e2e/test_what_the_status_says.py",
     "tests/e2e/test_while_the_others_ran.py",
     "tests/recording/test_recording.py",
     "tests/hooks/test_evaluation.py",
@@ -102,6 +106,7 @@ SLOW = (
     "tests/sync/test_sweeping.py",
     "tests/sync/test_two_pods.py",
     "tests/sync/test_two_pods_schedules.py",
+    "tests/sync/test_upload_priority.py",
     "tests/trainer/test_crash.py",
     "tests/trainer/test_hung_reads.py",
     "tests/trainer/test_keeper_program.py",
@@ -130,6 +135,12 @@ LONGEST = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "run at most N cases of each test, spread evenly over all of them: for the gate (make nightly runs all)"
     parser.addoption("--cases", type=int, metavar="N", help=text)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without the slow tests, their files are not even imported, unless one is named on the command line."""
+    left_out = config.option.markexpr == "not slow" and config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return True if left_out and str(collection_path.relative_to(config.rootpath)) in SLOW else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -169,9 +169,10 @@ def test_status_imports_click_and_the_client_room_only(guarded):
 
 
 PAINTED = "\x1b[H"
+SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("size", [(120, 40), (80, 24), (50, 10)])
+@pytest.mark.parametrize("size", [pytest.param((120, 40), marks=SLOW), (80, 24), pytest.param((50, 10), marks=SLOW)])
 def test_watch_keeps_the_verdict_in_view(machine, size):
     machine.daemon("gave-up")
     command = [sys.executable, "-m", "podwatch", "status", "--watch"]
