@@ -92,6 +92,10 @@ def test_the_nodes_of_a_run_and_the_one_that_ended_it():
     assert value(view, "podwatch_node_report_age_seconds", node="2", host="gpu-2.cluster") is None
     assert value(ended, "podwatch_node_step", node="2", host="gpu-2.cluster") is None
     assert [value(v, "podwatch_node_is_reason", **second) for v in (view, ended)] == [0, 1]
+    follower = replace(ended, nodes=tuple(replace(node, here=node.rank == 1) for node in ended.nodes))
+    rows = [dict(labels)["node"] for name, labels in samples(follower) if name.startswith("podwatch_node_")]
+    assert set(rows) == {"1"}, "its own row alone"
+    assert value(follower, "podwatch_nodes") == 3
     assert value(views.healthy(), "podwatch_nodes") == 1
     assert not [n for n, _ in samples(views.healthy()) if n.startswith("podwatch_node_")]
 

@@ -253,9 +253,12 @@ def _backups(view: DaemonView) -> Iterable[Metric]:
 
 
 def _nodes(view: DaemonView) -> Iterable[Metric]:
-    """The other nodes as this one has heard of them. A node that has not reported has no sample."""
+    """Rank 0 has a row for each node as it has heard of it, the others for themselves: as many rows as nodes, and not
+    their square. A node that has not reported has no row at rank 0."""
     yield from _gauge("podwatch_nodes", "Nodes of the run", view.node_count)
-    if not view.nodes:
+    leads = any(node.here and node.rank == 0 for node in view.nodes)
+    nodes = [node for node in view.nodes if leads or node.here]
+    if not nodes:
         return
     labels = ["node", "host"]
     age = GaugeMetricFamily("podwatch_node_report_age_seconds", "Time since the node's last report", labels=labels)
@@ -264,7 +267,7 @@ def _nodes(view: DaemonView) -> Iterable[Metric]:
         "podwatch_node_is_reason", "1 for the node that is the reason for the end of this attempt", labels=labels
     )
     phase = GaugeMetricFamily("podwatch_node_phase", "1 for the node's current phase", labels=[*labels, "phase"])
-    for node in view.nodes:
+    for node in nodes:
         who = [str(node.rank), scrub(node.host)]
         age.add_metric(who, node.silent)
         reason.add_metric(who, float(node.reason))
