@@ -13,11 +13,11 @@ MINIMAL = 'run_id = "r1"\n[trainer]\noutput_dir = "/data/out"\n'
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
-def test_docs_list_every_key_with_default_and_reason() -> None:
-    assert DOCS.read_text().endswith(render_reference()), "make docs/configuration.md anew from render_reference()"
+def test_docs_list_every_key_with_default_and_meaning() -> None:
+    assert DOCS.read_text().endswith(render_reference()), "renew docs/configuration.md from render_reference()"
 
 
-def test_every_key_has_a_reason() -> None:
+def test_every_key_has_a_meaning() -> None:
     assert [key for key, field in walk() if len(field.description or "") < 10] == []
 
 

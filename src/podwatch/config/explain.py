@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from podwatch.config.keys import env_name, looks_secret, walk
+from podwatch.config.keys import looks_secret, walk
 from podwatch.config.settings import Settings
 from podwatch.config.units import exact_size, format_duration, format_ratio, parse_duration, parse_ratio, parse_size
 from podwatch.domain.secrets import MASK as REMOVED
@@ -181,7 +181,7 @@ def to_json(settings: Settings, sources: Mapping[str, str], path: Path | None) -
 
 
 def render_reference() -> str:
-    """The tables of docs/configuration.md: every key with its default and reason."""
+    """The tables of docs/configuration.md: every key with its default and meaning."""
     lines: list[str] = []
     section: str | None = None
     for key, field in walk():
@@ -190,14 +190,15 @@ def render_reference() -> str:
             title = f"[{home}]" if home else "Top of the file"
             lines += ["", f"## {title}", ""]
             if home in _SECTION_NOTES:
-                lines += [f"{_SECTION_NOTES[home].capitalize()}.", ""]
-            lines += ["| key | default | meaning, and reason for the default | environment |", "|---|---|---|---|"]
+                note = _SECTION_NOTES[home]
+                lines += [f"{note[0].upper()}{note[1:]}.", ""]
+            lines += ["| key | default | meaning |", "|---|---|---|"]
             section = home
         default = (
             "required" if field.is_required() else _code(plain(field, field.get_default(call_default_factory=True)))
         )
         why = (field.description or "").replace("|", "\\|")
-        lines.append(f"| `{name}` | {default} | {why} | `{env_name(key)}` |")
+        lines.append(f"| `{name}` | {default} | {why} |")
     return "\n".join(lines).lstrip("\n") + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Every setting of podwatch, with its default and the reason for the default.
+"""Every setting of podwatch, with its default and its meaning. The reason for a default is beside it or in its policy.
 
 ``config show``, ``config init`` and docs/configuration.md are generated from these models. ``loading.py`` reads files,
 environment and flags.
@@ -84,42 +84,41 @@ class Section(BaseModel):
 class TrainerSettings(Section):
     layout: str = Field(
         "auto",
-        description="how the trainer lays out its checkpoints (list: docs/layouts.md; an installed package can add"
-        " more); auto decides from the command and output_dir, reports the reason, and stops with an error if several"
-        " layouts fit",
+        description="layout of the trainer's checkpoints (docs/layouts.md); auto: detected from the command "
+        "and output_dir; an error if several fit",
     )
-    output_dir: Path = Field(..., description="the trainer's output directory (it need not exist yet)")
+    output_dir: Path = Field(..., description="the trainer's output directory")
     checkpoint_dir: Path | None = Field(
         None,
-        description="checkpoint directory, if it is not at its usual place under output_dir (prime-rl:"
-        " ckpt.output_dir, the parent of checkpoints/; other layouts: the parent of the step directories)",
+        description="checkpoint directory, if it is not at its usual place under output_dir: the parent of "
+        "the step directories (prime-rl: of checkpoints/)",
     )
-    command: tuple[str, ...] = Field((), description="argv of a fresh start, without resume flags; not run by a shell")
-    cwd: Path | None = Field(None, description="working directory of the command; default: output_dir's parent")
+    command: tuple[str, ...] = Field((), description="argv of a fresh start, without resume flags and without a shell")
+    cwd: Path | None = Field(None, description="its working directory; default: output_dir's parent")
     env: dict[str, str] = Field(default_factory=dict, description="extra environment variables; no secrets")
     env_file: Path | None = Field(None, description="file with secrets as NAME=value lines; mode 0600")
     user: str = Field("", description="run training as this user; default: podwatch's own")
     nofile: int = Field(65_536, ge=1024, description="open-file limit for training; vLLM wants 65,536")
     resume_args: str | tuple[str, ...] = Field(
         "auto",
-        description='arguments that make the command resume: "auto" (by layout and version), "none", or a list;'
-        " podwatch replaces {step} and {checkpoint}",
+        description='arguments that make the command resume: "auto" (by layout and version), "none", or a '
+        "list with {step} and {checkpoint}",
     )
-    max_steps: int | None = Field(None, ge=1, description="target step, if neither the command nor its config gives it")
+    max_steps: int | None = Field(None, ge=1, description="target step, if command and its config do not name one")
     supervise: Literal["auto", "keeper", "attach"] = Field(
         "auto",
-        description='"auto": adopt or attach to running training, else start it; "keeper": only training that podwatch'
-        ' starts; "attach": never start training',
+        description='"auto": attach to running training, else start it; "keeper": only training that podwatch '
+        'starts; "attach": never start training',
     )
     start_before: tuple[tuple[str, ...], ...] = Field(
         (),
-        description="commands to run before each start, each a list of arguments; podwatch ends the processes that they"
-        ' leave running together with training, for example [["ray", "start", "--head", "--port=6399"]]',
+        description='commands before each start, for example [["ray", "start", "--head"]]; what they leave '
+        "running ends with training",
     )
     stop_also: tuple[tuple[str, ...], ...] = Field(
         (),
-        description="commands to run after training has stopped, to end processes outside its process tree; they must"
-        " be safe to run twice, and can end unrelated processes (`ray stop` ends every Ray of the user)",
+        description="commands after training has stopped, to end processes outside its process tree; they "
+        "must be safe to run twice",
     )
     stop_grace: Duration = Field(30.0, description="time from SIGTERM to SIGKILL; prime-rl ends within seconds")
     save_grace: Duration = Field(600.0, description="time from SIGTERM to SIGKILL during a save: 47 GB take minutes")
@@ -127,11 +126,11 @@ class TrainerSettings(Section):
     resume_attempts: int = Field(
         _RESTART.resume_attempts,
         ge=1,
-        description="proven failed loads of a checkpoint before podwatch tries the previous one",
+        description="failed loads of a checkpoint before podwatch tries the previous one",
     )
     startup_patience: Duration = Field(
         _DETECTION.startup_patience_seconds,
-        description="time from start to first step; prime-rl sets vLLM's engine timeout to 4200 s",
+        description="time to the first step; vLLM's engine timeout in prime-rl is 4200 s",
     )
 
     @field_validator("layout")
@@ -160,60 +159,53 @@ class TrainerSettings(Section):
 class GpuSettings(Section):
     inference: tuple[int, ...] = Field((), description="NVML indices that hold the inference engine")
     trainer: tuple[int, ...] = Field((), description="NVML indices that hold the trainer")
-    poll: Duration = Field(2.0, gt=0, description="time between two reads of GPU memory; four fit into hold")
-    hold: Duration = Field(
-        _DETECTION.hold_seconds, gt=0, description="memory must stay gone this long to count as a silent death"
-    )
+    # Four reads fit into hold.
+    poll: Duration = Field(2.0, gt=0, description="time between two reads of GPU memory")
+    hold: Duration = Field(_DETECTION.hold_seconds, gt=0, description="memory gone for this long is a silent death")
     floor: Size = Field(
         _DETECTION.memory_floor_bytes,
-        description="a dedicated GPU with less than this in use counts as empty: a bare context uses 0.3-0.7 GiB",
+        description="a dedicated GPU with less in use counts as empty; a bare context uses 0.3-0.7 GiB",
     )
-    deadline: Duration = Field(5.0, gt=0, description="an NVML call slower than this makes the GPU sensor blind")
+    deadline: Duration = Field(5.0, gt=0, description="a slower NVML call makes the GPU sensor blind")
+    # A start on a full GPU fails.
     release_wait: Duration = Field(
         60.0,
-        description="after a stop, wait this long for GPU memory to be released, then the state is `blocked`: a start"
-        " on a full GPU fails",
+        description="after a stop, wait this long for GPU memory to become free, then `blocked`",
     )
     release_margin: Size = Field(
-        GIB, description="a GPU counts as free when it uses at most this much more than before training"
+        GIB, description="a GPU is free if it uses at most this much more than before training"
     )
 
 
 class InferenceSettings(Section):
     urls: tuple[str, ...] = Field((), description='inference servers, for example ["http://127.0.0.1:8000"]')
     timeout: Duration = Field(2.0, gt=0, description="a slower answer counts as a timeout")
-    poll: Duration = Field(
-        5.0, gt=0, description="time between two reads of /health and /metrics; slower than gpu.poll is enough"
-    )
-    discover: bool = Field(
-        True, description="if urls is empty, find the servers by their ports in the trainer's process tree"
-    )
+    poll: Duration = Field(5.0, gt=0, description="time between two reads of /health and /metrics")
+    discover: bool = Field(True, description="if urls is empty, find the servers by their ports")
     liveness: Literal["auto", "off"] = Field(
-        "auto", description="also read prime-rl's /liveness if the server has it: only it shows a hung engine"
+        "auto", description="also read prime-rl's /liveness: only it shows a hung engine"
     )
     sleep: Literal["auto", "yes", "no"] = Field(
         "auto",
-        description='"yes": the engine sleeps between phases and releases its memory, so podwatch does not judge silent'
-        ' deaths by memory; "auto": detect it by --enable-sleep-mode in its command and by /is_sleeping',
+        description='"yes": the engine releases its memory between phases, so podwatch does not judge silent '
+        'deaths by memory; "auto": detected',
     )
 
 
 class HangSettings(Section):
     floor: Duration = Field(
         _DETECTION.hang_floor_seconds,
-        description="shortest time without a step that can be a hang; a weight update of prime-rl can take 2 x 720 s",
+        description="shortest time without a step that can be a hang; a weight update of prime-rl can take 24 min",
     )
     k: float = Field(
         _DETECTION.hang_k,
         ge=2,
-        description="a hang needs this many learned median step times without a step; five times slower is slow, not"
-        " hung",
+        description="a hang also needs this many median step times without a step",
     )
     agree: Duration = Field(
         _DETECTION.hang_agree_seconds,
         gt=0,
-        description="idle GPUs or flat token counters corroborate a hang after this long; pauses of healthy steps are"
-        " shorter",
+        description="idle GPUs or flat token counters corroborate a hang after this long",
     )
 
 
@@ -227,31 +219,28 @@ class CustomLayoutSettings(Section):
 
     step_dir: str = Field(
         "checkpoints/step_{step}",
-        description="path of one step: a directory, or a file such as ckpt_{step}.pt; {step} in exactly one segment,"
-        " {step:06d} if a restore must write six digits",
+        description="path of one step, such as ckpt_{step}.pt; {step:06d} if a restore must write six digits",
     )
-    required: tuple[str, ...] = Field((), description="globs inside the step directory that must each match a file")
-    optional: tuple[str, ...] = Field(
-        (), description="globs of files that podwatch deletes with the step but does not upload"
-    )
+    required: tuple[str, ...] = Field((), description="globs in the step directory that must each match a file")
+    optional: tuple[str, ...] = Field((), description="globs of files that are deleted with the step but not uploaded")
     ahead: tuple[str, ...] = Field(
         (), description="more paths with {step} to quarantine when they are ahead of the resume step"
     )
-    last: str = Field("", description="glob of the file that the trainer writes last, if there is one")
+    last: str = Field("", description="glob of the file that the trainer writes last")
     step_line: str = Field(
-        "", description="regular expression of the log line that reports a finished step; its first group is the number"
+        "", description="regular expression of the log line of a finished step; its first group is the number"
     )
     trainer_processes: tuple[str, ...] = Field(
         (),
-        description="regular expressions; a process below the launcher whose command line matches one is the trainer:"
-        " podwatch then sees its end while the launcher lives",
+        description="regular expressions for the command line of the trainer process; podwatch then sees its "
+        "end while the launcher lives",
     )
     orchestrator_processes: tuple[str, ...] = Field((), description="the same for the process that drives rollouts")
     inference_processes: tuple[str, ...] = Field(
-        (), description="the same for the inference server; podwatch then finds its port automatically"
+        (), description="the same for the inference server; podwatch then finds its port"
     )
     engine_processes: tuple[str, ...] = Field(
-        (), description="the same for the processes that hold the model's GPU memory, if the server does not"
+        (), description="the same for processes that hold the model's GPU memory, if the server does not"
     )
 
     @field_validator("trainer_processes", "orchestrator_processes", "inference_processes", "engine_processes")
@@ -289,16 +278,16 @@ class CustomLayoutSettings(Section):
 
 
 class CheckpointSettings(Section):
-    rescan: Duration = Field(10.0, gt=0, description="time between two rescans; file events only trigger one sooner")
+    rescan: Duration = Field(10.0, gt=0, description="longest time between two scans")
     settle: Duration = Field(5.0, ge=0, description="a checkpoint with a strong marker must be unchanged this long")
     settle_weak: Duration = Field(60.0, ge=0, description="the same for a layout without a marker")
     settle_tracker: Duration = Field(
-        15.0, ge=0, description="the same where a file written last, or a tracker file beside the steps, is the marker"
+        15.0, ge=0, description="the same where a last file or a tracker file is the marker"
     )
     leases: bool = Field(
         False,
-        description="use kernel read leases to see whether a file is still open for writing, only for layouts without a"
-        " marker: a lease can briefly delay the trainer's own open",
+        description="for layouts without a marker: use kernel read leases to see files that are open for "
+        "writing; can briefly delay the trainer",
     )
     custom: CustomLayoutSettings | None = Field(None, description='a section; required for layout = "custom"')
 
@@ -310,93 +299,84 @@ class SyncSettings(Section):
     )
     s3_endpoint: str = Field(
         "",
-        description="for s3://: the service's address, such as https://HOST; empty: AWS_ENDPOINT_URL_S3, else AWS",
+        description="for s3://: the service's address; empty: AWS_ENDPOINT_URL_S3, else AWS",
     )
-    s3_region: str = Field("", description='for s3://: the region that requests are signed for ("auto" for R2)')
-    s3_profile: str = Field("", description="for s3://: the AWS profile to use instead of the environment's keys")
+    s3_region: str = Field("", description='for s3://: the region ("auto" for R2)')
+    s3_profile: str = Field("", description="for s3://: the AWS profile, instead of keys in the environment")
     s3_addressing: Literal["auto", "path", "virtual"] = Field(
         "auto",
-        description="for s3://: whether the bucket is in the path or in the host name; auto: in the host name on AWS",
+        description="for s3://: the bucket in the path or in the host name; auto: host name on AWS",
     )
     part_size: Size = Field(DEFAULT_PART_SIZE, description="B2's recommended part size; 5 MB to 5 GB")
-    connections: int = Field(
-        4, ge=1, le=32, description="parallel connections at first: enough to fill two cores or a fast uplink"
-    )
+    connections: int = Field(4, ge=1, le=32, description="parallel connections at first")
     connections_max: int = Field(
         32,
         ge=1,
         le=64,
-        description="podwatch adds connections up to this while more of them raise the speed",
+        description="podwatch adds connections up to this while they raise the speed",
     )
-    max_rate: Size | None = Field(None, description="upload limit in bytes per second, to leave bandwidth to training")
+    max_rate: Size | None = Field(None, description="upload limit in bytes per second")
     upload_gap: Duration = Field(
         0.0,
         ge=0,
-        description="shortest time between the starts of two uploads; podwatch skips the checkpoints in between",
+        description="shortest time between the starts of two uploads; checkpoints in between are skipped",
     )
     sweep: Duration = Field(
         600.0,
-        description="time between two searches for checkpoints that are not stored; new ones are uploaded immediately",
+        description="time between two searches for unstored checkpoints; new ones are uploaded immediately",
     )
-    max_lag: Duration = Field(
-        _REMOTE.max_lag_seconds, description="no new checkpoint in the store for this long is critical"
-    )
+    max_lag: Duration = Field(_REMOTE.max_lag_seconds, description="nothing new in the store for this long is critical")
     keep_last: int = Field(
         _REMOTE.keep_last,
         ge=1,
-        description="number of newest checkpoints kept in the store: one to resume from, two to step back to",
+        description="number of newest checkpoints kept in the store",
     )
     keep_every: int = Field(
         _REMOTE.keep_every, ge=0, description="every n-th checkpoint is a milestone and is kept; 0: none"
     )
     optional_parts: Literal["milestones", "all", "none"] = Field(
         "milestones",
-        description="which checkpoints are uploaded with the parts that no resume needs (prime-rl's exported weights):"
-        " milestones and the final one, all, or none; they are a third of the bytes, needed only to use the model",
+        description="checkpoints that are uploaded with the parts that no resume needs (prime-rl's exported weights)",
     )
     extra: tuple[str, ...] = Field(
         (),
-        description="files and directories below output_dir to upload with milestones and the final checkpoint, for"
-        ' example the exported model: ["final"]; never links or key files',
+        description="paths below output_dir to upload with milestones and the final checkpoint, such as "
+        '["final"]; never links or key files',
     )
+    # A 32B model in bf16 fits; a mistyped path does not fill the bucket.
     extra_max: Size = Field(
         100_000_000_000,
         ge=0,
-        description="podwatch does not upload `extra` if it is larger than this: a 32B model in bf16 fits, a mistyped"
-        " path does not fill the bucket",
+        description="`extra` above this size is not uploaded",
     )
     artefacts: bool = Field(
         True,
-        description="also upload the files named in the command, the ends of logs and the incident bundles, scrubbed of"
-        " secrets, so that they survive the pod",
+        description="also upload configuration, ends of logs and incident bundles, scrubbed of secrets",
     )
-    artefacts_every: Duration = Field(
-        900.0, ge=60, description="time between two uploads of log ends (sooner after an incident)"
-    )
-    artefacts_log: Size = Field(
-        256_000, ge=1000, le=5_000_000, description="bytes of the end of each log to upload: a night's warnings"
-    )
+    artefacts_every: Duration = Field(900.0, ge=60, description="time between two uploads of log ends")
+    artefacts_log: Size = Field(256_000, ge=1000, le=5_000_000, description="size of the end of each log to upload")
+    # B2 throttles faster writes; other pods wait for five missed ones (holder_patience).
     heartbeat: Duration = Field(
         60.0,
         ge=5,
         le=100,
-        description="time between two heartbeats in the store; B2 throttles faster writes, other pods wait for three"
-        " missed ones",
+        description="time between two heartbeats in the store",
     )
     holder_patience: Duration = Field(
         _LEASE.patience,
-        description="podwatch takes over another pod's run after no heartbeat for this long (five missed ones)",
+        description="podwatch takes over another pod's run after no heartbeat for this long",
     )
+    # 30 s of a confirmation, 60 s of a write, 10 s of margin.
     claim_wait: Duration = Field(
         _LEASE.claim_wait,
         ge=0,
-        description="time from a claim in B2 to its decision: 30 s of a confirmation, 60 s of a write, 10 s of margin",
+        description="time from a claim in B2 to its decision",
     )
+    # By then all of B2's servers know a new key or bucket.
     refusal_wait: Duration = Field(
         _LEASE.refusal,
         ge=0,
-        description="if the store refuses access (key, cap, bucket) and training cannot start, podwatch exits with"
-        " code 77 after this long: by then all of B2's servers know a new key or bucket",
+        description="if the store refuses access and training cannot start, podwatch exits with 77 after this long",
     )
 
     @model_validator(mode="after")
@@ -441,26 +421,23 @@ class SyncSettings(Section):
 class DiskSettings(Section):
     prune_above: Ratio = Field(
         _DISK.prune_above,
-        description="podwatch starts to delete old checkpoints above this disk usage: prime-rl does not check free"
-        " space, and a full disk kills the run",
+        description="podwatch deletes old checkpoints above this disk usage",
     )
-    prune_to: Ratio = Field(
-        _DISK.prune_to, description="podwatch stops deleting at this disk usage: ten points of hysteresis"
-    )
+    prune_to: Ratio = Field(_DISK.prune_to, description="... and stops at this disk usage")
     margin: float = Field(
-        _DISK.margin, ge=1.0, description="space kept free for the next save = its predicted size x this"
+        _DISK.margin, ge=1.0, description="space kept free for the next save: its predicted size times this"
     )
     capacity: Size | None = Field(None, description="real capacity, if an overlay shows the host's disk")
+    # Its upload can still finish.
     lead: Duration = Field(
         _DISK.lead_seconds,
         ge=0,
-        description="podwatch deletes a checkpoint that is not in the store at the earliest this long before the next"
-        " save: its upload can still finish",
+        description="an unstored checkpoint is deleted at the earliest this long before the next save",
     )
     on_full: Literal["stay", "stop"] = Field(
         "stay",
-        description='if the next save cannot fit: "stop" ends training cleanly before it, "stay" lets training continue'
-        " and crash; podwatch reports both as critical",
+        description='if the next save cannot fit: "stop" ends training cleanly before it, "stay" lets it '
+        "continue and possibly crash",
     )
 
     @model_validator(mode="after")
@@ -474,67 +451,62 @@ class RecoverySettings(Section):
     budget_restarts: int = Field(
         _RESTART.budget_restarts,
         ge=1,
-        description="podwatch gives up only when this number of restarts and budget_time are both used up",
+        description="podwatch gives up when this number of restarts and budget_time are both used up",
     )
     budget_time: Duration = Field(_RESTART.budget_seconds, description="see budget_restarts")
-    backoff_min: Duration = Field(
-        _RESTART.backoff_min_seconds, description="first pause between restarts: some faults pass"
-    )
-    backoff_max: Duration = Field(
-        _RESTART.backoff_max_seconds, description="longest pause between restarts: an idle pod costs money"
-    )
+    backoff_min: Duration = Field(_RESTART.backoff_min_seconds, description="first pause between restarts")
+    backoff_max: Duration = Field(_RESTART.backoff_max_seconds, description="longest pause between restarts")
     calm: Duration = Field(
         _RESTART.calm_seconds, description="the counters restart from zero after this long without a failure"
     )
     retry_after_give_up: Duration = Field(
         _RESTART.retry_after_give_up_seconds,
-        description="after giving up, podwatch makes one attempt this often; 0: never",
+        description="one attempt this often after giving up; 0: never",
     )
     preempt_grace: Duration = Field(
         3.0,
         ge=1,
         le=600,
-        description="at a preemption podwatch writes the heartbeat and sends training SIGTERM within this time: the"
-        " shortest notice of a provider is 5 s",
+        description="at a preemption: time to write the heartbeat and signal training; the shortest notice of "
+        "a provider is 5 s",
     )
     on_give_up: Literal["stay", "exit"] = Field(
         "stay",
-        description='"exit": podwatch exits when it gives up, with code 65 if the command is at fault, else with 86, so'
-        " that an engine can move the job",
+        description='"exit": podwatch exits when it gives up, with 65 (the command is at fault) or 86',
     )
     on_finished: Literal["stay", "exit"] = Field(
         "stay",
-        description='"exit": when the run is finished and its last checkpoint is stored, podwatch exits with code 0 (69'
-        " if something could not be stored)",
+        description='"exit": podwatch exits with 0 when the last checkpoint is stored (69: not everything '
+        "could be stored)",
     )
     final_sync: Duration = Field(
         7200.0,
         ge=0,
-        description="longest time to store the last checkpoint of a finished run: 47 GB at 10 MB/s take 80 min",
+        description="longest time to store the last checkpoint; 47 GB at 10 MB/s take 80 min",
     )
+    # Longer than a takeover (holder_patience + claim_wait), because each exit uses up an attempt of the engine.
     standby: Duration = Field(
         900.0,
         ge=0,
-        description="job mode: wait this long for another pod that holds the run, or for what blocks a start, then exit"
-        " with 86: longer than a takeover (holder_patience + claim_wait), because each exit uses up an attempt",
+        description="job mode: wait this long for another pod or for what blocks a start, then exit with 86",
     )
     end_grace: Duration | None = Field(
         None,
         ge=1,
         le=3600,
-        description="job mode: time from the engine's SIGTERM until podwatch kills training; set it a little below the"
-        " engine's own grace; default: 0.85 of that engine's default (docs/jobs.md)",
+        description="job mode: time from the engine's SIGTERM until podwatch kills training; a little below "
+        "the engine's own; default: 0.85 of the engine's default",
     )
     job_attempts: int = Field(
         _VERDICT.most_failures,
         ge=2,
-        description="in job mode: attempts in a row without progress (and budget_time, for a run that ever made a step)"
-        " before the exit code is 65 instead of 86, because engines retry without limit",
+        description="job mode: attempts in a row without progress (and budget_time, if a step was ever made) "
+        "before 65 instead of 86",
     )
     bad_host_for: Duration = Field(
         _VERDICT.bad_host_seconds,
-        description="in job mode: after a machine fault no attempt of the run starts on that machine for this long (at"
-        " most three refusals); 0: never refused",
+        description="job mode: after a machine fault no attempt starts on that machine for this long (at most "
+        "three refusals); 0: never refused",
     )
 
 
@@ -542,26 +514,25 @@ class NodesSettings(Section):
     """One run over several nodes (docs/nodes.md): one podwatch on each, with `run --job`."""
 
     rank: int | None = Field(
-        None, ge=0, description="number of this node, from 0; default: from the engine's variables (docs/nodes.md)"
+        None, ge=0, description="number of this node, from 0; default: from the engine's variables"
     )
     count: int | None = Field(
         None,
         ge=1,
         le=MOST_NODES,
-        description="number of nodes of this run; default: from the engine's variables; 1: a run on one node, whatever"
-        " the engine says",
+        description="number of nodes; default: from the engine's variables; 1: one node, whatever the engine says",
     )
+    # Engines start the nodes of a job minutes apart.
     wait: Duration = Field(
         600.0,
         ge=1,
-        description="how long a start waits for the other nodes to report, then it ends with 86: engines start the"
-        " nodes of a job minutes apart",
+        description="a start waits this long for the other nodes, then ends with 86",
     )
+    # Longer than the attribute cache of NFS (60 s), and than a restart of podwatch takes.
     silence: Duration = Field(
         90.0,
         ge=5,
-        description="a node that has not reported for this long is gone, and all nodes end: longer than the attribute"
-        " cache of NFS (60 s), and than a restart of podwatch takes",
+        description="a node that has not reported for this long is gone, and all nodes end; NFS caches for 60 s",
     )
 
 
@@ -570,33 +541,28 @@ class EndPodSettings(Section):
     (docs/end-the-pod.md). Not used in job mode, where the engine ends it."""
 
     command: tuple[str, ...] = Field(
-        (), description="list of arguments, not run by a shell; runs once the final sync is done or its time is over"
+        (), description="argv, without a shell; runs once the final sync is done or its time is over"
     )
     on: tuple[Literal["finished", "gave-up", "superseded"], ...] = Field(
         ("finished", "gave-up", "superseded"), description="the ends of the run after which it runs"
     )
     env_file: Path | None = Field(
         None,
-        description="file with the provider's key as NAME=value lines; mode 0600; AWS_* of training is passed, no other"
-        " store key",
+        description="file with the provider's key as NAME=value lines; mode 0600",
     )
-    timeout: Duration = Field(
-        60.0, gt=0, description="the command is killed after this time; an API answers in seconds"
-    )
-    tries: int = Field(
-        5, ge=1, description="the command runs at most this often for one end, then podwatch reports that it failed"
-    )
+    timeout: Duration = Field(60.0, gt=0, description="the command is killed after this time")
+    tries: int = Field(5, ge=1, description="most runs of the command for one end")
 
 
 class ProviderSettings(Section):
     """One table of ``[controller.providers]``: a provider command (docs/controller.md)."""
 
     command: tuple[str, ...] = Field(
-        ..., min_length=1, description="argv; list, create or destroy is appended; not run by a shell"
+        ..., min_length=1, description="argv, without a shell; list, create or destroy is appended"
     )
     env_file: Path | None = Field(None, description="file with the provider's key as NAME=value lines; mode 0600")
     timeout: Duration = Field(
-        120.0, gt=0, le=LONGEST_CALL_SECONDS, description="each call is killed after this time: its outcome is unknown"
+        120.0, gt=0, le=LONGEST_CALL_SECONDS, description="a call is killed after this time: its outcome is unknown"
     )
 
 
@@ -606,12 +572,10 @@ class ControllerSettings(Section):
 
     providers: dict[str, ProviderSettings] = Field(
         default_factory=dict,
-        description="a table for each provider by its name in controller.json, with the keys command, env_file,"
-        " timeout: commands come from this file only, never from the store",
+        description="a table for each provider, with the keys command, env_file, timeout",
     )
-    every: Duration = Field(
-        30.0, ge=5, description="time between two looks with --loop: half of a heartbeat, and few calls of an API"
-    )
+    # Half of a heartbeat, and few calls of an API.
+    every: Duration = Field(30.0, ge=5, description="time between two looks with --loop")
 
     @field_validator("providers")
     @classmethod
@@ -638,21 +602,17 @@ _CHILD_NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
 class HookSettings(Section):
     """``[[hooks]]``: a command that podwatch runs after an event (docs/hooks.md)."""
 
-    name: str = Field(..., pattern=_CHILD_NAME, description="lower-case name, unique, for events, logs and commands")
-    on: tuple[HookEvent, ...] = Field(..., min_length=1, description="the events after which it runs")
-    command: tuple[str, ...] = Field(..., description="list of arguments, not run by a shell")
+    name: str = Field(..., pattern=_CHILD_NAME, description="lower-case name, unique")
+    on: tuple[HookEvent, ...] = Field(..., min_length=1, description="events after which it runs")
+    command: tuple[str, ...] = Field(..., description="argv, without a shell")
     cwd: Path | None = Field(None, description="working directory; default: that of training")
     env_file: Path | None = Field(
         None,
-        description="file with NAME=value lines for it; mode 0600; AWS_* of training is passed, no other store key",
+        description="file with NAME=value lines for it; mode 0600",
     )
     user: str = Field("", description="run it as this user; default: podwatch's own")
-    timeout: Duration = Field(
-        3600.0, gt=0, description="after this time podwatch ends the command and all that it started"
-    )
-    coalesce: bool = Field(
-        True, description="of several waiting events of one kind run only the newest: a slow hook does not fall behind"
-    )
+    timeout: Duration = Field(3600.0, gt=0, description="podwatch then ends the command and all that it started")
+    coalesce: bool = Field(True, description="of several waiting events of one kind run only the newest")
     retries: int = Field(0, ge=0, le=8, description="further attempts after a failure; the first after 10 s")
 
     @field_validator("command", mode="before")
@@ -664,15 +624,15 @@ class HookSettings(Section):
 class CheckSettings(Section):
     """``[[checks]]``: a command that `podwatch check` runs (docs/hooks.md)."""
 
-    name: str = Field(..., pattern=_CHILD_NAME, description="lower-case name, unique, for the line of the report")
-    command: tuple[str, ...] = Field(..., description="list of arguments, not run by a shell")
+    name: str = Field(..., pattern=_CHILD_NAME, description="lower-case name, unique")
+    command: tuple[str, ...] = Field(..., description="argv, without a shell")
     cwd: Path | None = Field(None, description="working directory; default: that of training")
     env_file: Path | None = Field(
         None,
-        description="file with NAME=value lines for it; mode 0600; AWS_* of training is passed, no other store key",
+        description="file with NAME=value lines for it; mode 0600",
     )
     user: str = Field("", description="run it as this user; default: podwatch's own")
-    timeout: Duration = Field(60.0, gt=0, description="after this time podwatch ends it, and the check fails")
+    timeout: Duration = Field(60.0, gt=0, description="podwatch then ends it, and the check fails")
 
     @field_validator("command", mode="before")
     @classmethod
@@ -685,48 +645,43 @@ class EvaluationSettings(Section):
 
     command: tuple[str, ...] = Field(
         (),
-        description="list of arguments, not run by a shell; podwatch replaces {checkpoint}, {weights}, {step}, {run_id}"
-        " and {output}, where it writes results.json; empty: no evaluation",
+        description="argv, without a shell, with {checkpoint}, {weights}, {step}, {run_id} and {output}, "
+        "where it writes results.json; empty: no evaluation",
     )
-    every_saves: int = Field(0, ge=0, description="evaluate every N-th complete checkpoint; 0: not for this reason")
-    every_steps: int = Field(
-        0, ge=0, description="evaluate the first complete checkpoint in each N steps; 0: not for this reason"
-    )
-    milestones: bool = Field(False, description="evaluate the checkpoints that the store keeps (sync.keep_every)")
-    at_end: bool = Field(False, description="evaluate the last checkpoint when training is finished")
-    gpus: Literal["none", "free"] = Field(
-        "none", description='"none": on the CPU beside training; "free": beside training, on GPUs that nothing uses'
-    )
+    every_saves: int = Field(0, ge=0, description="evaluate every N-th complete checkpoint; 0: no")
+    every_steps: int = Field(0, ge=0, description="evaluate the first complete checkpoint in each N steps; 0: no")
+    milestones: bool = Field(False, description="evaluate the milestones (sync.keep_every)")
+    at_end: bool = Field(False, description="evaluate the last checkpoint of a finished run")
+    gpus: Literal["none", "free"] = Field("none", description='"none": on the CPU; "free": on GPUs that nothing uses')
     gpu_count: int = Field(1, ge=1, description='number of GPUs with gpus = "free"')
     metric: str = Field(
         "",
-        description='name of the number that decides which checkpoint is the best, for example "results.gsm8k.acc";'
-        " its checkpoint is kept here and in the store; empty: none",
+        description='number that decides which checkpoint is the best, such as "results.gsm8k.acc"; the best '
+        "is kept here and in the store",
     )
     lower_is_better: bool = Field(False, description="the metric is a loss or an error")
     regression: Ratio = Field(
         0.05,
         ge=0,
-        description="report a result that is worse than the best by more than this share of it: less is usually noise",
+        description="report a result that is worse than the best by more than this share",
     )
-    timeout: Duration = Field(3600.0, gt=0, description="after this time podwatch ends it and all that it started")
-    coalesce: bool = Field(True, description="of several due checkpoints that wait evaluate only the newest")
+    timeout: Duration = Field(3600.0, gt=0, description="podwatch then ends it and all that it started")
+    coalesce: bool = Field(True, description="of several waiting checkpoints evaluate only the newest")
+    # A full disk costs training.
     reserve: Size = Field(
         5_000_000_000,
         ge=0,
-        description="space that an evaluation leaves free on the disks of training and podwatch, besides the next save;"
-        " podwatch ends one that does not: a full disk costs training",
+        description="space that an evaluation must leave free besides the next save; podwatch ends one that does not",
     )
     dir: Path | None = Field(
         None,
-        description="podwatch makes podwatch-evaluation-RUN_ID in it, for outputs and for checkpoints fetched from the"
-        " store, and touches nothing else there; default: below state_dir; never under output_dir; with user, one that"
-        " this user can enter",
+        description="podwatch uses podwatch-evaluation-RUN_ID in it for outputs and fetched checkpoints; "
+        "default: below state_dir; never under output_dir; `user` must be able to enter it",
     )
     cwd: Path | None = Field(None, description="working directory; default: that of training")
     env_file: Path | None = Field(
         None,
-        description="file with NAME=value lines for it; mode 0600; AWS_* of training is passed, no other store key",
+        description="file with NAME=value lines for it; mode 0600",
     )
     user: str = Field("", description="run it as this user; default: podwatch's own")
 
@@ -751,11 +706,11 @@ class EvaluationSettings(Section):
 class ResourceSettings(Section):
     files_above: Ratio = Field(
         _RESOURCES.files_above,
-        description="warn above this share of the open-file limit: vLLM's sockets grow with load",
+        description="warn above this share of the open-file limit",
     )
     memory_above: Ratio = Field(
         _RESOURCES.memory_above,
-        description="warn above this share of host or container memory; the kernel kills near 100 %",
+        description="warn above this share of host or container memory",
     )
     shm_above: Ratio = Field(
         _RESOURCES.shm_above, description="warn above this share of /dev/shm: when it is full, NCCL and vLLM die"
@@ -763,10 +718,10 @@ class ResourceSettings(Section):
     overdue: float = Field(
         _RESOURCES.checkpoint_overdue_k,
         ge=1,
-        description="a checkpoint is overdue after this many save intervals (learned, else configured)",
+        description="a checkpoint is overdue after this many save intervals",
     )
     overdue_floor: Duration = Field(
-        _RESOURCES.checkpoint_overdue_floor_seconds, description="a checkpoint is never overdue sooner than this"
+        _RESOURCES.checkpoint_overdue_floor_seconds, description="... and never sooner than this"
     )
 
 
@@ -805,35 +760,27 @@ class TrainingHealthSettings(Section):
         ge=0,
         description="with stop: end training after this many steps without improvement",
     )
-    entropy_below: float | None = Field(
-        _TRAINING.entropy_below, description="warn below this entropy: a collapsed policy does not explore"
-    )
-    kl_above: float | None = Field(
-        _TRAINING.kl_above, description="warn above this KL divergence: the policy has left its reference"
-    )
-    grad_norm_above: float | None = Field(
-        _TRAINING.grad_norm_above, description="warn above this gradient norm: an exploding update"
-    )
+    entropy_below: float | None = Field(_TRAINING.entropy_below, description="warn below this entropy")
+    kl_above: float | None = Field(_TRAINING.kl_above, description="warn above this KL divergence")
+    grad_norm_above: float | None = Field(_TRAINING.grad_norm_above, description="warn above this gradient norm")
     steps: int = Field(_TRAINING.steps, ge=1, description="number of consecutive steps before a warning")
-    metrics_file: str = Field("", description="JSON-lines file with the metrics; default: the layout's metrics.jsonl")
+    metrics_file: str = Field("", description="JSON-lines file with the metrics; default: the layout's")
     metrics_url: str = Field("", description="the trainer's own /metrics, for example http://127.0.0.1:9090")
 
 
 class RecordSettings(Section):
-    enabled: bool = Field(True, description="record the sensor data, so that `podwatch replay` can judge it again")
+    enabled: bool = Field(True, description="record the sensor data for `podwatch replay`")
     max_size: Size = Field(
-        32_000_000, ge=1_000_000, description="size of all recordings on disk; podwatch deletes the oldest part first"
+        32_000_000, ge=1_000_000, description="size of all recordings; the oldest part is deleted first"
     )
 
 
 class HttpSettings(Section):
-    enabled: bool = Field(True, description="health, status and metrics for probes, and the trainer's progress pings")
-    host: str = Field(
-        "127.0.0.1", description="address to listen on; HTTP only reads; beyond loopback it needs password_file"
-    )
+    enabled: bool = Field(True, description="the page, health, status, metrics, and the trainer's progress pings")
+    host: str = Field("127.0.0.1", description="address to listen on; beyond loopback it needs password_file")
     port: int = Field(9477, ge=0, le=65535, description="port; if it is taken, the next free one; 0: any")
     password_file: Path | None = Field(
-        None, description="file with the password of the page and of all HTTP but probes and pings; mode 0600"
+        None, description="file with the HTTP password (not asked for by probes and pings); mode 0600"
     )
 
 
@@ -841,45 +788,40 @@ class NotifySettings(Section):
     """Where podwatch sends notices (docs/notifications.md)."""
 
     command: tuple[str, ...] = Field(
-        (), description="argv that receives each notice as JSON on stdin and in PODWATCH_*; not run by a shell"
+        (), description="argv, without a shell, that receives each notice as JSON on stdin"
     )
     urls: tuple[str, ...] = Field(
         (),
-        description="an https:// URL receives the JSON by POST; other schemes (ntfy, tgram, slack, mailto...) need"
-        " podwatch[notify]; put a URL that contains a key into urls_file; a severity before the URL, as in"
-        ' "critical https://...", is the lowest that it receives',
+        description="channels (docs/notifications.md), each with the lowest severity it receives, as in "
+        '"critical https://..."; a URL with a key belongs into urls_file',
     )
     urls_file: Path | None = Field(None, description="file with more URLs, one per line; mode 0600")
     command_severity: Literal["info", "warning", "critical"] | None = Field(
-        None, description="lowest severity that command receives; default: that of min_severity, and every event"
+        None, description="lowest severity that command receives; default: as min_severity and events say"
     )
     digest: Duration = Field(
         0.0,
         ge=0,
-        description='time between two digests, such as "24h": step, time to finish, restarts and their cost, reward,'
-        " KL, disk, store; at least 1h; off by default: who reads it is for you to say",
+        description='time between two digests, such as "24h"; at least 1h; 0: none',
     )
     events: tuple[NoticeTopic, ...] = Field(
         ("findings", "restarts", "gave-up", "disk", "store", "superseded", "preempted", "finished", "evaluation"),
-        description="topics to send: each is rare or needs an operator",
+        description="topics to send",
     )
     min_severity: Literal["warning", "critical"] = Field(
-        "critical", description="lowest severity of a finding that is sent: a warning can wait until the morning"
+        "critical", description="lowest severity of a finding that is sent"
     )
     remind: Duration = Field(
         _NOTICES.remind_seconds,
         ge=0,
-        description="podwatch repeats the notice of a critical finding that lasts after this time, then after twice as"
-        " long; 0: never",
+        description="a lasting critical finding is repeated after this time, then after twice as long; 0: never",
     )
-    per_hour: int = Field(
-        _NOTICES.per_hour, ge=2, description="most notices per hour; half of them are reserved for critical ones"
-    )
+    per_hour: int = Field(_NOTICES.per_hour, ge=2, description="most notices per hour, half of them for critical ones")
     timeout: Duration = Field(20.0, gt=0, le=300, description="time limit of one attempt; up to 8 attempts")
     heartbeat_urls: tuple[str, ...] = Field(
         (),
-        description="dead-man's switch: podwatch calls these while the run is well, so that a service such as"
-        " healthchecks.io reports their silence; put a URL that contains a key into heartbeat_urls_file",
+        description="dead-man's switch: podwatch calls these while the run is well; a URL with a key belongs "
+        "into heartbeat_urls_file",
     )
     heartbeat_urls_file: Path | None = Field(None, description="file with more such URLs, one per line; mode 0600")
     heartbeat_every: Duration = Field(60.0, ge=5, le=3600, description="time between two calls of heartbeat_urls")
@@ -911,16 +853,12 @@ class NotifySettings(Section):
 class WandbSettings(Section):
     """podwatch's own W&B run, written by a separate process (docs/notifications.md)."""
 
-    enabled: bool = Field(
-        False, description="write podwatch's own W&B run; off by default: a third-party server, and 90 MB of memory"
-    )
-    project: str = Field("", description="W&B project; default: training's own, from WANDB_PROJECT, command or files")
+    enabled: bool = Field(False, description="write podwatch's own W&B run; needs 90 MB of memory")
+    project: str = Field("", description="W&B project; default: training's own")
     entity: str = Field("", description="W&B entity; default: the entity of the key")
-    every: Duration = Field(300.0, ge=10, description="time between two rows of metrics; they change slowly")
-    alerts: bool = Field(True, description="also send the notices of [notify] events as W&B alerts")
-    python: Path | None = Field(
-        None, description="a Python with wandb, such as the trainer's; default: podwatch's own, with podwatch[wandb]"
-    )
+    every: Duration = Field(300.0, ge=10, description="time between two rows of metrics")
+    alerts: bool = Field(True, description="also send notices as W&B alerts")
+    python: Path | None = Field(None, description="a Python with wandb; default: podwatch's own, with podwatch[wandb]")
 
 
 class CostSettings(Section):
@@ -929,7 +867,7 @@ class CostSettings(Section):
     per_hour: float | None = Field(
         None,
         ge=0,
-        description="price of one hour of this machine; with it podwatch shows money: so far, lost, at the end",
+        description="price of one hour of this machine; with it podwatch shows money",
     )
     currency: str = Field("", max_length=8, description='text behind an amount, for example "EUR"')
 
@@ -946,11 +884,11 @@ class Settings(Section):
 
     run_id: str = Field(..., description="name of the run here and in the store; letters, digits, . _ -")
     mode: Literal["act", "observe"] = Field(
-        "act", description='"observe": upload checkpoints, but only report restarts and deletions'
+        "act", description='"observe": uploads checkpoints, but only reports restarts and deletions'
     )
     state_dir: Path = Field(
         Path("/var/lib/podwatch"),
-        description="directory for database, lock and sockets; on local disk, never under output_dir",
+        description="database, lock and sockets; on local disk, never under output_dir",
     )
     trainer: TrainerSettings
     gpu: GpuSettings = Field(default_factory=GpuSettings)
@@ -966,18 +904,18 @@ class Settings(Section):
     resources: ResourceSettings = Field(default_factory=ResourceSettings)
     log_rules: tuple[LogRuleSettings, ...] = Field(
         (),
-        description="a list of tables, each a pattern for the trainer's logs, with the keys"
-        " name, pattern, count, within, critical, says, fix, supports",
+        description="tables with patterns for the trainer's logs: name, pattern, count, within, critical, "
+        "says, fix, supports",
     )
     hooks: tuple[HookSettings, ...] = Field(
         (),
-        description="a list of tables, each a command to run after an event (docs/hooks.md), with the keys"
-        " name, on, command, cwd, env_file, user, timeout, coalesce, retries",
+        description="tables with commands to run after an event (docs/hooks.md): name, on, command, cwd, "
+        "env_file, user, timeout, coalesce, retries",
     )
     checks: tuple[CheckSettings, ...] = Field(
         (),
-        description="a list of tables, each a command that `podwatch check` runs (docs/hooks.md), with the keys"
-        " name, command, cwd, env_file, user, timeout",
+        description="tables with commands that `podwatch check` runs (docs/hooks.md): name, command, cwd, "
+        "env_file, user, timeout",
     )
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     training: TrainingHealthSettings = Field(default_factory=TrainingHealthSettings)
