@@ -181,4 +181,4 @@ def _step(document: Mapping[str, Any], key: str) -> int | None:
 
 
 KEYS = frozenset(field.name for field in fields(RunVerdict))
-"""Of the document, beside its own description; docs/runs.md lists them."""
+"""Of the document, beside its own description. What they mean for a job: docs/runs.md."""
