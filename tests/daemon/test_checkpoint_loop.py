@@ -185,6 +185,21 @@ async def test_more_checkpoints_than_the_journal_keeps_are_reported_once_over_re
         assert await look(*MANY) == []
 
 
+async def test_of_what_is_there_at_the_first_start_only_the_newest_is_reported_once_it_has_settled() -> None:
+    pods = Podwatches()
+    look = pods.start()
+    there, last = (a_set(5), a_set(10)), a_set(15)
+    assert await look(*writing((*there, last))) == []
+    assert await look(*there, *writing([last])) == ["checkpoint-complete 10"]
+    assert pods.told[0].message.startswith("checkpoint of step 10 found")
+    assert await look(*there, last) == ["checkpoint-complete 15"]
+    look = pods.start()
+    assert await look(*writing((*there, last, a_set(20), a_set(25)))) == []
+    assert await look(*there, last, a_set(20), a_set(25)) == ["checkpoint-complete 25"], "of several saved meanwhile"
+    during = replace(a_set(5, "again"), changed_wall=time.time() + 5)
+    assert await look(during, *there[1:], last, a_set(20), a_set(25)) == ["checkpoint-complete 5"]
+
+
 async def test_a_checkpoint_below_those_kept_that_is_saved_again_is_reported() -> None:
     """Training went back to an early step: its saves have low numbers, and are new."""
     pods = Podwatches()
@@ -194,7 +209,7 @@ async def test_a_checkpoint_below_those_kept_that_is_saved_again_is_reported() -
     between = (*MANY[:3], again, *MANY[4:])
     look = pods.start()
     await look(*writing(between))
-    assert await look(*between) == ["checkpoint-complete 3"], "saved while no podwatch ran"
+    assert await look(*between) == ["checkpoint-complete 3"]
     another = replace(a_set(7, "other"), changed_wall=later)
     assert await look(*between[:7], another, *between[8:]) == ["checkpoint-complete 7"]
 

@@ -213,6 +213,10 @@ class CheckpointLoop:
         self._emit, self._surroundings = emit, surroundings
         self._uploads, self._removals, self._announced = uploads, removals, announced
         self._known: dict[int, CheckpointSet] | None = None
+        self._there: set[int] = set()
+        """Steps that the first rescan found and that are not judged yet: a later one does that, after the settle
+        time."""
+        self._began = 0.0
 
     async def look(self) -> tuple[CheckpointSet, ...]:
         """Rescan now and return the checkpoints; the last known ones if the filesystem does not respond."""
@@ -247,24 +251,30 @@ class CheckpointLoop:
                 await self._clock.sleep(min(0.5, interval / 4))  # collect the events that follow the first one
 
     def _tell(self, sets: tuple[CheckpointSet, ...]) -> None:
-        """Report each checkpoint once, also over restarts. Of those that the first rescan finds, only the newest is
-        reported: the others were saved while no podwatch ran."""
+        """Report each checkpoint once, also over restarts. Of those that the first rescan finds, only the newest and
+        what changes from then on is reported: the others were saved while no podwatch ran."""
         now = {s.step: s for s in sets}
         before, self._known = self._known, now
         wall, announced = self._clock.wall(), self._announced
         first, newest = before is None, newest_complete(sets)
+        if first:
+            self._there, self._began = set(now), wall
         for step, found in now.items():
             if found.complete:
-                if announced.learn(found) and (not first or found is newest):
-                    self._emit(_complete(found, wall, "found" if first else "is complete"))
+                old = step in self._there and found.changed_wall < self._began
+                if announced.learn(found) and (not old or found is newest):
+                    self._emit(_complete(found, wall, "found" if old else "is complete"))
+                self._there.discard(step)
             elif found.completeness is Completeness.DAMAGED:
                 seen_before = announced.before(found)
                 if announced.learn(found) and (not first or seen_before):
                     text = f"the checkpoint of step {step} is damaged: {found.reason}"
                     self._emit(Event(EventName.CHECKPOINT_DAMAGED, wall, text, Severity.WARNING, {"step": step}))
+                self._there.discard(step)
         for step, gone in (before or {}).items():
             if step not in now:
                 announced.forget(step)
+                self._there.discard(step)
                 if gone.complete:
                     text = f"the checkpoint of step {step} is gone from this pod"
                     self._emit(Event(EventName.CHECKPOINT_GONE, wall, text, fields={"step": step}))
