@@ -1,7 +1,9 @@
 """What files of the trainer name is known after each look, and kept from removal."""
 
+import json
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,8 +114,8 @@ class Podwatches:
 
         return look
 
-    def keep(self, known: dict[str, str]) -> None:
-        self.journal = known
+    def keep(self, known: dict[str, object]) -> None:
+        self.journal = json.loads(json.dumps(known))
 
 
 async def test_a_checkpoint_is_announced_once_however_often_podwatch_starts() -> None:
@@ -156,17 +158,89 @@ async def test_what_the_journal_keeps_is_bounded_and_a_strange_journal_is_no_pro
     pods = Podwatches()
     await pods.start()(*(a_set(step) for step in range(KEPT + 5)))
     assert isinstance(pods.journal, dict)
-    assert (len(pods.journal), str(KEPT + 4) in pods.journal, "0" in pods.journal) == (KEPT, True, False)
-    for strange in ([], "x", {"a": 1, "-1": "x", "10": 7}):
+    steps = [key for key in pods.journal if key.isdecimal()]
+    assert (len(steps), str(KEPT + 4) in steps, "0" in steps) == (KEPT, True, False)
+    bad = {"floor": {"step": "x", "wall": None}}
+    several: tuple[object, ...] = ([], "x", {"a": 1, "-1": "x", "10": 7}, {"floor": 7}, bad)
+    for strange in several:
         pods.journal = strange
         assert await pods.start()(a_set(10)) == ["checkpoint-complete 10"]
 
 
-def test_more_checkpoints_than_the_journal_keeps_are_reported_once_each() -> None:
-    written: list[dict[str, str]] = []
-    announced = Announced(keep=written.append)
-    steps = range(KEPT + 50)
-    assert all(announced.learn(step, f"save{step}") for step in steps)
-    announced.save()
-    assert len(written[-1]) == KEPT
-    assert not any(announced.learn(step, f"save{step}") for step in steps), "reported a second time"
+MANY = tuple(a_set(step) for step in range(KEPT + 50))
+
+
+def writing(sets: Iterable[CheckpointSet]) -> tuple[CheckpointSet, ...]:
+    """As the first look after a start finds them."""
+    return tuple(replace(found, completeness=Completeness.WRITING, save_id="") for found in sets)
+
+
+async def test_more_checkpoints_than_the_journal_keeps_are_reported_once_over_restarts() -> None:
+    pods = Podwatches()
+    await pods.start()(*MANY)
+    for _ in range(3):
+        look = pods.start()
+        assert await look(*writing(MANY)) == []
+        assert await look(*MANY) == [], "the oldest are reported again"
+        assert await look(*MANY) == []
+
+
+async def test_of_what_is_there_at_the_first_start_only_the_newest_is_reported_once_it_has_settled() -> None:
+    pods = Podwatches()
+    look = pods.start()
+    there, last = (a_set(5), a_set(10)), a_set(15)
+    assert await look(*writing((*there, last))) == []
+    assert await look(*there, *writing([last])) == ["checkpoint-complete 10"]
+    assert pods.told[0].message.startswith("checkpoint of step 10 found")
+    assert await look(*there, last) == ["checkpoint-complete 15"]
+    look = pods.start()
+    assert await look(*writing((*there, last, a_set(20), a_set(25)))) == []
+    assert await look(*there, last, a_set(20), a_set(25)) == ["checkpoint-complete 25"], "of several saved meanwhile"
+    during = replace(a_set(5, "again"), changed_wall=time.time() + 5)
+    assert await look(during, *there[1:], last, a_set(20), a_set(25)) == ["checkpoint-complete 5"]
+
+
+async def test_a_checkpoint_below_those_kept_that_is_saved_again_is_reported() -> None:
+    """Training went back to an early step: its saves have low numbers, and are new."""
+    pods = Podwatches()
+    await pods.start()(*MANY)
+    later = time.time() + 60
+    again = replace(a_set(3, "another"), changed_wall=later)
+    between = (*MANY[:3], again, *MANY[4:])
+    look = pods.start()
+    await look(*writing(between))
+    assert await look(*between) == ["checkpoint-complete 3"]
+    another = replace(a_set(7, "other"), changed_wall=later)
+    assert await look(*between[:7], another, *between[8:]) == ["checkpoint-complete 7"]
+
+
+async def test_a_checkpoint_below_those_kept_that_is_restored_is_reported() -> None:
+    pods = Podwatches()
+    await pods.start()(*MANY)
+    look = pods.start()
+    await look(*MANY)
+    assert await look(*MANY[1:]) == ["checkpoint-gone 0"]
+    assert await look(*MANY) == ["checkpoint-complete 0"]
+
+
+async def test_damage_below_those_kept_is_reported_once() -> None:
+    pods = Podwatches()
+    await pods.start()(*MANY)
+    broken = (a_set(0, completeness=Completeness.DAMAGED), *MANY[1:])
+    assert await pods.start()(*broken) == ["checkpoint-damaged 0"], "while no podwatch ran"
+    look = pods.start()
+    assert await look(*broken) == []
+    assert await look(*MANY) == ["checkpoint-complete 0"], "whole again"
+
+
+async def test_a_full_journal_of_a_version_without_a_floor_reports_nothing_again() -> None:
+    pods = Podwatches()
+    pods.journal = {str(found.step): found.save_id for found in MANY[-KEPT:]}
+    look = pods.start()
+    await look(*writing(MANY))
+    assert await look(*MANY) == []
+    new = a_set(KEPT + 50)
+    assert await look(*MANY, new) == [f"checkpoint-complete {new.step}"]
+    look = pods.start()
+    await look(*writing(MANY))
+    assert await look(*MANY, new) == []

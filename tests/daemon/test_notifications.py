@@ -91,6 +91,50 @@ async def test_one_digest_a_day_also_across_restarts_of_podwatch(tmp_path: Path)
     await journal.close()
 
 
+class Run:
+    """The heartbeat that the pods of a run share; ``speaks``: this pod holds the run."""
+
+    def __init__(self) -> None:
+        self.digest_wall: float | None = None
+        self.speaks, self.answers = True, True
+
+    def sends_digests(self, *, known: bool) -> bool:
+        return self.speaks or (known and not self.answers)
+
+    async def keep_digest(self, wall: float) -> None:
+        self.digest_wall = max(wall, self.digest_wall or wall)
+
+
+async def test_the_digest_survives_the_pod_and_comes_once_in_its_time_across_pods(tmp_path: Path) -> None:
+    out, run, view = tmp_path / "told", Run(), views.healthy()
+
+    async def looks(pod: str, hours: float, *, times: int = 1, speaks: bool = True) -> int:
+        run.speaks = speaks
+        journal = AsyncJournal(Journal.open(tmp_path / f"{pod}.sqlite"))
+        made = settings(tmp_path, command=["/bin/sh", "-c", f"cat >> {out}"], digest="24h")
+        telling = await make_notifying(made, Shifted(hours * 3600), journal, Worker("x"), print)
+        assert telling is not None
+        for _ in range(times):
+            await telling.digest(view, run)
+        await telling.farewell(30.0)
+        assert telling.findings() == ()
+        await journal.close()
+        return len(out.read_text().splitlines()) if out.exists() else 0
+
+    assert await looks("a", 0) == 0, "the period begins"
+    assert await looks("b", 10, times=2) == 0
+    assert await looks("c", 20) == 0
+    assert await looks("d", 24.1, times=3) == 1, "no pod has lived for a day"
+    assert await looks("e", 24.2) == 1
+    assert await looks("a", 24.3) == 1, "the first pod returns: its own last one is a day ago"
+    assert await looks("standby", 49, speaks=False) == 1
+    assert await looks("e", 49) == 2
+    assert await looks("a", 49.1) == 2
+    run.answers = False
+    assert await looks("a", 80, speaks=False) == 3, "an outage of the store does not silence the pod that trains"
+    assert await looks("new", 80, speaks=False) == 3, "one that knows nothing waits for the store"
+
+
 class Shifted(SystemClock):
     """This machine's clock, ``seconds`` later by the wall."""
 

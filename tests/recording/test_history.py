@@ -81,3 +81,29 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
 
 def test_a_line_is_json_for_other_programs() -> None:
     assert json.loads(to_line(Moment(NOW, "down"))) == {"t": NOW, "u": "down"}
+
+
+@pytest.mark.parametrize("ahead", [86_400.0 * 365, 3 * 86_400.0])
+def test_entries_of_a_clock_that_was_ahead_never_drop_the_real_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    path = tmp_path / "history.jsonl"
+    monkeypatch.setattr(history, "MAX_BYTES", 20_000)
+    append(path, [Moment(NOW + ahead, "down"), Moment(NOW, "training", step=0)])
+    for minute in range(1, 700):
+        append(path, [Moment(NOW + 60 * minute, "training", step=minute)])
+        found = last_day(path, NOW + 60 * minute)
+        assert found[-1].step == minute
+        assert len(found) > min(minute, 150), "the file was shortened to less than half of its size"
+    assert path.stat().st_size < 21_000
+    assert f'"t":{NOW + ahead}' not in path.read_text()
+
+
+def test_a_file_that_is_shortened_while_the_clock_is_ahead_keeps_its_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "history.jsonl"
+    append(path, [Moment(NOW + 60 * minute, "training", step=minute) for minute in range(1000)])
+    monkeypatch.setattr(history, "MAX_BYTES", 30_000)
+    append(path, [Moment(NOW + 365 * 86_400, "down")])
+    assert len(last_day(path, NOW + 60 * 999)) > 200

@@ -83,7 +83,7 @@ def nights(price: Price) -> dict[str, Notice]:
     given_up.death()
     given_up.happens(
         400, EventName.GAVE_UP,
-        f"{views.gave_up().findings[0].summary}. To continue: fix the cause, then run `podwatch start`",
+        views.gave_up().findings[0].summary,
         Severity.CRITICAL,
     )  # fmt: skip
     full.lasts(0, 7300, NO_ROOM)
@@ -151,6 +151,12 @@ def test_golden(name: str) -> None:
 @pytest.mark.parametrize("name", PRICED)
 def test_every_notice_says_what_to_do(name: str) -> None:
     assert "\nDo: " in body(PRICED[name])
+
+
+@pytest.mark.parametrize("name", PRICED)
+def test_no_notice_names_its_fix_twice(name: str) -> None:
+    notice = PRICED[name]
+    assert body(notice).count(notice.do) == 1
 
 
 def test_money_is_named_only_where_the_price_is_known() -> None:

@@ -298,3 +298,44 @@ def test_a_source_that_goes_away_is_an_error(local: World) -> None:
         mine.carry_out(plan)
     assert not isinstance(caught.value, IntegrityError)
     assert read_pointer(store, THERE) is None
+
+
+# -- logs and bundles of the target ----------------------------------------------------------------------------------
+
+
+def artefacts_of(store: ObjectStore, kind: str) -> dict[str, bytes | None]:
+    base = THERE.artefacts(kind)
+    return {o.key.removeprefix(base): store.get_bytes(o.key) for o in store.list(base)}
+
+
+def test_a_copy_never_loses_a_log_or_a_bundle_of_the_target(pair: tuple[ObjectStore, ObjectStore]) -> None:
+    source, target = pair
+    past_run(source, KEYS, 10)
+    ours = {"logs": ("pod__train.log", b"the source's"), "incidents": ("20260101T000000Z-1.tar.gz", b"bundle 1")}
+    for kind, (name, data) in ours.items():
+        source.put_bytes(f"{KEYS.artefacts(kind)}{name}", data)
+        target.put_bytes(f"{THERE.artefacts(kind)}{name}", f"the target's own {kind}".encode())
+    for _ in range(2):
+        copier(source, target).carry_out(copier(source, target).look())
+        for kind, (name, data) in ours.items():
+            found = artefacts_of(target, kind)
+            assert found.pop(name) == f"the target's own {kind}".encode()
+            ((other, copied),) = found.items()
+            assert (other.partition(".")[0], copied) == (name.partition(".")[0], data)
+            assert ".from-" in other
+
+
+def test_a_log_that_grew_in_the_source_is_copied_again_under_its_name(pair: tuple[ObjectStore, ObjectStore]) -> None:
+    source, target = pair
+    past_run(source, KEYS, 10)
+    key = f"{KEYS.artefacts('logs')}pod__train.log"
+    for text in (b"loss 0.3\n", b"loss 0.3\nloss 0.2\n"):
+        source.put_bytes(key, text)
+        copier(source, target).carry_out(copier(source, target).look())
+        assert artefacts_of(target, "logs") == {"pod__train.log": text}
+    for text in (b"loss 0.2\nloss 0.1\nloss 0.05\n", b"loss 0.05\n"):  # only its end is kept, and that moved on
+        source.put_bytes(key, text)
+        copier(source, target).carry_out(copier(source, target).look())
+        found = artefacts_of(target, "logs")
+        assert found.pop("pod__train.log") == b"loss 0.3\nloss 0.2\n"
+        assert list(found.values()) == [text]

@@ -432,3 +432,32 @@ def test_the_next_attempt_of_a_job_and_the_state_directory_of_the_one_before(wor
     assert third.decision.act in (LeaseAction.SETTLE, LeaseAction.HOLD)
     perform(store, first.look(), clock)
     assert first.decision.act is LeaseAction.SUPERSEDED, "should it live after all, it ends"
+
+
+def test_the_time_of_the_last_digest_is_handed_on_in_the_heartbeat(pods: Pods) -> None:
+    first, second = pods.first.hold(), pods.second
+    first.beat()
+    assert first.claims.digest_wall is None
+    sent = pods.clock.wall() - 10
+    first.claims.note_digest(sent)
+    first.beat(HolderState.RELEASED)
+    second.hold()
+    assert second.claims.digest_wall == pytest.approx(sent, abs=1)
+    second.beat()
+    second.start("another boot")
+    second.look()
+    assert second.claims.digest_wall == pytest.approx(sent, abs=1), "its own heartbeat names it too"
+
+
+@pytest.mark.parametrize(
+    "strange", ["2999-01-01T00:00:00Z", "soon", "", 7, None, "2026-01-01", "9" * 300, "0001-01-01T00:00:00+00:00"]
+)
+def test_a_strange_time_of_a_digest_is_not_believed(pods: Pods, world: World, strange: object) -> None:
+    first = pods.first.hold()
+    perform(
+        first.store,
+        first.claims.beat(HolderState.RELEASED, {"last_digest_at": strange}, versioned=first.store.versioned),
+        pods.clock,
+    )
+    pods.second.hold()
+    assert pods.second.claims.digest_wall is None

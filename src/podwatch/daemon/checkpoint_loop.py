@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -19,40 +20,78 @@ RESCAN_DEADLINE = 120.0
 
 
 ANNOUNCED = "checkpoints.announced"
-"""Journal key: {step: save_id} of the checkpoints whose completion was reported; "" where damage was reported."""
+"""Journal key: {step: save_id} of the checkpoints whose completion was reported; "" where damage was reported.
+``floor`` stands for those that are not listed: {"step": n, "wall": epoch seconds}."""
 KEPT = 1000
 """Entries kept, of the highest steps: 1,000 are 40 kB in the journal, written with each new checkpoint."""
+FLOOR = "floor"
 DAMAGE = ""
 
 
 class Announced:
     """The checkpoints that this or an earlier podwatch reported. ``kept`` is the journal's value; ``keep`` writes it
-    and must not block."""
+    and must not block.
 
-    def __init__(self, kept: object = None, keep: Callable[[dict[str, str]], None] = lambda _known: None) -> None:
+    The journal lists the highest steps. Of those at or below the floor, everything was reported that had not changed
+    since the floor's time: a step that training saves again, after it went back, is new."""
+
+    def __init__(self, kept: object = None, keep: Callable[[dict[str, object]], None] = lambda _known: None) -> None:
         known: dict[Any, Any] = kept if isinstance(kept, dict) else {}
         self._known = {int(k): str(v) for k, v in known.items() if str(k).isdecimal()}
         self._keep, self._dirty = keep, False
+        self._floor = _floor_of(known.get(FLOOR))
+        if FLOOR not in known and len(self._known) >= KEPT:  # of a version that left out the lower steps
+            self._floor = (min(self._known), math.inf)
+        self._gone: set[int] = set()
 
-    def __contains__(self, step: int) -> bool:
-        return step in self._known
+    def before(self, found: CheckpointSet) -> bool:
+        """Whether this step was reported, complete or damaged."""
+        return found.step in self._known or self._below_floor(found)
 
-    def learn(self, step: int, what: str) -> bool:
-        """Record ``what`` (the save_id of a complete checkpoint, or ``DAMAGE``); returns whether it is new."""
-        new = self._known.get(step) != what
+    def learn(self, found: CheckpointSet) -> bool:
+        """Record ``found``, complete or damaged; returns whether it is new."""
+        what = found.save_id if found.complete else DAMAGE
+        if found.step not in self._known and what != DAMAGE and self._below_floor(found):
+            self._known[found.step] = what
+            return False
+        new = self._known.get(found.step) != what
         if new:
-            self._known[step], self._dirty = what, True
+            self._known[found.step], self._dirty = what, True
         return new
 
     def forget(self, step: int) -> None:
+        """The checkpoint is gone: the same one is new if it returns."""
+        self._gone.add(step)
         if self._known.pop(step, None) is not None:
             self._dirty = True
 
-    def save(self) -> None:
-        """Write the changes to the journal."""
-        if self._dirty:
-            self._dirty = False
-            self._keep({str(step): self._known[step] for step in sorted(self._known)[-KEPT:]})
+    def save(self, wall: float) -> None:
+        """Write the changes to the journal. ``wall``: now, epoch seconds."""
+        if not self._dirty:
+            return
+        self._dirty = False
+        # Damage first: what the floor stands for was complete.
+        ordered = sorted(self._known, key=lambda step: (self._known[step] == DAMAGE, step))
+        dropped, listed = ordered[:-KEPT], ordered[-KEPT:]
+        if dropped:
+            self._floor = (max(self._floor[0], *dropped), wall)
+        kept: dict[str, object] = {str(step): self._known[step] for step in listed}
+        if self._floor[0] >= 0:
+            kept[FLOOR] = {"step": self._floor[0], "wall": min(self._floor[1], wall)}
+        self._keep(kept)
+
+    def _below_floor(self, found: CheckpointSet) -> bool:
+        step, wall = self._floor
+        return found.step <= step and found.changed_wall <= wall and found.step not in self._gone
+
+
+def _floor_of(kept: object) -> tuple[int, float]:
+    """Step and time of the floor; below every step where there is none, or where it cannot be read."""
+    match kept:
+        case {"step": int(step), "wall": int() | float() as wall}:
+            return step, float(wall)
+        case _:
+            return -1, 0.0
 
 
 class RootWatch:
@@ -174,6 +213,10 @@ class CheckpointLoop:
         self._emit, self._surroundings = emit, surroundings
         self._uploads, self._removals, self._announced = uploads, removals, announced
         self._known: dict[int, CheckpointSet] | None = None
+        self._there: set[int] = set()
+        """Steps that the first rescan found and that are not judged yet: a later one does that, after the settle
+        time."""
+        self._began = 0.0
 
     async def look(self) -> tuple[CheckpointSet, ...]:
         """Rescan now and return the checkpoints; the last known ones if the filesystem does not respond."""
@@ -208,28 +251,34 @@ class CheckpointLoop:
                 await self._clock.sleep(min(0.5, interval / 4))  # collect the events that follow the first one
 
     def _tell(self, sets: tuple[CheckpointSet, ...]) -> None:
-        """Report each checkpoint once, also over restarts. Of those that the first rescan finds, only the newest is
-        reported: the others were saved while no podwatch ran."""
+        """Report each checkpoint once, also over restarts. Of those that the first rescan finds, only the newest and
+        what changes from then on is reported: the others were saved while no podwatch ran."""
         now = {s.step: s for s in sets}
         before, self._known = self._known, now
         wall, announced = self._clock.wall(), self._announced
         first, newest = before is None, newest_complete(sets)
+        if first:
+            self._there, self._began = set(now), wall
         for step, found in now.items():
             if found.complete:
-                if announced.learn(step, found.save_id) and (not first or found is newest):
-                    self._emit(_complete(found, wall, "found" if first else "is complete"))
+                old = step in self._there and found.changed_wall < self._began
+                if announced.learn(found) and (not old or found is newest):
+                    self._emit(_complete(found, wall, "found" if old else "is complete"))
+                self._there.discard(step)
             elif found.completeness is Completeness.DAMAGED:
-                seen_before = step in announced
-                if announced.learn(step, DAMAGE) and (not first or seen_before):
+                seen_before = announced.before(found)
+                if announced.learn(found) and (not first or seen_before):
                     text = f"the checkpoint of step {step} is damaged: {found.reason}"
                     self._emit(Event(EventName.CHECKPOINT_DAMAGED, wall, text, Severity.WARNING, {"step": step}))
+                self._there.discard(step)
         for step, gone in (before or {}).items():
             if step not in now:
                 announced.forget(step)
+                self._there.discard(step)
                 if gone.complete:
                     text = f"the checkpoint of step {step} is gone from this pod"
                     self._emit(Event(EventName.CHECKPOINT_GONE, wall, text, fields={"step": step}))
-        announced.save()
+        announced.save(wall)
 
 
 def _complete(found: CheckpointSet, wall: float, word: str) -> Event:

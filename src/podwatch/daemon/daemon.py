@@ -421,7 +421,7 @@ class Daemon:
 
     async def _send_digest(self) -> None:
         if self._notifying is not None:
-            await self._notifying.digest(self._status.view())
+            await self._notifying.digest(self._status.view(), self._store_jobs)
 
     async def _push_metrics(self) -> None:
         if self._notifying is not None:

@@ -163,6 +163,19 @@ FAREWELL_SECONDS = 1.5
 """Time for the last notices at exit: the start of a child process, and one slow response."""
 
 
+class RunDigests(Protocol):
+    """The digests of all pods of the run: one pod sends them, and the time of the last one survives it."""
+
+    def sends_digests(self, *, known: bool) -> bool: ...
+
+    @property
+    def digest_wall(self) -> float | None:
+        """Epoch seconds of the last one; None: no pod has left one."""
+        ...
+
+    async def keep_digest(self, wall: float) -> None: ...
+
+
 class Notifying:
     """Call ``turn`` and ``event`` from the daemon; neither blocks."""
 
@@ -252,15 +265,22 @@ class Notifying:
 
             await self.wandb.push(metrics_of(view, lost_steps=lost))
 
-    async def digest(self, view: DaemonView) -> None:
-        """Send a digest if one is due. The time is kept before it is sent: a podwatch that ends in between sends none
-        rather than two."""
+    async def digest(self, view: DaemonView, run: RunDigests | None = None) -> None:
+        """Send a digest if one is due. The time is kept before it is sent, here and for the other pods of the run: a
+        podwatch that ends in between sends none rather than two."""
         from podwatch.reporting import digest
         from podwatch.reporting.status import build_status
 
         with self._held_back():
             kept = await self._journal.run(Journal.learned, DIGEST, None)
             before, now = digest.from_dict(kept), self._clock.wall()
+            if run is not None and not run.sends_digests(known=before is not None):
+                return
+            earlier = run.digest_wall if run is not None else None
+            if earlier is not None and (before is None or before.wall < earlier):
+                before = digest.Totals(earlier)  # of another pod, whose figures are not known
+            elif run is not None and before is not None and before.wall != earlier:
+                await run.keep_digest(before.wall)
             last = None if before is None else before.wall
             due = self._judge.digest_due(last, now, self.digest_every)
             if not due and last is not None:
@@ -268,6 +288,8 @@ class Notifying:
             document = build_status(view)
             totals = digest.totals(document, digest.recent(view.snapshot.training.value or ()), now)
             await self._journal.run(Journal.learn, DIGEST, digest.to_dict(totals))
+            if run is not None:
+                await run.keep_digest(now)
             if due and before is not None:
                 self._tell((digest.notice(document, totals, before),))
 

@@ -188,6 +188,25 @@ class StoreJobs:
         idle = self._parts.recovery.handle is None
         await self.say(HolderState.RELEASED if idle else HolderState.RESTARTING)
 
+    # -- the run's digests (daemon/notifications.py)
+
+    def sends_digests(self, *, known: bool) -> bool:
+        """Whether this pod is the one that sends them: it speaks for the run, or the store does not answer and the time
+        of the last one is ``known`` here."""
+        lease = None if self._syncer is None else self._syncer.session.lease
+        return lease is None or lease.speaks or (known and lease.error is not None)
+
+    @property
+    def digest_wall(self) -> float | None:
+        lease = None if self._syncer is None else self._syncer.session.lease
+        return None if lease is None else lease.digest_wall
+
+    async def keep_digest(self, wall: float) -> None:
+        """Leave the time of a digest in the heartbeat, for the pod that replaces this one."""
+        if self._syncer is not None and self._syncer.session.lease is not None:
+            self._syncer.session.lease.note_digest(wall)
+            await self.beat()
+
     def _state(self) -> HolderState:
         recovery = self._parts.recovery
         idle = recovery.handle is None and recovery.desired is not Desired.RUNNING

@@ -1,11 +1,13 @@
 """Which pod holds a run in the store: pods, claims, the holder's heartbeat, and control.json (docs/two-pods.md). Data
 from a store is never trusted: parsing refuses or drops it."""
 
+import contextlib
 import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +17,10 @@ from podwatch.domain.manifest import SCHEMA_VERSION, deceives
 
 _CLAIM_NAME = re.compile(r"(\d{1,18})-([A-Za-z0-9]{1,64})\Z")
 _CONTROL_KEYS = ("schema_version", "kind", "desired", "holder", "reason")
+
+
+LAST_DIGEST = "last_digest_at"
+"""Field of heartbeat.json."""
 
 
 class HolderState(StrEnum):
@@ -105,6 +111,8 @@ class Sign:
     nonce: str = ""
     state: str = ""
     written_at: str = ""
+    digest_wall: float | None = None
+    """When the run's last digest was sent, or when a pod began to wait for the first; epoch seconds."""
 
 
 def parse_sign(data: bytes | None) -> Sign | None:
@@ -119,6 +127,7 @@ def parse_sign(data: bytes | None) -> Sign | None:
         nonce=_text(document, "claim"),
         state=_text(document, "state"),
         written_at=_text(document, "written_at"),
+        digest_wall=_time(document, LAST_DIGEST),
     )
 
 
@@ -218,6 +227,14 @@ def _object(data: bytes | None) -> dict[str, Any]:
 def _text(document: Mapping[str, Any], key: str) -> str:
     value = document.get(key)
     return value if isinstance(value, str) and len(value) <= 200 and not deceives(value) else ""
+
+
+def _time(document: Mapping[str, Any], key: str) -> float | None:
+    """Epoch seconds of an RFC 3339 time in UTC; None for anything else."""
+    with contextlib.suppress(ValueError, OverflowError):
+        found = datetime.fromisoformat(_text(document, key))
+        return found.timestamp() if found.tzinfo is not None else None
+    return None
 
 
 def _json(document: Mapping[str, object]) -> bytes:

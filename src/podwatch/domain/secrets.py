@@ -11,15 +11,17 @@ or last 12 of at least 16 characters where a quotation was cut. For unknown valu
 covered: an unknown secret under an ordinary name without a known format, and one that is encrypted, compressed, or
 split by other text.
 
-Process-wide state: known values are only added. Adding is atomic, and a reader that finds new values prepares its
-patterns again, so no lock is needed.
+Process-wide state: known values are only added, except temporary credentials (``register_temporary``), which are
+dropped long after their end: a process that runs for months sees thousands of them. Each change is atomic and is
+followed by a new version; a reader that finds another version prepares its patterns again, so no lock is needed.
 """
 
 import base64
+import itertools
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, cast
 from urllib.parse import quote, quote_plus, unquote, urlsplit
@@ -120,25 +122,63 @@ def _ordinary(value: str) -> bool:
 # -- known values ----------------------------------------------------------------------------------------------------
 
 _known: dict[str, None] = {}
+_temporary: dict[str, float] = {}
+"""Value -> monotonic time until which it is known."""
+_versions = itertools.count(1)
+_version = 0
+"""Number of the last change; of two changes at once each has its own."""
 _prepared: tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]] = (0, (), (), ())
-"""(number of known values it was built from, their forms longest first, the raw values, base64 cores)."""
+"""(version it was built from, the forms of all values longest first, the raw values, base64 cores)."""
+
+LIFE_SECONDS: Final = 36 * 3600.0
+"""Life of a temporary credential whose end is not known: AWS gives none for longer."""
+LINGER_SECONDS: Final = 24 * 3600.0
+"""How long a temporary credential stays known after its end: for texts that quote it and are not written yet (log
+lines, a failed request), and because this machine's clock can be wrong."""
 
 
 def forget() -> None:
     """Drop all known values: for tests, which share a process."""
-    global _prepared
+    global _prepared, _version
     _known.clear()
-    _prepared = (0, (), (), ())
+    _temporary.clear()
+    _version, _prepared = 0, (0, (), (), ())
     _scrubbed.cache_clear()
 
 
 def register(*values: str) -> None:
     """Add known secrets, which are removed from every text from now on. Values shorter than 8 characters are ignored
     (they are removed only after a secret name). Of a value with several lines (a private key) each long line counts."""
+    global _version
+    for part in _parts(values):
+        if part not in _known:
+            _known[part] = None
+            _version = next(_versions)
+
+
+def register_temporary(*values: str, now: float, seconds: float | None = None) -> None:
+    """Add credentials that end by themselves in ``seconds`` (None: not known) and are no secret ``LINGER_SECONDS``
+    later. A value that is registered again counts from then; one that ``register`` got stays forever. ``now``:
+    monotonic seconds, because the wall clock can be set."""
+    global _version
+    end = now + (LIFE_SECONDS if seconds is None else max(0.0, seconds)) + LINGER_SECONDS
+    changed = False
+    for part in _parts(values):
+        changed |= part not in _temporary
+        _temporary[part] = max(end, _temporary.get(part, end))
+    for part, until in tuple(_temporary.items()):
+        if until < now:
+            _temporary.pop(part, None)
+            changed = True
+    if changed:
+        _version = next(_versions)
+
+
+def _parts(values: Iterable[str]) -> Iterator[str]:
     for value in values:
         for part in {value.strip(), *(line.strip() for line in value.splitlines() if len(line.strip()) >= 16)}:
             if len(part) >= MIN_SECRET and MASK not in part and part not in MASK:
-                _known.setdefault(part)
+                yield part
 
 
 def register_named(values: Mapping[str, str], *, all_of_it: bool = False) -> None:
@@ -253,21 +293,22 @@ def _bytes(value: str) -> bytes:
 
 
 def _prepare() -> tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Everything to search for; built again when values were added."""
+    """Everything to search for; built again when values were added or dropped."""
     global _prepared
-    if _prepared[0] != len(_known):
-        _prepared = _made_of(tuple(_known))
-    return _prepared
+    found, version = _prepared, _version
+    if found[0] != version:  # the version is read first: a value that is added meanwhile has a later one
+        found = _prepared = _made_of((*_known, *(value for value in tuple(_temporary) if value not in _known)), version)
+    return found
 
 
-def _made_of(values: tuple[str, ...]) -> tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+def _made_of(values: tuple[str, ...], version: int) -> tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     forms: set[str] = set()
     cores: set[str] = set()
     for value in values:
         forms |= _forms(value)
         cores |= _cores(value)
     longest = tuple(sorted((f for f in forms if len(f) >= MIN_SECRET), key=len, reverse=True))
-    return len(values), longest, tuple(sorted(values, key=len, reverse=True)), tuple(sorted(cores))
+    return version, longest, tuple(sorted(values, key=len, reverse=True)), tuple(sorted(cores))
 
 
 _BREAKS = tuple(
@@ -490,20 +531,20 @@ def _block_without_shapes(text: str) -> str:
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:
     """``text`` with everything that is or looks like a secret replaced by ``[removed]``. Idempotent. ``secrets`` are
     removed in addition to the registered ones."""
-    count, forms, raw, cores = _prepare()
+    version, forms, raw, cores = _prepare()
     given = frozenset(s for s in secrets if len(s) >= MIN_SECRET and s not in _known)
     if given:
         _, more, more_raw, more_cores = _given(given)
         text = _without_known(text, more, more_raw, more_cores)
     if len(text) <= _CACHED_TEXT:
-        return _scrubbed(text, count)
+        return _scrubbed(text, version)
     return _without_shapes(_without_known(text, forms, raw, cores))
 
 
 @lru_cache(maxsize=512)
-def _scrubbed(text: str, count: int) -> str:
-    """Cached, because most findings have the same text at each turn. ``count``, the number of known values, invalidates
-    the cache when a value is added."""
+def _scrubbed(text: str, version: int) -> str:
+    """Cached, because most findings have the same text at each turn. ``version``, that of the known values, invalidates
+    the cache when a value is added or dropped."""
     _, forms, raw, cores = _prepare()
     clean = _without_shapes(_without_known(text, forms, raw, cores))
     return text if clean == text else clean
@@ -511,7 +552,7 @@ def _scrubbed(text: str, count: int) -> str:
 
 @lru_cache(maxsize=4)
 def _given(values: frozenset[str]) -> tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    return _made_of(tuple(values))
+    return _made_of(tuple(values), 0)
 
 
 def scrub_all(value: Any) -> Any:

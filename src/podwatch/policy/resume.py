@@ -7,7 +7,6 @@ operator: a silent fresh start would discard the run.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Final, Literal, Protocol
 
 from podwatch.domain.checkpoint import CheckpointSet
@@ -98,7 +97,7 @@ def implausible(sets: Sequence[Saved], evidence: StepEvidence) -> dict[int, str]
     """Step -> why no training of this run can have written it. A step that the target or the trained steps explain is
     never implausible, nor is a checkpoint about which nothing is known."""
     found: dict[int, str] = {}
-    known: list[int] = []
+    known = _Plausible()
     for one in sorted(sets, key=lambda s: s.step):
         key = (one.step, one.save_id)
         named = key in evidence.believed or (evidence.target is not None and one.step <= evidence.target)
@@ -112,38 +111,56 @@ def implausible(sets: Sequence[Saved], evidence: StepEvidence) -> dict[int, str]
         if why:
             found[one.step] = why
         elif one.complete:
-            known.append(one.step)
+            known.add(one.step)
     return found
 
 
-def _contradiction(one: Saved, known: Sequence[int], evidence: StepEvidence) -> str:
-    """The contradiction, or empty. ``known``: the plausible complete checkpoints below, lowest first."""
+@dataclass(slots=True)
+class _Plausible:
+    """The plausible complete checkpoints below the one that is judged, without a list: each is compared with them."""
+
+    count: int = 0
+    first: int = 0
+    last: int = 0
+    widest: int = 1
+    """The largest distance between two of them."""
+
+    def add(self, step: int) -> None:
+        """``step`` is above all before it."""
+        if self.count:
+            self.widest = max(self.widest, step - self.last)
+        else:
+            self.first = step
+        self.count, self.last = self.count + 1, step
+
+    @property
+    def interval(self) -> int:
+        """The largest distance between two; for a single one, its distance from step 0."""
+        return self.widest if self.count > 1 else max(self.first, 1)
+
+
+def _contradiction(one: Saved, known: _Plausible, evidence: StepEvidence) -> str:
+    """The contradiction, or empty."""
     step, trained = one.step, evidence.trained
     if step >= NO_TRAINING:
         return "the step number is impossibly high"
-    if not known:
+    if not known.count:
         return ""
-    top = max(known[-1], -1 if trained is None else trained)
+    top = max(known.last, -1 if trained is None else trained)
     # A log that counts epochs is no evidence for checkpoints that count steps: one of them must be in its reach.
-    counted = trained is not None and known[0] <= trained
+    counted = trained is not None and known.first <= trained
     if counted and evidence.step_seconds:
         elapsed = max(0.0, one.changed_wall - evidence.trained_wall)
-        reach = top + FEW_SAVES * _interval(known) + FASTER * elapsed / evidence.step_seconds
+        reach = top + FEW_SAVES * known.interval + FASTER * elapsed / evidence.step_seconds
         if step > reach:
             return f"training has only reached step {top}"
-    beyond = step > top + FEW_SAVES * _interval(known)
-    below = evidence.target is not None and len(known) >= CLUSTER and known[-1] <= evidence.target
+    beyond = step > top + FEW_SAVES * known.interval
+    below = evidence.target is not None and known.count >= CLUSTER and known.last <= evidence.target
     if below and beyond and step > ABOVE_TARGET * (evidence.target or 0):
-        return f"training ends at step {evidence.target}, and the other checkpoints reach step {known[-1]}"
-    if len(known) + counted >= CLUSTER and step >= OUTLIER_LEAST and step > OUTLIER * max(top, 1):
+        return f"training ends at step {evidence.target}, and the other checkpoints reach step {known.last}"
+    if known.count + counted >= CLUSTER and step >= OUTLIER_LEAST and step > OUTLIER * max(top, 1):
         return f"everything else of this run is at step {top} or below"
     return ""
-
-
-def _interval(known: Sequence[int]) -> int:
-    """The largest distance between two checkpoints; for a single one, its distance from step 0."""
-    gaps = [b - a for a, b in pairwise(known)]
-    return max(*gaps, 1) if gaps else max(known[0], 1)
 
 
 # -- choice of the step ----------------------------------------------------------------------------------------------

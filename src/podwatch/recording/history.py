@@ -15,7 +15,7 @@ from podwatch.recording.recorder import MIN_FREE_BYTES
 
 DAY: Final = 86400.0
 MAX_BYTES: Final = 2 << 20
-"""About four days of a pod with 8 GPUs; then the file is written again with the last one."""
+"""About four days of a pod with 8 GPUs; then the file is written again with the last two."""
 MAX_LINE: Final = 8 << 10
 
 
@@ -74,19 +74,20 @@ def from_line(line: str) -> Moment | None:
 
 
 def append(path: Path, moments: Iterable[Moment]) -> None:
-    """Raises OSError, also where less than ``MIN_FREE_BYTES`` are free. Blocks."""
+    """``moments``: the last one is now. Raises OSError, also where less than ``MIN_FREE_BYTES`` are free. Blocks."""
     there = os.statvfs(path.parent)
     if there.f_bavail * there.f_frsize < MIN_FREE_BYTES:
         raise OSError(None, f"less than {MIN_FREE_BYTES >> 20} MiB are free", str(path))
-    lines = "".join(f"{to_line(moment)}\n" for moment in moments).encode()
+    kept = tuple(moments)
+    lines = "".join(f"{to_line(moment)}\n" for moment in kept).encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         size = os.fstat(descriptor).st_size
         os.write(descriptor, (b"" if _whole(path, size) else b"\n") + lines)
     finally:
         os.close(descriptor)
-    if size + len(lines) > MAX_BYTES:
-        _shorten(path)
+    if kept and size + len(lines) > MAX_BYTES:
+        _shorten(path, kept[-1].at)
 
 
 def last_day(path: Path, now: float) -> tuple[Moment, ...]:
@@ -107,19 +108,19 @@ def _whole(path: Path, size: int) -> bool:
         return file.read(1) == b"\n"
 
 
-def _shorten(path: Path) -> None:
-    """Write the file again with its last day, or with what half of its size holds of that."""
-    kept = list(_read(path))
-    newest = max((moment.at for moment in kept), default=0.0)
+def _shorten(path: Path, now: float) -> None:
+    """Write the file again with what half of its size holds, about two days. Not by age: the clock can have been set.
+    What is later than ``now`` (epoch seconds) was written while it was wrong, and is dropped."""
     lines: list[str] = []
     room = MAX_BYTES // 2
-    for moment in reversed(kept):
+    for moment in reversed(list(_read(path))):
+        if not moment.at <= now:
+            continue
         line = f"{to_line(moment)}\n"
         room -= len(line)
         if room < 0:
             break
-        if moment.at >= newest - DAY:
-            lines.append(line)
+        lines.append(line)
     staged = path.with_name(f".{path.name}.new")
     descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as file:

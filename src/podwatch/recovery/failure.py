@@ -119,7 +119,7 @@ class Failures:
             )
         if decision.history.gave_up:
             self.context.notes.add(FindingKind.GAVE_UP, Severity.CRITICAL, *given_up(decision.reason, lines))
-            text = f"{cause}. podwatch gave up: {decision.reason}. To continue: {GIVEN_UP_FIX}"
+            text = f"{cause}. podwatch gave up: {decision.reason}"  # the finding names the fix
             self.context.tools.say(EventName.GAVE_UP, text, Severity.CRITICAL)
 
     async def capture(

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from podwatch.domain.errors import ConfigurationError, PermissionDenied, RemoteError
-from podwatch.domain.secrets import register, url_secrets
+from podwatch.domain.secrets import register, register_temporary, url_secrets
 from podwatch.system.files import read_file
 
 ACCESS, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
@@ -60,6 +60,14 @@ class S3Credentials:
 
     def stale(self, wall: float) -> bool:
         return bool(self.renew and self.expires and wall > self.expires - EARLY)
+
+    def register(self) -> None:
+        """Register them with the scrubber. Temporary ones have a token: a new set every few hours."""
+        if not self.token:
+            register(self.secret, self.access_key)
+            return
+        seconds = self.expires - time.time() if self.expires else None
+        register_temporary(self.secret, self.token, self.access_key, now=time.monotonic(), seconds=seconds)
 
     def renewed(self) -> "S3Credentials":
         """Read again where they came from. Blocks for some seconds at most; raises RemoteError, ConfigurationError."""
@@ -109,7 +117,7 @@ def find(
         found = _role(values)
     if found is None:
         return None
-    register(found.secret, found.token, found.access_key)
+    found.register()
     chosen = _sections(credentials, config, profile or "default")
     endpoint = wanted.s3_endpoint or given["AWS_ENDPOINT_URL_S3"] or given["AWS_ENDPOINT_URL"]
     endpoint = endpoint or chosen.get("endpoint_url", "")
@@ -220,8 +228,9 @@ def _profile(name: str, credentials: Path, config: Path, *, required: bool) -> S
         token = values.get("aws_session_token", "")
         # Another program writes temporary ones; read them again at each job, and when they are refused.
         renew = f"profile:{name}\n{credentials}\n{config}" if token else ""
-        register(secret, token, access)
-        return S3Credentials(access, secret, token, renew=renew)
+        found = S3Credentials(access, secret, token, renew=renew)
+        found.register()
+        return found
     if required:
         indirect = next(
             (k for k in ("sso_session", "sso_start_url", "role_arn", "credential_process") if k in values), ""
@@ -267,7 +276,7 @@ def _container(source: str) -> S3Credentials:
             token = read_file(file, 1 << 16).decode().strip()
         except OSError as error:
             raise PermissionDenied(f"cannot read the token: {error.strerror}", where=file) from error
-    register(token)
+    register_temporary(token, now=time.monotonic())
     document = _asked(url, {"Authorization": token} if token else {}, patience=_PATIENCE * 2)
     if document is None:
         raise RemoteError("the container's credentials cannot be read", where=parts.netloc, fix="podwatch tries again")
@@ -307,8 +316,9 @@ def _temporary(document: Any, renew: str) -> S3Credentials:
         token, expires = str(document.get("Token") or ""), wall_of(str(document.get("Expiration") or ""))
     except (TypeError, KeyError, AttributeError):
         raise RemoteError("the role's credentials are not what AWS documents", where=renew.partition(":")[0]) from None
-    register(secret, token, access)
-    return S3Credentials(access, secret, token, expires or time.time() + 3600.0, renew)
+    found = S3Credentials(access, secret, token, expires or time.time() + 3600.0, renew)
+    found.register()
+    return found
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -89,6 +89,15 @@ class LeaseHolder:
         return self._claims.speaks
 
     @property
+    def digest_wall(self) -> float | None:
+        """When the run's last digest was sent by any pod; epoch seconds."""
+        return self._claims.digest_wall
+
+    def note_digest(self, wall: float) -> None:
+        """The next heartbeat says that a digest was sent at ``wall``."""
+        self._claims.note_digest(wall)
+
+    @property
     def clock_skew(self) -> float | None:
         """Seconds that this machine's clock is ahead of the store's; None: not known."""
         return self._skew

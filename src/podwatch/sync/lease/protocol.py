@@ -14,10 +14,12 @@ from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import (
+    LAST_DIGEST,
     Claim,
     Control,
     HolderState,
     Pod,
+    Sign,
     claim_document,
     claimant,
     parse_claim_name,
@@ -124,6 +126,8 @@ EXCLUSIVE_NAME = "only"
 EVERY = 5
 """Pointer and control.json are read at every n-th heartbeat, because each read beyond a daily number is paid for. A pod
 that took over from a pod that never released the lease reads the pointer each time: that pod may wake up and write."""
+DIGEST_AHEAD = 3600.0
+"""Seconds by which another pod's clock can be ahead of this one's."""
 OLD_CLAIM_SECONDS = 24 * 3600.0
 """Claims of lower generations are removed after this (by the store's clock): as long as B2's upload tokens live."""
 
@@ -194,6 +198,8 @@ class LeaseProtocol:
         self._written: StoredObject | None = None
         self._beats = 0
         self._complaint = ""
+        self.digest_wall: float | None = None
+        """When the run's last digest was sent by any pod; epoch seconds. Heartbeats hand it on."""
         self.decision = decide(self._known, self._timing)
 
     def _recorded(self) -> Own | None:
@@ -246,7 +252,7 @@ class LeaseProtocol:
         """Read the leases in the store, decide, and claim if that is the decision. Raises what the store raises."""
         began = self._clock.boottime()
         yield from self._read_control()
-        sign = parse_sign((yield Get(self._keys.heartbeat)))
+        sign = self._heard((yield Get(self._keys.heartbeat)))
         since = began - self._looked_at if self._looked_at is not None else -1.0
         watch = watched(self._known.watch, sign, since)
         self._looked_at = began
@@ -259,6 +265,19 @@ class LeaseProtocol:
             if self._decide().act is LeaseAction.CLAIM:
                 yield from self._claim(began)
         return self.decision
+
+    def note_digest(self, wall: float) -> None:
+        """A digest was sent at ``wall``, or a pod waits for the first since then."""
+        self.digest_wall = max(wall, self.digest_wall or wall)
+
+    def _heard(self, data: bytes | None) -> Sign | None:
+        """The heartbeat. A time of a digest that is ahead of this pod's clock is not believed: it would delay the next
+        digest by as much."""
+        sign = parse_sign(data)
+        now = self._clock.wall()
+        if sign is not None and sign.digest_wall is not None and 0 < sign.digest_wall <= now + DIGEST_AHEAD:
+            self.note_digest(min(sign.digest_wall, now))
+        return sign
 
     def _list(self) -> Generator[Request, Any, None]:
         found = []
@@ -428,7 +447,7 @@ class LeaseProtocol:
             return None
         now = self._clock.boottime()
         gap = self._said_at is None or now - self._said_at > MOST_BETWEEN
-        seen = parse_sign((yield Get(self._keys.heartbeat)))
+        seen = self._heard((yield Get(self._keys.heartbeat)))
         self._known = replace(self._known, sign=seen)
         foreign = seen is not None and seen.mark != self._said
         if gap or foreign:
@@ -446,9 +465,10 @@ class LeaseProtocol:
         own = self._known.own
         if not self.speaks or own is None:
             return None
-        data = sign_document(
-            self.me, own.claim, {**fields, "state": str(state), "written_at": rfc3339(self._clock.wall())}
-        )
+        said = {**fields, "state": str(state), "written_at": rfc3339(self._clock.wall())}
+        if self.digest_wall is not None:
+            said[LAST_DIGEST] = rfc3339(self.digest_wall)
+        data = sign_document(self.me, own.claim, said)
         written = yield Put(self._keys.heartbeat, data, self._clock.boottime() + CONFIRMED_SECONDS)
         sign = parse_sign(data)
         assert sign is not None

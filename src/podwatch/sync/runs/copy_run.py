@@ -237,23 +237,38 @@ class RunCopier:
     # -- what explains the run ----------------------------------------------------------------------------------------
 
     def _artefacts(self) -> None:
-        """Logs, incident bundles and configurations: each that the target does not have in this size. Another program's
-        object there stays."""
+        """Logs, incident bundles and configurations: each that the target does not have in this size. Nothing of the
+        target is lost: where it has other content under a name, both are kept."""
         source, target = self._source, self._target
         for kind in ARTEFACTS:
             base = target.keys.artefacts(kind)
             there = {o.key.removeprefix(base): o.size for o in target.store.list(base)}
             for item in source.store.list(source.keys.artefacts(kind)):
                 name = item.key.removeprefix(source.keys.artefacts(kind))
-                if item.ours is False or there.get(name) == item.size:
-                    continue
-                held = target.store.stat(f"{base}{name}") if name in there else None
-                if held is not None and not held.ours:
+                if item.ours is False or item.size in (there.get(name), there.get(self._other_name(name))):
                     continue
                 with suppress(IntegrityError):  # larger than any of podwatch's, or a name that is none
                     data = source.store.get_bytes(item.key, item.file_id)
                     if data is not None:
-                        target.store.put_bytes(f"{base}{name}", data)
+                        self._artefact(base, name, data)
+
+    def _artefact(self, base: str, name: str, data: bytes) -> None:
+        """A file of the target is only replaced by one that continues it (a log that grew), or by a newer copy of the
+        same file of this source, which has a name of its own."""
+        store = self._target.store
+        held = store.read(f"{base}{name}")
+        if held is None or (held[0].ours and data.startswith(held[1])):
+            store.put_bytes(f"{base}{name}", data)
+            return
+        other = f"{base}{self._other_name(name)}"
+        before = store.stat(other)
+        if before is None or before.ours:
+            store.put_bytes(other, data)
+
+    def _other_name(self, name: str) -> str:
+        """The name of this source's file where the target has another one under ``name``."""
+        stem, dot, end = name.partition(".")
+        return f"{stem}.from-{sha1_hex(self._source.where.encode())[:8]}{dot}{end}"
 
 
 class _Copy:
