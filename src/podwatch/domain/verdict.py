@@ -140,17 +140,23 @@ def _attempt(value: object) -> OpenAttempt | None:
     return OpenAttempt(_text(value, "id"), _wall(value, "wall") or 0.0, _text(value, "host"), progress)
 
 
+def parse_host(value: object) -> Host:
+    """A machine as ``asdict`` wrote it; every field that is not what it should be is left out."""
+    if not isinstance(value, Mapping):
+        return Host()
+    gpus = value.get("gpus")
+    known = [gpu for gpu in gpus[:MOST_GPUS] if isinstance(gpu, str) and gpu] if isinstance(gpus, list) else []
+    return Host(_text(value, "machine"), _text(value, "node"), tuple(known))
+
+
 def _bad_host(value: object) -> BadHost | None:
     if not isinstance(value, Mapping) or not isinstance(value.get("host"), Mapping):
         return None
-    host: Mapping[str, Any] = value["host"]
-    gpus = host.get("gpus")
-    known = [gpu for gpu in gpus[:MOST_GPUS] if isinstance(gpu, str) and gpu] if isinstance(gpus, list) else []
     until = _wall(value, "until_wall")
     if until is None:
         return None
     return BadHost(
-        Host(_text(host, "machine"), _text(host, "node"), tuple(known)),
+        parse_host(value["host"]),
         _text(value, "reason"),
         _wall(value, "since_wall") or 0.0,
         until,
