@@ -47,7 +47,8 @@ class Node:
         self.shown.append(text)
 
     async def explain(self, finding: Finding) -> NodeFailure:
-        return NodeFailure(str(finding.kind), finding.summary, str(Blame.UNKNOWN), echo=self.echo, broken=self.broken)
+        blame = Blame.MACHINE if self.broken else Blame.UNKNOWN
+        return NodeFailure(str(finding.kind), finding.summary, str(blame), echo=self.echo, broken=self.broken)
 
     async def confirm(self) -> int:
         if self.refusals:

@@ -194,14 +194,18 @@ def test_only_the_machine_that_is_broken_is_named_as_broken() -> None:
     assert as_job_end(ended_by(failed, [LEADER, failed])).broken == (machine,)
     passing = replace(failed, failure=replace(fault, broken=False))
     end = as_job_end(ended_by(passing, [LEADER, passing]))
-    assert (end.blame, end.broken) == (Blame.MACHINE, ())
+    assert (end.blame, end.broken, end.suspect) == (Blame.MACHINE, (), machine)
+    assert as_job_end(ended_by(failed, [LEADER, failed])).suspect is None
+    for other in (replace(fault, broken=False, blame=str(Blame.COMMAND)), replace(fault, broken=False, echo=True)):
+        named = replace(failed, failure=other)
+        assert as_job_end(ended_by(named, [LEADER, named])).suspect is None
     assert as_job_end(as_gang_end(JobEnd(Outcome.GAVE_UP, "5 failures", Blame.MACHINE), 0)).broken == ()
 
 
 def test_documents_survive_and_strange_ones_are_dropped() -> None:
     record = GangRecord(3, "job:1", 2, ("p0", "p1"), True, 40, "a1b2")
     machine = Host("m1", "n1", ("GPU-1", "GPU-2"))
-    end = GangEnd("gave-up", "x", "unknown", 1, machine)
+    end = GangEnd("gave-up", "x", "unknown", 1, machine, True)
     failure = replace(KILLED, broken=True)
     report = replace(OTHER, step=7, step_age=1.5, failure=failure, end=end, left=True, machine=machine)
     strange_machine = document(report, "run").replace(b'["GPU-1", "GPU-2"]', b'[1, null, "GPU-2"]')

@@ -180,13 +180,15 @@ class NodeFailure:
 @dataclass(frozen=True, slots=True)
 class GangEnd:
     """How the attempt ended, decided by rank 0: every node ends with this ``outcome`` and ``blame``. ``rank``: the node
-    that is the reason; None if no node is. ``broken``: its machine, if that is broken."""
+    that is the reason; None if no node is. ``machine``: that node's, if it is to blame; ``broken``: another one is
+    needed, else its fault can pass."""
 
     outcome: str
     reason: str
     blame: str = "unknown"
     rank: int | None = None
-    broken: Host | None = None
+    machine: Host | None = None
+    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +290,8 @@ def _failure(found: dict[str, Any]) -> NodeFailure:
 
 def _end(found: dict[str, Any]) -> GangEnd:
     outcome, reason, blame = (_text(found.get(name)) for name in ("outcome", "reason", "blame"))
-    broken = found.get("broken")
-    return GangEnd(outcome, reason, blame, _whole(found.get("rank")), None if broken is None else parse_host(broken))
+    machine = None if found.get("machine") is None else parse_host(found["machine"])
+    return GangEnd(outcome, reason, blame, _whole(found.get("rank")), machine, found.get("broken") is True)
 
 
 def _object(data: bytes, run_id: str) -> dict[str, Any]:

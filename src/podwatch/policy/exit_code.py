@@ -49,7 +49,8 @@ class Blame(StrEnum):
 class JobEnd:
     """The evidence of one end. ``reason``: one clause without a full stop. ``blame`` counts for GAVE_UP and BLOCKED.
     ``unstored``: names of what a finished run could not store. ``error``: the exit code of the error, for FAILED.
-    ``broken``: the machines that are; None: this one, if a machine is to blame."""
+    ``broken``: the machines that are; None: this one, if a machine is to blame. ``suspect``: a machine with a fault
+    that can pass."""
 
     outcome: Outcome
     reason: str = ""
@@ -57,6 +58,7 @@ class JobEnd:
     unstored: tuple[str, ...] = ()
     error: ExitCode | None = None
     broken: tuple[Host, ...] | None = None
+    suspect: Host | None = None
 
 
 @dataclass(frozen=True, slots=True)

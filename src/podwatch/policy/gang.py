@@ -185,8 +185,9 @@ def ended_by(report: Report, all_reports: Sequence[Report]) -> GangEnd:
     if failure is not None and failure.kind == FindingKind.HANG:
         said += _who_stopped_first(all_reports)
     blame = Blame.UNKNOWN if failure is None else _blame(failure.blame)
-    broken = report.machine if failure is not None and failure.broken else None
-    return GangEnd(str(Outcome.GAVE_UP), f"{report.name} {said}", str(blame), report.rank, broken)
+    at_fault = failure is not None and blame is Blame.MACHINE and not failure.echo
+    machine, broken = report.machine if at_fault else None, failure is not None and failure.broken
+    return GangEnd(str(Outcome.GAVE_UP), f"{report.name} {said}", str(blame), report.rank, machine, broken)
 
 
 def _who_stopped_first(reports: Sequence[Report]) -> str:
@@ -214,7 +215,8 @@ def as_job_end(end: GangEnd) -> JobEnd:
         outcome = Outcome(end.outcome)
     except ValueError:
         outcome = Outcome.GAVE_UP
-    return JobEnd(outcome, end.reason, _blame(end.blame), broken=() if end.broken is None else (end.broken,))
+    broken = (end.machine,) if end.machine is not None and end.broken else ()
+    return JobEnd(outcome, end.reason, _blame(end.blame), broken=broken, suspect=None if broken else end.machine)
 
 
 def as_gang_end(end: JobEnd, rank: int) -> GangEnd:

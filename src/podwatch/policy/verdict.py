@@ -23,8 +23,9 @@ from dataclasses import dataclass, replace
 from podwatch.domain.errors import ExitCode
 from podwatch.domain.instance import NO_INSTANCE, Instance
 from podwatch.domain.run import Lineage
-from podwatch.domain.verdict import MOST_HOSTS, BadHost, Host, LastEnd, OpenAttempt, RunVerdict
+from podwatch.domain.verdict import MOST_HOSTS, BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
+from podwatch.policy.restart import PASSING_FAULTS
 
 MOST_REFUSALS = 3
 """Starts refused on one bad host: three attempts move a job in any engine that can move it."""
@@ -108,7 +109,8 @@ def advanced(kept: RunVerdict, step: int) -> RunVerdict:
     if kept.best_step is not None and step <= kept.best_step:
         return kept
     made = None if kept.attempt is None else replace(kept.attempt, progress=True)
-    return replace(kept, best_step=step, failures=0, first_failure_wall=None, not_before_wall=None, attempt=made)
+    calm = replace(kept, failures=0, first_failure_wall=None, not_before_wall=None, suspect=None)
+    return replace(calm, best_step=step, attempt=made)
 
 
 def at_end(
@@ -123,6 +125,7 @@ def at_end(
     kept = kept if step is None else advanced(kept, step)
     if end.outcome in _FAILURES and end.blame is not Blame.COMMAND:
         kept = _failed(kept, attempt.now, policy)
+        kept, end = _suspected(kept, end)
         if end.blame is Blame.MACHINE:
             kept = _marked(kept, end, attempt, policy)
         why = _exhausted(kept, attempt, policy, explained=end.blame is not Blame.MACHINE)
@@ -187,6 +190,17 @@ def ask_hosts(kept: RunVerdict, hosts: Mapping[str, Host], now: float) -> tuple[
     if not reasons:
         return kept, None
     return replace(kept, bad_hosts=tuple(refused)), JobEnd(Outcome.BAD_HOST, "; ".join(reasons), broken=tuple(broken))
+
+
+def _suspected(kept: RunVerdict, end: JobEnd) -> tuple[RunVerdict, JobEnd]:
+    """Count faults of one machine that can pass: with the last of ``PASSING_FAULTS`` in a row it is broken."""
+    host, before = end.suspect, kept.suspect
+    if host is None:
+        return replace(kept, suspect=None), end
+    faults = before.faults + 1 if before is not None and before.host.same_as(host) else 1
+    if faults < PASSING_FAULTS:
+        return replace(kept, suspect=Suspect(host, faults)), end
+    return replace(kept, suspect=None), replace(end, broken=(host,), suspect=None)
 
 
 def _marked(kept: RunVerdict, end: JobEnd, attempt: Attempt, policy: VerdictPolicy) -> RunVerdict:
