@@ -79,6 +79,27 @@ def test_the_last_node_dies(run: GangTraining, cluster: Lab, tmp_path: Path) -> 
     assert all(run.lives(node)[-1]["step"] for node in cluster.nodes), "it continued"
 
 
+def test_a_hang_names_the_last_node(run: GangTraining, cluster: Lab, tmp_path: Path) -> None:
+    """Two ranks wait for the third inside a collective, which keeps their GPUs busy."""
+    gpus = run.with_gpus()
+    job = run.submit()
+    run.wait_stored(EARLY, job)
+    order = run.control / "hang.n3"
+    order.touch()
+    run.wait(lambda: not order.exists(), "the rank stands still", job)
+    gpus["n3"].set_load(0, utilization=0)
+    run.wait(lambda: cluster.job(job).get("Restarts") == "1", "Slurm starts the job again", job)
+    gpus["n3"].set_load(0, utilization=80)
+    run.quick()
+    run.wait_completed(job)
+    said = run.said(job)
+    assert set(ends(said)) == {86}, said
+    assert "node 2 (n3) failed: no progress" in said
+    assert "node 0 (n1) failed" not in said
+    assert "node 1 (n2) failed" not in said
+    run.finished_well(job, tmp_path)
+
+
 def test_the_broken_machine_of_another_node_is_refused(run: GangTraining, cluster: Lab, tmp_path: Path) -> None:
     """A GPU of node 1 breaks. Slurm starts the job on the same machines again: each start is refused before anything
     trains, and after three of them podwatch trains there anyway."""
