@@ -142,7 +142,7 @@ test-providers: $(STAMP)  ## the provider commands: Vast.ai's own client, RunPod
 	@$(BIN)/python -m pytest -q -n 3 -m '' tests/suites/providers \
 	    $(if $(ONLY),-k "not test_vast or life_of or made_an_instance or client_keeps_back or removed") $(ARGS)
 
-test-slurm: $(TORCH)/.installed  ## a real Slurm of two nodes: faults, preemption, lost nodes, the weights compared (root, Slurm, munge); ONLY=gate: one fault
+test-slurm: $(TORCH)/.installed  ## a real Slurm of two and three nodes: faults, preemption, lost nodes, the weights compared (root, Slurm, munge); ONLY=gate: one fault
 	@PODWATCH_SLURM=$(ONLY) $(TORCH)/bin/python -m pytest -q -m '' tests/suites/slurm $(ARGS)
 
 chaos: $(TORCH)/.installed  ## a real torch run under kills of every kind, its weights compared: make chaos N=50 SEED=7

@@ -1,16 +1,17 @@
 """Nodes that speak through real files in one directory: who starts when, from which step, and how all of them end."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from podwatch.config.settings import NodesSettings
-from podwatch.daemon.gang import Gang, GangFiles
+from podwatch.daemon.gang import READ_AT_ONCE, Gang, GangFiles
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.gang import GangRecord, NodeFailure, Place
+from podwatch.domain.gang import GangEnd, GangRecord, NodeFailure, Place
+from podwatch.domain.verdict import Host
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.gang import ECHO_SECONDS
 from podwatch.system.workspace import Workspace
@@ -35,6 +36,8 @@ class Node:
     echo: bool = False
     generation: int = 1
     refusals: int = 0
+    machine: Host = field(default_factory=Host)
+    broken: bool = False
     shown: list[str] = field(default_factory=list)
 
     def step(self) -> tuple[int | None, float | None]:
@@ -44,7 +47,8 @@ class Node:
         self.shown.append(text)
 
     async def explain(self, finding: Finding) -> NodeFailure:
-        return NodeFailure(str(finding.kind), finding.summary, str(Blame.UNKNOWN), echo=self.echo)
+        blame = Blame.MACHINE if self.broken else Blame.UNKNOWN
+        return NodeFailure(str(finding.kind), finding.summary, str(blame), echo=self.echo, broken=self.broken)
 
     async def confirm(self) -> int:
         if self.refusals:
@@ -370,3 +374,73 @@ async def together(*work: Awaitable[JobEnd]) -> list[JobEnd]:
 
 async def waited(task: "asyncio.Task[JobEnd]") -> JobEnd:
     return await task
+
+
+@in_a_cluster
+async def test_the_broken_machine_of_another_node_reaches_the_end_that_rank_0_records(cluster: Cluster) -> None:
+    leader, _ = cluster.add(0, "p0")
+    other, there = cluster.add(1, "p1")
+    there.machine, there.broken = Host("m1", "n1", ("GPU-1",)), True
+    await cluster.form(leader, other)
+    other.judged((EXITED,))
+    await cluster.until(lambda: leader.end is not None, ECHO_SECONDS + 4)
+    assert leader.over is not None
+    assert leader.over.broken == (there.machine,)
+
+
+@in_a_cluster
+async def test_nothing_starts_on_the_bad_machine_of_another_node(cluster: Cluster) -> None:
+    """Rank 0 asks once all nodes are there, and before it changes anything; all nodes end, and one is named."""
+    leader, _ = cluster.add(0, "p0", count=3)
+    others = [cluster.add(rank, f"p{rank}", count=3) for rank in (1, 2)]
+    for (gang, here), name in zip(others, "ab", strict=True):
+        here.machine = Host(f"m-{name}", f"{gang.place.rank}")
+    asked: list[Mapping[str, Host]] = []
+
+    async def ask(hosts: Mapping[str, Host]) -> JobEnd | None:
+        asked.append(hosts)
+        return JobEnd(Outcome.BAD_HOST, "node 2 (n2): an ECC error", broken=(Host("m-b", "2"),))
+
+    leader.ask_hosts = ask
+    gathering = asyncio.create_task(leader.gather())
+    waiting = [asyncio.create_task(gang.awaited()) for gang, _ in others]
+    ends = [leader, *(gang for gang, _ in others)]
+    await cluster.until(lambda: all(gang.end is not None for gang in ends))
+    assert asked == [{"node 1 (n1)": Host("m-a", "1"), "node 2 (n2)": Host("m-b", "2")}]
+    assert {code(gang.over) for gang in ends} == {86}
+    assert leader.end == GangEnd("bad-host", "node 2 (n2): an ECC error", rank=2)
+    assert not any(task.done() for task in (gathering, *waiting)), "nothing is prepared, and nothing starts"
+    for task in (gathering, *waiting):
+        task.cancel()
+
+
+@in_a_cluster
+async def test_what_the_nodes_read_grows_with_their_number_and_not_with_its_square(cluster: Cluster) -> None:
+    """The reports of 17 nodes, read by all of them every second, are 289 requests to one file server."""
+    count, reads, seconds = 17, 0, 6
+    leader, _ = cluster.add(0, "p0", count=count)
+    others = [cluster.add(rank, f"p{rank}", count=count) for rank in range(1, count)]
+    await cluster.form(leader, *(gang for gang, _ in others))
+    read = GangFiles._read
+
+    def counted(self: GangFiles, path: Path) -> bytes:
+        nonlocal reads
+        reads += 1
+        return read(self, path)
+
+    GangFiles._read = counted  # type: ignore[method-assign]
+    try:
+        await cluster.pass_time(seconds)
+    finally:
+        GangFiles._read = read  # type: ignore[method-assign]
+    assert reads / seconds < count * (READ_AT_ONCE + 4)
+    _, here = others[-1]
+    here.newest = (77, 0.0)
+    await cluster.pass_time(count / READ_AT_ONCE + 2)
+    for gang in (leader, others[0][0]):
+        assert [view.rank for view in gang.view()] == list(range(count))
+        assert max(view.silent for view in gang.view()) <= count / READ_AT_ONCE + 2
+        assert gang.view()[-1].step == 77, "every node still hears of every other one"
+    leader.end = GangEnd("gave-up", "node 7 failed", rank=7)
+    await cluster.pass_time(2)
+    assert all(gang.end == leader.end for gang, _ in others), "known at once"

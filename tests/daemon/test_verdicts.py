@@ -120,6 +120,25 @@ async def test_the_next_attempt_learns_of_a_65_and_a_new_command_clears_it(job: 
     assert job.events == []
 
 
+async def test_the_machine_of_another_node_is_refused_and_counted_in_the_store(job: Job) -> None:
+    there = Host("m-there", "n2")
+    first, found = job.next()
+    assert await first.forbids() is None
+    found.trains = True
+    await first.look()
+    await first.keep(replace(FAULT, broken=(there,)))
+    first.close()
+    second, _ = job.next()
+    assert await second.forbids() is None, "its own machine is good"
+    refused = await second.forbids_hosts({"node 1 (n2)": there, "node 2 (n3)": Host("m-other", "n3")})
+    assert refused is not None
+    await second.keep(refused)
+    second.close()
+    (bad,) = job.document()["bad_hosts"]  # type: ignore[misc]
+    assert (bad["host"]["node"], bad["refusals"]) == ("n2", 1)
+    assert job.document()["failures"] == 1, "a refusal is no failure"
+
+
 async def test_a_bad_host_is_left_and_the_other_machine_trains(job: Job) -> None:
     assert await job.run(FAULT, machine="bad") == 86
     verdicts, _ = job.next(machine="bad")

@@ -11,6 +11,7 @@ from podwatch.domain.gang import (
     parse_record,
     parse_report,
 )
+from podwatch.domain.verdict import Host
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.gang import (
     MOST_BETWEEN,
@@ -54,6 +55,16 @@ def test_a_node_has_arrived_once_its_report_changes() -> None:
     assert missing(sight((LEADER, first)), "job:1", 2) == (1,)
     assert arrived(sight((LEADER, first), (LEADER, second)), "job:1", 2, LEADER) == ("p0", "p1")
     assert missing(sight((LEADER, first), (LEADER, second)), "job:1", 2) == ()
+
+
+def test_a_look_at_some_reports_says_nothing_of_the_others() -> None:
+    """They stay as they were heard last, and get older."""
+    third = replace(OTHER, rank=2, process="p2")
+    seen = sight(alive(LEADER), (LEADER, OTHER, third), every=1.0)
+    later = seen.look((replace(LEADER, beat=9),), 105.0, every=False)
+    assert later.seen["p0"].unchanged == 0
+    assert (later.seen["p1"].report, later.seen["p1"].unchanged) == (OTHER, 4.0)
+    assert set(seen.look((LEADER,), 105.0).seen) == {"p0"}, "one that is not there any more is forgotten"
 
 
 def test_no_node_of_another_attempt_is_taken() -> None:
@@ -156,20 +167,51 @@ def test_of_nodes_that_stopped_together_none_is_said_to_be_the_first() -> None:
     assert first_to_stop((busy, idle, replace(third, step=40))) == replace(third, step=40)
 
 
-def test_the_end_is_the_same_on_all_nodes_except_whose_machine_it_was() -> None:
-    end = as_gang_end(JobEnd(Outcome.GAVE_UP, "an ECC error", Blame.MACHINE), 1)
-    assert as_job_end(end, 1) == JobEnd(Outcome.GAVE_UP, "an ECC error", Blame.MACHINE)
-    assert as_job_end(end, 0) == JobEnd(Outcome.GAVE_UP, "an ECC error", Blame.UNKNOWN)
+def test_an_end_has_the_code_that_it_has_on_one_node() -> None:
     for outcome in Outcome:
         for blame in Blame:
-            both = {judge(as_job_end(as_gang_end(JobEnd(outcome, "x", blame), 1), rank)).code for rank in (0, 1, 2)}
-            assert len(both) == 1, (outcome, blame)
-    assert as_job_end(GangEnd("what", "x", "who"), 0) == JobEnd(Outcome.GAVE_UP, "x", Blame.UNKNOWN)
+            own = JobEnd(outcome, "x", blame)
+            assert judge(as_job_end(as_gang_end(own, 1))) == judge(own), (outcome, blame)
+    assert as_job_end(GangEnd("what", "x", "who")) == JobEnd(Outcome.GAVE_UP, "x", Blame.UNKNOWN, broken=())
+
+
+def test_a_broken_machine_is_the_reason_before_every_other_failure() -> None:
+    """NCCL's watchdog ends the ranks that wait for a broken GPU, with a signal and often first; or all of them hang."""
+    aborted = replace(LEADER, failure=replace(KILLED, log="Signal 6 (SIGABRT) received by PID 7"))
+    broken = replace(OTHER, failure=replace(KILLED, broken=True))
+    assert culprit([aborted, broken]) == broken
+    hang = NodeFailure("hang", "no progress for 30 min")
+    waits = replace(LEADER, failure=hang, step=8, step_age=900.0)
+    lost = replace(OTHER, failure=replace(hang, broken=True), step=8, step_age=60.0)
+    assert culprit([waits, lost]) == lost
+
+
+def test_only_the_machine_that_is_broken_is_named_as_broken() -> None:
+    """A machine fault that can pass blames the machine, but neither its node nor node 0 is listed for it."""
+    machine = Host("m1", "n1", ("GPU-1",))
+    fault = NodeFailure("trainer-exited", "an ECC error", str(Blame.MACHINE), broken=True)
+    failed = replace(OTHER, failure=fault, machine=machine)
+    assert as_job_end(ended_by(failed, [LEADER, failed])).broken == (machine,)
+    passing = replace(failed, failure=replace(fault, broken=False))
+    end = as_job_end(ended_by(passing, [LEADER, passing]))
+    assert (end.blame, end.broken, end.suspect) == (Blame.MACHINE, (), machine)
+    assert as_job_end(ended_by(failed, [LEADER, failed])).suspect is None
+    for other in (replace(fault, broken=False, blame=str(Blame.COMMAND)), replace(fault, broken=False, echo=True)):
+        named = replace(failed, failure=other)
+        assert as_job_end(ended_by(named, [LEADER, named])).suspect is None
+    assert as_job_end(as_gang_end(JobEnd(Outcome.GAVE_UP, "5 failures", Blame.MACHINE), 0)).broken == ()
 
 
 def test_documents_survive_and_strange_ones_are_dropped() -> None:
     record = GangRecord(3, "job:1", 2, ("p0", "p1"), True, 40, "a1b2")
-    report = replace(OTHER, step=7, step_age=1.5, failure=KILLED, end=GangEnd("gave-up", "x", "unknown", 1), left=True)
+    machine = Host("m1", "n1", ("GPU-1", "GPU-2"))
+    end = GangEnd("gave-up", "x", "unknown", 1, machine, True)
+    failure = replace(KILLED, broken=True)
+    report = replace(OTHER, step=7, step_age=1.5, failure=failure, end=end, left=True, machine=machine)
+    strange_machine = document(report, "run").replace(b'["GPU-1", "GPU-2"]', b'[1, null, "GPU-2"]')
+    found = parse_report(strange_machine, "run")
+    assert found is not None
+    assert found.machine == replace(machine, gpus=("GPU-2",))
     assert parse_record(document(record, "run"), "run") == record
     assert parse_record(document(replace(record, step=None), "run"), "run") == replace(record, step=None)
     assert parse_report(document(report, "run"), "run") == report

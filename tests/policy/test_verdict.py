@@ -8,13 +8,15 @@ from hypothesis import strategies as st
 
 from podwatch.domain.instance import Instance
 from podwatch.domain.run import Lineage
-from podwatch.domain.verdict import KEYS, BadHost, Host, RunVerdict, parse_verdict, verdict_document
+from podwatch.domain.verdict import KEYS, BadHost, Host, RunVerdict, Suspect, parse_verdict, verdict_document
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
+from podwatch.policy.restart import PASSING_FAULTS
 from podwatch.policy.verdict import (
     MOST_REFUSALS,
     Attempt,
     VerdictPolicy,
     advanced,
+    ask_hosts,
     at_end,
     at_start,
     began,
@@ -180,6 +182,74 @@ def test_a_bad_host_is_refused_a_few_times_and_not_for_ever() -> None:
     assert at_start(fresh, attempt(2, 200.0, host=HERE, retry=True), POLICY).end is None
     off = at_end(fresh, FAULT, attempt(1, host=HERE), None, replace(POLICY, bad_host_seconds=0))[0]
     assert off.bad_hosts == ()
+
+
+def test_the_machine_of_another_node_is_listed_and_not_this_one() -> None:
+    there = Host("machine-2", "n2")
+    fault = replace(FAULT, broken=(there,))
+    kept, _ = ended(RunVerdict(), fault, attempt(1, 100.0, host=HERE))
+    assert [bad.host for bad in kept.bad_hosts] == [there]
+    kept, _ = ended(kept, replace(FAULT, broken=()), attempt(2, 200.0, host=HERE))
+    assert [bad.host for bad in kept.bad_hosts] == [there], "a fault that can pass lists nobody"
+    assert at_start(kept, attempt(3, 300.0, host=HERE), POLICY).end is None
+    assert ask_hosts(kept, {"node 1 (n9)": Host("machine-9", "n9")}, 300.0) == (kept, None)
+    now = 300.0
+    for refusal in range(1, MOST_REFUSALS + 1):
+        kept, end = ask_hosts(kept, {"node 1 (n9)": Host("machine-9", "n9"), "node 2 (n2)": there}, now)
+        assert end is not None
+        assert (judge(end).code, end.outcome, end.broken) == (86, Outcome.BAD_HOST, (there,))
+        assert end.reason.startswith(f"node 2 (n2): XID 79 on GPU 0, 3 min ago; refusal {refusal} of {MOST_REFUSALS}")
+    assert ask_hosts(kept, {"node 2 (n2)": there}, now) == (kept, None), "these machines are all the engine has"
+
+
+def test_the_third_fault_in_a_row_that_can_pass_lists_the_machine_of_a_node() -> None:
+    """Over several nodes each of them is an attempt, as it is a restart on one."""
+    there = Host("machine-2", "n2", ("GPU-x",))
+    passing = replace(FAULT, reason="a CUDA error", broken=(), suspect=there)
+    kept = RunVerdict()
+    for number in range(1, PASSING_FAULTS):
+        kept, _ = ended(kept, passing, attempt(number, 100.0 * number))
+        assert (kept.bad_hosts, kept.suspect) == ((), Suspect(there, number))
+    again = parse_verdict(verdict_document(kept, run_id="r", written_at="t"))
+    assert again == kept, "the store keeps the count"
+    listed, _ = ended(kept, passing, attempt(8, 900.0))
+    assert ([bad.host for bad in listed.bad_hosts], listed.suspect) == ([there], None)
+
+
+@pytest.mark.parametrize(
+    ("end", "step"),
+    [
+        (CRASH, None),
+        (replace(FAULT, broken=()), None),
+        (JobEnd(Outcome.PREEMPTED), 7),
+        (replace(FAULT, broken=(), suspect=Host("machine-3", "n3")), None),
+        (replace(FAULT, broken=(), suspect=Host("machine-2", "n2")), 7),
+    ],
+)
+def test_faults_that_can_pass_are_in_a_row_only_on_one_machine_and_without_progress(
+    end: JobEnd, step: int | None
+) -> None:
+    there = Host("machine-2", "n2")
+    kept = RunVerdict(digest="digest", suspect=Suspect(there, PASSING_FAULTS - 1))
+    kept, _ = ended(kept, end, attempt(2, 200.0), step)
+    assert kept.bad_hosts == ()
+    assert kept.suspect is None or kept.suspect.faults == 1
+
+
+def test_a_preemption_without_progress_keeps_the_count() -> None:
+    kept = RunVerdict(digest="digest", suspect=Suspect(Host("m"), 2))
+    assert ended(kept, JobEnd(Outcome.PREEMPTED), attempt(2))[0].suspect == kept.suspect
+
+
+def test_one_refusal_counts_for_all_machines_that_are_bad() -> None:
+    """Otherwise an engine with bad machines only would have three refusals for each of them."""
+    hosts = {f"node {n}": Host(f"m{n}", f"n{n}") for n in range(3)}
+    kept = RunVerdict(bad_hosts=tuple(BadHost(host, "an ECC error", 0.0, 1e9) for host in hosts.values()))
+    for _ in range(MOST_REFUSALS):
+        kept, end = ask_hosts(kept, hosts, 10.0)
+        assert end is not None
+        assert all(f"{name}: an ECC error" in end.reason for name in hosts)
+    assert ask_hosts(kept, hosts, 10.0)[1] is None
 
 
 @pytest.mark.parametrize(

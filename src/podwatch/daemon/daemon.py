@@ -198,6 +198,8 @@ async def build_daemon(
     commands = Commands(parts, loops, host, status, memory, maintenance, reload, evaluations)
     artifacts = make_artifacts(parts, reload)
     verdicts = None if job is None else make_verdicts(parts, retry=bool(start.retry))
+    if parts.gang is not None and verdicts is not None:
+        parts.gang.ask_hosts = verdicts.forbids_hosts
     final = FinalSync(parts, loops, host, artifacts)
     ending = EndOfRun(parts, host, final, verdicts, make_pod_ender(parts), store_jobs)
     outlets = Outlets(notifying, recorder, artifacts, ending, job, hooks, evaluations)

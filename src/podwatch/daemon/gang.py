@@ -9,10 +9,12 @@ ends too: it cannot know whether they still train.
 import asyncio
 import contextlib
 import hashlib
+import math
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -32,7 +34,10 @@ from podwatch.domain.gang import (
     parse_report,
     place_of,
 )
+from podwatch.domain.instance import instance
 from podwatch.domain.run import Mutation
+from podwatch.domain.snapshot import GpuSample
+from podwatch.domain.verdict import Host
 from podwatch.incidents import decisive, scrub, secret_values
 from podwatch.policy.exit_code import JobEnd, Outcome
 from podwatch.policy.gang import (
@@ -56,10 +61,11 @@ from podwatch.policy.restart import LOG_LINES_KEPT
 from podwatch.recovery.controller import Recovery
 from podwatch.recovery.failure import LINE_SHOWN, SAYS_WHY
 from podwatch.recovery.state import Phase
+from podwatch.sensors.base import Sensor
 from podwatch.sync.syncer import Syncer
 from podwatch.system.clock import Clock
 from podwatch.system.openat import NODES
-from podwatch.system.procfs import boot_id
+from podwatch.system.procfs import boot_id, machine_id
 from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace
 
@@ -70,6 +76,9 @@ AGREE_SECONDS: Final = 30.0
 the code of a node that is killed is not podwatch's."""
 DIRECTORY_SECONDS: Final = 10.0
 """A shared file system that takes longer for 1 KB has not answered."""
+READ_AT_ONCE: Final = 8
+"""Reports that a node that follows reads in a second, on average: 64 nodes that all read all would ask one file server
+for 4,096 files a second."""
 POLL_SECONDS: Final = 0.2
 _LIMIT: Final = 1 << 18
 
@@ -82,16 +91,16 @@ class GangFiles:
         self.directory = workspace.shared / NODES
         self._record = self.directory / "gang.json"
 
-    def exchange(self, report: Report) -> tuple[GangRecord | None, tuple[Report, ...]]:
-        """Write this node's report; return the record and all reports."""
+    def exchange(self, report: Report, of: str = "") -> tuple[GangRecord | None, tuple[Report, ...]]:
+        """Write this node's report; return the record and all reports, or this one and that of the process ``of``."""
         self._tree.make(self.directory)
         self._tree.write(self._of(report.process), document(report, self._run_id))
-        found = []
-        for name in self._tree.names(self.directory):
-            if name.startswith("report-") and name.endswith(".json"):
-                one = parse_report(self._read(self.directory / name), self._run_id)
-                found += [one] if one is not None else []
-        return self.record(), tuple(found)
+        if of:
+            found = [report, parse_report(self._read(self._of(of)), self._run_id)]
+        else:
+            names = [n for n in self._tree.names(self.directory) if n.startswith("report-") and n.endswith(".json")]
+            found = [parse_report(self._read(self.directory / name), self._run_id) for name in names]
+        return self.record(), tuple(one for one in found if one is not None)
 
     def record(self) -> GangRecord | None:
         return parse_record(self._read(self._record), self._run_id)
@@ -147,6 +156,9 @@ class Here(Protocol):
 
     async def explain(self, finding: Finding) -> NodeFailure: ...
 
+    @property
+    def machine(self) -> Host: ...
+
     async def confirm(self) -> int:
         """The generation of the claim with which this pod holds the run, as confirmed by the store now. Raises
         PodwatchError if it does not hold it, or the store does not answer."""
@@ -186,6 +198,9 @@ class Gang:
         self._order: list[str] = []
         """Processes of the nodes that failed, in the order in which this node heard of them."""
         self._first_at: float | None = None
+        self.ask_hosts: Callable[[Mapping[str, Host]], Awaitable[JobEnd | None]] = _no_list
+        """Of rank 0: why the attempt must not start on these machines, by the names of the nodes
+        (daemon/verdicts.py)."""
         self.problem = ""
         """Why the directory does not answer; empty if it does."""
         self.end: GangEnd | None = None
@@ -201,7 +216,7 @@ class Gang:
     @property
     def over(self) -> JobEnd | None:
         """The end of this attempt as the job's end on this node."""
-        return None if self.end is None else as_job_end(self.end, self.place.rank)
+        return None if self.end is None else as_job_end(self.end)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -235,26 +250,36 @@ class Gang:
         async with self._turn:
             now = self._clock.monotonic()
             try:
-                report = self._next_report()
-                self._record, reports = await self._worker.call(self._files.exchange, report, timeout=DIRECTORY_SECONDS)
+                report, of = self._next_report(), self._only()
+                exchange = partial(self._files.exchange, report, of)
+                self._record, reports = await self._worker.call(exchange, timeout=DIRECTORY_SECONDS)
             except (OSError, PodwatchError) as error:
                 self.problem = str(error) or f"no answer within {DIRECTORY_SECONDS:.0f} s"
                 self._worker.renew()
             else:
                 self.problem, self._heard_at = "", self._clock.monotonic()
-                self._sight = self._sight.look(reports, now)
+                self._sight = self._sight.look(reports, now, every=not of)
             self._look_at_directory()
             if self.leads:
                 await self._lead()
             else:
                 self._follow()
 
+    def _only(self) -> str:
+        """The process whose report alone is read in this turn; empty: all are. A node that follows decides by rank 0's;
+        it shows the others, and reads them in some turns, so that the nodes together read as many reports as nodes
+        rather than their square."""
+        turn = self._report.beat + self.place.rank  # not all nodes in the same second
+        everything = turn % math.ceil(self.place.count / READ_AT_ONCE) == 0
+        return "" if self.leads or not self._members or everything else self._members[0]
+
     def _next_report(self) -> Report:
         known = replace(self._report, beat=self._report.beat + 1, follows=self._generation)
         if self._here is not None:
             step, age = self._here.step()
             finished = known.finished or self._here.finished
-            known = replace(known, phase=self._here.phase, step=step, step_age=age, finished=finished)
+            machine = self._here.machine
+            known = replace(known, phase=self._here.phase, step=step, step_age=age, finished=finished, machine=machine)
         if self.end is not None:
             known = replace(known, agreed=True, end=self.end if self.leads else None)
         self._report = known
@@ -281,7 +306,18 @@ class Gang:
             while self.end is None and not self._members:
                 self._gathered(here, self._clock.monotonic() - began)
                 await self._clock.sleep(POLL_SECONDS)
+            if self.end is None:
+                self.end = await self._refused()
         await self._park_if_over()
+
+    async def _refused(self) -> GangEnd | None:
+        """The end of this attempt if the machine of another node is on the run's list of bad ones."""
+        others = [s.report for p in self._members[1:] if (s := self._sight.seen.get(p)) is not None]
+        end = await self.ask_hosts({report.name: report.machine for report in others})
+        if end is None:
+            return None
+        rank = next((report.rank for report in others if report.machine in (end.broken or ())), None)
+        return replace(as_gang_end(end, self.place.rank), rank=rank)
 
     def _gathered(self, here: Here, waited: float) -> None:
         place, patience = self.place, self._nodes.wait
@@ -588,6 +624,16 @@ class NodeHere:
 
     def __init__(self, recovery: Recovery, syncer: Syncer | None) -> None:
         self._recovery, self._syncer = recovery, syncer
+        self._machine = Host(machine_id(), instance(os.environ).node)
+
+    @property
+    def machine(self) -> Host:
+        """With the GPUs as they were last seen: a broken one can take the driver with it."""
+        tools = self._recovery.context.tools
+        seen = run_gpus(tools.settings, tools.gpus)
+        if seen and seen != self._machine.gpus:
+            self._machine = replace(self._machine, gpus=seen)
+        return self._machine
 
     @property
     def phase(self) -> str:
@@ -627,13 +673,24 @@ class NodeHere:
             best, last = decisive(tails), [line for tail in tails.values() for line in tail[-LOG_LINES_KEPT:]]
             log, echo = own_line(last) or ("" if best is None else best[1]), is_echo(last)
             log = scrub(log, secret_values(tools.pod.environment()))[:LINE_SHOWN]
-        blame = failures.blame(finding.kind, context.attempt, lines, explained_by=log)
-        return NodeFailure(str(finding.kind), finding.summary, str(blame), log, echo)
+        blame, broken = failures.blame(finding.kind, context.attempt, lines, explained_by=log)
+        return NodeFailure(str(finding.kind), finding.summary, str(blame), log, echo and not broken, broken)
 
     async def confirm(self) -> int:
         if self._syncer is None:
             raise HostError("rank 0 has no store, so it cannot know whether it holds the run")
         return await self._syncer.confirm()
+
+
+def run_gpus(settings: Settings, gpus: Sensor[tuple[GpuSample, ...]]) -> tuple[str, ...]:
+    """UUIDs of the run's GPUs; of all that are seen if none is configured. A lost GPU keeps its UUID."""
+    ours = {*settings.gpu.inference, *settings.gpu.trainer}
+    seen = gpus.latest().value or ()
+    return tuple(g.uuid for g in seen if g.uuid and (not ours or g.index in ours))
+
+
+async def _no_list(_hosts: Mapping[str, Host]) -> JobEnd | None:
+    return None
 
 
 def make_gang(settings: Settings, workspace: Workspace, clock: Clock) -> Gang | None:

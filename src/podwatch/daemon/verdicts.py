@@ -11,12 +11,13 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Final, Protocol
 
 from podwatch.config.settings import RecoverySettings, Settings
 from podwatch.daemon.components import Components
+from podwatch.daemon.gang import run_gpus
 from podwatch.daemon.store_jobs import WRITER_ID
 from podwatch.daemon.variables import JOB_PROCESS
 from podwatch.domain.errors import PodwatchError, RemoteError
@@ -27,7 +28,7 @@ from podwatch.domain.manifest import Keys
 from podwatch.domain.run import Lineage
 from podwatch.domain.verdict import Host, RunVerdict, parse_verdict, verdict_document
 from podwatch.policy.exit_code import JobEnd
-from podwatch.policy.verdict import Attempt, VerdictPolicy, advanced, at_end, at_start, began
+from podwatch.policy.verdict import Attempt, VerdictPolicy, advanced, ask_hosts, at_end, at_start, began
 from podwatch.recovery.start_plan import config_digests, working_directory
 from podwatch.stores.base import ObjectStore, OpenStore, store_time
 from podwatch.stores.credentials import credentials_for
@@ -148,6 +149,14 @@ class JobVerdicts:
             self.not_before_wall = found.not_before_wall + self._ahead
         return found.end
 
+    async def forbids_hosts(self, hosts: Mapping[str, Host]) -> JobEnd | None:
+        """Why training must not start on these machines of the other nodes; None if it can. After ``forbids``."""
+        async with self._turn:
+            self._kept, end = ask_hosts(self._kept, hosts, self._clock.wall() - self._ahead)
+            if end is not None:
+                await self._write()
+            return end
+
     async def watch(self) -> None:
         """Record that training started, and that it made progress. Never returns."""
         while True:
@@ -232,7 +241,7 @@ class ThisAttempt:
         return Attempt(
             id=os.environ.get(JOB_PROCESS) or f"{boot_id()}:{os.getpid()}",
             digest=digest(settings),
-            host=Host(machine_id(), self._instance.node, self._gpus()),
+            host=Host(machine_id(), self._instance.node, run_gpus(settings, self._parts.sensing.gpus)),
             now=now,
             instance=self._instance,
             host_name=socket.gethostname(),
@@ -253,13 +262,6 @@ class ThisAttempt:
         if attempt is not None and attempt.made_step and attempt.last_step is not None:
             self._newest = max(self._newest or 0, attempt.last_step)
         return self._newest
-
-    def _gpus(self) -> tuple[str, ...]:
-        """UUIDs of the run's GPUs; of all that are seen if none is configured. A lost GPU keeps its UUID."""
-        gpu = self._parts.settings.gpu
-        ours = {*gpu.inference, *gpu.trainer}
-        seen = self._parts.sensing.gpus.latest().value or ()
-        return tuple(g.uuid for g in seen if g.uuid and (not ours or g.index in ours))
 
 
 def digest(settings: Settings) -> str:

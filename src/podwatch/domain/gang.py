@@ -6,11 +6,12 @@ Sources of the variables: Slurm ``srun(1)``, the pages "environment variables" o
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import scrub
+from podwatch.domain.verdict import Host, parse_host
 
 MOST_NODES: Final = 1024
 LONGEST_TEXT: Final = 1000
@@ -166,24 +167,28 @@ class GangRecord:
 @dataclass(frozen=True, slots=True)
 class NodeFailure:
     """Why a node cannot continue. ``blame``: of policy/exit_code.py. ``log``: the log line that explains it. ``echo``:
-    by its logs, only because another node is gone."""
+    by its logs, only because another node is gone. ``broken``: the node's machine is, so that another one is needed."""
 
     kind: str
     summary: str
     blame: str = "unknown"
     log: str = ""
     echo: bool = False
+    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GangEnd:
     """How the attempt ended, decided by rank 0: every node ends with this ``outcome`` and ``blame``. ``rank``: the node
-    that is the reason; None if no node is."""
+    that is the reason; None if no node is. ``machine``: that node's, if it is to blame; ``broken``: another one is
+    needed, else its fault can pass."""
 
     outcome: str
     reason: str
     blame: str = "unknown"
     rank: int | None = None
+    machine: Host | None = None
+    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +196,7 @@ class Report:
     """What a node says of itself, every few seconds. ``process``: its podwatch's process, which differs between two
     attempts. ``follows``: the generation that it trains in; 0 before. ``step``, ``step_age``: the newest step that it
     has seen in this start, and how many seconds ago. ``end``: of rank 0 alone. ``agreed``: it knows the end. ``left``:
-    nothing of it trains any more, and its podwatch ends."""
+    nothing of it trains any more, and its podwatch ends. ``machine``: what it runs on."""
 
     rank: int
     process: str
@@ -207,6 +212,7 @@ class Report:
     end: GangEnd | None = None
     agreed: bool = False
     left: bool = False
+    machine: Host = field(default_factory=Host)
 
     @property
     def name(self) -> str:
@@ -273,17 +279,19 @@ def parse_report(data: bytes, run_id: str) -> Report | None:
         _end(end) if isinstance(end, dict) else None,
         found.get("agreed") is True,
         found.get("left") is True,
+        parse_host(found.get("machine")),
     )
 
 
 def _failure(found: dict[str, Any]) -> NodeFailure:
     kind, summary, blame, log = (_text(found.get(name)) for name in ("kind", "summary", "blame", "log"))
-    return NodeFailure(kind, summary, blame, log, found.get("echo") is True)
+    return NodeFailure(kind, summary, blame, log, found.get("echo") is True, found.get("broken") is True)
 
 
 def _end(found: dict[str, Any]) -> GangEnd:
     outcome, reason, blame = (_text(found.get(name)) for name in ("outcome", "reason", "blame"))
-    return GangEnd(outcome, reason, blame, _whole(found.get("rank")))
+    machine = None if found.get("machine") is None else parse_host(found["machine"])
+    return GangEnd(outcome, reason, blame, _whole(found.get("rank")), machine, found.get("broken") is True)
 
 
 def _object(data: bytes, run_id: str) -> dict[str, Any]:

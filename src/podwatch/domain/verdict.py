@@ -47,6 +47,14 @@ class BadHost:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspect:
+    """A machine whose faults could all pass. ``faults``: attempts in a row that ended by one."""
+
+    host: Host
+    faults: int
+
+
+@dataclass(frozen=True, slots=True)
 class LastEnd:
     """How the last attempt ended. ``outcome``, ``blame``: of policy/exit_code.py. ``step``: its newest step."""
 
@@ -76,7 +84,7 @@ class RunVerdict:
     """``digest``: of the command and configuration that everything but ``bad_hosts`` is about. ``failures``: attempts
     in a row that ended by a failure and made no step above ``best_step``; ``first_failure_wall``: the end of the first
     of them. ``lineage``: the one that ``best_step`` belongs to. ``retried``: the engine's job whose ``--retry`` was
-    carried out."""
+    carried out. ``suspect``: of a run over several nodes."""
 
     digest: str = ""
     last: LastEnd | None = None
@@ -88,6 +96,7 @@ class RunVerdict:
     attempt: OpenAttempt | None = None
     bad_hosts: tuple[BadHost, ...] = ()
     retried: str = ""
+    suspect: Suspect | None = None
 
 
 def verdict_document(kept: RunVerdict, *, run_id: str, written_at: str) -> bytes:
@@ -121,6 +130,7 @@ def parse_verdict(data: bytes | None) -> RunVerdict:
         attempt=_attempt(document.get("attempt")),
         bad_hosts=tuple(host for host in found if host is not None),
         retried=_text(document, "retried"),
+        suspect=_suspect(document.get("suspect")),
     )
 
 
@@ -140,22 +150,34 @@ def _attempt(value: object) -> OpenAttempt | None:
     return OpenAttempt(_text(value, "id"), _wall(value, "wall") or 0.0, _text(value, "host"), progress)
 
 
+def parse_host(value: object) -> Host:
+    """A machine as ``asdict`` wrote it; every field that is not what it should be is left out."""
+    if not isinstance(value, Mapping):
+        return Host()
+    gpus = value.get("gpus")
+    known = [gpu for gpu in gpus[:MOST_GPUS] if isinstance(gpu, str) and gpu] if isinstance(gpus, list) else []
+    return Host(_text(value, "machine"), _text(value, "node"), tuple(known))
+
+
 def _bad_host(value: object) -> BadHost | None:
     if not isinstance(value, Mapping) or not isinstance(value.get("host"), Mapping):
         return None
-    host: Mapping[str, Any] = value["host"]
-    gpus = host.get("gpus")
-    known = [gpu for gpu in gpus[:MOST_GPUS] if isinstance(gpu, str) and gpu] if isinstance(gpus, list) else []
     until = _wall(value, "until_wall")
     if until is None:
         return None
     return BadHost(
-        Host(_text(host, "machine"), _text(host, "node"), tuple(known)),
+        parse_host(value["host"]),
         _text(value, "reason"),
         _wall(value, "since_wall") or 0.0,
         until,
         _count(value, "refusals"),
     )
+
+
+def _suspect(value: object) -> Suspect | None:
+    if not isinstance(value, Mapping) or not _count(value, "faults"):
+        return None
+    return Suspect(parse_host(value.get("host")), _count(value, "faults"))
 
 
 def _text(document: Mapping[str, Any], key: str) -> str:

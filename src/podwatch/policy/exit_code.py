@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from podwatch.domain.errors import ExitCode
+from podwatch.domain.verdict import Host
 
 
 class Outcome(StrEnum):
@@ -28,7 +29,7 @@ class Outcome(StrEnum):
     BLOCKED = "blocked"
     """Training could not start here: held GPU memory, a store that does not answer."""
     BAD_HOST = "bad-host"
-    """This machine is on the run's list of bad hosts; training was not started."""
+    """This machine, or that of another node of the run, is on its list of bad hosts; training was not started."""
     REFUSED = "refused"
     """An earlier verdict of this run forbids a new start."""
     FAILED = "failed"
@@ -47,13 +48,17 @@ class Blame(StrEnum):
 @dataclass(frozen=True, slots=True)
 class JobEnd:
     """The evidence of one end. ``reason``: one clause without a full stop. ``blame`` counts for GAVE_UP and BLOCKED.
-    ``unstored``: names of what a finished run could not store. ``error``: the exit code of the error, for FAILED."""
+    ``unstored``: names of what a finished run could not store. ``error``: the exit code of the error, for FAILED.
+    ``broken``: the machines that are; None: this one, if a machine is to blame. ``suspect``: a machine with a fault
+    that can pass."""
 
     outcome: Outcome
     reason: str = ""
     blame: Blame = Blame.UNKNOWN
     unstored: tuple[str, ...] = ()
     error: ExitCode | None = None
+    broken: tuple[Host, ...] | None = None
+    suspect: Host | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,7 @@ _ANSWERS: dict[Outcome, tuple[ExitCode, str, str]] = {
     Outcome.SUPERSEDED: (ExitCode.GAVE_UP, "Another pod has taken the run over", f"{_AGAIN} if that pod ends"),
     Outcome.HELD: (ExitCode.GAVE_UP, "Another pod trains this run", f"{_AGAIN} later"),
     Outcome.BLOCKED: (ExitCode.GAVE_UP, "Training could not start on this machine", _ELSEWHERE),
-    Outcome.BAD_HOST: (ExitCode.GAVE_UP, "This machine is on the run's list of bad hosts", _ELSEWHERE),
+    Outcome.BAD_HOST: (ExitCode.GAVE_UP, "The machine is on the run's list of bad hosts", _ELSEWHERE),
     Outcome.REFUSED: (
         ExitCode.DO_NOT_RUN,
         "podwatch does not start this command again",

@@ -54,11 +54,12 @@ class Sight:
     seen: Mapping[str, Seen] = field(default_factory=dict)
     at: float | None = None
 
-    def look(self, reports: Iterable[Report], now: float) -> "Sight":
-        """After one look that was answered."""
+    def look(self, reports: Iterable[Report], now: float, *, every: bool = True) -> "Sight":
+        """After one look that was answered. ``every``: at every report that there is; else what is not in ``reports``
+        stays as it was heard last."""
         since = 0.0 if self.at is None else now - self.at
         counted = since if 0 <= since <= MOST_BETWEEN else 0.0
-        found = {}
+        found = {} if every else {p: replace(s, unchanged=s.unchanged + counted) for p, s in self.seen.items()}
         for report in reports:
             before = self.seen.get(report.process)
             if before is None:
@@ -143,8 +144,11 @@ def is_echo(lines: Iterable[str]) -> bool:
 
 
 def culprit(failed: Sequence[Report]) -> Report:
-    """The node that is the reason: one that failed on its own, before one whose connection to a peer broke; a hang is
-    judged by who stopped first. ``failed``: in the order in which rank 0 heard of them, not empty."""
+    """The node that is the reason: one whose machine is broken; else one that failed on its own, before one whose
+    connection to a peer broke; a hang is judged by who stopped first. ``failed``: in the order in which rank 0 heard of
+    them, not empty."""
+    if broken := [r for r in failed if r.failure is not None and r.failure.broken]:
+        return broken[0]
     if all(r.failure is not None and r.failure.kind == FindingKind.HANG for r in failed):
         return first_to_stop(failed) or failed[0]
     return min(failed, key=_doubt)
@@ -181,7 +185,9 @@ def ended_by(report: Report, all_reports: Sequence[Report]) -> GangEnd:
     if failure is not None and failure.kind == FindingKind.HANG:
         said += _who_stopped_first(all_reports)
     blame = Blame.UNKNOWN if failure is None else _blame(failure.blame)
-    return GangEnd(str(Outcome.GAVE_UP), f"{report.name} {said}", str(blame), report.rank)
+    at_fault = failure is not None and blame is Blame.MACHINE and not failure.echo
+    machine, broken = report.machine if at_fault else None, failure is not None and failure.broken
+    return GangEnd(str(Outcome.GAVE_UP), f"{report.name} {said}", str(blame), report.rank, machine, broken)
 
 
 def _who_stopped_first(reports: Sequence[Report]) -> str:
@@ -203,16 +209,14 @@ def gone_silent(report: Report, seconds: float) -> GangEnd:
     return GangEnd(str(Outcome.GAVE_UP), reason, str(Blame.UNKNOWN), report.rank)
 
 
-def as_job_end(end: GangEnd, rank: int) -> JobEnd:
-    """The end that every node of the attempt has, for the node ``rank``: another node's machine is not this one's."""
+def as_job_end(end: GangEnd) -> JobEnd:
+    """The end that every node of the attempt has."""
     try:
         outcome = Outcome(end.outcome)
     except ValueError:
         outcome = Outcome.GAVE_UP
-    blame = _blame(end.blame)
-    if blame is Blame.MACHINE and end.rank != rank:
-        blame = Blame.UNKNOWN
-    return JobEnd(outcome, end.reason, blame)
+    broken = (end.machine,) if end.machine is not None and end.broken else ()
+    return JobEnd(outcome, end.reason, _blame(end.blame), broken=broken, suspect=None if broken else end.machine)
 
 
 def as_gang_end(end: JobEnd, rank: int) -> GangEnd:

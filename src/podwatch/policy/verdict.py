@@ -17,13 +17,15 @@ Progress is a step above every step that an earlier attempt made. A crash at the
 resume in between, makes steps but no progress.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from podwatch.domain.errors import ExitCode
 from podwatch.domain.instance import NO_INSTANCE, Instance
 from podwatch.domain.run import Lineage
-from podwatch.domain.verdict import MOST_HOSTS, BadHost, Host, LastEnd, OpenAttempt, RunVerdict
+from podwatch.domain.verdict import MOST_HOSTS, BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
+from podwatch.policy.restart import PASSING_FAULTS
 
 MOST_REFUSALS = 3
 """Starts refused on one bad host: three attempts move a job in any engine that can move it."""
@@ -82,7 +84,7 @@ def at_start(kept: RunVerdict, attempt: Attempt, policy: VerdictPolicy) -> Start
     kept, end = _account(kept, attempt, policy)
     end = end or _refused(kept, attempt.now)
     if end is None:
-        kept, end = _ask_hosts(kept, attempt)
+        kept, end = ask_hosts(kept, {"": attempt.host}, attempt.now)
     due = kept.not_before_wall
     if due is not None:  # a clock that was set can not make an attempt wait for longer than that
         due = min(due, attempt.now + policy.backoff_max_seconds)
@@ -107,7 +109,8 @@ def advanced(kept: RunVerdict, step: int) -> RunVerdict:
     if kept.best_step is not None and step <= kept.best_step:
         return kept
     made = None if kept.attempt is None else replace(kept.attempt, progress=True)
-    return replace(kept, best_step=step, failures=0, first_failure_wall=None, not_before_wall=None, attempt=made)
+    calm = replace(kept, failures=0, first_failure_wall=None, not_before_wall=None, suspect=None)
+    return replace(calm, best_step=step, attempt=made)
 
 
 def at_end(
@@ -122,6 +125,7 @@ def at_end(
     kept = kept if step is None else advanced(kept, step)
     if end.outcome in _FAILURES and end.blame is not Blame.COMMAND:
         kept = _failed(kept, attempt.now, policy)
+        kept, end = _suspected(kept, end)
         if end.blame is Blame.MACHINE:
             kept = _marked(kept, end, attempt, policy)
         why = _exhausted(kept, attempt, policy, explained=end.blame is not Blame.MACHINE)
@@ -168,28 +172,46 @@ def _refused(kept: RunVerdict, now: float) -> JobEnd | None:
     return None
 
 
-def _ask_hosts(kept: RunVerdict, attempt: Attempt) -> tuple[RunVerdict, JobEnd | None]:
-    hosts = tuple(bad for bad in kept.bad_hosts if bad.until_wall > attempt.now)
-    kept = kept if hosts == kept.bad_hosts else replace(kept, bad_hosts=hosts)
-    found = next((bad for bad in hosts if bad.host.same_as(attempt.host) and bad.refusals < MOST_REFUSALS), None)
-    if found is None:
+def ask_hosts(kept: RunVerdict, hosts: Mapping[str, Host], now: float) -> tuple[RunVerdict, JobEnd | None]:
+    """Whether the attempt must not start on these machines; to be written if it is not what was read. ``hosts``: by the
+    name under which the reason shows them. The refusal counts for each of them that is bad."""
+    listed = tuple(bad for bad in kept.bad_hosts if bad.until_wall > now)
+    kept = kept if listed == kept.bad_hosts else replace(kept, bad_hosts=listed)
+    refused, reasons, broken = list(listed), list[str](), list[Host]()
+    for name, host in hosts.items():
+        at = next((n for n, bad in enumerate(listed) if bad.host.same_as(host) and bad.refusals < MOST_REFUSALS), None)
+        if at is None:
+            continue
+        bad = refused[at] = replace(listed[at], refusals=listed[at].refusals + 1)
+        ago = f"{bad.reason}, {_span(max(0.0, now - bad.since_wall))} ago"
+        count = f"refusal {bad.refusals} of {MOST_REFUSALS}, after which podwatch starts here anyway"
+        reasons.append(f"{name}: {ago}; {count}" if name else f"{ago}; {count}")
+        broken.append(host)
+    if not reasons:
         return kept, None
-    counted = replace(found, refusals=found.refusals + 1)
-    reason = (
-        f"{found.reason}, {_span(max(0.0, attempt.now - found.since_wall))} ago; refusal {counted.refusals} of"
-        f" {MOST_REFUSALS}, after which podwatch starts here anyway"
-    )
-    hosts = tuple(counted if bad is found else bad for bad in hosts)
-    return replace(kept, bad_hosts=hosts), JobEnd(Outcome.BAD_HOST, reason)
+    return replace(kept, bad_hosts=tuple(refused)), JobEnd(Outcome.BAD_HOST, "; ".join(reasons), broken=tuple(broken))
+
+
+def _suspected(kept: RunVerdict, end: JobEnd) -> tuple[RunVerdict, JobEnd]:
+    """Count faults of one machine that can pass: with the last of ``PASSING_FAULTS`` in a row it is broken."""
+    host, before = end.suspect, kept.suspect
+    if host is None:
+        return replace(kept, suspect=None), end
+    faults = before.faults + 1 if before is not None and before.host.same_as(host) else 1
+    if faults < PASSING_FAULTS:
+        return replace(kept, suspect=Suspect(host, faults)), end
+    return replace(kept, suspect=None), replace(end, broken=(host,), suspect=None)
 
 
 def _marked(kept: RunVerdict, end: JobEnd, attempt: Attempt, policy: VerdictPolicy) -> RunVerdict:
-    """This machine is a bad host from now on. One that fails again after its refusals starts over with them."""
-    others = tuple(bad for bad in kept.bad_hosts if not bad.host.same_as(attempt.host))
+    """The broken machine is a bad host from now on. One that fails again after its refusals starts over with them."""
+    broken = (attempt.host,) if end.broken is None else end.broken
+    others = tuple(bad for bad in kept.bad_hosts if not any(bad.host.same_as(host) for host in broken))
     if policy.bad_host_seconds <= 0:
         return replace(kept, bad_hosts=others)
-    bad = BadHost(attempt.host, end.reason, attempt.now, attempt.now + policy.bad_host_seconds)
-    return replace(kept, bad_hosts=(bad, *others)[:MOST_HOSTS])
+    until = attempt.now + policy.bad_host_seconds
+    bad = tuple(BadHost(host, end.reason, attempt.now, until) for host in broken)
+    return replace(kept, bad_hosts=(*bad, *others)[:MOST_HOSTS])
 
 
 def _failed(kept: RunVerdict, now: float, policy: VerdictPolicy) -> RunVerdict:

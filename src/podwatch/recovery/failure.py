@@ -13,7 +13,7 @@ from podwatch.domain.snapshot import Snapshot
 from podwatch.incidents import capture, decisive, scrub, secret_values, since
 from podwatch.journal import Journal
 from podwatch.policy.exit_code import Blame
-from podwatch.policy.restart import LOG_LINES_KEPT, Decision, Failure, after_failure, blame_of
+from podwatch.policy.restart import LOG_LINES_KEPT, Decision, Failure, after_failure, blame_of, broken_machine
 from podwatch.recovery.context import Attempt, OpenFailure, RecoveryContext
 from podwatch.recovery.start import StartFailed
 from podwatch.trainer.base import TrainerHandle
@@ -76,10 +76,12 @@ class Failures:
 
     def blame(
         self, kind: FindingKind, attempt: Attempt | None, lines: tuple[str, ...], *, explained_by: str = ""
-    ) -> Blame:
-        """Whose fault a failure of one of several nodes is, before it is counted. A node may see no step of its own, so
-        that it never blames a command for making none: the store counts attempts without progress (job_attempts)."""
-        return blame_of(self._failure(attempt, kind, lines, explained_by=explained_by), True)
+    ) -> tuple[Blame, bool]:
+        """Whose fault a failure of one of several nodes is, before it is counted, and whether its machine is broken. A
+        node may see no step of its own, so that it never blames a command for making none: the store counts attempts
+        without progress (job_attempts)."""
+        failure = self._failure(attempt, kind, lines, explained_by=explained_by)
+        return blame_of(failure, True), bool(broken_machine(failure, 1))
 
     async def count(
         self,

@@ -1,5 +1,5 @@
-"""A torchrun over two nodes as a Slurm job: ``sbatch examples/engines/slurm-nodes.sbatch``, with podwatch on each node,
-one output directory that both share, and the same two ranks once more that nobody touches."""
+"""A torchrun over all nodes of the lab as a Slurm job: ``sbatch examples/engines/slurm-nodes.sbatch``, with podwatch on
+each node, one output directory that all share, and the same ranks once more that nobody touches."""
 
 import json
 import os
@@ -23,9 +23,9 @@ TORCHRUN = str(Path(sys.executable).parent / "torchrun")
 
 
 class UntouchedRanks:
-    """Both ranks on this machine, without podwatch."""
+    """All ranks on this machine, without podwatch."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, ranks: int) -> None:
         self._output, control = directory / "reference", directory / "reference-control"
         self._output.mkdir()
         control.mkdir()
@@ -33,7 +33,7 @@ class UntouchedRanks:
         environ = {name: value for name, value in environ.items() if not name.startswith("SLURM")}
         with (directory / "reference.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [TORCHRUN, "--standalone", "--nproc-per-node=2", str(PROGRAM), *arguments(self._output)],
+                [TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", str(PROGRAM), *arguments(self._output)],
                 cwd=directory, stdout=log, stderr=log, env=environ, start_new_session=True,
             )  # fmt: skip
 
@@ -52,7 +52,7 @@ def arguments(output: Path) -> list[str]:
 
 
 class GangTraining:
-    """One run. ``output`` is on the disk that both nodes share; the state directory is on each node's own."""
+    """One run. ``output`` is on the disk that all nodes share; the state directory is on each node's own."""
 
     def __init__(self, lab: Lab, root: Path, name: str) -> None:
         self.lab, self.run_id = lab, name
@@ -62,7 +62,7 @@ class GangTraining:
         (self.control / "slow").touch()
         self.output = self.directory / "outputs"
         self.store = B2Server(root / "b2").start()
-        self.reference = UntouchedRanks(root)
+        self.reference = UntouchedRanks(root, len(lab.nodes))
         self.environ = {
             "PATH": f"{Path(sys.executable).parent}:{lab.environ['PATH']}",
             "B2_ENVIRONMENT": self.store.url, "B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY,
@@ -74,8 +74,8 @@ class GangTraining:
         port = free_port()
         command = [
             "sh", "-c",
-            f'exec {TORCHRUN} --nnodes=2 --node-rank="$PODWATCH_NODE_RANK" --nproc-per-node=1 --max-restarts=0'
-            f' --master-addr=127.0.0.1 --master-port={port} {PROGRAM} "$@"',
+            f'exec {TORCHRUN} --nnodes="$PODWATCH_NODE_COUNT" --node-rank="$PODWATCH_NODE_RANK" --nproc-per-node=1'
+            f' --max-restarts=0 --master-addr=127.0.0.1 --master-port={port} {PROGRAM} "$@"',
             "torchrun", *arguments(self.output),
         ]  # fmt: skip
         (self.directory / "podwatch.toml").write_text(f"""
@@ -128,7 +128,7 @@ port = 0
     # -- the job
 
     def submit(self, *arguments: str) -> int:
-        where = [f"--chdir={self.directory}", f"--output={self.directory}/%j.out"]
+        where = [f"--chdir={self.directory}", f"--output={self.directory}/%j.out", f"--nodes={len(self.lab.nodes)}"]
         return self.lab.submit(*where, *arguments, str(EXAMPLE), environ=self.environ)
 
     def said(self, job: int) -> str:
@@ -161,6 +161,10 @@ port = 0
 
     # -- the store
 
+    def verdict(self) -> dict[str, Any]:
+        """What the store keeps for the next attempt."""
+        return self._newest("verdict.json")
+
     stored = SlurmTraining.stored
     heartbeat = SlurmTraining.heartbeat
     _newest = SlurmTraining._newest
@@ -188,7 +192,9 @@ port = 0
         self.podwatch("restore", "--to", str(restored))
         (metadata,) = restored.rglob(".metadata")
         names = {path.name for path in metadata.parent.glob("*.distcp")}
-        assert {"__0_0.distcp", "__1_0.distcp"} <= names, f"the shard of a rank is missing in the store: {names}"
+        assert {f"__{rank}_0.distcp" for rank in range(len(self.lab.nodes))} <= names, (
+            f"the shard of a rank is missing in the store: {names}"
+        )
 
     def close(self) -> None:
         self.reference.close()

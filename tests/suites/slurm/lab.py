@@ -1,4 +1,5 @@
-"""A Slurm cluster of two nodes on this machine: munged, slurmctld and two slurmd, all private, all stopped at the end.
+"""A Slurm cluster of some nodes on this machine: munged, slurmctld and one slurmd each, all private, all stopped at
+the end.
 
 Each node is a process, mount and host-name namespace of its own, with its own empty disk at the same path, its own
 machine id and its own boot id. So a job that moves finds nothing there, and ``power_off`` ends everything on a node at
@@ -42,7 +43,6 @@ MISSING = (
 """Why this suite cannot run here, in one line; empty if it can."""
 REPO = Path(__file__).parents[3]
 FREEZER = Path("/sys/fs/cgroup/freezer")
-NODES = ("n1", "n2")
 WITH_US = ("setpriv", "--pdeathsig", "KILL")
 """The lab ends with the suite, even if that is killed."""
 GRACE = 8
@@ -171,9 +171,9 @@ class Node:
 
 
 class Lab:
-    """``tracking``: linuxproc (a job's processes by parent) or cgroup."""
+    """``nodes``: by name, n1, n2, ...; ``tracking``: linuxproc (a job's processes by parent) or cgroup."""
 
-    def __init__(self, tracking: str = "linuxproc", *, requeue: bool = True) -> None:
+    def __init__(self, tracking: str = "linuxproc", *, requeue: bool = True, nodes: int = 2) -> None:
         """``requeue``: ``RequeueExit=86`` and ``RequeueExitHold=65``, as an administrator would set them."""
         self.root = Path(tempfile.mkdtemp(prefix="pw-slurm-", dir="/var/tmp"))  # a node has its own /tmp
         self.root.chmod(0o755)
@@ -187,8 +187,9 @@ class Lab:
             "SLURM_CONF": str(self.conf),
         }
         self._daemons: list[subprocess.Popen[bytes]] = []
-        self._ports = {name: free_port() for name in ("controller", *NODES)}
-        self.nodes = {name: Node(self, name) for name in NODES}
+        names = [f"n{number}" for number in range(1, nodes + 1)]
+        self._ports = {name: free_port() for name in ("controller", *names)}
+        self.nodes = {name: Node(self, name) for name in names}
         self.conf.write_text(self._configuration(tracking, requeue))
         (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
         for number in (0, 1):
@@ -198,8 +199,9 @@ class Lab:
     def _configuration(self, tracking: str, requeue: bool) -> str:
         nodes = "\n".join(
             f"NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={self._ports[name]} CPUs=1 Gres=gpu:2"
-            for name in NODES
+            for name in self.nodes
         )
+        names = ",".join(self.nodes)
         codes = "RequeueExit=86\nRequeueExitHold=65\n" if requeue else ""
         return f"""
 ClusterName=lab
@@ -233,8 +235,8 @@ SchedulerParameters=bf_interval=2,batch_sched_delay=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {codes}{nodes}
-PartitionName=low Nodes=n1,n2 Default=YES OverSubscribe=EXCLUSIVE PriorityTier=1 GraceTime={GRACE}
-PartitionName=high Nodes=n1,n2 OverSubscribe=EXCLUSIVE PriorityTier=10 PreemptMode=OFF
+PartitionName=low Nodes={names} Default=YES OverSubscribe=EXCLUSIVE PriorityTier=1 GraceTime={GRACE}
+PartitionName=high Nodes={names} OverSubscribe=EXCLUSIVE PriorityTier=10 PreemptMode=OFF
 """
 
     # -- life
@@ -251,7 +253,7 @@ PartitionName=high Nodes=n1,n2 OverSubscribe=EXCLUSIVE PriorityTier=10 PreemptMo
         self._daemon("slurmctld", "-D", "-c", "-f", str(self.conf))
         for node in self.nodes.values():
             node.boot()
-        self.wait(lambda: all(self.node_state(name) == "IDLE" for name in NODES), 30, "both nodes are idle")
+        self.wait(lambda: all(self.node_state(name) == "IDLE" for name in self.nodes), 30, "all nodes are idle")
         return self
 
     def recover(self) -> None:
@@ -263,7 +265,7 @@ PartitionName=high Nodes=n1,n2 OverSubscribe=EXCLUSIVE PriorityTier=10 PreemptMo
                 node.restart_slurmd()
             if self.node_state(name) != "IDLE":
                 self.run("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
-        self.wait(lambda: all(self.node_state(name) == "IDLE" for name in NODES), 30, "both nodes are idle")
+        self.wait(lambda: all(self.node_state(name) == "IDLE" for name in self.nodes), 30, "all nodes are idle")
 
     def _daemon(self, *command: str) -> None:
         with (self.root / f"{command[0]}.console").open("ab") as log:
@@ -285,7 +287,7 @@ PartitionName=high Nodes=n1,n2 OverSubscribe=EXCLUSIVE PriorityTier=10 PreemptMo
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-        for name in NODES:
+        for name in self.nodes:
             for directory in sorted(FREEZER.glob(f"slurm_{name}/**/"), reverse=True):
                 with contextlib.suppress(OSError):
                     directory.rmdir()

@@ -1,7 +1,8 @@
-"""A tiny model sharded over the ranks of torchrun on two nodes (FSDP2, gloo), saved by torch.distributed.checkpoint.
+"""A tiny model sharded over the ranks of torchrun on some nodes (FSDP2, gloo), saved by torch.distributed.checkpoint.
 
 CHAOS_CONTROL is a directory that all nodes see: ``slow`` makes a step take 0.5 s at least, ``kill.NODE`` ends the rank
-on that node by SIGKILL, ``hang.NODE`` lets it wait for ever before a step, so that the other one waits inside it.
+on that node by SIGKILL, ``hang.NODE`` lets it wait for ever before a step, so that the others wait inside it,
+``ecc.NODE`` ends it as a broken GPU does.
 """
 
 import argparse
@@ -37,6 +38,9 @@ def ordered() -> None:
     if (CONTROL / f"hang.{NODE}").exists():
         (CONTROL / f"hang.{NODE}").unlink()
         signal.pause()
+    if (CONTROL / f"ecc.{NODE}").exists():
+        (CONTROL / f"ecc.{NODE}").unlink()
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
     if (CONTROL / "slow").exists():
         time.sleep(0.5)
 
