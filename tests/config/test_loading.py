@@ -2,6 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from podwatch.config.keys import looks_secret
 from podwatch.config.loading import changes_needing_restart, find_file, load_settings, load_text
@@ -40,6 +41,15 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
         "default",
     ]
     assert loaded.path == file
+
+
+def test_a_section_that_is_not_given_has_the_defaults_of_its_model() -> None:
+    settings = load_text(MINIMAL, None, environ={}).settings
+    sections = [value for name, value in settings if isinstance(value, BaseModel) and name != "trainer"]
+    assert len(sections) > 15
+    for section in sections:
+        assert section == type(section)()
+        assert not section.model_fields_set
 
 
 def test_lists_and_mappings_from_the_environment() -> None:

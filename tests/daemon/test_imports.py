@@ -9,6 +9,10 @@ RARE = (
     "podwatch.daemon.init",
     "podwatch.reporting.page",
     "podwatch.sync.runs.bootstrap",
+    "podwatch.sync.syncer",
+    "podwatch.sync.restore.restore",
+    "podwatch.sync.upload.artifacts",
+    "pydantic_settings",
     "xml.etree.ElementTree",
     "tarfile",
     "difflib",
@@ -18,7 +22,7 @@ RARE = (
     "wandb",
     "rich",
 )
-"""init, what bootstrap needs, parsers of other
+"""init, what bootstrap needs, what only a store or settings in the environment need, parsers of other
 stores' answers, archives of incidents, suggestions for misspelt settings, error pages, SDKs."""
 
 

@@ -14,7 +14,6 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import EnvSettingsSource
 
 from podwatch.client.trusted import read_trusted
 from podwatch.config.directory import TYPED_IN, relative_to, resolved
@@ -87,7 +86,7 @@ def load_text(
     flags = _flags(overrides or {})
     variables, problems = _variables(environ)
     problems += find_secrets(data, lines, path)
-    environment = _Environment(variables)()
+    environment = _from_environment(variables)
     settings = None
     try:
         with relative_to(environ):
@@ -209,27 +208,30 @@ def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-class _Environment(EnvSettingsSource):
-    """PODWATCH_* of the given mapping, as a nested mapping; lists as JSON or separated by commas."""
+def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
+    """The settings among ``variables`` as a nested mapping; lists as JSON or separated by commas."""
+    if not variables:
+        return {}
+    from pydantic_settings import EnvSettingsSource  # 4.6 MiB that a daemon configured by its file alone does not need
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        self._variables = variables
-        # pydantic-settings reads only the fields and the configuration of the model.
-        super().__init__(Settings, env_prefix=ENV_PREFIX, env_nested_delimiter="__")  # type: ignore[arg-type]
+    class Environment(EnvSettingsSource):
+        def _load_env_vars(self) -> Mapping[str, str | None]:
+            return dict(variables)
 
-    def _load_env_vars(self) -> Mapping[str, str | None]:
-        return dict(self._variables)
+        def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+            text = str(value).strip()
+            if text.startswith(("[", "{")):
+                return json.loads(text)
+            is_list = get_origin(field.annotation) is tuple
+            if str in get_args(field.annotation) and not is_list:
+                raise ValueError("the value is a plain word")
+            if is_list:
+                return [piece.strip() for piece in text.split(",") if piece.strip()]
+            return value
 
-    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
-        text = str(value).strip()
-        if text.startswith(("[", "{")):
-            return json.loads(text)
-        is_list = get_origin(field.annotation) is tuple
-        if str in get_args(field.annotation) and not is_list:
-            raise ValueError("the value is a plain word")
-        if is_list:
-            return [piece.strip() for piece in text.split(",") if piece.strip()]
-        return value
+    # pydantic-settings reads only the fields and the configuration of the model.
+    source = Environment(Settings, env_prefix=ENV_PREFIX, env_nested_delimiter="__")  # type: ignore[arg-type]
+    return source()
 
 
 def _variables(environ: Mapping[str, str]) -> tuple[dict[str, str], list[Problem]]:

@@ -6,7 +6,7 @@ environment and flags.
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticKnownError
@@ -72,7 +72,8 @@ NoticeTopic = Literal[
 class Section(BaseModel):
     """A frozen model that rejects unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    # defer_build: only Settings needs a validator, which contains those of the sections.
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
 
     @field_validator("*", mode="after")
     @classmethod
@@ -879,6 +880,12 @@ class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest severity that is logged")
 
 
+def _not_given() -> Any:
+    """A section that nothing sets: validated like an empty table. The section's model as the default would build its
+    own validator besides the one inside that of Settings."""
+    return {}
+
+
 class Settings(Section):
     """The configuration of one run."""
 
@@ -891,17 +898,17 @@ class Settings(Section):
         description="database, lock and sockets; on local disk, never under output_dir",
     )
     trainer: TrainerSettings
-    gpu: GpuSettings = Field(default_factory=GpuSettings)
-    inference: InferenceSettings = Field(default_factory=InferenceSettings)
-    hang: HangSettings = Field(default_factory=HangSettings)
-    checkpoints: CheckpointSettings = Field(default_factory=CheckpointSettings)
-    sync: SyncSettings = Field(default_factory=SyncSettings)
-    disk: DiskSettings = Field(default_factory=DiskSettings)
-    recovery: RecoverySettings = Field(default_factory=RecoverySettings)
-    nodes: NodesSettings = Field(default_factory=NodesSettings)
-    end_pod: EndPodSettings = Field(default_factory=EndPodSettings)
-    controller: ControllerSettings = Field(default_factory=ControllerSettings)
-    resources: ResourceSettings = Field(default_factory=ResourceSettings)
+    gpu: GpuSettings = Field(default_factory=_not_given)
+    inference: InferenceSettings = Field(default_factory=_not_given)
+    hang: HangSettings = Field(default_factory=_not_given)
+    checkpoints: CheckpointSettings = Field(default_factory=_not_given)
+    sync: SyncSettings = Field(default_factory=_not_given)
+    disk: DiskSettings = Field(default_factory=_not_given)
+    recovery: RecoverySettings = Field(default_factory=_not_given)
+    nodes: NodesSettings = Field(default_factory=_not_given)
+    end_pod: EndPodSettings = Field(default_factory=_not_given)
+    controller: ControllerSettings = Field(default_factory=_not_given)
+    resources: ResourceSettings = Field(default_factory=_not_given)
     log_rules: tuple[LogRuleSettings, ...] = Field(
         (),
         description="tables with patterns for the trainer's logs: name, pattern, count, within, critical, "
@@ -917,14 +924,14 @@ class Settings(Section):
         description="tables with commands that `podwatch check` runs (docs/hooks.md): name, command, cwd, "
         "env_file, user, timeout",
     )
-    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
-    training: TrainingHealthSettings = Field(default_factory=TrainingHealthSettings)
-    record: RecordSettings = Field(default_factory=RecordSettings)
-    http: HttpSettings = Field(default_factory=HttpSettings)
-    notify: NotifySettings = Field(default_factory=NotifySettings)
-    wandb: WandbSettings = Field(default_factory=WandbSettings)
-    cost: CostSettings = Field(default_factory=CostSettings)
-    log: LogSettings = Field(default_factory=LogSettings)
+    evaluation: EvaluationSettings = Field(default_factory=_not_given)
+    training: TrainingHealthSettings = Field(default_factory=_not_given)
+    record: RecordSettings = Field(default_factory=_not_given)
+    http: HttpSettings = Field(default_factory=_not_given)
+    notify: NotifySettings = Field(default_factory=_not_given)
+    wandb: WandbSettings = Field(default_factory=_not_given)
+    cost: CostSettings = Field(default_factory=_not_given)
+    log: LogSettings = Field(default_factory=_not_given)
 
     @field_validator("run_id")
     @classmethod

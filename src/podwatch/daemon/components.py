@@ -1,7 +1,7 @@
 """The components of one daemon, in groups by subject, and what they are built from. ``wiring`` builds them."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from podwatch.checkpoints.catalogue import Catalogue, HeldBack
 from podwatch.checkpoints.layouts import Layout
@@ -32,12 +32,14 @@ from podwatch.sensors.inference import Servers
 from podwatch.sensors.log_rules import LogRulesSensor
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import PingInbox, ProgressSensor
-from podwatch.sync.syncer import Syncer
 from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.launcher import KeeperJob, KeeperLauncher
+
+if TYPE_CHECKING:
+    from podwatch.sync.syncer import Syncer
 
 LEARNED = "learned"
 """Journal key of the learned baselines and durations."""
@@ -165,7 +167,7 @@ class Store:
     """``syncer`` is None without a store. ``refused``: why the configured one is not used, else empty. ``elsewhere``:
     node 0 of this run uploads for all of its nodes, and this is another one."""
 
-    syncer: Syncer | None
+    syncer: "Syncer | None"
     restore: StoreRestore | None
     refused: str
     wandb: WandbIds
@@ -200,5 +202,5 @@ class Components:
         return self.run.config.settings
 
     @property
-    def syncer(self) -> Syncer | None:
+    def syncer(self) -> "Syncer | None":
         return self.store.syncer

@@ -49,8 +49,6 @@ from podwatch.recording.recorder import Recorder
 from podwatch.recovery.stop import tell_to_end
 from podwatch.reporting import logging as log
 from podwatch.sensors.gpu import GpuReader
-from podwatch.sync.syncer import Syncer
-from podwatch.sync.upload.artifacts import LAST_SECONDS, Artifacts
 from podwatch.system import procfs
 from podwatch.system.clock import Clock, SystemClock
 from podwatch.system.sd_notify import make_notifier
@@ -61,6 +59,8 @@ from podwatch.trainer.launcher import KeeperJob
 if TYPE_CHECKING:
     from podwatch.hooks.evaluation import Evaluations
     from podwatch.hooks.runner import Hooks
+    from podwatch.sync.syncer import Syncer
+    from podwatch.sync.upload.artifacts import Artifacts
 
 FIRST_LOOK_SECONDS = 10.0
 """READY waits at most this long for the first GPU reading; a GPU sensor without an answer does not block the start."""
@@ -231,7 +231,7 @@ class Outlets:
 
     notifying: Notifying | None
     recorder: Recorder | None
-    artifacts: Artifacts | None
+    artifacts: "Artifacts | None"
     ending: EndOfRun
     job: KeeperJob | None
     hooks: "Hooks | None" = None
@@ -245,7 +245,7 @@ class LastWords:
         self._parts, self._loops, self._store_jobs, self._why = parts, loops, store_jobs, why
 
     @property
-    def syncer(self) -> Syncer | None:
+    def syncer(self) -> "Syncer | None":
         return self._parts.syncer
 
     async def beat(self) -> None:
@@ -524,6 +524,8 @@ class Daemon:
     async def _last_artefacts(self) -> None:
         """Upload logs and bundles a last time, parallel to the last heartbeat; skipped at a preemption."""
         if self._artifacts is not None and self._commands.begun.is_set():
+            from podwatch.sync.upload.artifacts import LAST_SECONDS
+
             await briefly(self._artifacts.stop(last=not self._host.exit.preempted), LAST_SECONDS + 0.5)
 
     async def _end_hooks(self, seconds: float) -> None:

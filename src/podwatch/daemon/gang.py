@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from podwatch.config.settings import NodesSettings, Settings
 from podwatch.daemon.variables import JOB_PROCESS
@@ -62,12 +62,14 @@ from podwatch.recovery.controller import Recovery
 from podwatch.recovery.failure import LINE_SHOWN, SAYS_WHY
 from podwatch.recovery.state import Phase
 from podwatch.sensors.base import Sensor
-from podwatch.sync.syncer import Syncer
 from podwatch.system.clock import Clock
 from podwatch.system.openat import NODES
 from podwatch.system.procfs import boot_id, machine_id
 from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace
+
+if TYPE_CHECKING:
+    from podwatch.sync.syncer import Syncer
 
 BEAT_SECONDS: Final = 1.0
 """Between two reports: a failure is known on all nodes within two of them, and a report is 1 KB."""
@@ -622,7 +624,7 @@ class Gang:
 class NodeHere:
     """Implements ``Here`` over recovery, and the store where this is rank 0."""
 
-    def __init__(self, recovery: Recovery, syncer: Syncer | None) -> None:
+    def __init__(self, recovery: Recovery, syncer: "Syncer | None") -> None:
         self._recovery, self._syncer = recovery, syncer
         self._machine = Host(machine_id(), instance(os.environ).node)
 

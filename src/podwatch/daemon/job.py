@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from podwatch.config.settings import RecoverySettings
 from podwatch.daemon.components import Components
@@ -27,10 +27,12 @@ from podwatch.policy.exit_code import PERMANENT, JobEnd, Outcome, Situation, Ver
 from podwatch.policy.lease import LeaseAction
 from podwatch.recovery.state import Phase
 from podwatch.sync.types import Unstored
-from podwatch.sync.upload.artifacts import Artifacts
 from podwatch.system import procfs
 from podwatch.trainer.job_survivors import clear, kept_by_jobs
 from podwatch.trainer.launcher import KeeperJob
+
+if TYPE_CHECKING:
+    from podwatch.sync.upload.artifacts import Artifacts
 
 LOOK_SECONDS: Final = 0.5
 PROGRESS_SECONDS: Final = 60.0
@@ -143,7 +145,7 @@ class Stored:
 class FinalSync:
     """Stores what a finished run has left, within ``[recovery] final_sync``."""
 
-    def __init__(self, parts: Components, loops: DaemonLoops, host: Host, artifacts: Artifacts | None) -> None:
+    def __init__(self, parts: Components, loops: DaemonLoops, host: Host, artifacts: "Artifacts | None") -> None:
         self._parts, self._loops, self._host, self._artifacts = parts, loops, host, artifacts
 
     async def run(self) -> Stored:

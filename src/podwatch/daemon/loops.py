@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from podwatch.checkpoints.scan import linked_steps
 from podwatch.daemon.backup_findings import kept_branch
@@ -27,7 +27,9 @@ from podwatch.recording.format import Header
 from podwatch.recording.recorder import Recorder
 from podwatch.recovery.state import Phase
 from podwatch.retention.pruner import Disks, Pruner
-from podwatch.sync.upload.priority import Outlook
+
+if TYPE_CHECKING:
+    from podwatch.sync.upload.priority import Outlook
 
 READ_TURNS = 5
 """10 s at the default poll. After a crash the next podwatch reads the lines since then again, which is harmless."""
@@ -268,8 +270,10 @@ def _pruner(parts: Components, memory: Pins) -> Pruner:
     )
 
 
-def _prospects(parts: Components, snapshot: Snapshot, pruner: Pruner) -> Outlook:
+def _prospects(parts: Components, snapshot: Snapshot, pruner: Pruner) -> "Outlook":
     """The inputs of the upload priority: the next save, the steps that are not in the store, the disk."""
+    from podwatch.sync.upload.priority import Outlook  # a daemon without a store does not need it
+
     saves = parts.deletion.forecast.saves
     due_in, gap = next_save_in(saves, parts.run.clock.wall())
     plan, newest = pruner.last_plan, snapshot.newest_step

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts.base import Layout
@@ -32,8 +32,6 @@ from podwatch.recovery.state import RecordHolder
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials, credentials_for
 from podwatch.stores.open import open_store, same_filesystem
-from podwatch.sync.restore.child_process import FetchProcess
-from podwatch.sync.restore.restore import FetchPace, Restorer, StorePlace
 from podwatch.sync.types import RunIdentity, features_of
 from podwatch.sync.upload.job import keys_for
 from podwatch.system.clock import Clock
@@ -41,6 +39,9 @@ from podwatch.system.procfs import boot_id, from_here, machine_id, start_ticks
 from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace
 from podwatch.trainer.base import TrainerHandle
+
+if TYPE_CHECKING:
+    from podwatch.sync.restore.restore import Restorer
 
 TAKEN_OVER = "sync.taken-over"
 """Journal key of the last executed `--take-over`."""
@@ -252,8 +253,11 @@ class SyncedRun:
 
 def make_restorer(
     settings: Settings, layout: Layout, workspace: Workspace, journal: Journal, writer_id: str
-) -> Restorer:
+) -> "Restorer":
     """The Restorer of this run; also used by ``podwatch restore`` without a daemon."""
+    from podwatch.sync.restore.child_process import FetchProcess
+    from podwatch.sync.restore.restore import FetchPace, Restorer, StorePlace
+
     sync = settings.sync
 
     def opened() -> ObjectStore:
@@ -276,7 +280,7 @@ def make_restorer(
 class StoreRestore:
     """Implements recovery's RestoreSource over a Restorer, which it runs in its own worker thread."""
 
-    def __init__(self, restorer: Restorer, worker: Worker, catalogue: Catalogue) -> None:
+    def __init__(self, restorer: "Restorer", worker: Worker, catalogue: Catalogue) -> None:
         self._restorer, self._worker, self._catalogue = restorer, worker, catalogue
 
     async def newest(self, exclude: frozenset[int]) -> StoredSave | None:

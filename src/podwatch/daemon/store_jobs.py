@@ -31,15 +31,15 @@ from podwatch.sensors.log_tail import Sources
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import credentials_for
 from podwatch.stores.open import open_store
-from podwatch.sync.syncer import Syncer
 from podwatch.sync.types import features_of
-from podwatch.sync.upload.artifacts import CONFIG_BYTES, Artefact, Artifacts, Scrub
 from podwatch.sync.upload.job import keys_for
 from podwatch.system.files import read_file
 from podwatch.trainer.environment import read_env_file
 
 if TYPE_CHECKING:
     from podwatch.sync.runs.bootstrap import Start
+    from podwatch.sync.syncer import Syncer
+    from podwatch.sync.upload.artifacts import Artefact, Artifacts, Scrub
 
 # -- scheduler -------------------------------------------------------------------------------------------------------
 # On apscheduler 3.x, without exact timing. ``misfire_grace_time`` is always set, because its default of one second
@@ -90,7 +90,7 @@ FOLLOWED = "sync.lineage"
 class PointerFollower:
     """Call ``follow`` every few seconds; it does nothing until the lineage changes, and retries after an error."""
 
-    def __init__(self, syncer: Syncer, record: RecordHolder, journal: AsyncJournal) -> None:
+    def __init__(self, syncer: "Syncer", record: RecordHolder, journal: AsyncJournal) -> None:
         self._syncer, self._record, self._journal = syncer, record, journal
         self._followed: str | None = None
 
@@ -233,11 +233,13 @@ class InForce(Protocol):
     loaded: LoadedSettings
 
 
-def make_artifacts(parts: Components, config: InForce) -> Artifacts | None:
+def make_artifacts(parts: Components, config: InForce) -> "Artifacts | None":
     """None without a store, or where ``sync.artefacts`` is off."""
     settings, syncer = parts.settings, parts.syncer
     if syncer is None or not settings.sync.artefacts:
         return None
+    from podwatch.sync.upload.artifacts import Artifacts  # a daemon without a store does not need it
+
     writer_id = str(parts.run.journal.sync.learned(WRITER_ID, ""))
 
     def opened() -> ObjectStore:
@@ -251,6 +253,7 @@ def make_artifacts(parts: Components, config: InForce) -> Artifacts | None:
 def start_of(loaded: LoadedSettings) -> "Start":
     """What a bare pod needs to know of the configuration in force. Blocks on the disk."""
     from podwatch.sync.runs.bootstrap import Start
+    from podwatch.sync.upload.artifacts import CONFIG_BYTES
 
     settings, trainer = loaded.settings, loaded.settings.trainer
     cwd = working_directory(settings)
@@ -295,7 +298,7 @@ def _item(document: Any, name: str) -> Any:
 class _OwnArtefacts:
     """Implements ``ArtefactSources`` over the daemon's components."""
 
-    def __init__(self, parts: Components, config: InForce, syncer: Syncer) -> None:
+    def __init__(self, parts: Components, config: InForce, syncer: "Syncer") -> None:
         settings = config.loaded.settings
         self._parts, self._settings, self._config, self._syncer = parts, settings, config, syncer
         self.incidents = parts.run.paths.incidents
@@ -317,7 +320,7 @@ class _OwnArtefacts:
         lease = self._syncer.status().standing
         return lease is not None and lease.publish
 
-    def start(self, clean: Scrub) -> list[Artefact]:
+    def start(self, clean: "Scrub") -> "list[Artefact]":
         if not self.holds():
             return []  # the files of the pod that trains stay
         from podwatch.sync.runs.bootstrap import start_artefacts

@@ -3,6 +3,7 @@
 import os
 import secrets
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.catalogue import Catalogue, RunMemory
 from podwatch.checkpoints.expected_files import command_digest
@@ -54,9 +55,6 @@ from podwatch.recovery.state import RecordHolder, RunFiles, RunStore, Tools, Tra
 from podwatch.retention.removal import Remover
 from podwatch.retention.trash import SetAsideUsage
 from podwatch.sensors.inference import Servers
-from podwatch.sync.lease.protocol import LeaseTerms
-from podwatch.sync.store_session import timing_of
-from podwatch.sync.syncer import Syncer
 from podwatch.sync.types import OwnSets
 from podwatch.system.procfs import boot_id
 from podwatch.system.workers import Worker
@@ -64,6 +62,9 @@ from podwatch.system.workspace import Workspace
 from podwatch.trainer.discover import run_of
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 from podwatch.trainer.roles import Roles
+
+if TYPE_CHECKING:
+    from podwatch.sync.syncer import Syncer
 
 QUARANTINE_SECONDS = 7 * 86400.0
 """Quarantined checkpoints are kept for a week, unless the disk needs the space and a verified successor exists."""
@@ -191,7 +192,11 @@ def _store(
 
 def _syncer(
     settings: Settings, run: Run, catalogue: Catalogue, identity: Identity, exits: Exits, *, take_over: bool
-) -> Syncer:
+) -> "Syncer":
+    from podwatch.sync.lease.protocol import LeaseTerms  # 2 MiB that a daemon without a store does not need
+    from podwatch.sync.store_session import timing_of
+    from podwatch.sync.syncer import Syncer
+
     me = this_pod(identity.writer_id, settings.trainer.output_dir, os.environ)
     return Syncer(
         settings,
