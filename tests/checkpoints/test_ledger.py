@@ -152,3 +152,71 @@ def test_an_empty_file_of_unknown_kind_is_no_damage(tmp_path: Path, name: str, p
     """Seen: thirteen checkpoints in a row judged damaged, because each had an empty .bin of some extension."""
     (tmp_path / name).touch()
     assert check_file(tmp_path / name) == problem
+
+
+# -- what is left of a deleted checkpoint ------------------------------------------------------------------------------
+
+
+def prime(out: Path, variant: str, *steps: int) -> Pod:
+    for step in steps:
+        write_prime_rl_step(out, step, variant, ranks=2, weights=True)
+    return Pod(PrimeRLLayout(out))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("variant", ["A", "B"])
+def test_what_is_left_of_a_deleted_checkpoint_is_no_damage(out: Path, variant: str, *, restarted: bool) -> None:
+    pod = prime(out, variant, 5, 10)
+    assert pod.settle().complete
+    shutil.rmtree(out / "checkpoints/step_10")
+    if restarted:
+        pod.restart()
+    left = pod.settle()
+    assert (left.step, left.completeness, left.remainder) == (10, Completeness.INCOMPLETE, True)
+    assert "deleted" in left.reason
+    assert left.save_id == ""
+    assert pod.catalogue.sets[0].complete
+    write_prime_rl_step(out, 10, variant, ranks=2)
+    again = pod.settle()
+    assert (again.complete, again.remainder) == (True, False)
+
+
+@pytest.mark.parametrize("what", ["step_10/trainer/__0_0.distcp", "step_10/trainer"])
+def test_a_checkpoint_that_lost_something_while_its_directory_stays_is_damaged(out: Path, what: str) -> None:
+    pod = prime(out, "A", 5, 10)
+    pod.settle()
+    path = out / "checkpoints" / what
+    path.unlink() if path.is_file() else shutil.rmtree(path)
+    found = pod.settle()
+    assert (found.completeness, found.remainder) == (Completeness.DAMAGED, False)
+
+
+def test_the_other_half_that_is_saved_again_is_a_save_in_progress_and_no_remainder(out: Path) -> None:
+    """Training went back, and the orchestrator saves step 10 before the trainer does."""
+    pod = prime(out, "A", 5, 10)
+    pod.settle()
+    shutil.rmtree(out / "checkpoints/step_10")
+    pod.settle()
+    for file in (out / "run_default").rglob("*"):
+        if file.is_file():
+            os.utime(file, (1_800_000_000, 1_800_000_000))
+    pod.clock.advance(1.0)
+    pod.catalogue.rescan()
+    found = pod.catalogue.sets[-1]
+    assert (found.completeness, found.remainder) == (Completeness.WRITING, False)
+    assert "waiting for the trainer" in found.reason
+
+
+def test_an_unreadable_directory_is_no_deletion(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = prime(out, "A", 5, 10)
+    pod.settle()
+    shutil.rmtree(out / "checkpoints/step_10")
+    real = Path.lstat
+
+    def denied(path: Path) -> os.stat_result:
+        if path == out / "checkpoints/step_10":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(Path, "lstat", denied)
+    assert not pod.settle().remainder

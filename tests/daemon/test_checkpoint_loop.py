@@ -244,3 +244,17 @@ async def test_a_full_journal_of_a_version_without_a_floor_reports_nothing_again
     look = pods.start()
     await look(*writing(MANY))
     assert await look(*MANY, new) == []
+
+
+async def test_what_is_left_of_a_deleted_checkpoint_is_reported_as_gone_once_over_restarts() -> None:
+    pods = Podwatches()
+    await pods.start()(a_set(5), a_set(10))
+    left = replace(a_set(10, completeness=Completeness.INCOMPLETE), remainder=True)
+    look = pods.start()
+    assert await look(a_set(5), *writing([a_set(10)])) == []
+    assert await look(a_set(5), left) == ["checkpoint-gone 10"]
+    assert await look(a_set(5), left) == []
+    assert await look(a_set(5)) == []
+    look = pods.start()
+    assert await look(a_set(5), left) == []
+    assert await look(a_set(5), a_set(10)) == ["checkpoint-complete 10"], "put back"

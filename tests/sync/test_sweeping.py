@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.domain.errors import RemoteError
 from podwatch.domain.run import IntentKind
 from podwatch.policy.store_retention import (
     ABANDONED_SECONDS,
     SUPERSEDED_SECONDS,
     abandoned_uploads,
+    old_controller_records,
+    old_probes,
     orphaned_saves,
     superseded_versions,
 )
@@ -227,3 +230,55 @@ def test_nothing_in_an_empty_store(count: int) -> None:
     versions = [StoredObject("latest", 1, file_id="1", ours=True, uploaded_wall=0.0)][:count]
     assert superseded_versions(versions, (), NOW) == ()
     assert orphaned_saves(versions, SAVE_OF, (), NOW) == ()
+
+
+# -- records of the controller, and trials of a store ------------------------------------------------------------------
+
+PROBE = "podwatch-probe-0123456789abcdef"
+
+
+def test_old_records_and_probes_go_and_what_counts_stays(world: World) -> None:
+    store, keys = world.store(), world.keys
+    probes = keys.probes.removesuffix("podwatch-probe-")
+    claims = [f"{keys.controller}claims/{number}-only" for number in (1, 2, 3)]
+    decision = f"{keys.controller}journal/20260101T000000Z-01234567.json"
+    others = (f"{keys.controller}record.json", f"{keys.controller}claims/notes.txt", f"{probes}podwatch-probe-notes")
+    for key in (*claims, decision, *others, f"{probes}{PROBE}", f"{probes}{PROBE}-parts"):
+        store.put_bytes(key, b"{}")
+    assert sweeper(world, DAY / 2).look() == ()
+    gone = {item.key for item in sweeper(world, 2 * DAY).carry_out().gone}
+    assert gone == {claims[0], claims[1], f"{probes}{PROBE}", f"{probes}{PROBE}-parts"}
+    assert {item.key for item in sweeper(world, 91 * DAY).carry_out().gone} == {decision}
+    assert all(store.stat(key) is not None for key in (claims[2], *others))
+
+
+def listed(key: str, age: float, *, ours: bool | None = True) -> StoredObject:
+    return StoredObject(key, 2, file_id=f"id of {key}", uploaded_wall=NOW - age, ours=ours)
+
+
+def test_a_claim_stays_for_a_day_after_the_one_that_replaced_it_and_foreign_objects_for_ever() -> None:
+    old, new = listed("c/claims/1-a", 9 * DAY), listed("c/claims/2-b", DAY / 2)
+    assert old_controller_records([old, new], "c/", NOW) == ()
+    assert [i.key for i in old_controller_records([old, listed("c/claims/2-b", 2 * DAY)], "c/", NOW)] == [old.key]
+    assert old_controller_records([listed("c/claims/1-a", 9 * DAY, ours=False), new], "c/", NOW + DAY) == ()
+    assert old_controller_records([old], "c/", NOW) == (), "the highest"
+    assert old_controller_records([listed("d/claims/1-a", 9 * DAY), listed("d/claims/2-a", 9 * DAY)], "c/", NOW) == ()
+    assert old_probes([listed(PROBE, 2 * DAY, ours=False), listed(PROBE, DAY / 2)], "", NOW) == ()
+    assert old_probes([listed(f"x/{PROBE}", 2 * DAY)], "", NOW) == ()
+    assert [i.key for i in old_probes([listed(PROBE, 2 * DAY)], "", NOW)] == [PROBE]
+
+
+def test_a_key_that_is_limited_to_the_run_still_sweeps_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, keys = world.store(), world.keys
+    for number in (1, 2):
+        store.put_bytes(f"{keys.controller}claims/{number}-only", b"{}")
+    swept = sweeper(world, 2 * DAY)
+    real = swept._store.versions
+
+    def limited(prefix: str) -> object:
+        if not prefix.startswith(f"{keys.root}/"):
+            raise RemoteError("the key cannot list this", where=prefix, transient=False)
+        return real(prefix)
+
+    monkeypatch.setattr(swept._store, "versions", limited)
+    assert [item.key for item in swept.carry_out().gone] == [f"{keys.controller}claims/1-only"]

@@ -289,7 +289,12 @@ class CompletenessChecker:
             judgement = self.judge(seen.step, seen.found, was)
         if seen.error:
             return replace(judgement, whole=False, unreadable=True, reason=f"cannot be read: {seen.error}")
-        if lost := self._ledger.lost(seen.step, set_identity.own_files(seen.found, judgement)):
+        own = set_identity.own_files(seen.found, judgement)
+        if judgement.deleted and self._ledger.left_of(seen.step, own):
+            left = ", ".join(p.part.name for p in seen.found if p.present) or "nothing"
+            reason = f"it was deleted, not by podwatch; what is left: {left}"
+            return replace(judgement, whole=False, damaged=False, pending=False, remainder=True, reason=reason)
+        if lost := self._ledger.lost(seen.step, own):
             return replace(judgement, whole=False, damaged=True, reason=lost)
         return judgement
 
@@ -405,7 +410,9 @@ class CompletenessChecker:
         state.moving = begun and state.quiet < long_quiet
         if state.polls >= 2 and (state.quiet >= long_quiet or not begun):
             final = Completeness.DAMAGED if judgement.damaged else Completeness.INCOMPLETE
-            state.set = replace(state.set, completeness=final, unclear=judgement.damaged)
+            # A volume that is not mounted looks like deleted checkpoints: no fresh start without the operator.
+            unclear = judgement.damaged or judgement.remainder
+            state.set = replace(state.set, completeness=final, unclear=unclear, remainder=judgement.remainder)
         return state
 
     def _guard(self, scans: Sequence[Scan], judgement: Judgement) -> Guard:

@@ -254,6 +254,11 @@ class Ledger:
                 return f"was complete, but now {PurePosixPath(names[0]).name} {what}{more}"
         return ""
 
+    def left_of(self, step: int, own: Own) -> bool:
+        """Whether ``own`` are some files, unchanged, of the checkpoint of this step that was complete, or none."""
+        before = self._load().get(step)
+        return bool(before) and _files(own).items() <= dict(before or {}).items()
+
     def note(self, step: int, own: Own) -> None:
         """Record that the checkpoint is complete as it is now."""
         sets, files = self._load(), _files(own)

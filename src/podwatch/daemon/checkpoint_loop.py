@@ -59,6 +59,10 @@ class Announced:
             self._known[found.step], self._dirty = what, True
         return new
 
+    def complete(self, step: int) -> bool:
+        """Whether the checkpoint of this step was reported complete, and not damaged since."""
+        return self._known.get(step, DAMAGE) != DAMAGE
+
     def forget(self, step: int) -> None:
         """The checkpoint is gone: the same one is new if it returns."""
         self._gone.add(step)
@@ -271,13 +275,14 @@ class CheckpointLoop:
                     text = f"the checkpoint of step {step} is damaged: {found.reason}"
                     self._emit(Event(EventName.CHECKPOINT_DAMAGED, wall, text, Severity.WARNING, {"step": step}))
                 self._there.discard(step)
-        for step, gone in (before or {}).items():
-            if step not in now:
-                announced.forget(step)
-                self._there.discard(step)
-                if gone.complete:
-                    text = f"the checkpoint of step {step} is gone from this pod"
-                    self._emit(Event(EventName.CHECKPOINT_GONE, wall, text, fields={"step": step}))
+        gone = {step: found.complete for step, found in (before or {}).items() if step not in now}
+        gone |= {step: announced.complete(step) for step, found in now.items() if found.remainder}
+        for step, was_complete in gone.items():
+            announced.forget(step)
+            self._there.discard(step)
+            if was_complete:
+                text = f"the checkpoint of step {step} is gone from this pod"
+                self._emit(Event(EventName.CHECKPOINT_GONE, wall, text, fields={"step": step}))
         announced.save(wall)
 
 

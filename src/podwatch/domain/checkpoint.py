@@ -95,6 +95,8 @@ class CheckpointSet:
     time is over."""
     held: str = ""
     held_as: HeldAs | None = None
+    remainder: bool = False
+    """It was complete and was deleted (not by podwatch): only parts outside the deleted directory are left."""
 
     @property
     def complete(self) -> bool:

@@ -73,6 +73,11 @@ class Keys:
         return f"{self.root}/controller.json"
 
     @property
+    def probes(self) -> str:
+        """Beginning of the names of the objects with which a store is tried out (stores/s3_features.py)."""
+        return f"{self.prefix}/podwatch-probe-" if self.prefix else "podwatch-probe-"
+
+    @property
     def controller(self) -> str:
         """The controller's own records (controller/run_store.py)."""
         return f"{self.root}/controller/"

@@ -13,6 +13,7 @@ trained, so every decision rests on the store's contents alone. Here, too: when 
 imported save.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -245,6 +246,55 @@ def superseded_versions(
             found.append(Leftover("version", version.key, version.file_id, "replaced by a later version", version.size))
         newer[version.key] = version
     return tuple(found)
+
+
+CONTROLLER_JOURNAL_SECONDS = 90 * 86400.0
+"""As incident bundles: decisions of a controller are read when somebody asks what a month has cost."""
+_CLAIM = re.compile(r"claims/(\d{1,18})-[A-Za-z0-9]{1,64}")
+_DECISION = re.compile(r"journal/\d{8}T\d{6}Z-[0-9a-f]{8}\.json")
+_PROBE = re.compile(r"podwatch-probe-[0-9a-f]{16}(?:-parts)?")
+
+
+def old_controller_records(
+    versions: Iterable[Version], controller: str, now_wall: float, grace: float = ABANDONED_SECONDS
+) -> tuple[Leftover, ...]:
+    """Claims of a controller that one of a higher number replaced at least ``grace`` seconds ago, and old entries of
+    its journal. ``controller``: the prefix of its records. The highest claim stays: the next number follows from it."""
+    claims: list[tuple[int, Version]] = []
+    found = []
+    for version in versions:
+        if not version.key.startswith(controller) or version.ours is False:
+            continue
+        name = version.key.removeprefix(controller)
+        if claim := _CLAIM.fullmatch(name):
+            claims.append((int(claim[1]), version))
+        elif _DECISION.fullmatch(name) and now_wall - version.uploaded_wall >= CONTROLLER_JOURNAL_SECONDS:
+            found.append(_version(version, "an old decision of the controller"))
+    highest = max((number for number, _ in claims), default=0)
+    since = min((v.uploaded_wall for number, v in claims if number == highest), default=now_wall)
+    for number, version in claims:
+        if number < highest and min(now_wall - since, now_wall - version.uploaded_wall) >= grace:
+            found.append(_version(version, "a claim of the controller that a later one replaced"))
+    return tuple(found)
+
+
+def old_probes(
+    versions: Iterable[Version], prefix: str, now_wall: float, grace: float = ABANDONED_SECONDS
+) -> tuple[Leftover, ...]:
+    """Objects with which a podwatch tried out a store and that it did not delete, because it was killed. ``prefix``:
+    empty, or a path with its slash."""
+    return tuple(
+        _version(v, "a trial of the store that was interrupted")
+        for v in versions
+        if v.key.startswith(prefix)
+        and _PROBE.fullmatch(v.key.removeprefix(prefix))
+        and v.ours is not False
+        and now_wall - v.uploaded_wall >= grace
+    )
+
+
+def _version(version: Version, reason: str) -> Leftover:
+    return Leftover("version", version.key, version.file_id, reason, version.size)
 
 
 def orphaned_saves(

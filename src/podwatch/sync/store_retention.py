@@ -19,6 +19,8 @@ from podwatch.policy.store_retention import (
     Leftover,
     abandoned_uploads,
     earlier_newest,
+    old_controller_records,
+    old_probes,
     orphaned_saves,
     plan_remote,
     superseded_versions,
@@ -162,7 +164,8 @@ class Sweeper:
         """What would be removed. Raises RemoteError; IntegrityError when a pointer or manifest cannot be parsed,
         because the objects that it names are then unknown."""
         root = f"{self._keys.root}/"
-        unfinished, versions = list(self._store.unfinished(root)), list(self._store.versions(root))
+        unfinished = list(self._store.unfinished(root))
+        versions = [*self._store.versions(root), *self._probes()]
         now = store_time(self._store, self._clock.wall())
         uploads = abandoned_uploads(unfinished, set(self._journal.begun()), now)
         live = {self._keys.save(step, save_id) for step, save_id in live_saves}
@@ -174,11 +177,23 @@ class Sweeper:
             found = self._unneeded(versions, live, now)
         return (*uploads, *found)
 
+    def _probes(self) -> list[StoredObject]:
+        """They are outside the run's own prefix, where a key that is limited to the run cannot list."""
+        try:
+            return list(self._store.versions(self._keys.probes))
+        except RemoteError as error:
+            if error.transient:
+                raise
+            return []
+
     def _unneeded(self, versions: list[StoredObject], live: Collection[str], now: float) -> tuple[Leftover, ...]:
         saves = orphaned_saves(versions, self._saves(versions), live, now)
         twice = _names_with_several(versions)
         old = superseded_versions(versions, self._named(versions, twice), now) if twice else ()
-        return (*saves, *(v for v in old if not any(v.key.startswith(s.key) for s in saves)))
+        records = old_controller_records(versions, self._keys.controller, now)
+        probes = old_probes(versions, self._keys.probes.removesuffix("podwatch-probe-"), now)
+        single = {(v.key, v.identifier): v for v in (*old, *records, *probes)}
+        return (*saves, *(v for v in single.values() if not any(v.key.startswith(s.key) for s in saves)))
 
     def carry_out(self, live_saves: Collection[tuple[int, str]] = ()) -> Swept:
         """Remove it. A key that cannot delete is not an error, and can still cancel uploads."""

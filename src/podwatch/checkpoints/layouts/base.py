@@ -71,6 +71,11 @@ class Judgement:
     """Part name -> its problem, for the parts that have one."""
     leftovers: tuple[str, ...] = ()
     """``<part>/<path>`` of files that are there but do not belong to this save; never uploaded."""
+    deleted: bool = False
+    """The directory that the trainer (or an operator) deletes with a checkpoint is not there: if the checkpoint was
+    complete, its other parts are what is left of it, and not damage."""
+    remainder: bool = False
+    """Set by podwatch's own rules, not by a layout: ``deleted``, and it was complete."""
     rests_on: tuple[Path, ...] = ()
     """Files outside the parts (a tracker in the parent) that the rule read: when one of them changes, the step must be
     judged again although its own files did not change."""

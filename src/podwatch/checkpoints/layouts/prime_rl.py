@@ -13,6 +13,7 @@ of the data loader.
 import heapq
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from podwatch.checkpoints.layouts.base import (
 )
 from podwatch.checkpoints.layouts.prime_rl_run import Hints
 from podwatch.checkpoints.layouts.shared_rules import WEIGHT_INDEXES
-from podwatch.checkpoints.layouts.step_dirs import OnDemand, is_plain_dir, step_names
+from podwatch.checkpoints.layouts.step_dirs import OnDemand, is_plain_dir, not_there, step_names
 from podwatch.checkpoints.scan import is_temporary
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.policy import LogRule
@@ -338,7 +339,11 @@ class PrimeRLLayout:
     # -- judging ------------------------------------------------------------------------------------------------
 
     def judge(self, step: int, parts: Sequence[PartFiles]) -> Judgement:
-        return judge_set(step, parts, sft=self.sft)
+        judgement = judge_set(step, parts, sft=self.sft)
+        if judgement.whole:
+            return judgement
+        # The trainer deletes checkpoints/step_N whole; the orchestrator's half is elsewhere in layout A.
+        return replace(judgement, deleted=not_there(self._checkpoints / f"step_{step}"))
 
     # -- before a start -----------------------------------------------------------------------------------------
 

@@ -73,6 +73,17 @@ def newest_steps(root: Path, count: int = 3) -> list[int]:
         return []
 
 
+def not_there(path: Path) -> bool:
+    """Whether nothing has this name. False where that cannot be observed."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def is_plain_dir(path: Path) -> bool:
     """Whether it is a real directory, no symlink. False also if it cannot be read."""
     try:
