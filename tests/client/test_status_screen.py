@@ -167,6 +167,7 @@ def test_what_needs_attention_comes_first_where_the_facts_do_not_fit():
         ("gave-up", "GAVE UP"),
         ("blind", "STATE OF TRAINING UNKNOWN"),
         ("stopped", "STOPPED; to start it"),
+        ("evaluating", "STOPPED to evaluate step 85; podwatch then starts it again"),
     ],
 )
 def test_first_line_is_the_verdict(name, words):

@@ -2,26 +2,11 @@
 
 import contextlib
 import json
-import shlex
 import signal
 import sqlite3
-import subprocess
-import sys
 
 from tests.support.asking import messages, running, status
-from tests.support.rig import TRAINER, Rig, alive
-
-
-def start_by_hand(rig: Rig) -> None:
-    """As from a shell that is gone: prime-rl's launcher by its name, with a file of a checkpoint open for writing."""
-    launcher = rig.root / "rl"
-    launcher.write_text(f"#!{sys.executable} -S\nimport runpy\nrunpy.run_path({str(TRAINER)!r}, run_name='__main__')\n")
-    launcher.chmod(0o755)
-    (rig.output / "logs").mkdir(parents=True, exist_ok=True)
-    (rig.output / "checkpoints").mkdir(exist_ok=True)
-    words = shlex.join([str(launcher), *rig.command()[3:]])
-    script = f"setsid {words} >> {rig.output}/logs/rl.log 2>&1 < /dev/null 9> {rig.output}/checkpoints/.step_0.part &"
-    subprocess.run(["sh", "-c", script], check=True, cwd=rig.output.parent)
+from tests.support.rig import Rig, alive
 
 
 def log_is_journaled(rig: Rig) -> bool:
@@ -59,7 +44,7 @@ def test_a_start_by_hand_is_guarded_though_training_was_stopped(rig: Rig) -> Non
     daemon.wait_event("trainer-stopped", 30)
     seen = len(daemon.events())
     rig.trainer_flags = ["--ckpt.resume-step", str(rig.saved[-1])]
-    start_by_hand(rig)
+    rig.start_by_hand()
     daemon.wait_event("trainer-attached", 60, after=seen)
     now = status(daemon)  # the last look at the processes may be older than this
     assert now["training"]["alive"], now["training"]

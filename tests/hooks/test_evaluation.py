@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ from typing import Any
 import pytest
 
 from podwatch.config.loading import load_text
-from podwatch.domain.errors import UsageError
+from podwatch.domain.errors import HostError, UsageError
 from podwatch.domain.event import Event, EventName
+from podwatch.domain.snapshot import Desired
+from podwatch.hooks import evaluation, evaluation_stop
 from podwatch.hooks.evaluation import Evaluations, Room
+from podwatch.hooks.evaluation_stop import Batch, NoRoom
 from podwatch.hooks.runner import Desk
 from podwatch.journal import AsyncJournal, Journal
+from podwatch.policy import evaluation as policy_module
 from podwatch.policy.evaluation import Result, Target
 from podwatch.system.clock import SystemClock
 from podwatch.system.workers import Worker
@@ -33,6 +38,14 @@ class Site:
         self.gpus: tuple[str, ...] = ()
         self.pinned: tuple[int, str] | None = None
         self.weights = True
+        self.desired = Desired.RUNNING
+        self.refused = ""
+        self.visible: str | None = "0,1"
+        self.post: Callable[[Event], None] = lambda event: None
+        self.log: list[str] = []
+        """What happened to training, and what was fetched, in order."""
+        self.fetching: Callable[[int], Awaitable[None]] | None = None
+        self.stops: Callable[[Batch], Awaitable[tuple[bool, str]]] | None = None
 
     async def here(self, target: Target) -> tuple[str, Mapping[str, Any]] | None:
         save = self.on_pod.get(target.step)
@@ -49,6 +62,9 @@ class Site:
         }
 
     async def fetch(self, step: int, to: Path) -> tuple[str, Mapping[str, Any]]:
+        if self.fetching is not None:
+            await self.fetching(step)
+        self.log.append(f"fetched {step}")
         (to / "part").mkdir()
         return self.in_store[step], self._about(str(to / "part"))
 
@@ -63,6 +79,22 @@ class Site:
 
     def free_gpus(self) -> tuple[str, ...]:
         return self.gpus
+
+    def stop_refused(self) -> str:
+        return self.refused
+
+    async def training_gpus(self) -> str | None:
+        return self.visible
+
+    async def with_training_stopped(self, batch: Batch) -> tuple[bool, str]:
+        """As recovery does it (tests/recovery/test_evaluating.py)."""
+        self.log.append(f"stop for {batch.title}")
+        answer = (True, "") if self.stops is None else await self.stops(batch)
+        if answer == (True, ""):
+            await batch.run()
+        self.log.append("start")
+        self.post(Event(EventName.TRAINER_STARTING, time.time(), "", fields={"start_id": "x", "step": 10**6}))
+        return answer
 
     async def keep_best(self, result: Result | None, text: str) -> None:
         self.pinned = None if result is None else (result.step, text)
@@ -93,6 +125,7 @@ class Pod:
             Worker("test"),  # type: ignore[arg-type]
         )
         now = Running(self, Evaluations(desk, self.site), journal)
+        self.site.post = now.post
         await now.evaluations.load()
         now.evaluations.start()
         try:
@@ -112,9 +145,12 @@ class Running:
     def saved(self, *steps: int) -> None:
         for step in steps:
             self.pod.site.on_pod[step] = f"s{step}"
-            event = Event(EventName.CHECKPOINT_COMPLETE, time.time(), "", fields={"step": step, "save_id": f"s{step}"})
-            self.journal.post(Journal.add_event, event)
-            self.evaluations.event(event)
+            fields = {"step": step, "save_id": f"s{step}"}
+            self.post(Event(EventName.CHECKPOINT_COMPLETE, time.time(), "", fields=fields))  # type: ignore[arg-type]
+
+    def post(self, event: Event) -> None:
+        self.journal.post(Journal.add_event, event)
+        self.evaluations.event(event)
 
 
 async def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
@@ -374,3 +410,292 @@ def test_a_link_in_its_place_leads_nowhere(tmp_path: Path) -> None:
     asyncio.run(main())
     assert (victim / "step-5" / "weights").read_text() == "kept"
     assert sorted(p.name for p in (victim / "step-5").iterdir()) == ["weights"]
+
+
+# -- training stops for it -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation_stop, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr(evaluation_stop, "AGAIN_SECONDS", 0.05)
+
+
+def stopping(root: Path, text: str = ACCURACY, **more: Any) -> Pod:
+    return Pod(root, script(text), gpus="stop-training", **more)
+
+
+@pytest.mark.usefixtures("quick")
+def test_training_stops_after_the_save_and_the_evaluation_sees_its_gpus(tmp_path: Path) -> None:
+    seen = f"import os; open('{tmp_path}/seen','a').write(str(os.environ.get('CUDA_VISIBLE_DEVICES')) + '|'); "
+    pod = stopping(tmp_path, seen + ACCURACY)
+
+    async def main() -> None:
+        async with pod.running() as now:
+            for number, (step, visible) in enumerate(((5, "0,1"), (10, None)), start=1):
+                pod.site.visible = visible
+                now.saved(step)
+                await until(lambda number=number: len(pod.named(EventName.EVALUATION_DONE)) == number)
+            await until(lambda: len(pod.site.log) == 4)
+            assert now.evaluations.reading == frozenset()
+
+    asyncio.run(main())
+    assert pod.site.log == ["stop for step 5", "start", "stop for step 10", "start"]
+    assert (tmp_path / "seen").read_text() == f"0,1|{os.environ.get('CUDA_VISIBLE_DEVICES')}|"
+    (first, _) = pod.named(EventName.EVALUATION_STARTED)
+    assert (first.fields["stopped"], first.message) == (True, "evaluating step 5 on training's GPUs")
+
+
+@pytest.mark.usefixtures("quick")
+def test_stored_ones_are_fetched_before_the_stop_which_all_of_them_share(tmp_path: Path) -> None:
+    pod = stopping(tmp_path, every_saves=0)
+    pod.site.in_store = {3: "s3", 4: "s4"}
+
+    async def main() -> None:
+        async with pod.running() as now:
+            pod.site.on_pod[5] = "s5"
+            await now.evaluations.request([3, 4, 5])
+            assert now.evaluations.when == "podwatch stops training for it after the next save"
+            await until(lambda: pod.site.log == ["fetched 3", "fetched 4"])
+            assert not pod.events, "no save ended yet"
+            now.saved(10)
+            await until(lambda: len(pod.named(EventName.EVALUATION_DONE)) == 3)
+            await until(lambda: pod.site.log[-1] == "start")
+            place = now.evaluations.place
+            await until(lambda: list(place.iterdir()) == [])
+
+    asyncio.run(main())
+    assert pod.site.log == ["fetched 3", "fetched 4", "stop for step 3, 4, 5", "start"]
+    assert [e.fields["source"] for e in pod.named(EventName.EVALUATION_DONE)] == ["store", "store", "local"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_that_is_still_being_fetched_holds_nothing_up(tmp_path: Path) -> None:
+    pod = stopping(tmp_path)
+    pod.site.in_store = {3: "s3"}
+    arrives = asyncio.Event()
+
+    async def slow(step: int) -> None:
+        await arrives.wait()
+
+    async def main() -> None:
+        pod.site.fetching = slow
+        async with pod.running() as now:
+            await now.evaluations.request([3])
+            now.saved(5)
+            await until(lambda: pod.named(EventName.EVALUATION_DONE))
+            arrives.set()
+            await until(lambda: "fetched 3" in pod.site.log)
+            now.saved(10)
+            await until(lambda: len(pod.named(EventName.EVALUATION_DONE)) == 3)
+
+    asyncio.run(main())
+    assert pod.site.log[:4] == ["stop for step 5", "start", "fetched 3", "stop for step 3, 10"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_only_as_many_are_fetched_as_the_disk_has_room_for(tmp_path: Path) -> None:
+    pod = stopping(tmp_path, every_saves=0)
+    pod.site.in_store = {3: "s3", 4: "s4"}
+
+    async def one_at_a_time(step: int) -> None:
+        if any(pod.site.log) and pod.site.log[-1].startswith("fetched"):
+            raise NoRoom("no space")
+
+    async def main() -> None:
+        pod.site.fetching = one_at_a_time
+        async with pod.running() as now:
+            await now.evaluations.request(None)
+            await until(lambda: pod.site.log == ["fetched 3"])
+            now.saved(10)
+            await until(lambda: pod.site.log[-1] == "fetched 4")
+            now.saved(15)
+            await until(lambda: len(pod.named(EventName.EVALUATION_DONE)) == 2)
+
+    asyncio.run(main())
+    assert not pod.named(EventName.EVALUATION_FAILED)
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_that_cannot_be_fetched_stops_no_training(tmp_path: Path) -> None:
+    pod = stopping(tmp_path, every_saves=0)
+    pod.site.in_store = {3: "s3"}
+
+    async def fails(step: int) -> None:
+        raise HostError("the store does not answer")
+
+    async def main() -> None:
+        pod.site.fetching = fails
+        async with pod.running() as now:
+            await now.evaluations.request([3])
+            await until(lambda: pod.named(EventName.EVALUATION_FAILED))
+            now.saved(10)
+            await asyncio.sleep(0.5)
+            assert now.evaluations.state.waiting == ()
+
+    asyncio.run(main())
+    assert pod.site.log == []
+    assert "the store does not answer" in pod.events[-1].message
+
+
+@pytest.mark.usefixtures("quick")
+def test_while_training_cannot_be_stopped_it_waits_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "HELD_SECONDS", -1.0)
+    pod = stopping(tmp_path)
+    pod.site.refused = "training runs on several nodes"
+
+    async def main() -> None:
+        async with pod.running() as now:
+            now.saved(5)
+            await until(lambda: now.evaluations.findings(time.monotonic()))
+            (finding,) = now.evaluations.findings(time.monotonic())
+            assert finding.summary.endswith("to evaluate step 5: training runs on several nodes")
+            assert now.evaluations.when.endswith("now: training runs on several nodes")
+            pod.site.refused = ""
+            await until(lambda: pod.named(EventName.EVALUATION_DONE))
+            assert now.evaluations.findings(time.monotonic()) == ()
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("quick")
+def test_none_begins_after_the_time_limit_and_the_rest_waits_for_the_next_save(tmp_path: Path) -> None:
+    pod = stopping(tmp_path, "import time; time.sleep(1.5)\n" + ACCURACY, every_saves=0, timeout="1.2s")
+
+    async def main() -> None:
+        async with pod.running() as now:
+            for step in (5, 10):
+                pod.site.on_pod[step] = f"s{step}"
+            await now.evaluations.request([5, 10])
+            now.saved(20)
+            await until(lambda: pod.site.log[-1:] == ["start"])
+            assert [t.step for t in now.evaluations.state.waiting] == [10]
+            assert now.evaluations.state.waiting[0].interrupted == 0, "it had not begun"
+
+    asyncio.run(main())
+    (failed,) = pod.named(EventName.EVALUATION_FAILED)
+    assert "no end within 1.2 s" in failed.message
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_stop_in_vain_is_repeated_at_most_so_often(tmp_path: Path) -> None:
+    pod = stopping(tmp_path, every_saves=0)
+
+    async def held(batch: Batch) -> tuple[bool, str]:
+        return True, "the GPUs are not free: gpu0 holds 60.0 GiB"
+
+    async def main() -> None:
+        pod.site.stops = held
+        async with pod.running() as now:
+            pod.site.on_pod[5] = "s5"
+            await now.evaluations.request([5])
+            for number in range(3):
+                now.saved(10 + number)
+                await until(lambda number=number: pod.site.log.count("start") > number)
+            await until(lambda: not now.evaluations.state.waiting)
+            await until(lambda: "too often" in pod.events[-1].message)
+
+    asyncio.run(main())
+    assert pod.site.log.count("start") == 3
+    assert "gpu0 holds 60.0 GiB" in pod.named(EventName.EVALUATION_FAILED)[0].message
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_interrupted_one_is_repeated_after_a_later_save(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    wait = (
+        f"import os,time\nopen('{tmp_path}/ran','a').write('x')\nwhile not os.path.exists('{gate}'): time.sleep(0.05)\n"
+    )
+    pod = stopping(tmp_path, wait + ACCURACY, every_saves=0)
+
+    async def cut(batch: Batch) -> tuple[bool, str]:
+        if gate.exists():
+            return True, ""
+        task = asyncio.ensure_future(batch.run())
+        await until((tmp_path / "ran").exists)
+        task.cancel()
+        await asyncio.wait([task])
+        gate.touch()
+        return True, "podwatch interrupted it"
+
+    async def main() -> None:
+        pod.site.stops = cut
+        async with pod.running() as now:
+            pod.site.on_pod[5] = "s5"
+            await now.evaluations.request([5])
+            now.saved(10)
+            await until(lambda: pod.site.log[-1:] == ["start"])
+            now.saved(15)
+            await until(lambda: pod.named(EventName.EVALUATION_DONE))
+
+    asyncio.run(main())
+    assert (tmp_path / "ran").read_text() == "xx"
+    (failed,) = pod.named(EventName.EVALUATION_FAILED)
+    assert (failed.fields["step"], failed.fields["interrupted"]) == (5, True)
+
+
+@pytest.mark.usefixtures("quick")
+def test_no_error_of_it_reaches_recovery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = stopping(tmp_path, every_saves=0)
+
+    async def broken(one: object) -> None:
+        raise OSError("the disk is gone")
+
+    async def main() -> None:
+        pod.site.training_gpus = broken.__get__(pod.site)  # type: ignore[method-assign]
+        async with pod.running() as now:
+            pod.site.on_pod[5] = "s5"
+            await now.evaluations.request([5])
+            for number in range(policy_module.INTERRUPTED_AT_MOST):
+                now.saved(10 + number)
+                await until(lambda number=number: pod.site.log.count("start") > number)
+            await until(lambda: not now.evaluations.state.waiting)
+
+    asyncio.run(main())
+    assert pod.site.log.count("start") == 3, "and it stops training no more for this one"
+
+
+@pytest.mark.usefixtures("quick")
+def test_once_training_is_finished_it_runs_without_a_save(tmp_path: Path) -> None:
+    pod = stopping(tmp_path, every_saves=0, at_end=True)
+
+    async def main() -> None:
+        async with pod.running() as now:
+            now.saved(5)
+            pod.site.desired = Desired.FINISHED
+            now.post(Event(EventName.TRAINER_FINISHED, time.time(), ""))
+            await until(lambda: pod.named(EventName.EVALUATION_DONE))
+
+    asyncio.run(main())
+    assert pod.site.log == ["stop for step 5", "start"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_that_is_examined_again_is_waited_for_and_one_that_is_gone_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen after podwatch was killed: the checkpoint was complete again a second later."""
+    pod = stopping(tmp_path, every_saves=0)
+
+    async def nowhere(step: int) -> None:
+        raise HostError(f"step {step} is not on this pod, and no store is configured")
+
+    async def main() -> None:
+        async with pod.running() as now:
+            pod.site.on_pod[5] = "s5"
+            await now.evaluations.request([5])
+            del pod.site.on_pod[5]
+            now.saved(10)
+            await asyncio.sleep(0.5)
+            assert now.evaluations.state.waiting
+            pod.site.on_pod[5] = "s5"
+            await until(lambda: pod.named(EventName.EVALUATION_DONE))
+            await now.evaluations.request([10])
+            del pod.site.on_pod[10]
+            pod.site.fetching = nowhere
+            monkeypatch.setattr(evaluation_stop, "MISSING_SECONDS", 0.3)
+            await until(lambda: pod.named(EventName.EVALUATION_FAILED))
+
+    asyncio.run(main())

@@ -161,6 +161,23 @@ class Simulated:
         self.spend(Use.RESTARTING, 3.0)
         self.start(self.again(), 1.0, load)
 
+    def evaluate(self, seconds: float, held: float, load: float, *, killed: float = 0.0) -> None:
+        """Training stops for an evaluation. ``held``: its memory is still held for so long after that. ``killed``:
+        podwatch is killed in the middle, and back so much later."""
+        self.training, self.cause = False, "evaluation"
+        self.failures["evaluation"] += 1
+        self.say(EventName.TRAINER_STOPPING, start_id=f"s{self.starts}", step=self.position, evaluation=True)
+        self.spend(Use.EVALUATING, seconds)
+        self.look()
+        if killed:
+            seen = self.leave(killed=1.0)
+            self.spend(Use.UNKNOWN, killed)
+            self.back(seen, 0.0)
+        elif held:
+            self.say(EventName.RECOVERY_BLOCKED)
+            self.spend(Use.DOWN, held)
+        self.start(self.again(), 1.0, load)
+
     def set_clock(self, seconds: float) -> None:
         self.offset += seconds
         self.say(EventName.CLOCK_CHANGED, seconds=seconds)
@@ -238,6 +255,8 @@ ACTIONS = st.one_of(
     st.builds(lambda *a: ("give up", *a), st.integers(0, 90).map(float), seconds, seconds),
     st.builds(lambda *a: ("stop", *a), seconds, seconds),
     st.builds(lambda *a: ("restart", *a), seconds),
+    st.builds(lambda *a: ("evaluate", *a), seconds, st.sampled_from([0.0, 0.0, 30.0]), seconds),
+    st.builds(lambda *a: ("evaluate, killed", *a), seconds, seconds, seconds),
     st.builds(lambda *a: ("clock", *a), st.integers(-90_000, 90_000).map(float)),
     st.builds(
         lambda *a: ("away", *a), st.sampled_from([0.0, 7.0]), some, st.sampled_from([0.0, 0.0, -3600.0, 86_400.0])
@@ -269,6 +288,10 @@ def simulated(actions: list[tuple[object, ...]]) -> Simulated:
                 run.stop(*numbers)
             case "restart":
                 run.restart(*numbers)
+            case "evaluate":
+                run.evaluate(*numbers)
+            case "evaluate, killed":
+                run.evaluate(numbers[0], 0.0, numbers[1], killed=1.0 + numbers[2])
             case "clock":
                 run.set_clock(*numbers)
             case "away":

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.event import Event, EventName
+from podwatch.domain.snapshot import Desired
 from podwatch.policy import evaluation as policy
 from podwatch.policy.evaluation import MissingValue, Result, Rules, State, Target
 
@@ -167,3 +168,142 @@ def test_what_is_kept_in_the_journal() -> None:
     table = (row(5, acc=0.5), row(6, ok=False))
     assert policy.results_from_list(json.loads(json.dumps(policy.results_to_list(table)))) == table
     assert policy.results_from_list([{"step": 1}, "x"]) == ()
+
+
+# -- training stops for it -------------------------------------------------------------------------------------------
+
+RUNNING, STOPPED, FINISHED = Desired.RUNNING, Desired.STOPPED, Desired.FINISHED
+
+
+def at(event: Event, wall: float) -> Event:
+    return replace(event, wall=wall)
+
+
+def start(step: int | None = None) -> Event:
+    fields: dict[str, str | int] = {"start_id": "x"} if step is None else {"start_id": "x", "step": step}
+    return Event(EventName.TRAINER_STARTING, 0.0, "", fields=fields)  # type: ignore[arg-type]
+
+
+def test_training_stops_only_just_after_a_save() -> None:
+    state = policy.on_event(State(), at(saved(10), 100.0), Rules(every_saves=1))
+    assert policy.stop_for(state, state.waiting, 100.0, RUNNING) == state.waiting
+    assert policy.stop_for(state, state.waiting, 130.0, RUNNING) == state.waiting
+    assert policy.stop_for(state, state.waiting, 131.0, RUNNING) == (), "it would repeat too many steps"
+    assert policy.stop_for(state, state.waiting, 90.0, RUNNING) == (), "the clock was set back: the age is unknown"
+    assert policy.stop_for(state, (), 100.0, RUNNING) == (), "its files are not here yet"
+
+
+def test_a_request_waits_for_the_next_save_and_a_start_makes_no_save() -> None:
+    state = policy.on_event(State(), at(saved(10), 100.0), Rules())
+    state = policy.requested(state, [Target(5, "s5")])
+    assert policy.stop_for(state, state.waiting, 500.0, RUNNING) == ()
+    state = policy.on_event(state, at(saved(15), 500.0), Rules())
+    assert [t.step for t in policy.stop_for(state, state.waiting, 505.0, RUNNING)] == [5]
+    state = policy.on_event(state, start(15), Rules())
+    assert policy.stop_for(state, state.waiting, 506.0, RUNNING) == (), "training has only just been started"
+    state = policy.on_event(state, at(saved(20), 600.0), Rules())
+    assert [t.step for t in policy.stop_for(state, state.waiting, 600.0, RUNNING)] == [5]
+
+
+def test_a_checkpoint_that_is_reported_again_is_no_new_save() -> None:
+    state = policy.on_event(State(), at(saved(10), 100.0), Rules(every_saves=1))
+    state = policy.on_event(state, at(saved(10), 500.0), Rules(every_saves=1))
+    assert policy.stop_for(state, state.waiting, 500.0, RUNNING) == ()
+
+
+def test_without_training_nothing_has_to_stop() -> None:
+    state = policy.on_event(State(), at(saved(10), 100.0), Rules(every_saves=1))
+    state = policy.requested(state, [Target(5, "s5")])
+    assert policy.stop_for(state, state.waiting, 9e9, FINISHED) == state.waiting
+    assert [t.step for t in policy.stop_for(state, state.waiting, 9e9, STOPPED)] == [5], "its operator wants this one"
+
+
+def test_what_is_here() -> None:
+    state = policy.requested(State(), [Target(5, "s5"), Target(10, ""), Target(15, "old"), Target(20, "s20")])
+    local = [(5, "s5"), (10, "s10"), (15, "new")]
+    assert [t.step for t in policy.ready(state, local, ())] == [5, 10]
+    assert [t.step for t in policy.ready(state, local, state.waiting[2:3])] == [5, 10, 15]
+    assert policy.named(state.waiting[:2]) == "step 5, 10"
+    assert policy.named([Target(n) for n in range(8)]) == "step 0, 1, 2, 3, 4, 5 and 2 more"
+
+
+def test_a_stop_in_vain_counts_as_an_interruption() -> None:
+    state = policy.requested(State(), [Target(5, "s5"), Target(10, "s10")])
+    for _ in range(policy.INTERRUPTED_AT_MOST):
+        state, lost = policy.resumed(state, state.waiting[:1])
+    assert ([t.step for t in state.waiting], [t.step for t in lost]) == ([10], [5])
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("save"), st.integers(0, 5)),
+            st.tuples(st.just("start"), st.integers(0, 5)),
+            st.tuples(st.just("request"), st.integers(0, 5)),
+            st.tuples(st.just("look"), st.integers(0, 200)),
+            st.tuples(st.just("kill"), st.integers(0, 2)),
+        ),
+        max_size=40,
+    ),
+    st.booleans(),
+)
+def test_no_step_older_than_the_limit_is_repeated_and_no_target_is_lost(
+    acts: list[tuple[str, int]], coalesce: bool
+) -> None:
+    """Whatever happens in whatever order: training stops only within the limit after a save that no start followed;
+    every request ends evaluated, given up, or waiting; and none is begun more often than allowed."""
+    rules, state, wall, saved_at = Rules(every_saves=2, coalesce=coalesce), State(), 1000.0, float("-inf")
+    asked: set[int] = set()
+    ended: set[int] = set()
+    begun: dict[Target, int] = {}
+    step = 0
+    for act, number in acts:
+        if act == "save":
+            step, wall = step + 1, wall + 10.0
+            state, saved_at = policy.on_event(state, at(saved(step), wall), rules), wall
+        elif act == "start":
+            state, saved_at = policy.on_event(state, start(step), rules), float("-inf")
+        elif act == "request" and number:
+            state = policy.requested(state, [Target(number, f"s{number}")])
+            asked, ended = asked | {number}, ended - {number}
+        elif act == "look":
+            wall += number
+            targets = policy.stop_for(state, state.waiting, wall, RUNNING)
+            assert not targets or wall - saved_at <= policy.FRESH_SECONDS
+            for target in targets:
+                state = policy.started(state, target)
+                state = replace(state, running=())
+                ended.add(target.step)
+        elif state.waiting:  # killed while the first ran, or before it began
+            first = state.waiting[0]
+            key = replace(first, interrupted=0)
+            begun[key] = begun.get(key, 0) + 1
+            assert first.interrupted < policy.INTERRUPTED_AT_MOST
+            if number:
+                state, lost = policy.resumed(policy.started(state, first))
+            else:
+                state, lost = policy.resumed(state, (first,))
+            ended |= {t.step for t in lost}
+        assert not state.running
+        assert asked <= {t.step for t in state.waiting} | ended
+        assert policy.state_from_dict(json.loads(json.dumps(policy.state_to_dict(state)))) == state
+
+
+def test_the_checkpoint_that_training_resumed_from_is_no_new_save() -> None:
+    """Seen: prime-rl writes the broadcast of that step again, so its save id changes. With every_saves = 1 each stop
+    for an evaluation would cause the next one, and the best result would belong to no checkpoint that exists."""
+    rules = Rules(every_saves=1)
+    state = policy.on_event(State(), at(saved(10), 100.0), rules)
+    state = replace(policy.started(state, state.waiting[0]), running=())
+    state = policy.on_event(policy.requested(state, [Target(10, "s10"), Target(5, "s5")]), start(10), rules)
+    state = policy.on_event(state, at(saved(10, save_id="again"), 110.0), rules)
+    assert [(t.step, t.save_id) for t in state.waiting] == [(10, "again"), (5, "s5")]
+    assert policy.stop_for(state, state.waiting, 110.0, RUNNING) == ()
+    assert state.saves == 0
+    state = policy.on_event(policy.on_event(state, start(10), rules), saved(10, save_id="third"), rules)
+    assert policy.with_earlier([(10, "third"), (5, "s5")], state.again) == {
+        (10, "third"), (10, "again"), (10, "s10"), (5, "s5"),
+    }  # fmt: skip
+    assert policy.with_earlier([(10, "other")], state.again) == {(10, "other")}
+    assert due(rules, saved(15), state=replace(state, waiting=())) == [15]
+    assert policy.state_from_dict(json.loads(json.dumps(policy.state_to_dict(state)))) == state

@@ -59,11 +59,12 @@ situations = st.builds(
     findings=findings,
     recovery=st.builds(
         RecoveryView,
-        phase=st.sampled_from(("running", "starting", "blocked", "stopping")),
+        phase=st.sampled_from(("running", "starting", "blocked", "stopping", "evaluating")),
         active=st.booleans(),
         waiting=st.booleans(),
         blocked=st.booleans(),
         gave_up=st.booleans(),
+        evaluating=st.booleans(),
     ),
     desired=st.sampled_from(Desired),
     acts=st.booleans(),
@@ -84,7 +85,8 @@ def test_overall_is_never_better_than_its_reasons_and_the_state(now: Situation) 
     if judged.overall is Overall.OK:
         assert Severity.WARNING not in severities
         assert judged.state not in (TrainingState.DOWN, TrainingState.RECOVERING, TrainingState.GAVE_UP)
-    if not now.snapshot.trainer.ok:
+    planned = judged.state in (TrainingState.EVALUATING, TrainingState.STARTING)  # there is no trainer to observe
+    if not now.snapshot.trainer.ok and not (now.recovery.evaluating and planned):
         assert judged.overall is not Overall.OK
     if judged.overall is Overall.CRITICAL:
         assert judged.reasons  # it says why
@@ -136,3 +138,21 @@ def test_a_step_is_late_only_by_a_known_median() -> None:
     ]
     assert not step_late(seen, 1e6, None)
     assert not step_late(replace(seen, progress=observed((), 100.0)), 1e6, 60.0)
+
+
+def test_an_evaluation_is_no_outage_and_its_end_that_cannot_start_training_is_one() -> None:
+    gone = observed(replace(RUNNING, alive=False), 100.0)
+    for phase, trainer, state in (
+        ("stopping", observed(RUNNING, 100.0), TrainingState.EVALUATING),
+        ("evaluating", gone, TrainingState.EVALUATING),
+        ("evaluating", BLIND, TrainingState.EVALUATING),
+        ("looking", gone, TrainingState.STARTING),
+        ("starting", gone, TrainingState.STARTING),
+    ):
+        view = RecoveryView(phase=phase, active=True, evaluating=True)
+        judged = judge(situation(trainer, recovery=view, trainer_ended_at=95.0 if phase == "evaluating" else None))
+        assert (judged.state, judged.overall, judged.reasons) == (state, Overall.OK, ()), phase
+    held = judge(situation(gone, recovery=RecoveryView(phase="blocked", blocked=True, evaluating=True)))
+    assert (held.state, held.overall) == (TrainingState.BLOCKED, Overall.CRITICAL)
+    stopped = judge(situation(gone, recovery=RecoveryView(phase="stopped", evaluating=True), desired=Desired.STOPPED))
+    assert stopped.state is TrainingState.STOPPED

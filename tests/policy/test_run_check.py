@@ -31,6 +31,7 @@ def test_a_run_that_is_well() -> None:
         ({"age": 200.0}, Level.WARNING, "no heartbeat since 3 min"),
         ({"step_age": 3601.0}, Level.WARNING, "no new step since 60 min"),
         ({"step_age": 3601.0, "phase": "paused"}, Level.OK, "step 320"),
+        ({"step_age": 3601.0, "phase": "evaluating"}, Level.OK, "step 320"),
         (
             {"unstored_step": 310, "unstored_age": 3601.0},
             Level.WARNING,

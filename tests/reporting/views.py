@@ -335,6 +335,20 @@ def stopped() -> DaemonView:
     return replace(view, snapshot=snapshot, desired=Desired.STOPPED)
 
 
+def evaluating() -> DaemonView:
+    """Training is stopped for an evaluation, which holds its GPUs."""
+    view = healthy()
+    snapshot = replace(
+        view.snapshot,
+        trainer=observed(trainer(alive=False), NOW),
+        inference=observed((), NOW),
+    )
+    recovery = RecoveryView(
+        phase="evaluating", evaluating=True, detail="training is stopped to evaluate step 85", resumed_step=85
+    )
+    return replace(view, snapshot=snapshot, recovery=recovery)
+
+
 def gang(*, ended: bool = False) -> DaemonView:
     """Rank 0 of a run over three nodes, of which the last has not reported. ``ended``: node 1 failed, and all end."""
     here = NodeView(0, "gpu-0.cluster", "stopping" if ended else "running", 85, 0.4, here=True)
@@ -352,6 +366,7 @@ ALL = {
     "not-backed-up": not_backed_up,
     "blind": blind,
     "stopped": stopped,
+    "evaluating": evaluating,
     "nodes": gang,
     "nodes-ended": lambda: gang(ended=True),
 }

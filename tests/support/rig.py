@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -49,7 +51,8 @@ def _others() -> list[int]:
 
 
 class Cards(threading.Thread):
-    """Shows on GPU 0 what the engine would hold and on GPU 1 what the trainer would hold, while they live."""
+    """Shows on GPU 0 what the engine or an evaluation would hold, and on GPU 1 what the trainer would hold, while they
+    live."""
 
     def __init__(self, world: NvmlWorld, control: Path) -> None:
         super().__init__(daemon=True)
@@ -58,8 +61,8 @@ class Cards(threading.Thread):
 
     def run(self) -> None:
         while not self._ended.wait(0.05):
-            for index, what in enumerate(("engine", "trainer")):
-                used = 60 * GIB if self._lives(what) else 0
+            for index, holders in enumerate((("engine", "evaluation"), ("trainer",))):
+                used = 60 * GIB if any(map(self._lives, holders)) else 0
                 if used != self._shown[index]:
                     self._shown[index] = used
                     self._world.set_memory(index, used)
@@ -132,6 +135,20 @@ class Rig:
         made = DaemonProcess(self.root, self.config(**changes), variables)
         self._daemons.append(made)
         return made
+
+    def start_by_hand(self) -> None:
+        """As from a shell that is gone: prime-rl's launcher by its name, with a file of a checkpoint open for
+        writing."""
+        launcher = self.root / "rl"
+        run = f"import runpy\nrunpy.run_path({str(TRAINER)!r}, run_name='__main__')\n"
+        launcher.write_text(f"#!{sys.executable} -S\n{run}")
+        launcher.chmod(0o755)
+        (self.output / "logs").mkdir(parents=True, exist_ok=True)
+        (self.output / "checkpoints").mkdir(exist_ok=True)
+        words = shlex.join([str(launcher), *self.command()[3:]])
+        log, part = f"{self.output}/logs/rl.log", f"{self.output}/checkpoints/.step_0.part"
+        script = f"setsid {words} >> {log} 2>&1 < /dev/null 9> {part} &"
+        subprocess.run(["sh", "-c", script], check=True, cwd=self.output.parent)
 
     # -- orders and looks
 

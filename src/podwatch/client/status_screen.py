@@ -148,6 +148,8 @@ def _verdict(document: Document) -> str:
         case "finished":
             step = _dict(document, "training").get("step")
             return "TRAINING IS FINISHED" + ("" if step is None else f" (last step {step})")
+        case "evaluating":
+            return _verdict_of_evaluation(_dict(document, "recovery"))
         case "stopped":
             why = _clean(_dict(document, "recovery").get("detail") or "")
             return f"TRAINING IS STOPPED{f' ({why})' if why else ''}; to start it: `podwatch start`"
@@ -206,6 +208,15 @@ def _verdict_of_outage(state: str, document: Document) -> str:
         return f"TRAINING IS DOWN and BLOCKED: {detail}"
     why = next((r.get("summary") for r in _list(document, "reasons") if r.get("severity") == "critical"), "")
     return "TRAINING IS DOWN" + (f": {_clean(why)}" if why else "")
+
+
+def _verdict_of_evaluation(recovery: Document) -> str:
+    """The verdict while training is stopped for an evaluation; recovery's detail names it."""
+    if recovery.get("phase") == "stopping":
+        return f"TRAINING STOPS {_clean(recovery.get('detail') or '')}; podwatch starts it again after that"
+    why = _clean(recovery.get("detail") or "").removeprefix("training is stopped ")
+    again = f"podwatch then starts it again{_source(recovery)}"
+    return f"TRAINING IS STOPPED {why or 'for an evaluation'}; {again}"
 
 
 def _source(recovery: Document) -> str:

@@ -653,7 +653,11 @@ class EvaluationSettings(Section):
     every_steps: int = Field(0, ge=0, description="evaluate the first complete checkpoint in each N steps; 0: no")
     milestones: bool = Field(False, description="evaluate the milestones (sync.keep_every)")
     at_end: bool = Field(False, description="evaluate the last checkpoint of a finished run")
-    gpus: Literal["none", "free"] = Field("none", description='"none": on the CPU; "free": on GPUs that nothing uses')
+    gpus: Literal["none", "free", "stop-training"] = Field(
+        "none",
+        description='"none": on the CPU; "free": on GPUs that nothing uses; "stop-training": on those of training,'
+        " which stops after a save and starts again",
+    )
     gpu_count: int = Field(1, ge=1, description='number of GPUs with gpus = "free"')
     metric: str = Field(
         "",

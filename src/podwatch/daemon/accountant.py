@@ -41,6 +41,7 @@ SHOWN: Final[Mapping[TrainingState, Use]] = {
     TrainingState.GAVE_UP: Use.DOWN,
     TrainingState.BLOCKED: Use.DOWN,
     TrainingState.STOPPED: Use.STOPPED,
+    TrainingState.EVALUATING: Use.EVALUATING,
     TrainingState.FINISHED: Use.FINISHED,
 }
 

@@ -269,7 +269,8 @@ class Commands:
             steps = [_needed_step({"step": step}) for step in steps if isinstance(steps, list)]
         targets = await self._evaluations.request(steps)
         text = ", ".join(str(t.step) for t in targets)
-        message = f"requested: the evaluation of step {text}; `podwatch eval table` shows the results"
+        when = f"{self._evaluations.when}; " if self._evaluations.when else ""
+        message = f"requested: the evaluation of step {text}; {when}`podwatch eval table` shows the results"
         return {"message": message, "steps": [t.step for t in targets]}
 
     async def pause(self, params: dict[str, Any]) -> dict[str, Any]:

@@ -486,7 +486,9 @@ class Daemon:
         preempted = self._host.exit.preempted
         self._host.bus.say(
             EventName.DAEMON_STOPPING,
-            status_view.farewell(training=state.handle is not None, preempted=preempted)
+            status_view.farewell(
+                training=state.handle is not None, preempted=preempted, evaluating=bool(state.evaluation)
+            )
             if not self._host.exit.again
             else "the state database can be read again: podwatch restarts itself to load it, training continues",
             preempted=bool(preempted),

@@ -18,10 +18,11 @@ from podwatch.daemon.store import make_restorer
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.snapshot import GpuState
+from podwatch.domain.snapshot import Desired, GpuState
 from podwatch.hooks.child import problem_of
 from podwatch.hooks.evaluation import Evaluations, Room
 from podwatch.hooks.evaluation_files import place_of
+from podwatch.hooks.evaluation_stop import Batch, NoRoom
 from podwatch.hooks.runner import Desk
 from podwatch.journal import Journal
 from podwatch.policy.evaluation import BEST_PIN, Result, Target
@@ -86,7 +87,7 @@ class PodSite:
         if free is not None and free < size + self._parts.settings.evaluation.reserve:
             gb = f"{free / 1e9:.1f} GB are free, the checkpoint needs {size / 1e9:.1f} GB"
             fix = "set [evaluation] dir to a larger disk, or [evaluation] reserve"
-            raise HostError(f"no space to fetch step {step} from the store: {gb}", where=str(to), fix=fix)
+            raise NoRoom(f"no space to fetch step {step} from the store: {gb}", where=str(to), fix=fix)
 
     def local(self) -> Sequence[tuple[int, str]]:
         return [(s.step, s.save_id) for s in self._parts.checkpoints.catalogue.sets if s.complete]
@@ -122,6 +123,22 @@ class PodSite:
             and g.memory_used_bytes is not None
             and g.memory_used_bytes < FREE_GPU_BYTES
         )
+
+    @property
+    def desired(self) -> Desired:
+        recovery = self._parts.recovery
+        return recovery.desired if recovery.evaluating.idle else Desired.RUNNING
+
+    def stop_refused(self) -> str:
+        return self._parts.recovery.evaluating.why_not()
+
+    async def training_gpus(self) -> str | None:
+        environment = await self._worker.call(self._parts.training.environment.build, timeout=DISK_SECONDS)
+        return environment.get("CUDA_VISIBLE_DEVICES")
+
+    async def with_training_stopped(self, batch: Batch) -> tuple[bool, str]:
+        outcome = await self._parts.recovery.evaluating.run(batch)
+        return outcome.stopped, outcome.why_not
 
     async def keep_best(self, result: Result | None, text: str) -> None:
         journal = self._parts.run.journal

@@ -51,6 +51,7 @@ def recovery_view(state: RecoveryState) -> RecoveryView:
         waiting=state.phase is Phase.BACKOFF,
         blocked=state.phase is Phase.BLOCKED,
         gave_up=state.phase is Phase.GAVE_UP,
+        evaluating=bool(state.evaluation),
         detail=state.detail,
         resumed_step=state.step,
         confirmed=None if state.phase is Phase.CONFIRMING else not state.unconfirmed,
@@ -336,6 +337,9 @@ def heartbeat_fields(
 # First line, last line, systemd status, and why it is not ready.
 
 FAREWELL_IDLE = "podwatch exits; no training is running"
+FAREWELL_EVALUATING = (
+    "podwatch exits and ends the evaluation that training is stopped for; the next podwatch starts training again"
+)
 
 
 def opening(parts: Components, pause: Pause | None = None) -> str:
@@ -351,8 +355,11 @@ def opening(parts: Components, pause: Pause | None = None) -> str:
     )
 
 
-def farewell(*, training: bool, preempted: str) -> str:
-    """The last line. ``training``: a trainer runs; ``preempted``: why podwatch ends it too, else empty."""
+def farewell(*, training: bool, preempted: str, evaluating: bool = False) -> str:
+    """The last line. ``training``: a trainer runs; ``preempted``: why podwatch ends it too, else empty. ``evaluating``:
+    training is stopped for an evaluation."""
+    if not training and evaluating and not preempted:
+        return FAREWELL_EVALUATING
     if not training:
         return f"podwatch exits: {preempted}; no training is running" if preempted else FAREWELL_IDLE
     if preempted:

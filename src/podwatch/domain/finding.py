@@ -40,6 +40,8 @@ class FindingKind(StrEnum):
     """A configured hook failed several times in a row."""
     EVALUATION_FAILING = "evaluation-failing"
     """Evaluations failed several times in a row."""
+    EVALUATION_WAITING = "evaluation-waiting"
+    """Training cannot be stopped for an evaluation that is due."""
     BLOCKED = "blocked"
     RESUMED_WRONG = "resumed-wrong"
     STEPPED_BACK = "stepped-back"

@@ -97,6 +97,8 @@ class IntentKind(StrEnum):
     HOLD = "hold"
     END_POD = "end-pod"
     HOOK = "hook"
+    EVALUATION = "evaluation"
+    """Training is stopped for an evaluation, and starts again after it."""
 
 
 class IntentState(StrEnum):

@@ -2,12 +2,13 @@
 
 The decisions are in policy/evaluation.py; the rest of podwatch is behind ``Site`` (daemon/evaluation.py). One
 evaluation at a time. Nothing here is on the path of detection, and an exception ends no more than one evaluation.
+Evaluations that training stops for: hooks/evaluation_stop.py.
 """
 
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -18,8 +19,10 @@ from podwatch.domain.errors import HostError, PodwatchError, UsageError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import scrub
+from podwatch.domain.snapshot import Desired
 from podwatch.hooks import child, evaluation_files
 from podwatch.hooks.evaluation_files import metrics_of, place_of
+from podwatch.hooks.evaluation_stop import Batch, NoRoom, StoppedTraining, Where
 from podwatch.hooks.runner import JOURNAL_PAUSE, PAGE, Desk, is_milestone
 from podwatch.journal import Journal
 from podwatch.policy import evaluation as policy
@@ -27,6 +30,8 @@ from podwatch.policy.evaluation import Result, Rules, State, Target
 
 WATCH_SECONDS: Final = 2.0
 """Time between two looks at the free space while an evaluation runs: a disk takes about 1 GB/s."""
+HELD_SECONDS: Final = 300.0
+"""A restart takes less; after that the status shows why an evaluation waits."""
 GPU_SECONDS: Final = 30.0
 """Until the next look for a free GPU."""
 DISK_SECONDS: Final = 60.0
@@ -76,6 +81,24 @@ class Site(Protocol):
         """Pin the best checkpoint, here and in the store, and release the one before."""
         ...
 
+    @property
+    def desired(self) -> Desired:
+        """Whether training runs (or is being restarted), or has ended: then its GPUs are free for an evaluation."""
+        ...
+
+    def stop_refused(self) -> str:
+        """Why podwatch cannot stop training now, nor use its GPUs; empty if it can."""
+        ...
+
+    async def training_gpus(self) -> str | None:
+        """CUDA_VISIBLE_DEVICES as training has it; None if training has none."""
+        ...
+
+    async def with_training_stopped(self, batch: Batch) -> tuple[bool, str]:
+        """Stop training, run the batch, start training again; returns once the batch is over. Returns whether training
+        was stopped, and why the batch did not run to its end (empty if it did)."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -106,6 +129,7 @@ class Evaluations:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
+        self._held_back, self._held_since = "", 0.0
 
     @property
     def place(self) -> Path:
@@ -125,7 +149,7 @@ class Evaluations:
         self.state, lost = policy.resumed(self.state)
         await self._save(self.state)
         for target in lost:
-            await self._keep(self._failed(target, "podwatch ended while it ran; it is not repeated"), target)
+            await self.keep(self._failed(target, "podwatch ended while it ran; it is not repeated"), target)
         with contextlib.suppress(PodwatchError, OSError):
             await self._desk.disk.call(evaluation_files.clean, self.place, timeout=DISK_SECONDS)
 
@@ -156,11 +180,16 @@ class Evaluations:
         return targets
 
     def findings(self, at: float) -> tuple[Finding, ...]:
+        found: tuple[Finding, ...] = ()
+        if self._held_back and self.state.waiting and at - self._held_since > HELD_SECONDS:
+            text = f"podwatch does not stop training to evaluate {policy.named(self.state.waiting)}: {self._held_back}"
+            fix = 'nothing, if that ends; else set [evaluation] gpus = "free" or "none"'
+            found = (Finding(FindingKind.EVALUATION_WAITING, Severity.INFO, text, at, fix),)
         if self.state.failures < policy.FAILING_AFTER:
-            return ()
+            return found
         text = f"the last {self.state.failures} evaluations failed: {self.state.why}"
         fix = "`podwatch eval logs` shows the output; `podwatch eval --steps N` tries it again"
-        return (Finding(FindingKind.EVALUATION_FAILING, Severity.WARNING, text, at, fix),)
+        return (*found, Finding(FindingKind.EVALUATION_FAILING, Severity.WARNING, text, at, fix))
 
     # -- work
 
@@ -181,22 +210,34 @@ class Evaluations:
                 await task
 
     async def _work(self) -> None:
-        while True:
-            try:
-                self._wake.clear()
-                await self._gather()
-                if not self.state.waiting:
-                    await self._wake.wait()
-                else:
-                    await self._next()
-            except PodwatchError as error:
-                self._complain(str(error))
-                await self._desk.clock.sleep(JOURNAL_PAUSE)
-            except Exception as error:  # an error here must not end the evaluations for good
-                self._complain(f"internal error: {error!r}"[:200])
-                await self._desk.clock.sleep(JOURNAL_PAUSE)
+        async with StoppedTraining(self, self._desk, self._site) as stopped:
+            while True:
+                try:
+                    self._wake.clear()
+                    await self._gather()
+                    if not self.state.waiting:
+                        await self._wake.wait()
+                    elif self.settings.gpus == "stop-training":
+                        await stopped.turn()
+                    else:
+                        await self._next()
+                except PodwatchError as error:
+                    self.complain(str(error))
+                    await self._desk.clock.sleep(JOURNAL_PAUSE)
+                except Exception as error:  # an error here must not end the evaluations for good
+                    self.complain(f"internal error: {error!r}"[:200])
+                    await self._desk.clock.sleep(JOURNAL_PAUSE)
 
-    def _complain(self, why: str) -> None:
+    async def pause(self, seconds: float) -> None:
+        """Wait until something happened that can make a checkpoint due, for at most ``seconds``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def complain(self, why: str) -> None:
         self.state = replace(self.state, failures=max(self.state.failures, policy.FAILING_AFTER), why=scrub(why))
 
     async def _gather(self) -> None:
@@ -225,38 +266,77 @@ class Evaluations:
         if self.settings.gpus == "free":
             gpus = self._site.free_gpus()[: self.settings.gpu_count]
             if len(gpus) < self.settings.gpu_count:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(GPU_SECONDS):
-                        await self._wake.wait()
-                return
+                return await self.pause(GPU_SECONDS)
+        async with self.prepared(target) as prepared:
+            result = await self.evaluate(target, prepared, Where(",".join(gpus)))
+        return await self.keep(result, target)
+
+    def hold_back(self, why: str) -> None:
+        """Record why training is not stopped for the evaluations that wait; empty: nothing prevents it."""
+        if not (why and self._held_back):
+            self._held_since = self._desk.clock.monotonic()
+        self._held_back = why
+
+    @property
+    def when(self) -> str:
+        """When the requested evaluations run, for the answer to the request; empty: as soon as possible."""
+        if self.settings.gpus != "stop-training":
+            return ""
+        if why := self._site.stop_refused():
+            return f"podwatch cannot stop training for it now: {why}"
+        running = self._site.desired is Desired.RUNNING
+        return "podwatch stops training for it after the next save" if running else ""
+
+    async def give_up(self, target: Target, result: Result) -> None:
+        """Record the failure of one that never ran."""
         async with self._changing:
-            await self._save(policy.started(self.state, target))
-        async with self._prepared(target) as prepared:
-            if isinstance(prepared, Prepared):
-                result = await self._run(prepared, ",".join(gpus))
-            else:
-                result = prepared
-        await self._keep(result, target)
+            await self._save(replace(self.state, waiting=tuple(t for t in self.state.waiting if t != target)))
+        await self.keep(result, target)
+
+    async def interrupted(self, why: str, also: Collection[Target] = ()) -> None:
+        """Repeat the evaluations that did not come to their end, and those (``also``) for which training was stopped in
+        vain; or give them up and record that they failed."""
+        async with self._changing:
+            state, lost = policy.resumed(self.state, also)
+            if state == self.state:
+                return
+            cut = (*self.state.running, *also)
+            await self._save(state)
+        for target in cut:
+            text = f"the evaluation of step {target.step} was interrupted: {why}"
+            self._desk.emit(self._event(EventName.EVALUATION_FAILED, text, target, {"interrupted": True}))
+        for target in lost:
+            await self.keep(self._failed(target, "it was interrupted too often; it is not repeated"), target)
 
     # -- one evaluation
 
+    async def evaluate(self, target: Target, prepared: Prepared | Result, where: Where) -> Result:
+        """Run it. Raises HostError if its begin cannot be recorded. ``keep`` its result once ``prepared`` has ended:
+        when a result is reported, the files of the evaluation are deleted."""
+        async with self._changing:
+            await self._save(policy.started(self.state, target))
+        return await self._run(prepared, where) if isinstance(prepared, Prepared) else prepared
+
     @contextlib.asynccontextmanager
-    async def _prepared(self, target: Target) -> AsyncIterator[Prepared | Result]:
+    async def prepared(self, target: Target, *, patient: bool = False) -> AsyncIterator[Prepared | Result]:
         """The evaluation, ready to run, or its result if it cannot. At the end everything that it left in its directory
-        is deleted."""
+        is deleted. ``patient``: raises NoRoom if the disk is full."""
         try:
             self.reading |= {target.step}
-            yield await self._prepare(target)
+            yield await self._prepare(target, patient=patient)
         finally:
             self.reading -= {target.step}
             with contextlib.suppress(PodwatchError, OSError):
                 left = self._desk.disk.call(evaluation_files.remove, self.place, target.step, timeout=DISK_SECONDS)
                 await asyncio.shield(left)
 
-    async def _prepare(self, target: Target) -> Prepared | Result:
+    async def _prepare(self, target: Target, *, patient: bool) -> Prepared | Result:
         room = await self._site.room()
         if room.free is not None and not policy.enough_room(room.free, room.needed):
-            return self._failed(target, f"the disk has {format_size(room.free)} free; {_KEPT.format(_size(room))}")
+            text = f"the disk has {format_size(room.free)} free; {_KEPT.format(_size(room))}"
+            if patient:
+                raise NoRoom(text)
+            return self._failed(target, text)
         source = "local"
         try:
             order = (self.place, target.step, self.settings.user)
@@ -266,6 +346,8 @@ class Evaluations:
                 source = "store"
                 found = await self._site.fetch(target.step, work / "checkpoint")
         except PodwatchError as error:
+            if patient and isinstance(error, NoRoom):
+                raise
             return self._failed(target, str(error), source)
         except OSError as error:
             return self._failed(target, f"cannot write to {self.place}: {error.strerror or error}", source)
@@ -290,11 +372,11 @@ class Evaluations:
             return self._failed(target, str(error), source)
         return Prepared(target, argv, {**about, **values}, output, source)
 
-    async def _run(self, one: Prepared, gpus: str) -> Result:
-        """``gpus``: CUDA_VISIBLE_DEVICES."""
+    async def _run(self, one: Prepared, where: Where) -> Result:
         desk, settings, target = self._desk, self.settings, one.target
-        text = f"evaluating step {target.step} beside training"
-        desk.emit(self._event(EventName.EVALUATION_STARTED, text, target, {"source": one.source}))
+        text = f"evaluating step {target.step} {where.text}"
+        fields: Fields = {"source": one.source, "stopped": where.stopped}
+        desk.emit(self._event(EventName.EVALUATION_STARTED, text, target, fields))
         document = {
             "schema_version": 1, "run_id": desk.settings.run_id, "step": target.step, "save_id": target.save_id,
             "reason": target.why, "checkpoint": one.about["checkpoint"], "parts": one.about.get("parts", {}),
@@ -303,8 +385,10 @@ class Evaluations:
         own = {
             "PODWATCH_STEP": str(target.step), "PODWATCH_CHECKPOINT": one.about["checkpoint"],
             "PODWATCH_WEIGHTS": one.about["weights"], "PODWATCH_OUTPUT": str(one.output),
-            "PODWATCH_HOOK_RUN_ID": desk.settings.run_id, "CUDA_VISIBLE_DEVICES": gpus,
+            "PODWATCH_HOOK_RUN_ID": desk.settings.run_id,
         }  # fmt: skip
+        if where.gpus is not None:
+            own["CUDA_VISIBLE_DEVICES"] = where.gpus
         if desk.config:
             own["PODWATCH_CONFIG"] = desk.config
         command = settings.as_check(one.argv)
@@ -363,7 +447,7 @@ class Evaluations:
 
     # -- results
 
-    async def _keep(self, result: Result, target: Target) -> None:
+    async def keep(self, result: Result, target: Target) -> None:
         """Record the result, report it, and pin the best."""
         settings, journal = self.settings, self._desk.journal
         worse = None
@@ -401,7 +485,7 @@ class Evaluations:
 
     @property
     def best(self) -> Result | None:
-        there = frozenset((*self._site.local(), *self._site.stored()))
+        there = policy.with_earlier((*self._site.local(), *self._site.stored()), self.state.again)
         return policy.best(self.table, self.settings.metric, lower=self.settings.lower_is_better, there=there)
 
     def best_text(self) -> str:

@@ -30,6 +30,7 @@ class Use(StrEnum):
     """Training should run, and podwatch cannot start it: it gave up, or something blocks the start."""
     STOPPED = "stopped"
     EVALUATING = "evaluating"
+    """Training is stopped for an evaluation."""
     UNKNOWN = "unknown"
     """No podwatch ran."""
     FINISHED = "finished"
@@ -45,7 +46,9 @@ OPERATOR: Final = "operator"
 PREEMPTED: Final = "preempted"
 UNATTENDED: Final = "unattended"
 """The trainer ended while no podwatch ran."""
-WANTED: Final = frozenset({START, OPERATOR})
+EVALUATION: Final = "evaluation"
+"""Training was stopped for an evaluation."""
+WANTED: Final = frozenset({START, OPERATOR, EVALUATION})
 """Causes that are no failures."""
 
 LEDGER_KEY: Final = "account"
@@ -405,11 +408,11 @@ def _failed(ledger: Ledger, event: Event) -> Ledger:
 
 
 def _gave_up(ledger: Ledger, event: Event) -> Ledger:
-    return _enter(ledger, Use.DOWN) if ledger.use in (Use.RESTARTING, Use.UNKNOWN) else ledger
+    return _enter(ledger, Use.DOWN) if ledger.use in (Use.RESTARTING, Use.EVALUATING, Use.UNKNOWN) else ledger
 
 
 def _stopping(ledger: Ledger, event: Event) -> Ledger:
-    """Field ``step``: the last step seen."""
+    """Fields ``step``: the last step seen; ``evaluation``: training is stopped for one."""
     if "start_id" not in event.fields:
         return ledger
     step = _step(event)
@@ -421,6 +424,8 @@ def _stopping(ledger: Ledger, event: Event) -> Ledger:
         return _enter(ledger, Use.FINISHED)
     if ledger.desired == "stopped":
         return _enter(ledger, Use.STOPPED)
+    if event.fields.get("evaluation"):
+        return _enter(_lose(replace(ledger, cause=EVALUATION, incident=0), Loss(times=1)), Use.EVALUATING)
     if not ledger.cause:
         ledger = _lose(replace(ledger, cause=OPERATOR, incident=0), Loss(times=1))
     return _enter(ledger, Use.RESTARTING)

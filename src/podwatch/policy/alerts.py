@@ -25,6 +25,7 @@ _TOPICS = {
     FindingKind.STORE_UNAVAILABLE: Topic.STORE,
     FindingKind.SUPERSEDED: Topic.SUPERSEDED,
     FindingKind.EVALUATION_FAILING: Topic.EVALUATION,
+    FindingKind.EVALUATION_WAITING: Topic.EVALUATION,
 }
 _ALWAYS_FROM_WARNING = frozenset({FindingKind.NOT_COMPLETE})
 """These send a notice as warnings: all saves of a night can be lost before they become critical."""

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
 from podwatch.domain.event import Event, EventName
+from podwatch.domain.snapshot import Desired
 
 STATE_KEY: Final = "evaluation"
 """Journal key of the kept ``State``."""
@@ -20,8 +21,12 @@ INTERRUPTED_AT_MOST: Final = 3
 """Runs of one target that podwatch's end interrupted before it is given up."""
 FAILING_AFTER: Final = 2
 """Failed evaluations in a row before the finding."""
+FRESH_SECONDS: Final = 30.0
+"""Training stops for an evaluation only within this time after a save: it repeats all steps since."""
 MOST_RESULTS: Final = 2000
 MOST_METRICS: Final = 200
+MOST_AGAIN: Final = 200
+MOST_NAMED: Final = 6
 MOST_DEPTH: Final = 6
 
 REQUEST: Final = "request"
@@ -51,12 +56,18 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class State:
     """``cursor``: the last event that was taken into account. ``saves``: complete checkpoints since the last one that
-    was due. ``last``: the step of the last one that was due by its step. ``ended``: training is finished."""
+    was due. ``last``: the step of the last one that was due by its step. ``newest``: the last one that became complete,
+    at ``saved_wall`` (epoch seconds; 0 after a start: nothing was saved since). ``resumed``: the step of that start.
+    ``again``: (step, save id before, save id) of checkpoints whose files changed when training resumed from them.
+    ``ended``: training is finished."""
 
     cursor: int = 0
     saves: int = 0
     last: int = 0
     newest: Target | None = None
+    saved_wall: float = 0.0
+    resumed: int | None = None
+    again: tuple[tuple[int, str, str], ...] = ()
     ended: bool = False
     waiting: tuple[Target, ...] = ()
     running: tuple[Target, ...] = ()
@@ -73,8 +84,10 @@ def on_event(state: State, event: Event, rules: Rules, *, milestone: bool = Fals
     step, save = event.fields.get("step"), str(event.fields.get("save_id") or "")
     number = step if isinstance(step, int) and not isinstance(step, bool) else None
     match event.name:
+        case EventName.CHECKPOINT_COMPLETE if number is not None and number == state.resumed:
+            return _resumed_from(state, Target(number, save))
         case EventName.CHECKPOINT_COMPLETE if number is not None:
-            return _saved(state, Target(number, save), rules)
+            return _saved(state, Target(number, save), rules, event.wall)
         case EventName.PUBLISHED if number is not None and milestone and rules.milestones:
             return _add(state, Target(number, save, "milestone"), rules)
         case EventName.TRAINER_FINISHED:
@@ -84,14 +97,15 @@ def on_event(state: State, event: Event, rules: Rules, *, milestone: bool = Fals
         case EventName.TRAINER_STARTING if "start_id" in event.fields:
             resumed = number if number is not None else 0
             newest = state.newest if state.newest is not None and state.newest.step <= resumed else None
-            return replace(state, ended=False, last=min(state.last, resumed), newest=newest)
+            state = replace(state, ended=False, last=min(state.last, resumed), newest=newest)
+            return replace(state, resumed=number, saved_wall=0.0)
     return state
 
 
-def _saved(state: State, target: Target, rules: Rules) -> State:
+def _saved(state: State, target: Target, rules: Rules, wall: float) -> State:
     if state.newest is not None and (state.newest.step, state.newest.save_id) == (target.step, target.save_id):
         return state  # reported again
-    state = replace(state, newest=target, saves=state.saves + 1)
+    state = replace(state, newest=target, saved_wall=wall, saves=state.saves + 1)
     if rules.every_saves and state.saves >= rules.every_saves:
         return _add(replace(state, saves=0), replace(target, why="save"), rules)
     if rules.every_steps and target.step // rules.every_steps > state.last // rules.every_steps:
@@ -99,6 +113,29 @@ def _saved(state: State, target: Target, rules: Rules) -> State:
     if state.ended and rules.at_end:
         return _add(state, replace(target, why="end"), rules)
     return state
+
+
+def _resumed_from(state: State, target: Target) -> State:
+    """Training resumed from this checkpoint and wrote some of its files again (prime-rl its broadcast), so that its
+    save id is another one. It is no new save: otherwise a stop for its evaluation would cause the next one."""
+    before = state.newest
+    if before is None or before.step != target.step or before.save_id in ("", target.save_id):
+        return state
+    again = (*state.again, (target.step, before.save_id, target.save_id))[-MOST_AGAIN:]
+    waiting = tuple(
+        replace(t, save_id=target.save_id) if (t.step, t.save_id) == (target.step, before.save_id) else t
+        for t in state.waiting
+    )
+    return replace(state, newest=target, again=again, waiting=waiting)
+
+
+def with_earlier(there: Iterable[tuple[int, str]], again: Sequence[tuple[int, str, str]]) -> frozenset[tuple[int, str]]:
+    """The checkpoints (step, save id), each also under the ids that it had before training resumed from it."""
+    found = set(there)
+    for step, before, now in reversed(again):
+        if (step, now) in found:
+            found.add((step, before))
+    return frozenset(found)
 
 
 def _add(state: State, target: Target, rules: Rules) -> State:
@@ -129,13 +166,46 @@ def started(state: State, target: Target) -> State:
     return replace(state, waiting=tuple(t for t in state.waiting if t != target), running=(target,))
 
 
-def resumed(state: State) -> tuple[State, tuple[Target, ...]]:
-    """The state for the podwatch after one that ended in the middle: interrupted evaluations are repeated, and the
-    targets that were interrupted too often are given up."""
-    interrupted = tuple(replace(t, interrupted=t.interrupted + 1) for t in state.running)
+def resumed(state: State, also: Collection[Target] = ()) -> tuple[State, tuple[Target, ...]]:
+    """The state after an interruption (podwatch ended, or an operator's request): interrupted evaluations are repeated,
+    and the targets that were interrupted too often are given up. ``also``: targets that wait, for which training was
+    stopped in vain."""
+    cut = (*state.running, *(t for t in state.waiting if t in also))
+    interrupted = tuple(replace(t, interrupted=t.interrupted + 1) for t in cut)
     kept = tuple(t for t in interrupted if t.interrupted < INTERRUPTED_AT_MOST)
     lost = tuple(t for t in interrupted if t not in kept)
-    return replace(state, running=(), waiting=(*kept, *state.waiting)), lost
+    return replace(state, running=(), waiting=(*kept, *(t for t in state.waiting if t not in cut))), lost
+
+
+# -- training stops for it -------------------------------------------------------------------------------------------
+
+
+def stop_for(state: State, ready: Sequence[Target], wall: float, desired: Desired) -> tuple[Target, ...]:
+    """The targets to evaluate now on training's GPUs; empty: wait. ``ready``: those that wait and whose files are on
+    this pod. Training that runs is stopped only just after a save, so that it repeats few steps. Nothing needs to be
+    stopped once it has finished; where an operator stopped it, only the operator's requests use its GPUs."""
+    if desired is Desired.FINISHED:
+        return tuple(ready)
+    if desired is Desired.STOPPED:
+        return tuple(t for t in ready if t.why == REQUEST)
+    fresh = -1.0 <= wall - state.saved_wall <= FRESH_SECONDS
+    return tuple(ready) if fresh else ()
+
+
+def ready(state: State, local: Collection[tuple[int, str]], fetched: Collection[Target]) -> tuple[Target, ...]:
+    """The targets that wait and whose files are on this pod."""
+    return tuple(t for t in state.waiting if t in fetched or among(t, local))
+
+
+def among(target: Target, saves: Collection[tuple[int, str]]) -> bool:
+    """Whether it is one of these checkpoints (step, save id)."""
+    return any(step == target.step and target.save_id in ("", save) for step, save in saves)
+
+
+def named(targets: Sequence[Target]) -> str:
+    """``step 10, 20``; of many only the first."""
+    more = f" and {len(targets) - MOST_NAMED} more" if len(targets) > MOST_NAMED else ""
+    return "step " + ", ".join(str(t.step) for t in targets[:MOST_NAMED]) + more
 
 
 def enough_room(free: int | None, needed: int) -> bool:
@@ -269,9 +339,10 @@ def state_from_dict(data: object) -> State | None:
         known = {f.name: data[f.name] for f in fields(State) if f.name in data}
         known["waiting"] = tuple(Target(**t) for t in known["waiting"])
         known["running"] = tuple(Target(**t) for t in known["running"])
+        known["again"] = tuple((int(n), str(old), str(new)) for n, old, new in known.get("again", ()))
         known["newest"] = None if known["newest"] is None else Target(**known["newest"])
         return State(**known)
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         return None
 
 

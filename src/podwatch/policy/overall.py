@@ -37,6 +37,7 @@ class TrainingState(StrEnum):
     RECOVERING = "recovering"
     DOWN = "down"
     STOPPED = "stopped"
+    EVALUATING = "evaluating"
     FINISHED = "finished"
     GAVE_UP = "gave-up"
     BLOCKED = "blocked"
@@ -52,7 +53,7 @@ class Overall(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryView:
-    """The state of recovery.
+    """The state of recovery. ``evaluating``: training is stopped for an evaluation, or starts again after it.
 
     ``phase`` is a stable value (``watching`` while no operation is in progress). ``active``: podwatch is stopping,
     preparing, starting or confirming. ``waiting``: the next attempt is due at ``next_try_wall``. ``confirmed`` is None
@@ -64,6 +65,7 @@ class RecoveryView:
     waiting: bool = False
     blocked: bool = False
     gave_up: bool = False
+    evaluating: bool = False
     detail: str = ""
     resumed_step: int | None = None
     confirmed: bool | None = None
@@ -127,6 +129,9 @@ def training_state(now: Situation) -> TrainingState:
             return TrainingState.GAVE_UP
         if recovery.blocked:
             return TrainingState.BLOCKED
+    if recovery.evaluating and now.desired is Desired.RUNNING:
+        stops = recovery.phase in ("stopping", "evaluating")  # planned: no part of it is an outage
+        return TrainingState.EVALUATING if stops else TrainingState.STARTING
     if trainer is None:
         return TrainingState.RECOVERING if recovery.active else TrainingState.UNKNOWN
     wanted = now.desired is Desired.RUNNING  # a run that is being stopped is not recovering
@@ -227,6 +232,8 @@ def _state_reason(now: Situation, state: TrainingState) -> list[Reason]:
     """A reason for a training state without an open finding: training is down while recovery already acts, or a trainer
     process ended and its detector still waits for its hold time."""
     trainer = now.snapshot.trainer.value
+    if state is TrainingState.EVALUATING:
+        return []
     if now.trainer_ended_at is not None and not any(f.kind in DEATHS for f in now.findings):
         ago = max(0.0, now.now - now.trainer_ended_at)
         summary = f"the trainer process ended {ago:.0f} s ago, its launcher still runs: training makes no progress"

@@ -16,7 +16,7 @@ from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.lease import PATIENCE_SECONDS
 
-_GAVE_UP, _PAUSED = "gave-up", "paused"
+_GAVE_UP, _RESTS = "gave-up", ("paused", "evaluating")
 """Phases as the heartbeat names them (recovery/state.py)."""
 
 
@@ -183,7 +183,7 @@ def _guarded(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgem
     if beat.age > limits.late:
         return Judgement(Level.WARNING, f"{at}; no heartbeat since {_span(beat.age)}; {stored}")
     step_age = None if beat.step_age is None else beat.step_age + beat.age
-    training = beat.desired == Desired.RUNNING and beat.phase != _PAUSED
+    training = beat.desired == Desired.RUNNING and beat.phase not in _RESTS
     if training and limits.step and step_age is not None and step_age > limits.step:
         return Judgement(Level.WARNING, f"{at}; no new step since {_span(step_age)}; {stored}")
     waiting = None if beat.unstored_age is None else beat.unstored_age + beat.age

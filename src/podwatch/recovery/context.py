@@ -182,6 +182,8 @@ class RecoveryContext:
         """An operator's request is being handled and has not become an operation yet."""
         self.by_request = False
         """The operator requested the current operation."""
+        self.evaluation = ""
+        """The evaluation that the operation in progress runs; empty if it runs none."""
         self.paused = False
         self._unpaused = asyncio.Event()
         self.blame = Blame.UNKNOWN
@@ -204,10 +206,11 @@ class RecoveryContext:
     def judged(self) -> Desired:
         """The desired state that the detectors judge the trainer by. While a stop waits for one more save, training is
         still meant to run: its death must be noticed, or the stop waits forever. While podwatch stops the trainer, its
-        end is expected, even if a restart follows."""
+        end is expected, even if a restart follows; and while an evaluation uses its GPUs, their memory shows nothing
+        about training."""
         if self.phase is Phase.ENDING:
             return Desired.RUNNING
-        if self.desired is Desired.RUNNING and self.phase is Phase.STOPPING:
+        if self.desired is Desired.RUNNING and self.phase in (Phase.STOPPING, Phase.EVALUATING):
             return Desired.STOPPED
         return self.desired
 

@@ -18,6 +18,7 @@ from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, ConfirmationS
 from podwatch.recovery import quarantine
 from podwatch.recovery import remembered as memory_module
 from podwatch.recovery.context import RecoveryContext
+from podwatch.recovery.evaluate import Evaluating
 from podwatch.recovery.failure import Failures
 from podwatch.recovery.requests import Requests
 from podwatch.recovery.restart import Operations
@@ -40,7 +41,9 @@ _WAITING: Final = frozenset({Phase.IDLE, Phase.BLOCKED, Phase.BACKOFF, Phase.GAV
 """Phases in which an operation only waits. Pruning continues meanwhile: it may be waiting for disk space."""
 
 
-_BEFORE_START: Final = frozenset({Phase.STOPPING, Phase.LOOKING, Phase.STARTING, Phase.BACKOFF, Phase.BLOCKED})
+_BEFORE_START: Final = frozenset(
+    {Phase.STOPPING, Phase.EVALUATING, Phase.LOOKING, Phase.STARTING, Phase.BACKOFF, Phase.BLOCKED}
+)
 """Phases in which status shows the step of the next start."""
 
 
@@ -173,6 +176,7 @@ class Recovery:
         self.lookout = Lookout(context, self.manual, self.runner, self.operations)
         self.requests = Requests(context, self.runner, self.operations, self.command)
         self.confirmation = Confirmation(context, self.runner, self.operations)
+        self.evaluating = Evaluating(context, self.runner, self.operations)
         self.opening = ""
         """The first line that podwatch prints about this run; set by ``begin``."""
         self._reported: set[str] = set()
@@ -287,11 +291,20 @@ class Recovery:
             protect_reasons=self._protected(last),
             unconfirmed=context.unconfirmed,
             hold_deletions=context.unconfirmed,
-            acting=self.runner.acting and not self.lookout.looking and context.phase not in _WAITING,
+            acting=self.runner.acting and not self.lookout.looking and not self._waits,
             incident_id=context.last_incident,
+            evaluation=context.evaluation,
             adopted=context.adopted,
             changed_at=context.changed_at,
         )
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the operation in progress only waits, for an event or for an evaluation."""
+        context = self.context
+        if context.evaluation and context.phase in (Phase.EVALUATING, Phase.STOPPED, Phase.FINISHED):
+            return True
+        return context.phase in _WAITING
 
     def _protected(self, last: int | None) -> tuple[tuple[int, str], ...]:
         context = self.context

@@ -120,6 +120,8 @@ async def reconcile(context: RecoveryContext, look: Look) -> Intent | None:
                 await context.tools.blocking(context.tools.catalogue.rescan)
         elif intent.kind is IntentKind.RESTORE:
             state, text = IntentState.FAILED, "interrupted; fetched again when it is needed"
+        elif intent.kind is IntentKind.EVALUATION:
+            state, text = IntentState.UNDONE, "interrupted; training starts without it"
         else:
             continue
         await journal.run(Journal.settle, intent.id, state, text)

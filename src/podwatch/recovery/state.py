@@ -43,6 +43,8 @@ class Phase(StrEnum):
     STOPPING = "stopping"
     ENDING = "ending"
     """A stop after the next save was requested: training continues until that save is complete."""
+    EVALUATING = "evaluating"
+    """Training is stopped for an evaluation; podwatch starts it again after that."""
     BLOCKED = "blocked"
     """Cannot start yet: GPU memory or a port is still held, or the operator has to decide."""
     BACKOFF = "backoff"
@@ -85,7 +87,8 @@ FOLLOWERS: Final[Mapping[Phase, frozenset[Phase]]] = {
         Phase.RUNNING: "stopping ending backoff gave-up",
         Phase.ATTACHED: "stopping ending blocked backoff gave-up idle",
         Phase.ENDING: "stopping",
-        Phase.STOPPING: "looking starting blocked backoff gave-up stopped finished ending",
+        Phase.STOPPING: "looking starting evaluating blocked backoff gave-up stopped finished ending",
+        Phase.EVALUATING: "looking starting blocked backoff gave-up finished",
         Phase.BLOCKED: "looking starting attached running stopped ending backoff gave-up finished idle",
         Phase.PAUSED: "looking starting stopping ending backoff gave-up finished idle",
         Phase.OBSERVING: "looking attached running ending backoff gave-up idle",
@@ -126,6 +129,8 @@ class RecoveryState:
     hold_deletions: bool = False
     acting: bool = False
     incident_id: int | None = None
+    evaluation: str = ""
+    """What training is stopped for, from the begin of that stop until training is started again."""
     adopted: bool = False
     """``handle`` was found under a keeper, and may have ended."""
     changed_at: float = float("-inf")

@@ -177,9 +177,15 @@ class Stops:
     # -- the process tree ---------------------------------------------------------------------------------------------
 
     async def stop_tree(
-        self, handle: TrainerHandle, why: str, *, before: Callable[[], Awaitable[None]] | None = None
+        self,
+        handle: TrainerHandle,
+        why: str,
+        *,
+        before: Callable[[], Awaitable[None]] | None = None,
+        evaluation: bool = False,
     ) -> None:
-        """Journal the stop, run ``before`` (evidence), stop the whole tree, then release the keeper."""
+        """Journal the stop, run ``before`` (evidence), stop the whole tree, then release the keeper. ``evaluation``:
+        the time until the next start belongs to an evaluation."""
         tools = self.context.tools
         intent = await tools.journal.run(
             Journal.open_intent,
@@ -194,9 +200,9 @@ class Stops:
         )
         if before is not None:
             await before()
-        await self.finish_stop(handle, intent.id, why)
+        await self.finish_stop(handle, intent.id, why, evaluation=evaluation)
 
-    async def finish_stop(self, handle: TrainerHandle, intent_id: int, why: str) -> None:
+    async def finish_stop(self, handle: TrainerHandle, intent_id: int, why: str, *, evaluation: bool = False) -> None:
         """Stop the tree; also used for an open STOP intent that an earlier podwatch left."""
         tools, trainer = self.context.tools, self.context.tools.settings.trainer
         self.context.show(Phase.STOPPING, why)
@@ -205,6 +211,7 @@ class Stops:
             f"stopping training: {why}",
             start_id=handle.start_id,
             step=self.context.last_step(),
+            evaluation=evaluation,
         )
         while True:
             report = await handle.stop(

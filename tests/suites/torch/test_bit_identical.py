@@ -31,6 +31,36 @@ def command(output: Path, variant: str, port: int) -> list[str]:
     ]  # fmt: skip
 
 
+EVALUATE = """
+import json, os, sys
+from pathlib import Path
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+checkpoint, output, log = map(Path, sys.argv[1:])
+whole = output / "whole.pt"
+dcp_to_torch_save(next(checkpoint.rglob(".metadata")).parent, whole)
+
+def total(found):
+    if isinstance(found, torch.Tensor):
+        return float(found.double().sum())
+    return sum(total(value) for value in found.values()) if isinstance(found, dict) else 0.0
+
+(output / "results.json").write_text(json.dumps({"sum": total(torch.load(whole, weights_only=False))}))
+with log.open("a") as out:
+    out.write(f"{checkpoint} {os.environ.get('CUDA_VISIBLE_DEVICES')}" + chr(10))
+"""
+
+
+def evaluation(directory: Path, **settings: object) -> str:
+    """An ``[evaluation]`` section: loads the whole checkpoint with torch."""
+    script = directory / "evaluate.py"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(EVALUATE)
+    words = [sys.executable, str(script), "{checkpoint}", "{output}", str(directory / "evaluated")]
+    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
+    return f'[evaluation]\ncommand = {json.dumps(words)}\nreserve = "1MB"\n{lines}\n'
+
+
 def config(directory: Path, output: Path, variant: str, port: int, store: Path) -> str:
     return f"""
 run_id = "tiny-{variant.lower()}"
@@ -126,6 +156,41 @@ def step_of(daemon: DaemonProcess) -> int:
     return int((status.get("training") or {}).get("step") or -1)
 
 
+def same_weights(output: Path, reference: Path) -> None:
+    want = torch.load(reference / "final.pt", weights_only=True)
+    got = torch.load(output / "final.pt", weights_only=True)
+    assert want.keys() == got.keys()
+    assert all(torch.equal(want[name], got[name]) for name in want)
+
+
+@pytest.mark.parametrize("guarded", ["A"], indirect=True)
+@pytest.mark.parametrize("gpus", ["stop-training", "none"])
+def test_a_run_with_evaluations_ends_in_the_same_weights(
+    guarded: tuple[DaemonProcess, Cards, Path, str], tmp_path: Path, gpus: str
+) -> None:
+    """Three cycles of stop, evaluate, resume; and evaluations on the CPU beside training."""
+    daemon, _, output, variant = guarded
+    reference = tmp_path / "reference"
+    subprocess.run(command(reference, variant, free_port()), check=True, cwd=tmp_path, capture_output=True, timeout=240)
+    extra = {"every_steps": 15, "timeout": "2m", "gpus": gpus, "coalesce": gpus == "stop-training"}
+    daemon.config.write_text(daemon.config.read_text() + evaluation(tmp_path / "evaluation", **extra))
+    daemon.start()
+    finished = daemon.wait_event("trainer-finished", 400)
+    assert finished
+    for step in (20, 30, 50, 60):
+        daemon.wait_event("evaluation-done", 120, step=step)
+    events = daemon.events()
+    stops = [e for e in events if e["podwatch_event"] == "trainer-stopping" and e.get("evaluation")]
+    resumed = [e["step"] for e in events if e["podwatch_event"] == "trainer-started" and e["step"] is not None]
+    assert resumed == ([20, 30, 50] if gpus == "stop-training" else [])
+    assert len(stops) == len(resumed)
+    assert not {e["podwatch_event"] for e in events} & {"incident-opened", "evaluation-failed", "gave-up"}
+    same_weights(output, reference)
+    account = (daemon.status() or {})["account"]
+    assert (account["seconds"]["evaluating"] > 0) is (gpus == "stop-training")
+    assert account["failures"] == 0
+
+
 @pytest.mark.parametrize("guarded", ["A", "B"], indirect=True)
 def test_interrupted_run_ends_in_the_same_weights(
     guarded: tuple[DaemonProcess, Cards, Path, str], tmp_path: Path
@@ -151,10 +216,7 @@ def test_interrupted_run_ends_in_the_same_weights(
     daemon.wait_event("incident-closed", 90, after=seen)
 
     daemon.wait_event("trainer-finished", 120)
-    want = torch.load(reference / "final.pt", weights_only=True)
-    got = torch.load(output / "final.pt", weights_only=True)
-    assert want.keys() == got.keys()
-    assert all(torch.equal(want[name], got[name]) for name in want)
+    same_weights(output, reference)
 
     published(daemon, 60, step=STEPS)
     restored = daemon.command("restore", "--to", str(tmp_path / "restored"))

@@ -1,0 +1,217 @@
+"""Evaluations that training stops for: what is fetched before the stop, when it stops, and the evaluations that share
+one stop.
+
+``Site.with_training_stopped`` (recovery/evaluate.py) stops training and starts it again; here is what runs between.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.policy import evaluation as policy
+from podwatch.policy.evaluation import Result, Target
+
+if TYPE_CHECKING:
+    from podwatch.hooks.evaluation import Evaluations, Prepared, Site
+    from podwatch.hooks.runner import Desk
+
+TURN_SECONDS: Final = 3.0
+"""Time between two looks whether training can be stopped now: well within ``policy.FRESH_SECONDS``."""
+AGAIN_SECONDS: Final = 15.0
+"""Until the next try after training could not be stopped, or its GPUs were not free."""
+MISSING_SECONDS: Final = 300.0
+"""A checkpoint that is neither complete here nor in the store is given up after this time: after a start of podwatch or
+of training it is examined again first."""
+OVERHEAD_SECONDS: Final = 300.0
+"""Beyond the time limits, for preparing, starting and ending evaluations on a slow disk."""
+
+
+class NoRoom(HostError):  # noqa: N818 - no error: it is fetched later
+    """The disk has no room for this checkpoint now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where an evaluation runs. ``gpus``: CUDA_VISIBLE_DEVICES; None leaves it as it is. ``stopped``: on training's
+    GPUs."""
+
+    gpus: str | None
+    stopped: bool = False
+
+    @property
+    def text(self) -> str:
+        return "on training's GPUs" if self.stopped else "beside training"
+
+
+class Fetched:
+    """A checkpoint from the store, on this pod until ``close``."""
+
+    def __init__(self) -> None:
+        self.prepared: Prepared | Result | None = None
+        self._stack = contextlib.AsyncExitStack()
+
+    async def fetch(self, owner: "Evaluations", target: Target, *, patient: bool) -> None:
+        """Raises NoRoom if ``patient``."""
+        self.prepared = await self._stack.enter_async_context(owner.prepared(target, patient=patient))
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+
+class Batch:
+    """The evaluations that share one stop. Implements recovery's Work: no error leaves ``run``."""
+
+    def __init__(
+        self,
+        owner: "Evaluations",
+        desk: "Desk",
+        site: "Site",
+        targets: Sequence[Target],
+        fetched: Mapping[Target, Fetched],
+    ) -> None:
+        self._owner, self._desk, self._site = owner, desk, site
+        self._targets, self._fetched = tuple(targets), dict(fetched)
+
+    @property
+    def title(self) -> str:
+        return policy.named(self._targets)
+
+    @property
+    def most_seconds(self) -> float:
+        """The last one begins within one time limit, and then has its own."""
+        return 2 * self._owner.settings.timeout + OVERHEAD_SECONDS
+
+    async def run(self) -> None:
+        owner, clock = self._owner, self._desk.clock
+        end = clock.monotonic() + owner.settings.timeout
+        try:
+            where = Where(await self._site.training_gpus(), stopped=True)
+            for number, target in enumerate(self._targets):
+                if number and clock.monotonic() >= end:
+                    return  # the others wait for the next save
+                await self._one(target, where)
+        except (PodwatchError, OSError) as error:
+            owner.complain(str(error))
+        except Exception as error:  # training starts again, whatever is wrong here
+            owner.complain(f"internal error: {error!r}"[:200])
+
+    async def _one(self, target: Target, where: Where) -> None:
+        here = self._fetched.get(target)
+        if here is not None and here.prepared is not None:
+            result = await self._owner.evaluate(target, here.prepared, where)
+            await here.close()
+        else:
+            async with self._owner.prepared(target) as prepared:
+                result = await self._owner.evaluate(target, prepared, where)
+        await self._owner.keep(result, target)
+
+
+class StoppedTraining:
+    """Decides when training stops, and for what. ``turn`` is called while an evaluation waits."""
+
+    def __init__(self, owner: "Evaluations", desk: "Desk", site: "Site") -> None:
+        self._owner, self._desk, self._site = owner, desk, site
+        self._fetched: dict[Target, Fetched] = {}
+        self._fetching: asyncio.Task[None] | None = None
+        self._missing: dict[Target, float] = {}
+        """Since when (monotonic) a target is neither complete here nor in the store."""
+        self._full = False
+        """Nothing more is fetched until the fetched ones are evaluated."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._fetching is not None:
+            self._fetching.cancel()
+            await asyncio.wait([self._fetching])
+        for target in tuple(self._fetched):
+            await self._release(target)
+
+    async def turn(self) -> None:
+        """Fetch what is only in the store; stop training and evaluate if it is time; else wait a moment."""
+        owner, site = self._owner, self._site
+        local = site.local()
+        for target in tuple(self._fetched):
+            if target not in owner.state.waiting:  # a newer one replaced it
+                await self._release(target)
+        self._fetch_next(local)
+        ready = policy.ready(owner.state, local, self._fetched)
+        refused = site.stop_refused()
+        owner.hold_back(refused)
+        targets = policy.stop_for(owner.state, ready, self._desk.clock.wall(), site.desired)
+        if targets and not refused:
+            await self._stop_for(targets)
+        else:
+            await owner.pause(TURN_SECONDS)
+
+    async def _stop_for(self, targets: Sequence[Target]) -> None:
+        owner = self._owner
+        batch = Batch(owner, self._desk, self._site, targets, self._fetched)
+        steps = {target.step for target in targets}
+        owner.reading |= steps
+        try:
+            stopped, why = await self._site.with_training_stopped(batch)
+        finally:
+            owner.reading -= steps
+        for target in targets:
+            await self._release(target)
+        if why:
+            owner.hold_back(why)
+        in_vain = stopped and all(target in owner.state.waiting for target in targets)
+        await owner.interrupted(why or "podwatch could not run it", targets if in_vain else ())
+        if why and not stopped:
+            await owner.pause(AGAIN_SECONDS)
+
+    # -- the store
+
+    def _fetch_next(self, local: Sequence[tuple[int, str]]) -> None:
+        if self._fetching is not None and not self._fetching.done():
+            return
+        if self._fetching is not None:
+            self._fetching.result()
+            self._fetching = None
+        if self._full and self._fetched:
+            return
+        target = next(self._to_fetch(local), None)
+        if target is not None:
+            self._fetching = asyncio.create_task(self._fetch(target), name="fetch for an evaluation")
+
+    def _to_fetch(self, local: Sequence[tuple[int, str]]) -> Iterator[Target]:
+        """The targets that are not here: those in the store, and those that have been missing for so long that the
+        attempt to fetch them says why."""
+        now, stored = self._desk.clock.monotonic(), self._site.stored()
+        absent = [t for t in self._owner.state.waiting if t not in self._fetched and not policy.among(t, local)]
+        self._missing = {t: self._missing.get(t, now) for t in absent}
+        for target in absent:
+            if policy.among(target, stored) or now - self._missing[target] > MISSING_SECONDS:
+                yield target
+
+    async def _fetch(self, target: Target) -> None:
+        one = Fetched()
+        self._full = False
+        try:
+            await one.fetch(self._owner, target, patient=bool(self._fetched))
+        except NoRoom:
+            self._full = True
+            return
+        finally:
+            self._owner.wake()
+            if one.prepared is None:
+                await one.close()
+        if isinstance(one.prepared, Result):  # it cannot be fetched: that is its result
+            await one.close()
+            await self._owner.give_up(target, one.prepared)
+            return
+        self._fetched[target] = one
+
+    async def _release(self, target: Target) -> None:
+        one = self._fetched.pop(target, None)
+        if one is not None:
+            await one.close()
