@@ -2,12 +2,16 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from podwatch.config.settings import Settings
+from podwatch.daemon.components import Store
 from podwatch.daemon.notifications import all_urls, channels_of, make_notifying, policy_from, read_urls
+from podwatch.daemon.store import WandbIds
+from podwatch.daemon.store_jobs import StoreJobs
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import scrub
@@ -160,3 +164,10 @@ def test_a_line_of_the_file_with_a_remark(tmp_path: Path) -> None:
     file.write_text("# mine\n\ncritical ntfy://topic   # the phone\nslack://a/b/c/#training\n")
     file.chmod(0o600)
     assert read_urls(file) == ("critical ntfy://topic", "slack://a/b/c/#training")
+
+
+@pytest.mark.parametrize(("elsewhere", "sends"), [(False, True), (True, False)])
+def test_of_several_nodes_only_the_one_that_uploads_sends_digests(elsewhere, sends):
+    store = Store(None, None, "", WandbIds(None), elsewhere=elsewhere)
+    jobs = StoreJobs(SimpleNamespace(store=store, syncer=None), None)
+    assert jobs.sends_digests(known=False) is sends

@@ -192,7 +192,9 @@ class StoreJobs:
 
     def sends_digests(self, *, known: bool) -> bool:
         """Whether this pod is the one that sends them: it speaks for the run, or the store does not answer and the time
-        of the last one is ``known`` here."""
+        of the last one is ``known`` here. Of several nodes, node 0 sends them."""
+        if self._parts.store.elsewhere:
+            return False
         lease = None if self._syncer is None else self._syncer.session.lease
         return lease is None or lease.speaks or (known and lease.error is not None)
 
