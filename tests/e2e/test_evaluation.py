@@ -1,16 +1,18 @@
 """Evaluations of a real daemon beside and instead of training."""
 
 import json
+import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.asking import published
+from tests.support.asking import published, running
 from tests.support.daemon import DaemonProcess
-from tests.support.rig import Rig
+from tests.support.rig import Rig, alive
 
 pytestmark = pytest.mark.slow
 
@@ -58,5 +60,61 @@ def test_beside_training_on_the_cpu_here_and_from_the_store(rig: Rig, tmp_path: 
     assert pod.command("eval", "--steps", "4711").returncode != 0
     local = [line.startswith(str(rig.output)) for line in saw.read_text().splitlines()]
     assert (local[:4], local[-1]) == ([True] * 4, False), "without CUDA devices, and each in its own place"
+    assert len(rig.starts) == 1
+    assert pod.stop() == 0
+
+
+FAR = """
+import os, subprocess, sys, time
+place = sys.argv[4]
+far = subprocess.Popen(['sleep', '600'], start_new_session=True)
+open(place + '.new', 'w').write('%d %d %d' % (os.getppid(), os.getpid(), far.pid))
+os.rename(place + '.new', place)
+time.sleep(600)
+"""
+
+
+def started(pod: DaemonProcess, place: Path) -> tuple[int, int, int]:
+    """Worker, command and grandchild of the next evaluation."""
+    pod.wait_for(place.exists, 60, "an evaluation runs")
+    worker, own, far = map(int, place.read_text().split())
+    place.unlink()
+    assert alive(far)
+    return worker, own, far
+
+
+def test_podwatch_and_the_worker_killed_in_the_middle_of_an_evaluation(rig: Rig, tmp_path: Path) -> None:
+    """It is interrupted, and runs again, three times at most. Nothing of an old one runs beside a new one. Training is
+    not touched."""
+    place = tmp_path / "place"
+    rig.trainer_flags = ["--ckpt.interval", "5"]
+    pod = daemon(rig, FAR, command=[*command(FAR), str(place)], at_end=True).start()
+    trainer = running(pod, rig, step=5)
+    assert pod.command("eval", "--steps", "5").returncode == 0
+    ended: list[int] = []
+    for _ in range(3):
+        worker, own, far = started(pod, place)
+        assert not any(map(alive, ended)), "nothing of the one before runs beside it"
+        ended += [own, far]
+        assert pod.process is not None
+        os.kill(worker, signal.SIGSTOP)  # so that it ends nothing before it is killed
+        pod.process.send_signal(signal.SIGKILL)
+        os.kill(worker, signal.SIGKILL)
+        pod.process.wait()
+        pod.wait_for(lambda worker=worker, own=own: not alive(worker) and not alive(own), 30, "killed")
+        assert alive(far), "it has lost its worker"
+        pod.start()
+        pod.wait_for(lambda far=far: not alive(far), 60, "the next podwatch ended what was left")
+    failed = pod.wait_event("evaluation-failed", 60, step=5)
+    assert "not repeated" in failed["event"]
+    assert not place.exists()
+    assert pod.command("eval", "--steps", "5").returncode == 0
+    worker, own, far = started(pod, place)
+    before = len(pod.events())
+    os.kill(worker, signal.SIGKILL)
+    pod.wait_event("evaluation-failed", 60, after=before, step=5)
+    assert not alive(own)
+    assert not alive(far), "the running podwatch ended what its killed worker left"
+    assert rig.trainer_pid == trainer
     assert len(rig.starts) == 1
     assert pod.stop() == 0

@@ -149,6 +149,48 @@ def test_a_kill_of_podwatch_ends_it_and_the_next_run_waits_for_that(tmp_path: Pa
     assert result.tail == "alone\n", "never two runs of one hook at once"
 
 
+FAR = "setsid sh -c 'echo $$ > far; sleep 600' & echo $PPID > worker; sleep 600; true"
+
+
+def test_a_killed_worker_leaves_nothing(tmp_path: Path) -> None:
+    """The out-of-memory killer takes it, say: what it started in a session of its own is found and ended."""
+
+    async def killed() -> child.Result:
+        task = asyncio.create_task(child.run(sh(tmp_path, FAR)))
+        while not all((tmp_path / name).exists() and (tmp_path / name).read_text() for name in ("far", "worker")):
+            await asyncio.sleep(0.02)
+        os.kill(int((tmp_path / "worker").read_text()), signal.SIGKILL)
+        return await task
+
+    result = asyncio.run(killed())
+    assert result.problem == "its worker process ended without a result"
+    assert living(tmp_path / "far") == 0
+    assert (tmp_path / "h.lock").read_text() == "", "nothing is left to find"
+
+
+def test_a_worker_that_does_not_end_in_time_is_killed_and_leaves_nothing(tmp_path: Path) -> None:
+    async def stopped() -> None:
+        task = asyncio.create_task(child.run(sh(tmp_path, FAR)))
+        while not all((tmp_path / name).exists() and (tmp_path / name).read_text() for name in ("far", "worker")):
+            await asyncio.sleep(0.02)
+        os.kill(int((tmp_path / "worker").read_text()), signal.SIGSTOP)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(stopped())
+    assert living(tmp_path / "far") == 0
+
+
+def test_an_ended_run_leaves_no_record(tmp_path: Path) -> None:
+    assert run(sh(tmp_path, "cat h.lock; echo; echo $PODWATCH_CHILD")).ok
+    said = run(sh(tmp_path, "cat h.lock; echo; echo $PODWATCH_CHILD")).tail.splitlines()
+    assert said[1] == f"{json.loads(said[0])['token']}:{tmp_path / 'h.lock'}"
+    assert (tmp_path / "h.lock").read_text() == ""
+    assert not run(order(tmp_path, "/no/such/program")).ok
+    assert (tmp_path / "h.lock").read_text() == ""
+
+
 def test_the_store_key_and_podwatchs_own_settings_do_not_reach_it(tmp_path: Path) -> None:
     env_file = tmp_path / "hook.env"
     env_file.write_text("EVAL_TOKEN=hush-4711-token\n")

@@ -51,9 +51,11 @@ from podwatch.reporting import logging as log
 from podwatch.sensors.gpu import GpuReader
 from podwatch.sync.syncer import Syncer
 from podwatch.sync.upload.artifacts import LAST_SECONDS, Artifacts
+from podwatch.system import procfs
 from podwatch.system.clock import Clock, SystemClock
 from podwatch.system.sd_notify import make_notifier
 from podwatch.system.workers import Worker, give_back, settle
+from podwatch.trainer.command_marks import end_interrupted
 from podwatch.trainer.launcher import KeeperJob
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ GIVE_BACK_SECONDS = 30.0
 """Interval of returning freed memory to the system; takes less than a millisecond when there is none."""
 TASKS_END_SECONDS = 5.0
 """A loop that waits for a hung disk is abandoned after this: its thread is a daemon thread."""
+LEFT_SECONDS = 20.0
+"""For ending what hooks and evaluations of a killed podwatch left."""
 LAST_WORDS_SECONDS = 2.0
 """Time that the shutdown takes after the last preemption step."""
 RECORD_SECONDS = 2.0
@@ -175,6 +179,7 @@ async def build_daemon(
         lambda text: host.bus.say(EventName.CONFIG_WARNING, text, Severity.WARNING),
         paths.journal.parent,
     )
+    await end_interrupted_commands(host)
     hooks = None
     if loaded.settings.hooks:
         from podwatch.daemon.hooks import make_hooks
@@ -202,6 +207,20 @@ async def build_daemon(
     ending = EndOfRun(parts, host, final, verdicts, make_pod_ender(parts), store_jobs)
     outlets = Outlets(notifying, recorder, artifacts, ending, job, hooks, evaluations)
     return Daemon(host, parts, loops, status, memory, reload, store_jobs, commands, outlets)
+
+
+async def end_interrupted_commands(host: Host) -> None:
+    """End what hooks and evaluations of a killed podwatch left, before training is looked for or started."""
+    looking = Worker("what hooks left")
+    try:
+        work = procfs.patiently(looking, end_interrupted, host.foundation.paths.state, timeout=LEFT_SECONDS)
+        for text in await work:
+            host.bus.say(EventName.START_WARNING, text, Severity.WARNING)
+    except OSError as error:  # a timeout is an OSError
+        text = f"cannot look for processes that hooks left: {error or 'no answer'}"
+        host.bus.say(EventName.START_WARNING, text, Severity.WARNING)
+    finally:
+        looking.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import sys
@@ -16,7 +17,10 @@ from typing import Any, Final
 from podwatch.config.settings import CheckSettings, HookSettings, Settings
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.secrets import scrub
+from podwatch.system import procfs
 from podwatch.system.child import scrubbed_environment
+from podwatch.system.workers import Worker
+from podwatch.trainer import command_marks
 from podwatch.trainer.environment import build_environment
 
 GRACE_SECONDS: Final = 5.0
@@ -124,8 +128,9 @@ def _account(user: str) -> tuple[int | None, int | None, tuple[int, ...]]:
 
 
 async def run(order: Order) -> Result:
-    """Run it to its end. Cancelling ends the command and all that it started, within ``END_SECONDS``. Never raises a
-    PodwatchError: what went wrong is in the result."""
+    """Run it to its end. Cancelling ends the command and all that it started, within ``END_SECONDS``; what a killed
+    worker left is ended, too. Never raises a PodwatchError: what went wrong is in the result."""
+    mark = _mark(order)
     try:
         worker = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "podwatch.hooks.worker",
@@ -140,7 +145,7 @@ async def run(order: Order) -> Result:
     try:
         with contextlib.suppress(TimeoutError, ConnectionError, ValueError):
             async with asyncio.timeout(order.timeout + order.grace + OVERHEAD_SECONDS):
-                worker.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+                worker.stdin.write(json.dumps({**asdict(order), "mark": mark}).encode() + b"\n")
                 await worker.stdin.drain()
                 line = await worker.stdout.readline()
     finally:
@@ -151,7 +156,35 @@ async def run(order: Order) -> Result:
             with contextlib.suppress(ProcessLookupError):
                 worker.kill()
         worker._transport.close()  # type: ignore[attr-defined]  # a process that cannot be ended still holds the pipe
+        if order.lock:
+            await _end_left(Path(order.lock), str(mark["token"]))
     return _result(line)
+
+
+def _mark(order: Order) -> dict[str, Any]:
+    """podwatch's part of the record of this run (trainer/command_marks.py)."""
+    own = procfs.identify(os.getpid())
+    return {
+        "token": secrets.token_hex(16),
+        "boot_id": procfs.boot_id(),
+        "pid_namespace": procfs.pid_namespace(),
+        "owner": [os.getpid(), 0 if own is None else own.start_ticks],
+        "users": sorted({os.geteuid(), *(() if order.uid is None else (order.uid,))}),
+    }
+
+
+async def _end_left(lock: Path, token: str) -> None:
+    """End what is left of this run, if its worker could not."""
+    looking = Worker("what a command left")
+    try:
+        record = await looking.call(command_marks.read_record, lock, timeout=END_SECONDS)
+        if record is not None and record.token == token:
+            seconds = command_marks.END_SECONDS
+            await procfs.patiently(looking, command_marks.end_run, lock, record, timeout=2 * seconds)
+    except OSError:  # a timeout is an OSError; the next podwatch tries again
+        return
+    finally:
+        looking.close()
 
 
 def _result(line: bytes) -> Result:

@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -143,11 +143,13 @@ def environment_names(pid: int) -> frozenset[str] | None:
 
 def environment_value(pid: int, name: str) -> str | None:
     """One variable, for podwatch's own markers. None when unset, denied or gone."""
-    prefix = name.encode() + b"="
-    for item in _environment(pid).split(b"\0"):
-        if item.startswith(prefix):
-            return item[len(prefix) :].decode("utf-8", "replace")
-    return None
+    return environment_values(pid, (name,)).get(name)
+
+
+def environment_values(pid: int, wanted: Collection[str]) -> dict[str, str]:
+    """Those of the ``wanted`` variables that are set; empty when denied or gone."""
+    items = (item.decode("utf-8", "replace").partition("=") for item in reversed(_environment(pid).split(b"\0")))
+    return {name: value for name, _, value in items if name in wanted}
 
 
 def environment_items(pid: int) -> list[tuple[str, str]]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
+from podwatch.trainer import command_marks
 from podwatch.trainer.base import Candidate
 from podwatch.trainer.operator_shells import barred, carries, children_of, find_interactive, of_users, starter
 from podwatch.trainer.process_tree import Process, read
@@ -75,6 +76,8 @@ class Run:
     checkpoint_dir: str = ""
     command: tuple[str, ...] = ()
     cwd: str = ""
+    state: Path | None = None
+    """The run's state directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ def run_of(settings: "Settings") -> Run:
         checkpoint_dir=os.path.realpath(trainer.checkpoint_dir) if trainer.checkpoint_dir is not None else "",
         command=trainer.command,
         cwd=os.path.realpath(trainer.cwd or trainer.output_dir.parent),
+        state=settings.state_dir / settings.run_id,
     )
 
 
@@ -294,30 +298,37 @@ def _below(path: str, root: str) -> bool:
 
 
 def gather(run: Run, roles: Roles, *, own_pid: int) -> list[Process]:
-    """Read every process of the pod. Processes with a keeper's marker, and podwatch's own tree, are ``ours``."""
+    """Read every process of the pod. Processes with a keeper's marker, podwatch's own tree, and processes of a hook or
+    an evaluation (``command_marks.py``) are ``ours``."""
     roots = tuple(root for root in (run.output_dir, run.checkpoint_dir) if root)
     own = {own_pid, *procfs.descendants(own_pid)}
     above = _ancestors(own_pid)
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     target = Target(run.output_dir, follow_links=True)
     result: list[Process] = []
+    marks: dict[int, str] = {}
     for pid in procfs.all_pids():
         found = read(pid, roles)
         if found is None:
             continue
         inside = {fd: path for fd, path in found.links.items() if any(_below(path, root) for root in roots)}
-        ours = pid in own or procfs.environment_value(pid, "PODWATCH_START_ID") is not None
+        values = procfs.environment_values(pid, (command_marks.START, command_marks.NAME))
+        marks[pid] = values.get(command_marks.NAME, "")
         process = replace(
             found,
             writes=tuple(procfs.open_for_writing(pid, inside)),
-            ours=ours,
+            ours=pid in own or command_marks.START in values,
             above_us=pid in above,
             age=found.identity.age(now),
             links={},
         )
-        if not ours and of_users(process, run.users):
-            process = replace(process, names_run=_names_run(process, run, target))
         result.append(process)
+    of_commands = command_marks.of_commands(result, marks, run.state)
+    for n, process in enumerate(result):
+        if process.pid in of_commands:
+            result[n] = replace(process, ours=True)
+        elif not process.ours and of_users(process, run.users):
+            result[n] = replace(process, names_run=_names_run(process, run, target))
     return result
 
 
