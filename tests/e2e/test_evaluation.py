@@ -13,6 +13,7 @@ import pytest
 from tests.support.asking import published, running
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig, alive
+from tests.support.small_disk import small_mount
 
 pytestmark = pytest.mark.slow
 
@@ -118,3 +119,34 @@ def test_podwatch_and_the_worker_killed_in_the_middle_of_an_evaluation(rig: Rig,
     assert rig.trainer_pid == trainer
     assert len(rig.starts) == 1
     assert pod.stop() == 0
+
+
+FILL = """
+import os, sys, time
+with open(os.path.join(sys.argv[2], 'big'), 'wb', buffering=0) as file:
+    while True:
+        file.write(bytes(1 << 20))
+        time.sleep(0.05)
+"""
+
+
+def test_an_evaluation_that_fills_the_file_system_that_training_saves_to(rig: Rig) -> None:
+    """20 MB a second, without an end. podwatch ends it and deletes what it wrote before a save fails."""
+    with small_mount(rig.output.parent, 256 << 20) as mounted:
+        if not mounted:
+            pytest.skip("needs root: mounts a file system of its own")
+        rig.trainer_flags = ["--ckpt.interval", "5"]
+        place = rig.output.parent / "evaluations"
+        pod = daemon(rig, FILL, dir=str(place), at_end=True, reserve="160MB").start()
+        trainer = running(pod, rig, step=5)
+        assert pod.command("eval", "--steps", "5").returncode == 0
+        failed = pod.wait_event("evaluation-failed", 60, step=5)
+        assert "free on the disk; podwatch keeps" in failed["event"]
+        pod.wait_for(lambda: not list(place.glob("*/step-*")), 30, "what it wrote is deleted")
+        before = len(pod.events())
+        pod.wait_event("checkpoint-complete", 60, after=before)
+        saved = rig.saved
+        assert saved == list(range(5, saved[-1] + 1, 5)), "every save succeeded"
+        assert rig.trainer_pid == trainer
+        assert len(rig.starts) == 1, "training was not touched"
+        assert pod.stop() == 0
