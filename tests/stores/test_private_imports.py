@@ -12,8 +12,13 @@ from pathlib import Path
 import podwatch
 
 PRIVATE = {
-    "b2sdk._internal.b2http": {"HttpCallback", "NotDecompressingHTTPAdapter", "ResponseContextManager"},
+    "b2sdk._internal": {"exception"},
+    "b2sdk._internal.account_info.in_memory": {"InMemoryAccountInfo"},
+    "b2sdk._internal.api_config": {"B2HttpApiConfig"},
+    "b2sdk._internal.b2http": {"B2Http", "HttpCallback", "NotDecompressingHTTPAdapter", "ResponseContextManager"},
     "b2sdk._internal.exception": {"ResourceNotFound", "UploadTokenUsedConcurrently"},
+    "b2sdk._internal.raw_api": {"MetadataDirectiveMode"},
+    "b2sdk._internal.session": {"B2Session"},
 }
 
 

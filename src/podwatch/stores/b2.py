@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
-from b2sdk.v3 import MetadataDirectiveMode
-from b2sdk.v3 import exception as b2error
+from b2sdk._internal import exception as b2error
+from b2sdk._internal.raw_api import MetadataDirectiveMode
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.manifest import WRITER_TAG, Proof, check_relative_path

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 # Two classes are not in the public namespace; FileNotPresent is a ResourceNotFound.
+from b2sdk._internal import exception as b2error
 from b2sdk._internal.exception import ResourceNotFound, UploadTokenUsedConcurrently
-from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import RemoteError
 

@@ -83,7 +83,7 @@ def load(kind: str) -> None:
         needless = importing_without("chardet", "charset_normalizer", "pydantic")
         with _LOADING, needless, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # requests warns that it finds no guesser
-            import b2sdk.v3  # noqa: F401
+            from b2sdk._internal.session import B2Session  # noqa: F401
         from podwatch.stores.b2 import B2Store  # noqa: F401
     elif kind == "s3":
         from podwatch.stores.s3 import S3Store  # noqa: F401
