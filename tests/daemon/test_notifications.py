@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from podwatch.checkpoints.layouts import make_layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.components import Store
 from podwatch.daemon.notifications import all_urls, channels_of, make_notifying, policy_from, read_urls
@@ -167,7 +168,7 @@ def test_a_line_of_the_file_with_a_remark(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("elsewhere", "sends"), [(False, True), (True, False)])
-def test_of_several_nodes_only_the_one_that_uploads_sends_digests(elsewhere, sends):
-    store = Store(None, None, "", WandbIds(None), elsewhere=elsewhere)
+def test_of_several_nodes_only_the_one_that_uploads_sends_digests(tmp_path: Path, elsewhere: bool, sends: bool) -> None:
+    store = Store(None, None, "", WandbIds(make_layout(settings(tmp_path))), elsewhere=elsewhere)
     jobs = StoreJobs(SimpleNamespace(store=store, syncer=None), None)
     assert jobs.sends_digests(known=False) is sends
