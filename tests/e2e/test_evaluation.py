@@ -126,12 +126,12 @@ import os, sys, time
 with open(os.path.join(sys.argv[2], 'big'), 'wb', buffering=0) as file:
     while True:
         file.write(bytes(1 << 20))
-        time.sleep(0.05)
+        time.sleep(0.01)
 """
 
 
 def test_an_evaluation_that_fills_the_file_system_that_training_saves_to(rig: Rig) -> None:
-    """20 MB a second, without an end. podwatch ends it and deletes what it wrote before a save fails."""
+    """Up to 100 MB a second, without an end. podwatch ends it and deletes what it wrote before a save fails."""
     with small_mount(rig.output.parent, 256 << 20) as mounted:
         if not mounted:
             pytest.skip("needs root: mounts a file system of its own")

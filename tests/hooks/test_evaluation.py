@@ -35,6 +35,7 @@ class Site:
         self.on_pod: dict[int, str] = {}
         self.in_store: dict[int, str] = {}
         self.free_bytes = 100 * GB
+        self.keep_free: dict[str, int] = {}
         self.gpus: tuple[str, ...] = ()
         self.pinned: tuple[int, str] | None = None
         self.weights = True
@@ -76,6 +77,9 @@ class Site:
 
     async def room(self) -> Room:
         return Room(self.free_bytes, 10 * GB)
+
+    def to_keep_free(self) -> Mapping[str, int]:
+        return self.keep_free
 
     def free_gpus(self) -> tuple[str, ...]:
         return self.gpus
@@ -280,6 +284,19 @@ def test_one_that_fills_the_disk_is_ended_and_its_files_are_deleted(tmp_path: Pa
     asyncio.run(main())
     assert "it left 9" in pod.named(EventName.EVALUATION_FAILED)[0].message
     assert len(pod.named(EventName.EVALUATION_STARTED)) == 1
+
+
+def test_its_worker_ends_one_that_leaves_too_little_on_the_disk(tmp_path: Path) -> None:
+    pod = Pod(tmp_path, script("import time; time.sleep(600)"))
+    pod.site.keep_free = {str(tmp_path): 1 << 60}
+
+    async def main() -> None:
+        async with pod.running() as now:
+            now.saved(5)
+            await until(lambda: pod.named(EventName.EVALUATION_FAILED))
+
+    asyncio.run(main())
+    assert "free on the disk; podwatch keeps 1153 PB" in pod.named(EventName.EVALUATION_FAILED)[0].message
 
 
 def test_a_checkpoint_without_weights_names_the_conversion(tmp_path: Path) -> None:

@@ -97,18 +97,22 @@ class PodSite:
         return () if syncer is None else sorted(syncer.status().stored)
 
     async def room(self) -> Room:
-        settings = self._parts.settings
-        reserve, save = settings.evaluation.reserve, self._loops.pruner.next_save_bytes or 0
-        places = (settings.trainer.output_dir, self._parts.run.paths.state, self._place)
         rooms = []
-        for place, needed in zip(places, (reserve + save, reserve, reserve), strict=True):
+        for place, needed in self.to_keep_free().items():
             try:
-                free = await self._worker.call(_free, place, timeout=DISK_SECONDS)
+                free = await self._worker.call(_free, Path(place), timeout=DISK_SECONDS)
             except OSError:  # a timeout is an OSError
                 continue
             if free is not None:
                 rooms.append(Room(free, needed))
-        return min(rooms, key=lambda r: (r.free or 0) - r.needed, default=Room(None, reserve))
+        unknown = Room(None, self._parts.settings.evaluation.reserve)
+        return min(rooms, key=lambda r: (r.free or 0) - r.needed, default=unknown)
+
+    def to_keep_free(self) -> Mapping[str, int]:
+        settings = self._parts.settings
+        reserve, save = settings.evaluation.reserve, self._loops.pruner.next_save_bytes or 0
+        places = (self._place, self._parts.run.paths.state)
+        return {**{str(place): reserve for place in places}, str(settings.trainer.output_dir): reserve + save}
 
     def free_gpus(self) -> tuple[str, ...]:
         gpu, reading = self._parts.settings.gpu, self._parts.sensing.gpus.latest()

@@ -34,7 +34,8 @@ RESULT_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One run. ``env`` can hold secrets: it is passed by a pipe. ``lock`` and ``log`` are paths, empty for none."""
+    """One run. ``env`` can hold secrets: it is passed by a pipe. ``lock`` and ``log`` are paths, empty for none.
+    ``keep_free``: path -> bytes that must stay free on its file system; the command is killed when fewer are left."""
 
     argv: tuple[str, ...]
     cwd: str
@@ -48,11 +49,13 @@ class Order:
     gid: int | None = None
     groups: tuple[int, ...] = ()
     grace: float = GRACE_SECONDS
+    keep_free: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``code`` is None if the command did not start or was ended. ``tail``: the end of its output, as it is."""
+    """``code`` is None if the command did not start or was ended. ``tail``: the end of its output, as it is. ``full``:
+    free bytes and bytes to keep free, where it was ended for them."""
 
     code: int | None
     seconds: float = 0.0
@@ -60,10 +63,11 @@ class Result:
     problem: str = ""
     tail: str = field(default="", repr=False)
     dropped: int = 0
+    full: tuple[int, int] | None = None
 
     @property
     def ok(self) -> bool:
-        return self.code == 0 and not self.timed_out and not self.problem
+        return self.code == 0 and not self.timed_out and not self.problem and self.full is None
 
     @property
     def last_line(self) -> str:
@@ -190,10 +194,10 @@ async def _end_left(lock: Path, token: str) -> None:
 def _result(line: bytes) -> Result:
     try:
         told = json.loads(line)
-        return Result(
-            told["code"], told["seconds"], told["timed_out"], scrub(told["problem"]), told["tail"], told["dropped"]
-        )
-    except (ValueError, KeyError, TypeError):
+        full = None if told["full"] is None else (int(told["full"][0]), int(told["full"][1]))
+        timed_out, problem = told["timed_out"], scrub(told["problem"])
+        return Result(told["code"], told["seconds"], timed_out, problem, told["tail"], told["dropped"], full)
+    except (ValueError, KeyError, TypeError, IndexError):
         return Result(None, problem="its worker process ended without a result")
 
 

@@ -29,7 +29,7 @@ from podwatch.policy import evaluation as policy
 from podwatch.policy.evaluation import Result, Rules, State, Target
 
 WATCH_SECONDS: Final = 2.0
-"""Time between two looks at the free space while an evaluation runs: a disk takes about 1 GB/s."""
+"""Time between two looks at the free space and at what the next save needs, while an evaluation runs."""
 HELD_SECONDS: Final = 300.0
 """A restart takes less; after that the status shows why an evaluation waits."""
 GPU_SECONDS: Final = 30.0
@@ -72,6 +72,10 @@ class Site(Protocol):
         ...
 
     async def room(self) -> Room: ...
+
+    def to_keep_free(self) -> Mapping[str, int]:
+        """Path -> bytes that must stay free on its file system, as far as podwatch knows now."""
+        ...
 
     def free_gpus(self) -> tuple[str, ...]:
         """UUIDs of the GPUs that neither this run nor anything else uses now."""
@@ -402,7 +406,9 @@ class Evaluations:
             )  # fmt: skip
         except (PodwatchError, OSError) as error:
             return self._failed(target, str(error), one.source)
-        done = await self._watched(child.run(order))
+        done = await self._watched(child.run(replace(order, keep_free=self._site.to_keep_free())))
+        if done.full is not None:
+            done = replace(done, problem=_too_little(Room(*done.full)))
         metrics: dict[str, float] = {}
         why = done.why(settings.timeout)
         if done.ok:
@@ -415,7 +421,8 @@ class Evaluations:
         return Result(target.step, target.save_id, ok, desk.clock.wall(), done.seconds, one.source, scrub(why), metrics)
 
     async def _watched(self, run: Coroutine[Any, Any, child.Result]) -> child.Result:
-        """The result of ``run``, which is ended early if it takes the disk space that training needs."""
+        """The result of ``run``, which is ended early if it takes the disk space that training needs. Its worker looks
+        often; this look knows when the next save becomes larger."""
         task = asyncio.create_task(run)
         try:
             while True:
@@ -424,8 +431,7 @@ class Evaluations:
                     return task.result()
                 room = await self._site.room()
                 if room.free is not None and not policy.enough_room(room.free, room.needed):
-                    text = f"ended: it left {format_size(room.free)} free on the disk; {_KEPT.format(_size(room))}"
-                    return child.Result(None, problem=text)
+                    return child.Result(None, problem=_too_little(room))
         finally:
             if not task.done():
                 task.cancel()
@@ -506,6 +512,10 @@ class Evaluations:
 
 NO_RESULTS: Final = "it wrote no JSON with numbers: neither results.json in {output} nor as the last line of its output"
 _KEPT: Final = "podwatch keeps {} for training ([evaluation] reserve, and the next save)"
+
+
+def _too_little(room: Room) -> str:
+    return f"ended: it left {format_size(room.free or 0)} free on the disk; {_KEPT.format(_size(room))}"
 
 
 def _size(room: Room) -> str:

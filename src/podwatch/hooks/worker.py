@@ -36,6 +36,8 @@ MARK = "PODWATCH_CHILD"
 """``command_marks.NAME``."""
 LEFT_SECONDS = 10.0
 """For ending what SIGKILL does not end at once: a process that the disk holds."""
+TURN_SECONDS, DISK_TURN_SECONDS = 0.2, 0.05
+"""Between two looks at the command; and at the free space, where some must stay: a disk takes about 1 GB/s."""
 DRAIN_SECONDS = 1.0
 
 
@@ -113,6 +115,8 @@ class Run:
         self.status: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._orphaned = False
+        self._full: tuple[int, int] | None = None
+        """Free bytes, and those that had to stay free."""
 
     def go(self) -> dict[str, Any]:
         """Run it to its end; returns the result."""
@@ -130,8 +134,11 @@ class Run:
                 if time.monotonic() >= end:
                     timed_out = True
                     break
-                self._turn(reader, min(0.2, max(0.0, end - time.monotonic())))
-            if self.status is None:
+                if self._fills_a_disk():
+                    break
+                pace = DISK_TURN_SECONDS if self._order["keep_free"] else TURN_SECONDS
+                self._turn(reader, min(pace, max(0.0, end - time.monotonic())))
+            if self.status is None and self._full is None:
                 self._end_politely(reader)
             left = self._end_all()
             if not left:
@@ -183,6 +190,18 @@ class Run:
         if reader in ready and not self._read(reader):
             time.sleep(min(0.05, seconds))  # closed by the command, which still runs
         self._reap()
+
+    def _fills_a_disk(self) -> bool:
+        """Whether a disk has less free space than must stay for training. Blocks where its file system hangs: podwatch
+        then ends this process after the time limit."""
+        for path, needed in self._order["keep_free"].items():
+            with suppress(OSError):
+                found = os.statvfs(path)
+                free = found.f_bavail * found.f_frsize
+                if free < needed:
+                    self._full = (free, needed)
+                    return True
+        return False
 
     def _read(self, reader: int) -> bool:
         """False once it is closed."""
@@ -241,6 +260,7 @@ class Run:
             "timed_out": timed_out,
             "problem": problem,
             "interrupted": self._orphaned,
+            "full": self._full,
             "dropped": self.output.dropped,
             "tail": self.output.end(),
         }
