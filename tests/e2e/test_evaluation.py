@@ -150,3 +150,55 @@ def test_an_evaluation_that_fills_the_file_system_that_training_saves_to(rig: Ri
         assert rig.trainer_pid == trainer
         assert len(rig.starts) == 1, "training was not touched"
         assert pod.stop() == 0
+
+
+GATED = "import os,time\nwhile not os.path.exists(sys.argv[4]): time.sleep(0.1)\n"
+
+
+def gated(rig: Rig, gate: Path, **changes: Any) -> DaemonProcess:
+    """A run that finishes at step 12; the evaluation of its end waits for ``gate``."""
+    rig.trainer_flags = ["--max-steps", "12", "--ckpt.interval", "4"]
+    text = "import sys\n" + GATED + ACCURACY
+    return daemon(rig, text, command=[*command(text), str(gate)], at_end=True, **changes).start()
+
+
+def names(pod: DaemonProcess) -> list[str]:
+    return [e["podwatch_event"] for e in pod.events()]
+
+
+def ended(pod: DaemonProcess) -> int:
+    assert pod.process is not None
+    return pod.process.wait(timeout=180)
+
+
+def test_the_end_waits_for_the_evaluation_of_the_last_checkpoint(rig: Rig, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    pod = gated(rig, gate, recovery__on_finished="exit")
+    pod.wait_for(lambda: "waits for the evaluation of step 12" in pod.command("status").stdout, 120, "status says so")
+    assert "run-ended" not in names(pod)
+    gate.touch()
+    assert ended(pod) == 0
+    assert names(pod).index("evaluation-done") < names(pod).index("run-ended")
+    assert list(table(pod)) == [12]
+
+
+def test_the_machine_is_ended_after_the_evaluation_at_the_end(rig: Rig, tmp_path: Path) -> None:
+    gate, gone = tmp_path / "gate", tmp_path / "gone"
+    pod = gated(rig, gate, end_pod__command=["/bin/sh", "-c", f"touch {gone}"])
+    pod.wait_event("evaluation-started", 120, step=12)
+    assert not gone.exists()
+    gate.touch()
+    pod.wait_for(gone.exists, 120, "the command that ends the machine")
+    assert "evaluation-done" in names(pod)
+
+
+def test_one_that_hangs_is_waited_for_no_longer_than_final_sync(rig: Rig, tmp_path: Path) -> None:
+    pod = gated(rig, tmp_path / "never", recovery__on_finished="exit", recovery__final_sync="3s")
+    assert ended(pod) == 0
+    assert any("no longer waits" in e["event"] for e in pod.events() if e["podwatch_event"] == "final-sync")
+
+
+def test_a_stop_of_podwatch_does_not_wait_for_it(rig: Rig, tmp_path: Path) -> None:
+    pod = gated(rig, tmp_path / "never", recovery__on_finished="exit")
+    pod.wait_event("evaluation-started", 120, step=12)
+    assert pod.stop() == 0

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_by_hand import start_by_hand
 from tests.support.asking import wait_reason
 from tests.support.b2server import KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
@@ -58,7 +57,7 @@ def test_run_fresh_starts_without_asking_and_the_guard_stays(
 
 
 def test_a_trainer_that_runs_keeps_its_guard(rig: Rig, refused: DaemonProcess, server: B2Server) -> None:
-    start_by_hand(rig)
+    rig.start_by_hand()
     refused.start()
     refused.wait_event("trainer-attached", 60)
     stays(refused, server)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_by_hand import start_by_hand
 from tests.support.asking import published, reasons, running, status
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
@@ -44,7 +43,7 @@ def test_everything_follows_the_operators_new_line(rig: Rig, elsewhere: Path, re
     if in_a_file:
         (rig.output.parent / "rl.toml").write_text(f"[ckpt]\nresume_step = {base}\n")
         rig.trainer_flags = ["@", "rl.toml"]
-    start_by_hand(rig)
+    rig.start_by_hand()
     opened = daemon.wait_event("lineage-opened", 60, after=seen)
     assert ("rl.toml, which its command names," if in_a_file else "its command") + " resumes" in opened["event"]
     whole = int(opened["newest"])

@@ -36,6 +36,8 @@ class Site:
         self.in_store: dict[int, str] = {}
         self.free_bytes = 100 * GB
         self.keep_free: dict[str, int] = {}
+        self.written: int | None = None
+        """The step that is being written."""
         self.gpus: tuple[str, ...] = ()
         self.pinned: tuple[int, str] | None = None
         self.weights = True
@@ -77,6 +79,9 @@ class Site:
 
     async def room(self) -> Room:
         return Room(self.free_bytes, 10 * GB)
+
+    async def newest(self) -> int | None:
+        return max(self.on_pod, default=None) if self.written is None else self.written
 
     def to_keep_free(self) -> Mapping[str, int]:
         return self.keep_free

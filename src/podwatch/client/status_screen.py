@@ -147,7 +147,9 @@ def _verdict(document: Document) -> str:
             return _verdict_of_outage(state, document)
         case "finished":
             step = _dict(document, "training").get("step")
-            return "TRAINING IS FINISHED" + ("" if step is None else f" (last step {step})")
+            recovery = _dict(document, "recovery")
+            waits = f": {_clean(recovery.get('detail') or '')}" if recovery.get("waiting") else ""
+            return "TRAINING IS FINISHED" + ("" if step is None else f" (last step {step})") + waits
         case "evaluating":
             return _verdict_of_evaluation(_dict(document, "recovery"))
         case "stopped":

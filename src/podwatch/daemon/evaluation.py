@@ -15,6 +15,7 @@ from podwatch.daemon.host import Host
 from podwatch.daemon.loops import DaemonLoops
 from podwatch.daemon.status_view import Remembered
 from podwatch.daemon.store import make_restorer
+from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
@@ -107,6 +108,11 @@ class PodSite:
                 rooms.append(Room(free, needed))
         unknown = Room(None, self._parts.settings.evaluation.reserve)
         return min(rooms, key=lambda r: (r.free or 0) - r.needed, default=unknown)
+
+    async def newest(self) -> int | None:
+        sets = await self._loops.guarding.look()
+        open_or_whole = (Completeness.WRITING, Completeness.COMPLETE)
+        return max((s.step for s in sets if s.completeness in open_or_whole and not s.held), default=None)
 
     def to_keep_free(self) -> Mapping[str, int]:
         settings = self._parts.settings

@@ -91,6 +91,14 @@ class PodEnding(Protocol):
         ...
 
 
+class LastEvaluation(Protocol):
+    """The evaluations of this run's checkpoints."""
+
+    async def owed(self) -> str:
+        """What the end of a finished run has to wait for, as text; empty if nothing."""
+        ...
+
+
 # -- job mode --------------------------------------------------------------------------------------------------------
 
 
@@ -219,9 +227,10 @@ class EndOfRun:
         verdicts: StoredVerdicts | None = None,
         pod: PodEnding | None = None,
         heartbeat: LastHeartbeat | None = None,
+        evaluations: LastEvaluation | None = None,
     ) -> None:
         self._parts, self._host, self._final, self._verdicts, self._pod = parts, host, final, verdicts, pod
-        self._heartbeat = heartbeat
+        self._heartbeat, self._evaluations = heartbeat, evaluations
         self._job = in_job(os.environ)
         self._stuck_since: float | None = None
         self._last: JobEnd | None = None
@@ -264,9 +273,11 @@ class EndOfRun:
                 if concluded is None or withdrawn(concluded, now, standby):
                     self._host.exit.verdict = concluded = None
             elif end.outcome is not concluded:
-                concluded = end.outcome
-                if await self._conclude(await self._stored(end)):
-                    return
+                final = await self._stored(end)
+                if end.outcome is not Outcome.FINISHED or await self._evaluated():
+                    concluded = end.outcome
+                    if await self._conclude(final):
+                        return
             await clock.sleep(LOOK_SECONDS)
 
     def _nothing_trains(self) -> bool:
@@ -280,6 +291,34 @@ class EndOfRun:
         stored = await self._final.run()
         reason = "; ".join(text for text in (end.reason, stored.also) if text)
         return JobEnd(end.outcome, reason, unstored=stored.unstored)
+
+    async def _evaluated(self) -> bool:
+        """Wait for the evaluation at the end, if this end takes the machine or podwatch away, for ``final_sync`` at
+        most. False if the run is no longer finished: an operator started it meanwhile. Several nodes do not wait: each
+        would hold the others."""
+        clock, host = self._parts.run.clock, self._host
+        leaves = self._exits(Outcome.FINISHED) or self._ends_pod(Outcome.FINISHED)
+        if self._evaluations is None or self._parts.gang is not None or not leaves:
+            return True
+        end, told = clock.monotonic() + self._parts.settings.recovery.final_sync, ""
+        try:
+            while what := await self._evaluations.owed():
+                left = end - clock.monotonic()
+                if not self.situation().finished:
+                    return False
+                if left <= 0:
+                    text = f"the run is finished; [recovery] final_sync is over, podwatch no longer waits for {what}"
+                    host.bus.say(EventName.FINAL_SYNC, text, Severity.WARNING, seconds_left=0)
+                    return True
+                host.exit.waits_for = f"podwatch waits for {what}"
+                if what != told:
+                    told = what
+                    text = f"the run is finished; {host.exit.waits_for}, at most {left / 60:.0f} min"
+                    host.bus.say(EventName.FINAL_SYNC, text, seconds_left=round(left))
+                await clock.sleep(LOOK_SECONDS)
+        finally:
+            host.exit.waits_for = ""
+        return True
 
     async def _conclude(self, end: JobEnd) -> bool:
         """Returns whether podwatch exits with this end."""

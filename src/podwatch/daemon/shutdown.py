@@ -65,6 +65,8 @@ class Exit:
         """The reason of the preemption; empty without one."""
         self.verdict: Verdict | None = None
         """How the run ended here; None while that is not decided. Set by ``daemon/job.py`` only."""
+        self.waits_for = ""
+        """What the end of a finished run still waits for, as text."""
 
     @property
     def again(self) -> bool:

@@ -44,15 +44,16 @@ _PHASES = frozenset(map(str, Phase))
 _ACTIVE = (Phase.LOOKING, Phase.STARTING, Phase.CONFIRMING, Phase.STOPPING)
 
 
-def recovery_view(state: RecoveryState) -> RecoveryView:
+def recovery_view(state: RecoveryState, waits_for: str = "") -> RecoveryView:
+    """``waits_for``: what the end of a finished run waits for."""
     return RecoveryView(
         phase=str(state.phase),
         active=state.acting or state.phase in _ACTIVE,
-        waiting=state.phase is Phase.BACKOFF,
+        waiting=state.phase is Phase.BACKOFF or bool(waits_for),
         blocked=state.phase is Phase.BLOCKED,
         gave_up=state.phase is Phase.GAVE_UP,
         evaluating=bool(state.evaluation),
-        detail=state.detail,
+        detail=waits_for or state.detail,
         resumed_step=state.step,
         confirmed=None if state.phase is Phase.CONFIRMING else not state.unconfirmed,
         attempts=state.attempts,
@@ -174,7 +175,7 @@ class StatusSource:
         now, wall = parts.run.clock.monotonic(), parts.run.clock.wall()
         record, state = parts.training.record.current, parts.recovery.state
         snapshot, _ = present(sensing.snapshot, watched_of(state), now=now, wall=wall)
-        recovery = recovery_view(state)
+        recovery = recovery_view(state, self._exit.waits_for)
         sync = parts.syncer.status() if parts.syncer is not None else SyncStatus()
         if parts.store.elsewhere:
             sync = SyncStatus(store_url=settings.sync.store)

@@ -32,6 +32,9 @@ WATCH_SECONDS: Final = 2.0
 """Time between two looks at the free space and at what the next save needs, while an evaluation runs."""
 HELD_SECONDS: Final = 300.0
 """A restart takes less; after that the status shows why an evaluation waits."""
+LAST_SECONDS: Final = 120.0
+"""After the end of training its last checkpoint is complete within this time, or is not waited for."""
+LAST_LOOK_SECONDS: Final = 2.0
 GPU_SECONDS: Final = 30.0
 """Until the next look for a free GPU."""
 DISK_SECONDS: Final = 60.0
@@ -75,6 +78,10 @@ class Site(Protocol):
 
     def to_keep_free(self) -> Mapping[str, int]:
         """Path -> bytes that must stay free on its file system, as far as podwatch knows now."""
+        ...
+
+    async def newest(self) -> int | None:
+        """The highest step on this pod whose checkpoint is complete or being written, after a new look."""
         ...
 
     def free_gpus(self) -> tuple[str, ...]:
@@ -134,6 +141,8 @@ class Evaluations:
         self._task: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
         self._held_back, self._held_since = "", 0.0
+        self._ended_at: float | None = None
+        """Monotonic second at which the end of training was noticed here."""
 
     @property
     def place(self) -> Path:
@@ -202,6 +211,8 @@ class Evaluations:
 
     def event(self, event: Event) -> None:
         """Never blocks."""
+        if event.name is EventName.TRAINER_STARTING:
+            self._ended_at = None
         if event.name in SOURCES:
             self._wake.set()
 
@@ -221,6 +232,8 @@ class Evaluations:
                     await self._gather()
                     if not self.state.waiting:
                         await self._wake.wait()
+                    elif self._at_end and await self._last_is_open():
+                        await self.pause(LAST_LOOK_SECONDS)
                     elif self.settings.gpus == "stop-training":
                         await stopped.turn()
                     else:
@@ -231,6 +244,32 @@ class Evaluations:
                 except Exception as error:  # an error here must not end the evaluations for good
                     self.complain(f"internal error: {error!r}"[:200])
                     await self._desk.clock.sleep(JOURNAL_PAUSE)
+
+    @property
+    def _at_end(self) -> bool:
+        return any(target.why == policy.END for target in self.state.waiting)
+
+    async def _last_is_open(self) -> bool:
+        """Whether training has ended, and a checkpoint newer than those that were reported can still become complete:
+        the evaluation at the end is of the last one."""
+        now = self._desk.clock.monotonic()
+        if self._ended_at is None:
+            self._ended_at = now
+        if now - self._ended_at > LAST_SECONDS:
+            return False
+        there, known = await self._site.newest(), self.state.newest
+        return not self.state.ended or (there is not None and (known is None or there > known.step))
+
+    async def owed(self) -> str:
+        """What the end of a finished run has to wait for, as text; empty if nothing."""
+        if not self._rules.at_end:
+            return ""
+        with contextlib.suppress(PodwatchError):  # the loop's own try reports it
+            await self._gather()
+            if await self._last_is_open():
+                return "the last checkpoint, to evaluate it"
+        target = policy.last(self.state)
+        return "" if target is None else f"the evaluation of step {target.step}"
 
     async def pause(self, seconds: float) -> None:
         """Wait until something happened that can make a checkpoint due, for at most ``seconds``."""

@@ -462,7 +462,7 @@ def _checkpoint(ledger: Ledger, event: Event) -> Ledger:
     if step is None:
         return ledger
     wall = event.wall if changed is None else changed
-    if ledger.use is Use.UNKNOWN:
+    if ledger.use is Use.UNKNOWN and ledger.before is Use.TRAINING:  # how long it trained on is not known yet
         return replace(ledger, found=(*ledger.found, (step, wall))[-MOST_SAVES:])
     return _saved(ledger, step, wall)
 

@@ -30,6 +30,8 @@ MOST_NAMED: Final = 6
 MOST_DEPTH: Final = 6
 
 REQUEST: Final = "request"
+END: Final = "end"
+"""``Target.why`` of the evaluation at the end of training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def on_event(state: State, event: Event, rules: Rules, *, milestone: bool = Fals
         case EventName.TRAINER_FINISHED:
             state = replace(state, ended=True)
             if rules.at_end and state.newest is not None:
-                return _add(state, replace(state.newest, why="end"), rules)
+                return _add(state, replace(state.newest, why=END), rules)
         case EventName.TRAINER_STARTING if "start_id" in event.fields:
             resumed = number if number is not None else 0
             newest = state.newest if state.newest is not None and state.newest.step <= resumed else None
@@ -106,12 +108,14 @@ def _saved(state: State, target: Target, rules: Rules, wall: float) -> State:
     if state.newest is not None and (state.newest.step, state.newest.save_id) == (target.step, target.save_id):
         return state  # reported again
     state = replace(state, newest=target, saved_wall=wall, saves=state.saves + 1)
+    if state.ended:  # training had ended before its last checkpoint was complete
+        state = replace(state, waiting=tuple(t for t in state.waiting if t.why != END))
     if rules.every_saves and state.saves >= rules.every_saves:
         return _add(replace(state, saves=0), replace(target, why="save"), rules)
     if rules.every_steps and target.step // rules.every_steps > state.last // rules.every_steps:
         return _add(replace(state, last=target.step), replace(target, why="step"), rules)
     if state.ended and rules.at_end:
-        return _add(state, replace(target, why="end"), rules)
+        return _add(state, replace(target, why=END), rules)
     return state
 
 
@@ -150,6 +154,12 @@ def _add(state: State, target: Target, rules: Rules) -> State:
 
 def _same(one: Target, other: Target) -> bool:
     return one.step == other.step and (one.save_id == other.save_id or not (one.save_id and other.save_id))
+
+
+def last(state: State) -> Target | None:
+    """The last checkpoint of training that has ended, if its evaluation waits or runs."""
+    due = (*state.running, *state.waiting) if state.ended else ()
+    return next((t for t in due if t.why == END or (state.newest is not None and _same(t, state.newest))), None)
 
 
 def requested(state: State, targets: Iterable[Target]) -> State:
