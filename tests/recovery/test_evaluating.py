@@ -1,6 +1,8 @@
 """Training stops for an evaluation and starts again, whatever the evaluation does, and whoever is killed meanwhile."""
 
 import asyncio
+import gc
+import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,14 @@ from podwatch.recovery.evaluate import Outcome
 from tests.support.recovery_world import GIB, Killed, Killer, Podwatch, World, death, finished
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def no_garbage_of_other_tests() -> None:
+    """Their unclosed sockets would count as this test's errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
 
 
 @dataclass

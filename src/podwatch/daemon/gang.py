@@ -673,7 +673,8 @@ class NodeHere:
         if finding.kind in SAYS_WHY:
             tails = await failures.log_tails(lines)
             best, last = decisive(tails), [line for tail in tails.values() for line in tail[-LOG_LINES_KEPT:]]
-            log, echo = own_line(last) or ("" if best is None else best[1]), is_echo(last)
+            said = "" if best is None else best[1]  # what a launcher prints at the end can be longer than ``last``
+            log, echo = own_line(last) or said, is_echo((*last, said))
             log = scrub(log, secret_values(tools.pod.environment()))[:LINE_SHOWN]
         blame, broken = failures.blame(finding.kind, context.attempt, lines, explained_by=log)
         return NodeFailure(str(finding.kind), finding.summary, str(blame), log, echo and not broken, broken)
