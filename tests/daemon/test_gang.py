@@ -4,16 +4,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from podwatch.config.settings import NodesSettings
-from podwatch.daemon.gang import READ_AT_ONCE, Gang, GangFiles
+from podwatch.daemon.gang import READ_AT_ONCE, Gang, GangFiles, NodeHere
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.gang import GangEnd, GangRecord, NodeFailure, Place
 from podwatch.domain.verdict import Host
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.gang import ECHO_SECONDS
+from podwatch.policy.restart import LOG_LINES_KEPT
 from podwatch.system.workspace import Workspace
 from tests.support.clock import ManualClock
 
@@ -444,3 +446,22 @@ async def test_what_the_nodes_read_grows_with_their_number_and_not_with_its_squa
     leader.end = GangEnd("gave-up", "node 7 failed", rank=7)
     await cluster.pass_time(2)
     assert all(gang.end == leader.end for gang, _ in others), "known at once"
+
+
+async def test_a_lost_connection_is_an_echo_however_long_the_report_after_it() -> None:
+    """torchrun prints a table of many lines after the line that says why."""
+    lost = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:34501"
+    tails = {"train.log": [lost, *["  rank : 0 (local_rank: 0)"] * LOG_LINES_KEPT]}
+
+    async def log_tails(_lines: tuple[str, ...]) -> dict[str, list[str]]:
+        return tails
+
+    tools = SimpleNamespace(
+        sensors=SimpleNamespace(logs=SimpleNamespace(last_lines=lambda _count: ())),
+        pod=SimpleNamespace(environment=dict),
+    )
+    failures = SimpleNamespace(log_tails=log_tails, blame=lambda *_args, **_more: (Blame.UNKNOWN, False))
+    recovery: Any = SimpleNamespace(context=SimpleNamespace(attempt=None, tools=tools), failures=failures)
+    failure = await NodeHere(recovery, None).explain(EXITED)
+    assert failure.log == lost
+    assert failure.echo
