@@ -798,7 +798,7 @@ class NotifySettings(Section):
     urls: tuple[str, ...] = Field(
         (),
         description="channels (docs/notifications.md), each with the lowest severity it receives, as in "
-        '"critical https://..."; a URL with a key belongs into urls_file',
+        '"critical https://..."; put a URL with a key into urls_file',
     )
     urls_file: Path | None = Field(None, description="file with more URLs, one per line; mode 0600")
     command_severity: Literal["info", "warning", "critical"] | None = Field(
@@ -825,7 +825,7 @@ class NotifySettings(Section):
     timeout: Duration = Field(20.0, gt=0, le=300, description="time limit of one attempt; up to 8 attempts")
     heartbeat_urls: tuple[str, ...] = Field(
         (),
-        description="dead-man's switch: podwatch calls these while the run is well; a URL with a key belongs "
+        description="dead-man's switch: podwatch calls these every heartbeat_every; put a URL with a key "
         "into heartbeat_urls_file",
     )
     heartbeat_urls_file: Path | None = Field(None, description="file with more such URLs, one per line; mode 0600")

@@ -266,10 +266,10 @@ class Evaluations:
             return ""
         with contextlib.suppress(PodwatchError):  # the loop's own try reports it
             await self._gather()
-            if await self._last_is_open():
-                return "the last checkpoint, to evaluate it"
         target = policy.last(self.state)
-        return "" if target is None else f"the evaluation of step {target.step}"
+        if target is not None:
+            return f"the evaluation of step {target.step}"
+        return "the last checkpoint, to evaluate it" if await self._last_is_open() else ""
 
     async def pause(self, seconds: float) -> None:
         """Wait until something happened that can make a checkpoint due, for at most ``seconds``."""

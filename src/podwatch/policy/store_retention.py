@@ -249,7 +249,7 @@ def superseded_versions(
 
 
 CONTROLLER_JOURNAL_SECONDS = 90 * 86400.0
-"""As incident bundles: decisions of a controller are read when somebody asks what a month has cost."""
+"""As incident bundles: decisions of a controller show what a month has cost."""
 _CLAIM = re.compile(r"claims/(\d{1,18})-[A-Za-z0-9]{1,64}")
 _DECISION = re.compile(r"journal/\d{8}T\d{6}Z-[0-9a-f]{8}\.json")
 _PROBE = re.compile(r"podwatch-probe-[0-9a-f]{16}(?:-parts)?")

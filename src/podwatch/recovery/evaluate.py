@@ -171,7 +171,7 @@ class Evaluating:
         return None
 
     async def _settle(self, intent_id: int, why: str) -> None:
-        with contextlib.suppress(PodwatchError):  # it stays open, and training starts all the same
+        with contextlib.suppress(PodwatchError):  # it stays open, and training starts anyway
             state = IntentState.FAILED if why else IntentState.DONE
             await self.context.tools.journal.run(Journal.settle, intent_id, state, why)
 

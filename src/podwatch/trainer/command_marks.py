@@ -258,7 +258,7 @@ def end_interrupted(state: Path) -> list[str]:
             done.append(f"podwatch ended what an interrupted run of {path.stem} left: {_pids(seen.own)}")
         if seen.spared:
             text = f"an interrupted run of {path.stem} left terminals or processes on one: {_pids(seen.spared)}"
-            done.append(f"{text}; podwatch never ends those. End them if nobody needs them")
+            done.append(f"{text}; podwatch never ends those. End those that you do not need")
     return done
 
 
