@@ -126,6 +126,19 @@ QUESTIONS = {
     "know how much it cost": ("cost.md", "per_hour"),
     "resume on a bare pod": ("bootstrap.md", "podwatch bootstrap"),
     "go back to an older step": ("checkpoints.md#can-i-go-back-to-an-older-step", "podwatch restart --step N"),
+    "know whether my trainer is supported": ("start.md#is-my-trainer-supported", "| you set |"),
+    "know what happens to training when podwatch": (
+        "start.md#how-do-i-run-it-and-what-happens-to-training-when-podwatch-stops",
+        "**Stopping the container ends training**",
+    ),
+    "start a run; stop it": ("start.md#how-do-i-stop-training-for-good", "podwatch stop-training"),
+    "It restarts too early": ("detection.md#which-setting-do-i-change", "`hang.floor`"),
+    "Why was a checkpoint not uploaded?": ("checkpoints.md#why-is-mine-not-in-the-store", "`podwatch sync --step N`"),
+    "know that a checkpoint is safe": ("checkpoints.md#how-do-i-know-that-a-checkpoint-is-safe", "store verify --deep"),
+    "know which exit code makes Slurm": ("engines.md#slurm", "`RequeueExit=86`"),
+    "know how much podwatch, a hook": ("hooks.md#what-a-hook-cannot-do-to-training", "lowest priority"),
+    "only watch for a first week": ("maintenance.md#how-do-i-keep-podwatch-out-of-the-way", '`mode = "observe"`'),
+    "read the logs of a pod that is gone": ("runs.md#what-else-is-kept-of-a-run", "b2 sync"),
 }
 
 
