@@ -14,7 +14,7 @@ from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Snapshot
 
 PAGE = (Path(__file__).parents[2] / "docs" / "detection.md").read_text()
-ROWS = ["armed", "window", "threshold", "corroborating"]
+ROWS = ["watched from", "limit", "for", "confirmed by"]
 """Of a detector that restarts training; the others are described in a paragraph."""
 
 
@@ -26,9 +26,9 @@ def section(name: str) -> str:
 
 def corroborating(name: str) -> str:
     """The signals that the page names for this detector; empty where it only reports."""
-    found = dict(re.findall(r"^\| (\w+) \| ?(.*?) ?\|$", section(name), re.MULTILINE))
+    found = dict(re.findall(r"^\| ([\w ]+) \| ?(.*?) ?\|$", section(name), re.MULTILINE))
     assert [row for row in found if row in ROWS] in ([], ROWS), f"the table of {name}"
-    return found.get("corroborating", "")
+    return found.get("confirmed by", "")
 
 
 def test_names_are_unique() -> None:
