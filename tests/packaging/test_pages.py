@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.config.keys import walk
 from podwatch.domain.finding import FindingKind
 from tools import pages
 
@@ -166,3 +167,26 @@ def test_the_index_leads_to_an_answer_in_one_step(question: str) -> None:
     answer = section(DOCS / page, anchor) if anchor else (DOCS / page).read_text()  # a page to look a name up in
     assert command in answer
     assert not anchor or len(answer.split()) < 300, "a minute's reading"
+
+
+# -- settings: a page that gives a default gives the real one
+
+NAMED = re.compile(r"`([a-z_]+\.[a-z_.]+)`(?:\]\([^)]*\))? \((\d[\d.]*) ?(s|min|h|%|GiB|MB)?(?!\w)[^()]*\)")
+UNITS = {None: 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "%": 0.01, "GiB": float(1 << 30), "MB": 1e6}
+
+
+def defaults_named(text: str) -> list[tuple[str, float, float]]:
+    """(setting, the default as the page gives it, the default of the code)."""
+    known = dict(walk())
+    found = [m for m in NAMED.finditer(text) if m[1] in known]
+    return [(m[1], float(m[2]) * UNITS[m[3]], float(known[m[1]].get_default())) for m in found]
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda p: p.name)
+def test_a_default_that_a_page_gives_is_that_of_the_code(page: Path) -> None:
+    assert [one for one in defaults_named(page.read_text()) if one[1] != pytest.approx(one[2])] == []
+
+
+def test_a_wrong_default_is_found() -> None:
+    text = "`gpu.hold` (8 s), [`hang.floor`](x) (24 min), `trainer.nofile` (65535)"
+    assert [said == real for _, said, real in defaults_named(text)] == [True, False, False]
