@@ -111,7 +111,7 @@ def test_no_page_uses_a_word_that_the_style_replaces(page: Path) -> None:
 
 QUESTIONS = {
     "What does this finding mean": ("runbook.md", "### hang"),
-    "Why did it restart?": ("runbook.md#why-did-it-restart", "podwatch incidents"),
+    "Why did it restart, and from this step?": ("runbook.md#why-did-it-restart", "podwatch incidents"),
     "Why did it *not* restart?": ("runbook.md#gave-up", "`podwatch start`"),
     "What do I lose if this pod dies now?": ("runbook.md#what-do-i-lose-if-this-pod-dies-now", "podwatch sync --wait"),
     "podwatch itself does not run": ("runbook.md#podwatch-does-not-run", "podwatch -c podwatch.toml run --detach"),
@@ -139,7 +139,7 @@ QUESTIONS = {
     "know which exit code makes Slurm": ("engines.md#slurm", "`RequeueExit=86`"),
     "know how much podwatch, a hook": ("hooks.md#what-a-hook-cannot-do-to-training", "lowest priority"),
     "only watch for a first week": ("maintenance.md#how-do-i-keep-podwatch-out-of-the-way", '`mode = "observe"`'),
-    "read the logs of a pod that is gone": ("runs.md#what-else-is-kept-of-a-run", "b2 sync"),
+    "read the trainer's log": ("runs.md#what-else-is-kept-of-a-run", "b2 sync"),
 }
 
 
