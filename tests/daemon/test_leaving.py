@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from podwatch.config.keys import known_keys
 from podwatch.config.settings import Settings
 from podwatch.daemon import store as store_module
-from podwatch.daemon.configuration import waits_for_restart
+from podwatch.daemon.configuration import policies_from, waits_for_restart
 from podwatch.daemon.shutdown import briefly, end_tasks
 from podwatch.daemon.store import StoreRestore
 from podwatch.system.workers import Worker
@@ -117,11 +118,53 @@ async def test_a_store_out_of_reach_is_not_waited_for_when_a_set_is_here(monkeyp
     assert await look is None
 
 
-def test_a_reload_names_what_waits_for_the_next_start() -> None:
-    def made(**changes: object) -> Settings:
-        return Settings.model_validate({"run_id": "r", "trainer": {"output_dir": "/out"}, **changes})
+def made(**changes: object) -> Settings:
+    return Settings.model_validate({"run_id": "r", "trainer": {"output_dir": "/out"}, **changes})
 
+
+def test_a_reload_names_what_waits_for_the_next_start() -> None:
     live = made(mode="observe", gpu={"hold": 5}, hang={"k": 3}, recovery={"calm": 60}, disk={"prune_to": "50%"})
     assert waits_for_restart(made(), live) == ()
-    later = made(gpu={"poll": 1, "hold": 5}, sync={"connections": 8})
-    assert waits_for_restart(made(), later) == ("gpu.poll", "sync.connections")
+    later = made(gpu={"poll": 1, "hold": 5}, sync={"connections": 8}, recovery={"job_attempts": 9, "calm": 60})
+    assert waits_for_restart(made(), later) == ("gpu.poll", "sync.connections", "recovery.job_attempts")
+
+
+def test_a_reload_does_not_name_what_it_applies() -> None:
+    rule = {"name": "oops", "pattern": "oops"}
+    now = made(log_rules=[rule], resources={"files_above": "50%", "overdue": 2}, training={"kl_above": 1})
+    assert waits_for_restart(made(), now) == ()
+    hook = {"name": "a", "on": ["checkpoint"], "command": ["true"]}
+    later = made(log_rules=[rule], hooks=[hook], training={"metrics_file": "m.jsonl"})
+    assert waits_for_restart(made(), later) == ("hooks", "training.metrics_file")
+
+
+def test_a_reload_does_not_name_what_only_a_command_reads() -> None:
+    checks = [{"name": "a", "command": ["true"]}]
+    providers = {"vast": {"command": ["true"]}}
+    assert waits_for_restart(made(), made(checks=checks, controller={"every": 60, "providers": providers})) == ()
+
+
+PARTLY = {
+    "gpu.inference", "gpu.trainer", "gpu.poll", "gpu.deadline", "checkpoints.rescan", "checkpoints.settle",
+    "sync.keep_last", "sync.keep_every", "nodes.rank", "nodes.count",
+}  # fmt: skip
+"""Policies that a sensor or the syncer reads as well, when it starts."""
+
+
+def test_what_a_reload_gives_to_the_detectors_does_not_wait() -> None:
+    old, followed = made(), []
+    for key in known_keys():
+        section, _, name = key.partition(".")
+        if key in PARTLY or not name or "." in name or key == "trainer.layout":
+            continue
+        before = policies_from(old, max_steps=None)
+        for other in (True, 0.123, 7, 77, "yes", "exit", "stop"):
+            new = old.model_copy(update={section: getattr(old, section).model_copy(update={name: other})})
+            try:
+                changed = policies_from(new, max_steps=None) != before
+            except (TypeError, AttributeError):
+                continue  # a value of another type than this setting has
+            if changed:
+                followed.append(key)
+                assert not waits_for_restart(old, new), (key, other)
+    assert {"inference.sleep", "resources.files_above", "training.stop", "hang.k", "disk.on_full"} <= set(followed)

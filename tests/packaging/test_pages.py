@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.config.keys import walk
 from podwatch.domain.finding import FindingKind
 from tools import pages
 
@@ -110,7 +111,7 @@ def test_no_page_uses_a_word_that_the_style_replaces(page: Path) -> None:
 
 QUESTIONS = {
     "What does this finding mean": ("runbook.md", "### hang"),
-    "Why did it restart?": ("runbook.md#why-did-it-restart", "podwatch incidents"),
+    "Why did it restart, and from this step?": ("runbook.md#why-did-it-restart", "podwatch incidents"),
     "Why did it *not* restart?": ("runbook.md#gave-up", "`podwatch start`"),
     "What do I lose if this pod dies now?": ("runbook.md#what-do-i-lose-if-this-pod-dies-now", "podwatch sync --wait"),
     "podwatch itself does not run": ("runbook.md#podwatch-does-not-run", "podwatch -c podwatch.toml run --detach"),
@@ -126,6 +127,19 @@ QUESTIONS = {
     "know how much it cost": ("cost.md", "per_hour"),
     "resume on a bare pod": ("bootstrap.md", "podwatch bootstrap"),
     "go back to an older step": ("checkpoints.md#can-i-go-back-to-an-older-step", "podwatch restart --step N"),
+    "know whether my trainer is supported": ("start.md#is-my-trainer-supported", "| you set |"),
+    "know what happens to training when podwatch": (
+        "start.md#how-do-i-run-it-and-what-happens-to-training-when-podwatch-stops",
+        "**Stopping the container ends training**",
+    ),
+    "start a run; stop it": ("start.md#how-do-i-stop-training-for-good", "podwatch stop-training"),
+    "It restarts too early": ("detection.md#which-setting-do-i-change", "`hang.floor`"),
+    "Why was a checkpoint not uploaded?": ("checkpoints.md#why-is-mine-not-in-the-store", "`podwatch sync --step N`"),
+    "know that a checkpoint is safe": ("checkpoints.md#how-do-i-know-that-a-checkpoint-is-safe", "store verify --deep"),
+    "know which exit code makes Slurm": ("engines.md#slurm", "`RequeueExit=86`"),
+    "know how much podwatch, a hook": ("hooks.md#what-a-hook-cannot-do-to-training", "lowest priority"),
+    "only watch for a first week": ("maintenance.md#how-do-i-keep-podwatch-out-of-the-way", '`mode = "observe"`'),
+    "read the trainer's log": ("runs.md#what-else-is-kept-of-a-run", "b2 sync"),
 }
 
 
@@ -153,3 +167,26 @@ def test_the_index_leads_to_an_answer_in_one_step(question: str) -> None:
     answer = section(DOCS / page, anchor) if anchor else (DOCS / page).read_text()  # a page to look a name up in
     assert command in answer
     assert not anchor or len(answer.split()) < 300, "a minute's reading"
+
+
+# -- settings: a page that gives a default gives the real one
+
+NAMED = re.compile(r"`([a-z_]+\.[a-z_.]+)`(?:\]\([^)]*\))? \((\d[\d.]*) ?(s|min|h|%|GiB|MB)?(?!\w)[^()]*\)")
+UNITS = {None: 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "%": 0.01, "GiB": float(1 << 30), "MB": 1e6}
+
+
+def defaults_named(text: str) -> list[tuple[str, float, float]]:
+    """(setting, the default as the page gives it, the default of the code)."""
+    known = dict(walk())
+    found = [m for m in NAMED.finditer(text) if m[1] in known]
+    return [(m[1], float(m[2]) * UNITS[m[3]], float(known[m[1]].get_default())) for m in found]
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda p: p.name)
+def test_a_default_that_a_page_gives_is_that_of_the_code(page: Path) -> None:
+    assert [one for one in defaults_named(page.read_text()) if one[1] != pytest.approx(one[2])] == []
+
+
+def test_a_wrong_default_is_found() -> None:
+    text = "`gpu.hold` (8 s), [`hang.floor`](x) (24 min), `trainer.nofile` (65535)"
+    assert [said == real for _, said, real in defaults_named(text)] == [True, False, False]

@@ -1,10 +1,10 @@
 """An installed package that adds a layout and a store to podwatch: the examples of docs/contributing.md, outside of
 podwatch, with the metadata that pip writes."""
 
-import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "contributing.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "contributing.md"
 GROUPS = {
     "podwatch.layouts": "shelf = podwatch_shelf:KIND",
     "podwatch.stores": "shelf = podwatch_shelf_store:open_store",
@@ -12,8 +12,8 @@ GROUPS = {
 
 
 def examples() -> dict[str, str]:
-    """File name -> text of each Python example on the page that has a file name."""
-    return dict(re.findall(r"^```python\n# (\S+\.py)\n(.*?)^```", PAGE.read_text(), re.M | re.S))
+    """File name -> text of each example to which the page links."""
+    return {path.name: path.read_text() for path in sorted((ROOT / "examples" / "extending").glob("*.py"))}
 
 
 def install(site: Path, name: str = "podwatch-shelf", files: dict[str, str] | None = None, **groups: str) -> Path:

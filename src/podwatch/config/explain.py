@@ -1,6 +1,7 @@
 """Settings as a commented TOML file, as JSON and as a reference page, all generated from the models."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,24 +17,26 @@ from podwatch.domain.secrets import scrub, scrub_argv
 
 MASK = "***"
 _SECTION_NOTES = {
-    "controller": "what `podwatch controller` runs on this machine; the daemon does not use it",
-    "trainer": "the training that podwatch starts, watches and resumes",
+    "trainer": "the training that podwatch starts, watches and resumes (docs/layouts.md)",
     "gpu": "GPU memory shows a silent death",
     "inference": "the inference server corroborates a silent death or a hang",
-    "hang": "training that is alive but makes no step",
-    "checkpoints": "when a checkpoint counts as complete",
-    "checkpoints.custom": 'only for layout = "custom"',
-    "sync": "copies of checkpoints outside this pod",
-    "disk": "disk space for the next checkpoint",
+    "hang": "training that is alive but makes no step (docs/detection.md)",
+    "checkpoints": "when a checkpoint counts as complete (docs/checkpoints.md)",
+    "checkpoints.custom": 'only for layout = "custom" (docs/layouts.md)',
+    "sync": "copies of checkpoints outside this pod (docs/sync.md)",
+    "disk": "disk space for the next checkpoint (docs/disk.md)",
     "recovery": "how often to restart, and how long to wait",
+    "nodes": "one run on several machines (docs/nodes.md)",
+    "end_pod": "a command that ends the rented machine with the run (docs/end-the-pod.md)",
+    "controller": "what `podwatch controller` runs on this machine; the daemon does not use it (docs/controller.md)",
     "resources": "the machine's own limits",
     "evaluation": "a command that evaluates checkpoints (docs/evaluation.md)",
     "training": "warnings about the health of the training itself",
-    "record": "recorded sensor data for `podwatch replay`",
-    "http": "health, status and metrics",
-    "notify": "where podwatch sends notices",
+    "record": "recorded sensor data (docs/replay.md)",
+    "http": "the page (docs/page.md), health, status and metrics",
+    "notify": "where podwatch sends notices (docs/notifications.md)",
     "wandb": "podwatch's own run in the training's W&B project",
-    "cost": "what this machine costs",
+    "cost": "what this machine costs (docs/cost.md)",
     "log": "podwatch's own log",
 }
 
@@ -199,7 +202,8 @@ def render_reference() -> str:
         )
         why = (field.description or "").replace("|", "\\|")
         lines.append(f"| `{name}` | {default} | {why} |")
-    return "\n".join(lines).lstrip("\n") + "\n"
+    text = "\n".join(lines).lstrip("\n") + "\n"
+    return re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", text)
 
 
 def _code(value: object) -> str:

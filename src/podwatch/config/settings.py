@@ -85,14 +85,13 @@ class Section(BaseModel):
 class TrainerSettings(Section):
     layout: str = Field(
         "auto",
-        description="layout of the trainer's checkpoints (docs/layouts.md); auto: detected from the command "
-        "and output_dir; an error if several fit",
+        description="layout of the checkpoints; auto: detected from command and output_dir, an error if several fit",
     )
     output_dir: Path = Field(..., description="the trainer's output directory")
     checkpoint_dir: Path | None = Field(
         None,
-        description="checkpoint directory, if it is not at its usual place under output_dir: the parent of "
-        "the step directories (prime-rl: of checkpoints/)",
+        description="parent of the step directories (prime-rl: of checkpoints/), if not at its usual place "
+        "under output_dir",
     )
     command: tuple[str, ...] = Field((), description="argv of a fresh start, without resume flags and without a shell")
     cwd: Path | None = Field(None, description="its working directory; default: output_dir's parent")
@@ -102,24 +101,22 @@ class TrainerSettings(Section):
     nofile: int = Field(65_536, ge=1024, description="open-file limit for training; vLLM wants 65,536")
     resume_args: str | tuple[str, ...] = Field(
         "auto",
-        description='arguments that make the command resume: "auto" (by layout and version), "none", or a '
-        "list with {step} and {checkpoint}",
+        description='what makes the command resume: "auto" (by layout and version), "none", or a list with '
+        "{step} and {checkpoint}",
     )
     max_steps: int | None = Field(None, ge=1, description="target step, if command and its config do not name one")
     supervise: Literal["auto", "keeper", "attach"] = Field(
         "auto",
-        description='"auto": attach to running training, else start it; "keeper": only training that podwatch '
-        'starts; "attach": never start training',
+        description='"auto": attach to running training, else start it; "keeper": never attach; "attach": never start',
     )
     start_before: tuple[tuple[str, ...], ...] = Field(
         (),
-        description='commands before each start, for example [["ray", "start", "--head"]]; what they leave '
+        description='commands before each start, such as [["ray", "start", "--head"]]; what they leave '
         "running ends with training",
     )
     stop_also: tuple[tuple[str, ...], ...] = Field(
         (),
-        description="commands after training has stopped, to end processes outside its process tree; they "
-        "must be safe to run twice",
+        description="commands after each stop, for processes outside training's tree; must be safe to run twice",
     )
     stop_grace: Duration = Field(30.0, description="time from SIGTERM to SIGKILL; prime-rl ends within seconds")
     save_grace: Duration = Field(600.0, description="time from SIGTERM to SIGKILL during a save: 47 GB take minutes")
@@ -188,8 +185,8 @@ class InferenceSettings(Section):
     )
     sleep: Literal["auto", "yes", "no"] = Field(
         "auto",
-        description='"yes": the engine releases its memory between phases, so podwatch does not judge silent '
-        'deaths by memory; "auto": detected',
+        description='"yes": the engine releases its memory between phases, so memory shows no silent death; '
+        '"auto": detected',
     )
 
 
@@ -233,8 +230,8 @@ class CustomLayoutSettings(Section):
     )
     trainer_processes: tuple[str, ...] = Field(
         (),
-        description="regular expressions for the command line of the trainer process; podwatch then sees its "
-        "end while the launcher lives",
+        description="regular expressions for the trainer's command line: podwatch then sees its end while "
+        "the launcher lives",
     )
     orchestrator_processes: tuple[str, ...] = Field((), description="the same for the process that drives rollouts")
     inference_processes: tuple[str, ...] = Field(
@@ -342,7 +339,7 @@ class SyncSettings(Section):
     extra: tuple[str, ...] = Field(
         (),
         description="paths below output_dir to upload with milestones and the final checkpoint, such as "
-        '["final"]; never links or key files',
+        '["final"]; no links or key files',
     )
     # A 32B model in bf16 fits; a mistyped path does not fill the bucket.
     extra_max: Size = Field(
@@ -437,7 +434,7 @@ class DiskSettings(Section):
     )
     on_full: Literal["stay", "stop"] = Field(
         "stay",
-        description='if the next save cannot fit: "stop" ends training cleanly before it, "stay" lets it '
+        description='the next save cannot fit: "stop" ends training cleanly before it, "stay" lets it '
         "continue and possibly crash",
     )
 
@@ -495,8 +492,8 @@ class RecoverySettings(Section):
         None,
         ge=1,
         le=3600,
-        description="job mode: time from the engine's SIGTERM until podwatch kills training; a little below "
-        "the engine's own; default: 0.85 of the engine's default",
+        description="job mode: from the engine's SIGTERM until podwatch kills training; default: 0.85 of the "
+        "engine's default",
     )
     job_attempts: int = Field(
         _VERDICT.most_failures,
@@ -506,8 +503,8 @@ class RecoverySettings(Section):
     )
     bad_host_for: Duration = Field(
         _VERDICT.bad_host_seconds,
-        description="job mode: after a machine fault no attempt starts on that machine for this long (at most "
-        "three refusals); 0: never refused",
+        description="job mode: after a machine fault no attempt starts on that machine for this long, at "
+        "most three times; 0: never",
     )
 
 
@@ -655,8 +652,8 @@ class EvaluationSettings(Section):
     at_end: bool = Field(False, description="evaluate the last checkpoint of a finished run")
     gpus: Literal["none", "free", "stop-training"] = Field(
         "none",
-        description='"none": on the CPU; "free": on GPUs that nothing uses; "stop-training": on those of training,'
-        " which stops after a save and starts again",
+        description='"none": on the CPU; "free": on unused GPUs; "stop-training": on those of training, '
+        "which stops after a save and starts again",
     )
     gpu_count: int = Field(1, ge=1, description='number of GPUs with gpus = "free"')
     metric: str = Field(
@@ -680,8 +677,8 @@ class EvaluationSettings(Section):
     )
     dir: Path | None = Field(
         None,
-        description="podwatch uses podwatch-evaluation-RUN_ID in it for outputs and fetched checkpoints; "
-        "default: below state_dir; never under output_dir; `user` must be able to enter it",
+        description="place for outputs and fetched checkpoints (in podwatch-evaluation-RUN_ID); default: "
+        "below state_dir; never under output_dir; `user` must be able to enter it",
     )
     cwd: Path | None = Field(None, description="working directory; default: that of training")
     env_file: Path | None = Field(
@@ -797,8 +794,8 @@ class NotifySettings(Section):
     )
     urls: tuple[str, ...] = Field(
         (),
-        description="channels (docs/notifications.md), each with the lowest severity it receives, as in "
-        '"critical https://..."; put a URL with a key into urls_file',
+        description='channels, each with the lowest severity it receives: "critical https://..."; a URL with '
+        "a key belongs in urls_file",
     )
     urls_file: Path | None = Field(None, description="file with more URLs, one per line; mode 0600")
     command_severity: Literal["info", "warning", "critical"] | None = Field(
@@ -825,8 +822,7 @@ class NotifySettings(Section):
     timeout: Duration = Field(20.0, gt=0, le=300, description="time limit of one attempt; up to 8 attempts")
     heartbeat_urls: tuple[str, ...] = Field(
         (),
-        description="dead-man's switch: podwatch calls these every heartbeat_every; put a URL with a key "
-        "into heartbeat_urls_file",
+        description="dead-man's switch: called every heartbeat_every; a URL with a key belongs in heartbeat_urls_file",
     )
     heartbeat_urls_file: Path | None = Field(None, description="file with more such URLs, one per line; mode 0600")
     heartbeat_every: Duration = Field(60.0, ge=5, le=3600, description="time between two calls of heartbeat_urls")

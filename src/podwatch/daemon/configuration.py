@@ -133,6 +133,7 @@ def policies_from(settings: Settings, *, max_steps: int | None, save_interval: i
 
 _LIVE = (
     "mode",
+    "log_rules",
     "trainer.command",
     "trainer.cwd",
     "trainer.env",
@@ -141,6 +142,8 @@ _LIVE = (
     "trainer.nofile",
     "trainer.resume_args",
     "trainer.max_steps",
+    "trainer.start_before",
+    "trainer.stop_also",
     "trainer.stop_grace",
     "trainer.save_grace",
     "trainer.resume_attempts",
@@ -150,16 +153,29 @@ _LIVE = (
     "gpu.floor",
     "gpu.release_wait",
     "gpu.release_margin",
+    "inference.sleep",
     "hang.*",
-    "disk.prune_above",
-    "disk.prune_to",
-    "disk.margin",
-    "disk.lead",
-    "disk.on_full",
+    "disk.*",
     "recovery.*",
+    "end_pod.*",
+    "resources.*",
+    "evaluation.reserve",
+    "training.*",
     "sync.max_lag",
 )
-"""Read at each turn or at each start of training. All other settings are read when podwatch starts."""
+"""Read at each turn, at each start of training, or when they are needed. ``*``: the section without ``_AT_START``."""
+_AT_START = frozenset(
+    {
+        "disk.capacity",
+        "recovery.end_grace",
+        "recovery.job_attempts",
+        "recovery.bad_host_for",
+        "training.metrics_file",
+        "training.metrics_url",
+    }
+)
+_NOT_OURS = ("checks", "controller.*")
+"""Read from the file by the command that uses them: no podwatch has to start again."""
 
 
 def waits_for_restart(old: Settings, new: Settings) -> tuple[str, ...]:
@@ -168,7 +184,8 @@ def waits_for_restart(old: Settings, new: Settings) -> tuple[str, ...]:
 
 
 def _live(key: str) -> bool:
-    return key in _LIVE or f"{key.partition('.')[0]}.*" in _LIVE
+    known, section = (*_LIVE, *_NOT_OURS), f"{key.partition('.')[0]}.*"
+    return key in known or (section in known and key not in _AT_START)
 
 
 def _value(settings: Settings, key: str) -> object:
