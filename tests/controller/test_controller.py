@@ -234,7 +234,7 @@ def test_a_machine_whose_record_is_lost_is_destroyed_at_its_bound_where_the_stor
     assert "has sent no heartbeat yet" in found[-1].decision.reason
     [record] = place.store.list(KEYS.controller + "pods/")
     document = json.loads(place.store.get_bytes(record.key) or b"")
-    earlier = [{**one, "since": one["since"] - 60} for one in document["billed"]]
+    earlier = [{**one, "since": one["since"] - 3600} for one in document["billed"]]
     place.store.put_bytes(record.key, json.dumps({**document, "billed": earlier}).encode())
     clock = Clock()
     controller = place.controller(clock)
