@@ -5,7 +5,8 @@ from stdin, writes one to stdout, logs to stderr, and ends with one of the exit 
 for an object with four methods (``Provider``), and keeps the rules that no provider may break:
 
 - an answer that cannot be read whole is an error, never an empty list;
-- only an instance whose label is exactly ``podwatch:<run-id>:<generation>`` belongs to a run;
+- only an instance whose label is exactly ``podwatch:<run-id>:<generation>:<tag>`` belongs to a run. The tag is that of
+  the run's store; labels of the first controllers end with the generation;
 - ``create`` returns the instance that has the label already, instead of a second one;
 - ``destroy`` looks at the label first, and is done only when the instance is gone from the list.
 
@@ -30,6 +31,8 @@ from typing import Any, NoReturn, Protocol
 OK, NO_OFFER, REFUSED, UNAVAILABLE, OUTCOME_UNKNOWN = 0, 3, 65, 69, 75
 STATES = ("pending", "running", "stopped", "ended", "unknown")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+NUMBER = r"([1-9][0-9]{0,17})"
+TAG = "s[a-z2-7]{7}"
 SECONDS = {"list": 120, "create": 420, "destroy": 240}
 """Limit of a whole command; PODWATCH_PROVIDER_SECONDS replaces it."""
 
@@ -83,7 +86,7 @@ def parse_label(label: object) -> tuple[str, int] | None:
     """Run id and generation, or None for a label that podwatch did not write."""
     if not isinstance(label, str):
         return None
-    match = re.fullmatch(rf"podwatch:({RUN_ID.pattern}):([1-9][0-9]{{0,17}})", label)
+    match = re.fullmatch(rf"podwatch:({RUN_ID.pattern}):{NUMBER}(?::{TAG})?", label)
     return (match[1], int(match[2])) if match else None
 
 
@@ -278,16 +281,15 @@ def environment(own: dict[str, Any], passed: list[Any], order: Order) -> dict[st
 
 def name_of(label: str, prefix: str) -> str:
     """A name for a provider whose names cannot have a colon."""
-    found = parse_label(label)
-    assert found is not None
-    return f"{prefix}{found[0]}-{found[1]}"
+    assert parse_label(label) is not None
+    return prefix + label.removeprefix("podwatch:").replace(":", "-")
 
 
 def label_of(name: str, prefix: str) -> str:
-    """The label of a name made by ``name_of``, or "": the number is what follows the last hyphen."""
-    run, _, generation = name.removeprefix(prefix).rpartition("-")
-    label = f"podwatch:{run}:{generation}"
-    return label if name.startswith(prefix) and parse_label(label) else ""
+    """The label of a name made by ``name_of``, or "": the last number between hyphens, with at most a tag behind it."""
+    match = re.fullmatch(rf"{re.escape(prefix)}({RUN_ID.pattern})-{NUMBER}(?:-({TAG}))?", name)
+    label = ":".join(("podwatch", *(part for part in match.groups() if part))) if match else ""
+    return label if parse_label(label) else ""
 
 
 def run(words: list[str], more: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -291,7 +291,7 @@ def test_a_pause_shows_and_with_verbose_what_was_learned(tmp_path: Path) -> None
 
 def test_throughput_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store", writer_id="check")
-    assert measure(store, "r/podwatch") > 1_000_000
+    assert measure(store, "r/podwatch/check/") > 1_000_000
     assert not list(store.list(""))
     assert not [p for p in (tmp_path / "store").rglob("*") if p.is_file() and p.stat().st_size > 4096]
 

@@ -191,6 +191,12 @@ def test_nothing_to_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(wrong, UsageError)
 
 
+@pytest.mark.parametrize(("data", "why"), [(b"", "the file is empty"), (b"[" * 9000, "it has no whole line")])
+def test_a_file_that_is_no_recording(tmp_path: Path, data: bytes, why: str) -> None:
+    (tmp_path / "x").write_bytes(data)
+    assert why in str(run(tmp_path / "x").exception)
+
+
 def test_what_a_hostile_recording_prints_cannot_move_the_cursor(tmp_path: Path) -> None:
     write_recording(tmp_path / "a.jsonl.gz", Header("r\x1b[2J", policies=POLICIES), night(None, 0.05))
     assert "\x1b" not in run(tmp_path).output

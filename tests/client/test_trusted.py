@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.client import discover
 from podwatch.client.discover import locate, own_endpoint, read_hints, write_endpoint
 from podwatch.client.trusted import fuse_user, read_trusted
 from podwatch.config.loading import load_settings
@@ -130,6 +131,10 @@ def test_another_users_file_in_the_current_directory_leads_no_command_to_his_dae
     """Without a daemon, commands look at ./podwatch.toml. His names a state directory with a living endpoint."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("podwatch.client.discover.USUAL_CONFIGS", ("podwatch.toml",))
+    real = discover.runtime_roots  # without this machine's own /run/podwatch and /var/lib/podwatch
+    monkeypatch.setattr(
+        discover, "runtime_roots", lambda *given: [root for root in real(*given) if root.is_relative_to(tmp_path)]
+    )
     (tmp_path / "his" / "run" / "x").mkdir(parents=True)
     write_endpoint(tmp_path / "his" / "run" / "x", own_endpoint("x", started_wall=1.0))
     file = tmp_path / "podwatch.toml"

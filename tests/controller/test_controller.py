@@ -2,10 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from tests.support.s3server import KEY as S3_KEY
 from tests.support.s3server import KEY_ID as S3_KEY_ID
 from tests.support.s3server import S3Server
 
+A_TAG = "s[a-z2-7]{7}"
 RULES = {"providers": ["vast"], "max_price_per_hour": 2, "max_spend_per_day": 100, "max_spend_total": 500}
 KEYS = Keys("r")
 
@@ -120,14 +122,15 @@ def looks(controller: Controller) -> tuple[list[Look], ExitCode]:
 def test_a_dead_pod_is_replaced_and_the_new_one_is_named(place: Place) -> None:
     found, code = looks(place.controller())
     assert (code, found[-1].decision.action) == (ExitCode.OK, Action.WAIT)
-    assert [m["label"] for m in place.machines().values()] == ["podwatch:r:1"]
-    assert place.control() == {"desired": "running", "holder": "podwatch:r:1"}
-    [machine] = place.machines()
-    place.beat(state="running", instance={"provider": "vast", "id": machine, "label": "podwatch:r:1"})
+    [(machine, shown)] = place.machines().items()
+    label = shown["label"]
+    assert re.fullmatch(f"podwatch:r:1:{A_TAG}", label)
+    assert place.control() == {"desired": "running", "holder": label}
+    place.beat(state="running", instance={"provider": "vast", "id": machine, "label": label})
     found, _ = looks(place.controller())
     assert "trains (step 40)" in found[-1].decision.reason
     assert place.control() == {"desired": "running"}
-    place.beat(state="released", desired="finished", instance={"id": machine, "label": "podwatch:r:1"})
+    place.beat(state="released", desired="finished", instance={"id": machine, "label": label})
     found, code = looks(place.controller())
     assert (code, found[-1].decision.action) == (ExitCode.OK, Action.WAIT)
     assert "are watched for a while" in found[-1].decision.reason
@@ -200,7 +203,68 @@ def test_two_controllers_at_once_create_one_machine(place: Place) -> None:
         for one in controllers:
             one.clock.sleep(100.0)  # type: ignore[attr-defined]
         list(pool.map(looks, controllers))
-    assert [m["label"] for m in place.machines().values()] == ["podwatch:r:1"]
+    [machine] = place.machines().values()
+    assert re.fullmatch(f"podwatch:r:1:{A_TAG}", machine["label"])
+
+
+def test_two_runs_of_one_name_in_two_stores_have_their_own_machines(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = made(LocalStore(tmp_path / "other", writer_id="w"), tmp_path)
+    other.state = place.state
+    looks(place.controller())
+    looks(other.controller())
+    labels = [machine["label"] for machine in place.machines().values()]
+    assert len(set(labels)) == 2
+    other.beat(desired="finished")
+    looks(other.controller())
+    assert [machine["label"] for machine in place.machines().values()] == labels[:1]
+
+
+def test_a_machine_whose_record_is_lost_is_destroyed_at_its_bound_where_the_store_is_certain(place: Place) -> None:
+    looks(place.controller())
+    for item in list(place.store.list(KEYS.controller + "pods/")):
+        place.store.delete(item)
+    rules = {**RULES, "boot_seconds": 60, "max_replacements_per_day": 0}
+    place.store.put_bytes(KEYS.controller_rules, json.dumps(rules).encode())
+    place.beat(state="running")
+    found, _ = looks(place.controller())
+    if isinstance(place.store, LocalStore):
+        assert found[-1].decision.action is Action.ALERT, "another machine can have a directory at the same path"
+        return
+    assert "has sent no heartbeat yet" in found[-1].decision.reason
+    [record] = place.store.list(KEYS.controller + "pods/")
+    document = json.loads(place.store.get_bytes(record.key) or b"")
+    earlier = [{**one, "since": one["since"] - 3600} for one in document["billed"]]
+    place.store.put_bytes(record.key, json.dumps({**document, "billed": earlier}).encode())
+    clock = Clock()
+    controller = place.controller(clock)
+    for _ in range(6):  # the heartbeat is watched
+        controller.look()
+        clock.sleep(60.0)
+    assert place.machines() == {}
+
+
+class SlowList:
+    """A provider whose list is read while another controller requests a machine."""
+
+    def __init__(self, provider: Any, meanwhile: Callable[[], object]) -> None:
+        self._provider, self._meanwhile = provider, meanwhile
+
+    def list(self, run_id: str) -> Any:
+        self._meanwhile()
+        self._meanwhile = lambda: None
+        return self._provider.list(run_id)
+
+
+def test_a_record_that_another_controller_writes_meanwhile_is_not_taken_for_lost(place: Place) -> None:
+    slow = place.controller()
+    slow.providers = {"vast": cast(Any, SlowList(slow.providers["vast"], lambda: looks(place.controller())))}
+    first = slow.look()
+    [record] = place.store.list(KEYS.controller + "pods/")
+    written = json.loads(place.store.get_bytes(record.key) or b"")
+    assert written["max_price"] == RULES["max_price_per_hour"], "the record of the request, not an adopted machine's"
+    if not isinstance(place.store, LocalStore):
+        assert (first.decision.action, first.again) == (Action.WAIT, True)
 
 
 class LosesAnswers:

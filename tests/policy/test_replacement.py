@@ -19,10 +19,12 @@ from podwatch.domain.replacement import (
     Rules,
     generation_of,
     label_of,
+    parse_label,
     parse_listing,
     parse_record,
     parse_rules,
     record_document,
+    store_tag,
 )
 from podwatch.policy.replacement import MARK, Action, Decision, Facts, control_wanted, decide, observed, spent
 from podwatch.policy.run_check import Beat
@@ -253,6 +255,77 @@ def test_a_machine_of_a_run_of_the_same_name_in_another_store_is_never_destroyed
         assert "Machine m1 at vast has the label podwatch:r:1, but this store has no record of it" in done.reason
 
 
+TAG, OTHER = store_tag("b2://one "), store_tag("b2://two ")
+
+
+def tagged(number: int, tag: str = TAG, **changes: object) -> Rented:
+    return replace(machine(number), label=label_of("r", number, tag), **changes)
+
+
+def test_a_tag_is_short_and_tells_stores_apart() -> None:
+    tags = {store_tag(f"b2://bucket-{number} runs") for number in range(500)}
+    assert len(tags) == 500
+    assert all(parse_label(label_of("r", 7, tag), "r") == (7, tag) for tag in tags)
+    assert store_tag("b2://one ") == TAG, "the same in each process"
+    for wrong in ("podwatch:r:7:8", "podwatch:r:7:", f"podwatch:r:7:{TAG[:-1]}", f"podwatch:r:{TAG}:7", f"r:7:{TAG}"):
+        assert parse_label(wrong, "r") is None
+
+
+def test_a_new_machine_is_labelled_with_the_tag_of_its_store() -> None:
+    found = decided(facts(tag=TAG, proves=True), record(3, billed=(), settled=True))
+    assert found.label == label_of("r", found.generation, TAG)
+
+
+def test_a_machine_of_another_store_is_neither_in_the_way_nor_destroyed() -> None:
+    theirs = tagged(1, OTHER, created_wall=NOW - 90_000)
+    found = facts(theirs, tag=TAG, proves=True)
+    assert observed((), found) == ()
+    assert decided(found).action is Action.CREATE
+    assert decided(replace(found, end_code=0)).action is Action.END
+    mine = record(1, label=label_of("r", 1, TAG), billed=(replace(record(1).billed[0], until=NOW - 5000),))
+    assert observed((mine,), found) == (mine,), "the same number is no reason to take it for ours"
+
+
+def test_a_machine_with_the_old_label_of_a_number_that_is_taken_is_not_destroyed_as_a_second_one() -> None:
+    mine, theirs = tagged(1), machine(1, id="theirs")
+    found = facts(mine, theirs, beat=replace(of(1), instance=Instance(label=mine.label)), tag=TAG, proves=True)
+    done = decided(found, record(1, label=mine.label))
+    assert done.action is Action.ALERT
+    assert "Machine theirs at vast has the label podwatch:r:1, but this store has no record of it" in done.reason
+
+
+@pytest.mark.parametrize("created", [NOW - 90_000, None])
+def test_a_machine_of_this_store_whose_record_is_lost_is_billed_up_to_its_bound(created: float | None) -> None:
+    lost = facts(tagged(7, created_wall=created), beat=replace(DEAD, age=9000.0), tag=TAG, proves=True)
+    after = observed((), lost)
+    assert [(r.generation, r.label_in("r"), bool(r.costs)) for r in after] == [(7, label_of("r", 7, TAG), True)]
+    done = decide(after, lost)
+    if created is None:
+        assert done.action is Action.WAIT
+        lost = replace(lost, now=NOW + 1801)
+        after = observed(after, lost)
+        done = decide(after, lost)
+    assert (done.action, done.label) == (Action.DESTROY, label_of("r", 7, TAG))
+    assert "no heartbeat within 1800 s" in done.reason
+
+
+def test_a_store_that_another_can_be_mistaken_for_proves_nothing() -> None:
+    lost = facts(tagged(7, created_wall=NOW - 90_000), beat=replace(DEAD, age=9000.0), tag=TAG, proves=False)
+    assert observed((), lost) == ()
+    assert decided(lost).action is Action.ALERT
+
+
+@pytest.mark.parametrize("named", [Instance(label=label_of("r", 7, TAG)), Instance("vast", "m7"), Instance()])
+def test_a_machine_that_trains_is_not_given_up_because_its_record_is_lost(named: Instance) -> None:
+    beat = replace(DEAD, age=10.0, instance=named)
+    found = facts(tagged(7, created_wall=NOW - 90_000), beat=beat, lease=4, tag=TAG, proves=True)
+    done = decided(found)
+    assert (done.action, done.reason) == (
+        Action.WAIT,
+        f"Machine m7 at vast ({label_of('r', 7, TAG)}) trains (step 40).",
+    )
+
+
 def test_a_price_that_falls_does_not_make_the_past_cheaper() -> None:
     """A stopped machine is listed with the price of its disk."""
     stopped = observed((record(3),), facts(machine(3, "stopped", price=0.01)))
@@ -380,12 +453,13 @@ def test_controller_json_names_its_mistake() -> None:
 
 # -- for every look --------------------------------------------------------------------------------------------------
 
+tags = st.sampled_from(["", TAG, OTHER])
 ages = st.sampled_from([0.0, 100.0, 200.0, 299.0, 301.0, 900.0, 1e5])
 machines = st.lists(
     st.builds(
-        lambda n, state, run, name, price: Rented(name, label_of(run, n), state, price),
+        lambda n, state, run, name, price, tag: Rented(name, label_of(run, n, tag), state, price),
         st.integers(1, 4), st.sampled_from(list(RentedState)), st.sampled_from(["r", "r", "r", "r-2"]),
-        st.sampled_from(["m1", "m2", "m3", "m4", "z"]), st.sampled_from([0.5, 1.9, 3.0]),
+        st.sampled_from(["m1", "m2", "m3", "m4", "z"]), st.sampled_from([0.5, 1.9, 3.0]), tags,
     ),
     max_size=4, unique_by=lambda one: one.id,
 )  # fmt: skip
@@ -395,7 +469,7 @@ beats = st.none() | st.builds(
     ),
     ages, st.sampled_from(["running", "restarting", "preempted", "released", ""]),
     st.sampled_from(["running", "stopped", "finished"]), st.sampled_from(["", "gave-up", "stopped"]),
-    st.none() | st.just(5), st.sampled_from(["", *(label_of("r", n) for n in range(1, 5))]),
+    st.none() | st.just(5), st.sampled_from(["", *(label_of("r", n, tag) for n in range(1, 5) for tag in ("", TAG))]),
 )  # fmt: skip
 lists = st.dictionaries(
     st.sampled_from(["vast", "runpod"]),
@@ -403,17 +477,19 @@ lists = st.dictionaries(
 )
 records = st.lists(
     st.builds(
-        lambda n, settled, until, booted, failure: replace(
-            record(n), settled=settled, booted_at=booted, boot_failure=failure,
+        lambda n, settled, until, booted, failure, tag: replace(
+            record(n), label=label_of("r", n, tag) if tag else "", settled=settled, booted_at=booted,
+            boot_failure=failure,
             billed=tuple(replace(b, until=until) for b in record(n).billed) if settled else (),
         ),
         st.integers(1, 4), st.booleans(), st.none() | st.just(NOW - 50), st.none() | st.just(NOW - 7000), st.booleans(),
+        tags,
     ),
     max_size=4, unique_by=lambda one: one.generation,
 ).map(lambda found: tuple(sorted(found, key=lambda one: one.generation)))  # fmt: skip
 looks = st.builds(
-    lambda listed, beat, rules, control, end, watched: Facts(
-        NOW, "r", listed, rules, control, beat=beat, end_code=end, watched=watched
+    lambda listed, beat, rules, control, end, watched, proves: Facts(
+        NOW, "r", listed, rules, control, beat=beat, end_code=end, watched=watched, tag=TAG, proves=proves
     ),
     lists, beats,
     st.none() | st.builds(
@@ -421,7 +497,7 @@ looks = st.builds(
         st.sampled_from([("vast",), ("vast", "runpod")]), st.booleans(), st.sampled_from([1.0, 10.0, 500.0]),
     ),
     st.none() | st.sampled_from([Control(), Control("stopped"), Control(holder="p"), Control(holder="podwatch:r:2")]),
-    st.sampled_from([None, None, None, 0, 65]), st.sampled_from([0.0, 239.0, 240.0]),
+    st.sampled_from([None, None, None, 0, 65]), st.sampled_from([0.0, 239.0, 240.0]), st.booleans(),
 )  # fmt: skip
 
 
@@ -442,7 +518,9 @@ def test_what_never_happens_in_any_look(found: Facts, before: tuple[Record, ...]
         assert found.beat is not None
         assert (found.beat.age > 300 and found.watched >= 240) or found.beat.state in ("preempted", "released")
         assert all(isinstance(found.lists.get(name), Listing) for name in found.rules.providers)
-        assert not any(generation_of(o.label, "r") and o.state not in ("stopped", "ended") for o in shown.values())
+        alive = [o.label for o in shown.values() if o.state not in ("stopped", "ended")]
+        labels = {r.label_in("r") for r in after}
+        assert not any(label in labels or (parse_label(label, "r") or (0, OTHER))[1] != OTHER for label in alive)
         assert all(r.settled for r in after)
         assert found.end_code is None
         assert found.control is not None
@@ -456,7 +534,12 @@ def test_what_never_happens_in_any_look(found: Facts, before: tuple[Record, ...]
         assert (one.label, one.state) == (done.label, one.state)
         assert one.state is not RentedState.ENDED
         same = [o for o in shown.values() if o.label == one.label and o.state is not RentedState.ENDED]
-        assert len(same) > 1 or next(r for r in after if r.generation == number).ended
+        its = next(r for r in after if r.generation == number)
+        assert its.label_in("r") == one.label
+        assert len(same) > 1 or its.ended
+        if not any(r.label_in("r") == one.label for r in before):
+            sender = found.beat.instance if found.beat is not None else Instance()
+            assert sender.label == one.label or (found.proves and one.label.endswith(f":{TAG}"))
     if done.action is Action.END:
         assert not any(r.open for r in after)
         assert found.end_code is not None

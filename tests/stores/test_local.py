@@ -14,6 +14,7 @@ from podwatch.domain.errors import RemoteError
 from podwatch.stores.base import StoredObject
 from podwatch.stores.local import PRIVATE, LocalStore
 from tests.support.put_file import put_file
+from tests.support.strangers import needs_root
 
 
 def test_symlinks_are_not_followed(tmp_path: Path) -> None:
@@ -75,6 +76,7 @@ import io, sys, time
 from pathlib import Path
 from podwatch.stores.local import LocalStore
 from tests.support.put_file import put_file
+from tests.support.strangers import needs_root
 class Slow(io.BytesIO):
     def read(self, n=-1):
         data = super().read(n)
@@ -126,3 +128,55 @@ def test_time_is_recorded(tmp_path: Path) -> None:
     assert seen is not None
     assert seen.uploaded_wall == 1234.5
     assert time.time() > 1234.5
+
+
+def test_a_root_that_was_deleted_is_an_error_and_is_not_made_again(tmp_path: Path) -> None:
+    """What was stored is gone with it: a store that is made again unnoticed would pass for a backup."""
+    store = LocalStore(tmp_path / "store", writer_id="w")
+    assert store.get_bytes("a") is None, "before the first write it need not exist"
+    store.put_bytes("a", b"1")
+    (tmp_path / "store").rename(tmp_path / "gone")
+    uses = (lambda: store.put_bytes("b", b"2"), lambda: store.get_bytes("a"), lambda: list(store.list("")), store.check)
+    for operation in uses:
+        with pytest.raises(RemoteError, match="its directory is gone") as caught:
+            operation()
+        assert caught.value.transient
+    assert not (tmp_path / "store").exists()
+    (tmp_path / "gone").rename(tmp_path / "store")
+    assert store.get_bytes("a") == b"1"
+
+
+MOUNTED = """
+import os, subprocess, sys
+from pathlib import Path
+from podwatch.domain.errors import RemoteError
+from podwatch.stores.local import LocalStore
+root = Path(sys.argv[1])
+mount = ["mount", "-t", "tmpfs", "none", str(root)]
+subprocess.run(mount, check=True)
+(root / "sub").mkdir()
+for store in (LocalStore(root, writer_id="w"), LocalStore(root / "sub", writer_id="w")):
+    store.put_bytes("a", b"1")
+    subprocess.run(["umount", str(root)], check=True)
+    store.root.mkdir(exist_ok=True)
+    try:
+        store.put_bytes("b", b"2")
+    except RemoteError as error:
+        print(error.what)
+    print(sorted(os.listdir(store.root)))
+    subprocess.run(mount, check=True)
+    (root / "sub").mkdir()
+    store.put_bytes("c", b"3")
+    print(sorted(item.key for item in store.list("")))
+"""
+
+
+@needs_root
+def test_a_root_that_is_not_mounted_any_more_takes_nothing(tmp_path: Path) -> None:
+    """It would be written to the disk below, which is not another one. Mounted again, it is used again."""
+    command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", MOUNTED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
+    why = "the store cannot be used: its file system is not mounted any more"
+    assert done.stdout.splitlines() == [why, "[]", "['c']"] * 2, done.stderr

@@ -150,6 +150,20 @@ def test_412_from_our_own_object(s3: Make, s3server: S3Server, versions: bool) -
     assert s3server.violations() == []
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "region", "service"),
+    [
+        ("", "", ""), ("", "eu-west-1", ""), ("https://s3.eu-west-1.amazonaws.com", "", ""),
+        ("", "cn-north-1", "s3.cn-north-1.amazonaws.com.cn"), ("http://minio:9000", "", "minio:9000"),
+        ("https://Acc.r2.cloudflarestorage.com/", "auto", "acc.r2.cloudflarestorage.com"),
+    ],
+)  # fmt: skip
+def test_within_which_service_a_bucket_has_its_name(endpoint: str, region: str, service: str) -> None:
+    store = S3Store("bucket", S3Credentials(KEY_ID, KEY, endpoint=endpoint, region=region), writer_id="w")
+    assert store.service == service
+    store.close()
+
+
 def test_racing_creators(s3: Make) -> None:
     stores, won = [s3(writer_id=f"w{n}") for n in range(6)], list[StoredObject]()
     for store in stores:

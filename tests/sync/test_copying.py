@@ -325,6 +325,33 @@ def test_a_copy_never_loses_a_log_or_a_bundle_of_the_target(pair: tuple[ObjectSt
             assert ".from-" in other
 
 
+def test_a_file_of_equal_size_and_other_content_is_not_taken_for_the_same(
+    pair: tuple[ObjectStore, ObjectStore],
+) -> None:
+    source, target = pair
+    past_run(source, KEYS, 10)
+    key = f"{KEYS.artefacts('logs')}pod__train.log"
+    target.put_bytes(f"{THERE.artefacts('logs')}pod__train.log", b"loss 0.1")
+    for text in (b"loss 0.2", b"loss 0.3", b"loss 0.3"):
+        source.put_bytes(key, text)
+        copier(source, target).carry_out(copier(source, target).look())
+        found = artefacts_of(target, "logs")
+        assert found.pop("pod__train.log") == b"loss 0.1"
+        assert list(found.values()) == [text]
+
+
+def test_a_file_that_the_target_has_is_not_sent_again(pair: tuple[ObjectStore, ObjectStore]) -> None:
+    source, target = pair
+    past_run(source, KEYS, 10)
+    source.put_bytes(f"{KEYS.artefacts('logs')}pod__train.log", b"loss 0.1")
+    times = []
+    for _ in range(2):
+        copier(source, target).carry_out(copier(source, target).look())
+        (there,) = target.list(THERE.artefacts("logs"))
+        times.append((there.file_id, there.uploaded_wall))
+    assert times[0] == times[1]
+
+
 def test_a_log_that_grew_in_the_source_is_copied_again_under_its_name(pair: tuple[ObjectStore, ObjectStore]) -> None:
     source, target = pair
     past_run(source, KEYS, 10)

@@ -18,6 +18,7 @@ from podwatch.policy.store_retention import (
     orphaned_saves,
     superseded_versions,
 )
+from podwatch.stores import s3_features
 from podwatch.stores.base import StoredObject, Unfinished, Upload
 from podwatch.stores.part_reader import StreamSource
 from podwatch.sync.inventory import inventory, verify_save
@@ -250,6 +251,31 @@ def test_old_records_and_probes_go_and_what_counts_stays(world: World) -> None:
     assert gone == {claims[0], claims[1], f"{probes}{PROBE}", f"{probes}{PROBE}-parts"}
     assert {item.key for item in sweeper(world, 91 * DAY).carry_out().gone} == {decision}
     assert all(store.stat(key) is not None for key in (claims[2], *others))
+
+
+def test_uploads_of_an_interrupted_trial_are_cancelled_and_no_others(world: World) -> None:
+    """Where a store shows no mark of an unfinished upload, the exact name and the size of its parts prove it."""
+    store = world.store()
+    first = world.keys.probes.removesuffix("podwatch-probe-")
+    data, large = s3_features._DATA, b"x" * 6_000_000
+    trial, empty = (store.begin_large(f"{first}{PROBE[:-1]}{end}-parts", len(data)) for end in "ab")
+    store.put_part(trial, 1, StreamSource(io.BytesIO(data)), 0, len(data))
+    others = [store.begin_large(f"{first}{name}", len(large)) for name in (f"{PROBE}-parts", "podwatch-probe-mine")]
+    store.put_part(others[0], 1, StreamSource(io.BytesIO(large)), 0, 5_000_000)
+    assert sweeper(world, DAY / 2).look() == ()
+    swept = sweeper(world, 2 * DAY).carry_out()
+    assert {item.identifier for item in swept.gone} == {trial.id, empty.id}
+    assert all(store.parts_there(one) is None for one in (trial, empty))
+    assert all(store.parts_there(one) is not None for one in others)
+
+
+def test_objects_of_an_interrupted_measurement_go(world: World) -> None:
+    store, root = world.store(), world.keys.root
+    for name in ("0123456789abcdef-0", "0123456789abcdef-4", "notes", "0123456789abcdef"):
+        store.put_bytes(f"{root}/check/{name}", b"x")
+    assert sweeper(world, DAY / 2).look() == ()
+    gone = {item.key for item in sweeper(world, 2 * DAY).carry_out().gone}
+    assert gone == {f"{root}/check/0123456789abcdef-{number}" for number in (0, 4)}
 
 
 def listed(key: str, age: float, *, ours: bool | None = True) -> StoredObject:

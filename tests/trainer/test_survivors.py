@@ -4,7 +4,9 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from podwatch.system.procfs import identify
 from podwatch.trainer.base import Candidate
 from podwatch.trainer.keeper_client import read_end
 from tests.support.pod import Pod, eventually
+from tests.support.ptys import terminal
 
 TREE = """
 (env -i sh -c 'trap "" TERM; echo $$ >> {pids}; while :; do sleep 0.05; done') &
@@ -135,3 +138,62 @@ async def test_the_end_of_the_launcher_is_recorded_and_its_survivors_are_found_b
     report = await found.stop(grace=2.0, save_grace=2.0, saving=lambda: False)
     assert (report.survivors, living([int(pid.read_text())])) == ((), [])
     await found.release()
+
+
+def with_environment_of(pid: int) -> dict[str, str]:
+    """As an operator copies it from /proc, to repeat by hand what the trainer does."""
+    words = (item.decode().partition("=") for item in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if item)
+    return {name: value for name, _, value in words}
+
+
+@pytest.mark.parametrize("keeper", ["lives", "was killed"])
+async def test_an_operators_terminal_with_the_trainers_environment_is_not_ended(pod: Pod, keeper: str) -> None:
+    """A shell and what runs in it; what it starts in another session; and what an unmarked shell runs."""
+    launcher = pod.launcher()
+    handle = await launcher.start(pod.script("sleep 300 & wait"))
+    environ = with_environment_of(handle.launcher.pid)
+    assert "PODWATCH_START_ID" in environ
+    copy = " ".join(f"{name}='{value}'" for name, value in environ.items() if name.startswith("PODWATCH_"))
+    notes = [pod.root / "foreground", pod.root / "apart", pod.root / "unmarked"]
+    with terminal(["bash", "--norc"], environ=environ) as marked, terminal(["bash", "--norc"]) as plain:
+        marked.type(f"setsid -w sh -c 'echo $$ > {notes[1]}; exec sleep 300' < /dev/null > /dev/null 2>&1 &")
+        marked.type(f"sh -c 'echo $$ > {notes[0]}; exec sleep 300'")
+        plain.type(f"env {copy} setsid -w sh -c 'echo $$ > {notes[2]}; exec sleep 300' < /dev/null > /dev/null 2>&1 &")
+        eventually(lambda: all(note.exists() and note.read_text().strip() for note in notes))
+        theirs = [marked.pid, plain.pid, *(int(note.read_text()) for note in notes)]
+        try:
+            if keeper == "was killed":
+                os.kill(handle.record.keeper.pid, signal.SIGKILL)
+                eventually(lambda: not handle.keeper_lives())
+            seen = (await handle.tree()).value
+            assert seen is not None
+            assert not {p.identity.pid for p in seen} & set(theirs)
+            report = await handle.stop(grace=0.3, save_grace=0.3, saving=lambda: False)
+            assert report.survivors == ()
+            assert living(theirs) == theirs
+            assert living([handle.launcher.pid]) == []
+        finally:
+            for pid in theirs[2:]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_task_that_a_service_starts_with_the_trainers_environment_is_ours(pod: Pod) -> None:
+    """As Slurm's step daemon does for `srun` in a training command: it is not below the keeper."""
+    note = pod.root / "task"
+    handle = await pod.launcher().start(pod.script("sleep 300 & wait"))
+    task = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(300)"
+    environ = with_environment_of(handle.launcher.pid)
+    service = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {task!r}], env={environ!r})"
+    daemon = subprocess.Popen([sys.executable, "-S", "-c", service], start_new_session=True, stdin=subprocess.DEVNULL)
+    try:
+        eventually(lambda: note.exists() and bool(note.read_text()))
+        pid = int(note.read_text())
+        os.kill(handle.record.keeper.pid, signal.SIGKILL)
+        eventually(lambda: not handle.keeper_lives())
+        report = await handle.stop(grace=5.0, save_grace=5.0, saving=lambda: False)
+        assert report.survivors == ()
+        assert living([pid]) == []
+    finally:
+        daemon.kill()
+        daemon.wait()

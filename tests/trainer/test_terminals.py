@@ -367,3 +367,14 @@ async def test_a_terminal_that_the_training_command_opened_stays_with_its_operat
 
 def commands(pod: Pod, name: str) -> list[int]:
     return [pid for pid in pod.members() if procfs.command(pid)[:1] == (name,)]
+
+
+async def test_a_trainer_started_by_hand_with_a_copied_environment_is_found(desk: Desk) -> None:
+    """A shell that has the variables of an earlier start is no reason to start a second trainer beside this one."""
+    environ = {**os.environ, "PODWATCH_START_ID": "of-an-earlier-start", "PODWATCH_RUN": "r"}
+    with terminal(["bash", "--norc"], environ=environ) as shell:
+        shell.type(str(desk.rl))
+        [rl] = desk.started()
+        assert desk.candidate().launcher.pid == rl
+        assert await desk.stop(desk.candidate()) == ["rl", "sleep"]
+        assert shell.answers()

@@ -3,6 +3,7 @@
 """The ``podwatch`` command: one file per command, heavy imports inside the command."""
 
 import gc
+import io
 import os
 import sys
 
@@ -10,6 +11,7 @@ import sys
 def main() -> None:
     """Entry point of the console script."""
     leave_out_current_directory()
+    keep_standard_descriptors()
     gc.disable()  # modules are no garbage: looking for it there took a quarter of the time of `status`
     from podwatch.cli.root import cli, run
 
@@ -36,6 +38,23 @@ def leave_out_current_directory() -> None:
         for position, entry in enumerate(sys.path)
         if entry in kept or not (entry in loose or (position == 0 and entry in first))
     ]
+
+
+def keep_standard_descriptors() -> None:
+    """Open /dev/null where standard input, output or error is closed (``podwatch run >&- 2>&- &``): the next file to be
+    opened, such as the state database, would have that number, and children would write into it. And show text that
+    the terminal's encoding does not have, or a name that is not UTF-8, escaped."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number: this one
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _home() -> str:

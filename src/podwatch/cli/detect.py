@@ -217,7 +217,7 @@ def trainer_config(argv: Sequence[str], cwd: Path) -> dict[str, object]:
         if word == "@":
             try:
                 merged |= tomllib.loads((cwd / argv[position + 1]).read_text())
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 continue
     return merged
 

@@ -103,7 +103,7 @@ def run(command: click.Command) -> NoReturn:
         _exit(INTERRUPTED)
     except BrokenPipeError:
         # `podwatch events | head`: the reader is gone. Redirect stdout so that the interpreter's flush at exit works.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         _exit(ExitCode.OK)
     except PodwatchError as error:
         _debug()
@@ -111,6 +111,10 @@ def run(command: click.Command) -> NoReturn:
         _exit(error.exit_code)
     except Exception as error:
         _debug()
+        if problem := _output_problem(error):
+            _drop_output()
+            click.echo(f"podwatch: cannot write the output: {problem}", err=True)
+            _exit(ExitCode.FAILED)
         click.echo(
             f"podwatch: internal error ({type(error).__name__}: {error}): report it with the output of"
             " PODWATCH_DEBUG=1",
@@ -118,6 +122,24 @@ def run(command: click.Command) -> NoReturn:
         )
         _exit(ExitCode.FAILED)
     _exit(code if isinstance(code, int) else ExitCode.OK)
+
+
+def _output_problem(error: Exception) -> str:
+    """Why standard output takes nothing more (a full disk); empty if something else failed."""
+    try:
+        sys.stdout.flush()
+    except OSError as refused:
+        return refused.strerror or str(refused)
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    echoed = last is not None and last.tb_frame.f_globals.get("__name__") == "click.utils"
+    return (error.strerror or str(error)) if echoed and isinstance(error, OSError) else ""
+
+
+def _drop_output() -> None:
+    """Redirect standard output to nowhere, so that the interpreter's flush at its end works."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _debug() -> None:

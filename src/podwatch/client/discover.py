@@ -324,18 +324,18 @@ def read_hints(config: str, environ: Mapping[str, str] = os.environ) -> Hints:
     raw = read_trusted_bytes(Path(name))
     try:
         document = tomllib.loads(raw.decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a huge number, thousands of brackets
         # A running daemon continues with its last good copy, and these two lines are usually intact.
         document = _two_lines(raw.decode(errors="replace"))
         if not document:
             raise ConfigurationError(
                 f"not valid TOML: {error}", where=name, fix="run `podwatch config validate`"
             ) from error
-    run_id, state_dir = document.get("run_id", ""), document.get("state_dir", "")
-    return Hints(
-        run_id=run_id if isinstance(run_id, str) else "",
-        state_dir=Path(state_dir) if isinstance(state_dir, str) and state_dir else None,
+    run_id, state_dir = (
+        value if isinstance(value, str) and "\0" not in value else ""
+        for value in (document.get("run_id", ""), document.get("state_dir", ""))
     )
+    return Hints(run_id=run_id, state_dir=Path(state_dir) if state_dir else None)
 
 
 def _two_lines(text: str) -> dict[str, str]:
@@ -370,7 +370,7 @@ def holder(run: str, environ: Mapping[str, str], hints: Hints, locks: Path = Pat
     for path in _lock_files(run, environ, hints):
         try:
             status = path.stat()
-        except OSError:
+        except (OSError, ValueError):  # a name that the file system's encoding does not have
             continue
         pid = held.get(status.st_ino, 0)
         if pid > 0 and _user_of(pid) in (0, os.geteuid(), status.st_uid):

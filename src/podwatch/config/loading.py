@@ -188,6 +188,10 @@ def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
         raise ConfigurationError(
             f"not valid TOML: {_AT.sub('', message)}", where=f"{path}:{line}:{column}", fix="correct that line"
         ) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        deep = isinstance(error, RecursionError)
+        what = "it is nested too deeply" if deep else "it has a number with too many digits"
+        raise ConfigurationError(f"not valid TOML: {what}", where=str(path), fix="correct it") from error
 
 
 def changes_needing_restart(old: Settings, new: Settings) -> tuple[str, ...]:

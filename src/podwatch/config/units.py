@@ -14,6 +14,9 @@ from pydantic import BeforeValidator
 _TIME = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20}
 _SIZE |= {"gib": 1 << 30, "tib": 1 << 40}
+_LONGEST = 36_500 * 86_400.0
+"""Seconds. The system's own waits and times do not take much larger numbers."""
+_MOST_BYTES = 2**63 - 1
 _PIECE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
@@ -31,6 +34,8 @@ def parse_duration(value: Any) -> float:
         number = sum(float(amount) * _TIME[unit.lower()] for amount, unit in pieces)
     if number < 0 or not math.isfinite(number):
         raise ValueError(f"a duration cannot be {value!r}")
+    if number > _LONGEST:
+        raise ValueError("a duration cannot be longer than 36500d")
     return number
 
 
@@ -38,7 +43,7 @@ def parse_size(value: Any) -> int:
     """Bytes from ``"47GB"``, ``"1GiB"`` or a bare number. ValueError with an example. Not by pydantic's ByteSize: it
     takes ``"5 kbit"`` and true for sizes, rounds above 2**53 bytes, and does not read ``1e9``."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
+        return _bounded(value)
     number = _bare(value)
     if number is None:
         match = _PIECE.fullmatch(str(value).strip())
@@ -49,11 +54,17 @@ def parse_size(value: Any) -> int:
             raise ValueError(f"unknown size unit {match.group(2)!r} in {value!r}; use B, KB, MB, GB, TB, KiB, MiB, GiB")
         amount = match.group(1)
         if amount.isdigit():
-            return int(amount) * _SIZE[unit]  # exact also beyond 2**53
+            return _bounded(int(amount) * _SIZE[unit])  # exact also beyond 2**53
         number = float(amount) * _SIZE[unit]
     if number < 0 or not math.isfinite(number):
         raise ValueError(f"a size cannot be {value!r}")
-    return int(number)
+    return _bounded(int(number))
+
+
+def _bounded(size_bytes: int) -> int:
+    if size_bytes > _MOST_BYTES:
+        raise ValueError("a size cannot be larger than 9223372036854775807 bytes")
+    return size_bytes
 
 
 def parse_ratio(value: Any) -> float:

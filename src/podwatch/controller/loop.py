@@ -21,6 +21,7 @@ from podwatch.policy.replacement import (
     control_wanted,
     decide,
     observed,
+    unrecorded,
 )
 from podwatch.stores.fenced import TooLate
 
@@ -31,6 +32,8 @@ AGAIN_SECONDS = 5.0
 FRESH_SECONDS = 60.0
 """Nothing is done on what was read longer ago: a frozen controller would take its own absence for the pod's."""
 STALE = "Reading took too long: what was read is too old to act on."
+CHANGED = "The records changed while the lists were read."
+"""A record is written before its machine is requested: only one that is still missing now is lost."""
 RECORD_ATTEMPTS = 3
 RETRY_SECONDS = 60.0
 """Until the destruction of a machine that failed is tried again."""
@@ -83,6 +86,8 @@ class Controller:
         late = now - began > LONGEST_CALL_SECONDS + FRESH_SECONDS
         if late or self.clock.boottime() - now > FRESH_SECONDS:
             return Look(Decision(Action.WAIT, STALE), code=ExitCode.TRY_AGAIN, next_look=1.0, again=True)
+        if unrecorded(before, facts) and self.store.records() != before:
+            return Look(Decision(Action.WAIT, CHANGED), code=ExitCode.TRY_AGAIN, next_look=1.0, again=True)
         after = observed(before, facts)
         decision = decide(after, facts)
         if not self.act:
@@ -150,6 +155,7 @@ class Controller:
             account=decision.account,
             lease=facts.lease,
             rules=facts.rules.digest if facts.rules is not None else "",
+            label=decision.label,
         )
         problem = self._recorded(record, until)
         if problem:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from podwatch.domain.errors import ExitCode, IntegrityError
 from podwatch.domain.lease import Claim, Control, Sign, parse_claim_name, parse_control, parse_sign
 from podwatch.domain.manifest import Keys
-from podwatch.domain.replacement import Listing, Record, Rules, parse_record, parse_rules, record_document
+from podwatch.domain.replacement import Listing, Record, Rules, parse_record, parse_rules, record_document, store_tag
 from podwatch.domain.verdict import parse_verdict
 from podwatch.policy.lease import CLAIM_WAIT_SECONDS, CONFIRMED_SECONDS, winner
 from podwatch.policy.replacement import Facts
@@ -68,6 +68,7 @@ class RunStore:
         self, store: ObjectStore, keys: Keys, clock: ControllerClock, *, wait: float = CLAIM_WAIT_SECONDS
     ) -> None:
         self._store, self._keys, self._clock, self._wait = store, keys, clock, wait
+        self._tag = store_tag(" ".join((store.url, getattr(store, "service", ""), keys.prefix)))
         self._records: dict[str, tuple[StoredObject, Record]] = {}
         self._control: StoredObject | None = None
         self._own: OwnClaim | None = None
@@ -114,6 +115,9 @@ class RunStore:
             own_age=self._own_age(own) if own is not None else 0.0,
             outdated=sign is not None and any(c.generation > sign.generation for c in claimed),
             watched=self._watched(sign.mark if sign is not None else "", at),
+            tag=self._tag,
+            # Two machines can have different directories at the same path.
+            proves=not self._store.url.startswith("file:"),
         )
 
     def _watched(self, mark: str, at: float) -> float:

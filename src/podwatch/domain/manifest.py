@@ -75,7 +75,17 @@ class Keys:
     @property
     def probes(self) -> str:
         """Beginning of the names of the objects with which a store is tried out (stores/s3_features.py)."""
-        return f"{self.prefix}/podwatch-probe-" if self.prefix else "podwatch-probe-"
+        return f"{self.outside}podwatch-probe-"
+
+    @property
+    def outside(self) -> str:
+        """The store's prefix with its slash, for what belongs to no run; empty without one."""
+        return f"{self.prefix}/" if self.prefix else ""
+
+    @property
+    def measurements(self) -> str:
+        """Beginning of the names of the objects with which `podwatch check --throughput` measures."""
+        return f"{self.root}/check/"
 
     @property
     def controller(self) -> str:

@@ -2,6 +2,7 @@
 of what it created (docs/controller.md). Data from a store or a provider is never trusted: parsing refuses it.
 """
 
+import base64
 import hashlib
 import json
 import math
@@ -15,7 +16,8 @@ from typing import Any, Final
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.manifest import SCHEMA_VERSION, deceives
 
-_NUMBER: Final = re.compile(r"[1-9]\d{0,17}")
+_NUMBERED: Final = re.compile(r"([1-9][0-9]{0,17})(?::(s[a-z2-7]{7}))?")
+"""The end of a label: the number, and the store's tag in labels of newer controllers."""
 PROVIDER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 LONGEST_CALL_SECONDS: Final = 300.0
 """Longest time limit of a provider command."""
@@ -23,15 +25,31 @@ MOST_INSTANCES: Final = 10_000
 """Instances in one list; no account of one person has more."""
 
 
-def label_of(run_id: str, generation: int) -> str:
-    """The label of the machine that the controller creates as number ``generation`` of a run."""
-    return f"podwatch:{run_id}:{generation}"
+def store_tag(place: str) -> str:
+    """The tag of a store in the labels of its machines. ``place``: its whole name, with endpoint and prefix. It begins
+    with a letter, so that no number is one."""
+    digest = base64.b32encode(hashlib.sha256(place.encode()).digest()).decode().lower()
+    return f"s{digest[:7]}"
+
+
+def label_of(run_id: str, generation: int, tag: str = "") -> str:
+    """The label of the machine that the controller creates as number ``generation`` of a run. Without ``tag``: the
+    label that controllers wrote before labels had one."""
+    return f"podwatch:{run_id}:{generation}:{tag}" if tag else f"podwatch:{run_id}:{generation}"
+
+
+def parse_label(label: str, run_id: str) -> tuple[int, str] | None:
+    """(number, tag of the store or "") in a label of exactly this run; None for every other text. Run ids contain no
+    colon."""
+    start = f"podwatch:{run_id}:"
+    found = _NUMBERED.fullmatch(label[len(start) :]) if label.startswith(start) else None
+    return (int(found[1]), found[2] or "") if found is not None else None
 
 
 def generation_of(label: str, run_id: str) -> int | None:
-    """The number in a label of exactly this run; None for every other text. Run ids contain no colon."""
-    number = label.removeprefix(f"podwatch:{run_id}:")
-    return int(number) if _NUMBER.fullmatch(number) and label == label_of(run_id, int(number)) else None
+    """The number in a label of exactly this run, whichever store's; None for every other text."""
+    found = parse_label(label, run_id)
+    return found[0] if found is not None else None
 
 
 # -- the provider's list ---------------------------------------------------------------------------------------------
@@ -268,6 +286,7 @@ class Record:
     ``lease``: the highest generation of the lease at that time. ``rules``: digest of controller.json. ``settled``: it
     is known what the request did; ``unsure_at``: when its outcome became unknown. ``failed``: why it created nothing.
     ``booted_at``, ``alive_at``: the first and the last heartbeat from it. ``ended``: why it is to be destroyed.
+    ``label``: of its machine; empty: the one without a tag.
     """
 
     generation: int
@@ -289,6 +308,11 @@ class Record:
     ended_at: float | None = None
     boot_failure: bool = False
     billed: tuple[Billed, ...] = field(default=())
+    label: str = ""
+
+    def label_in(self, run_id: str) -> str:
+        """The whole label of its machine."""
+        return self.label or label_of(run_id, self.generation)
 
     @property
     def costs(self) -> tuple[Billed, ...]:
@@ -315,8 +339,8 @@ class Record:
 
 def record_document(record: Record, run_id: str) -> bytes:
     document = {"schema_version": SCHEMA_VERSION, "kind": "podwatch-controller-pod", "run_id": run_id}
-    label = label_of(run_id, record.generation)
-    return (json.dumps({**document, "label": label, **asdict(record)}, indent=1, sort_keys=True) + "\n").encode()
+    label = record.label_in(run_id)
+    return (json.dumps({**document, **asdict(record), "label": label}, indent=1, sort_keys=True) + "\n").encode()
 
 
 def parse_record(data: bytes | None, run_id: str) -> Record:
@@ -325,8 +349,11 @@ def parse_record(data: bytes | None, run_id: str) -> Record:
         document = json.loads(data or b"")
         values = {key: document[key] for key in Record.__dataclass_fields__}
         billed = tuple(Billed(**one) for one in values.pop("billed"))
+        label, values["label"] = values["label"], ""
         record = Record(**values, billed=billed)
-        good = document["run_id"] == run_id and document["label"] == label_of(run_id, record.generation)
+        if label != label_of(run_id, record.generation):
+            record = replace(record, label=label)
+        good = document["run_id"] == run_id and generation_of(label, run_id) == record.generation
         numbers = (record.max_price, record.intended_at, *(n for b in billed for n in (b.price_per_hour, b.since)))
         good = good and all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

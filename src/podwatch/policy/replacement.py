@@ -25,6 +25,7 @@ from podwatch.domain.replacement import (
     Rules,
     generation_of,
     label_of,
+    parse_label,
 )
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import Outcome
@@ -84,7 +85,7 @@ class Facts:
     ``end_code``: exit code of a run that ended for good; None while it has not. ``claims``: of controllers, by
     generation; ``own``: ours, with the seconds since it was written. ``watched``: seconds for which this controller has
     seen the heartbeat unchanged, without a failed look. ``skip``: (provider, id) of machines whose destruction has just
-    failed.
+    failed. ``tag``: of this store, in the labels of its machines. ``proves``: whether no other store has the same.
     """
 
     now: float
@@ -104,6 +105,8 @@ class Facts:
     outdated: bool = False
     """The heartbeat is of a lower generation than a claim: a late write of a pod that lost the run."""
     skip: frozenset[tuple[str, str]] = frozenset()
+    tag: str = ""
+    proves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,21 +145,44 @@ class Decision:
 
 
 def observed(records: tuple[Record, ...], facts: Facts) -> tuple[Record, ...]:
-    """The records with what the lists and the heartbeat show, in order of generation. A machine with our label and
-    without a record gets one if this run's heartbeat comes from it: a label alone can be that of a run of the same name
-    in another store."""
+    """The records with what the lists and the heartbeat show, in order of generation. A machine without a record gets
+    one if it is provably of this run and store: by the tag in its label, or because this run's heartbeat comes from it.
+    A label without a tag can be that of a run of the same name in another store."""
     by_generation = {record.generation: record for record in records}
-    there: dict[int, dict[tuple[str, str], Rented]] = {}
+    known = {record.label_in(facts.run_id) for record in records}
+    there: dict[str, dict[tuple[str, str], Rented]] = {}
     for provider, one, generation in _labelled(facts):
-        there.setdefault(generation, {})[provider, one.id] = one
-        if generation not in by_generation and _sends(one, facts):
-            made = one.created_wall or 0.0  # some lists print 0001-01-01 where they know no time
-            since = min(made, facts.now) if made > 0.0 else facts.now
-            new = Record(generation, provider, one.price_per_hour, since, lease=facts.lease, settled=True)
-            by_generation[generation] = new
-    found = tuple(_listed(by_generation[g], there.get(g, {}), facts) for g in sorted(by_generation))
+        there.setdefault(one.label, {})[provider, one.id] = one
+        sends = _sends(one, facts)
+        if one.label not in known and generation not in by_generation and (sends or _proven(one, facts)):
+            known.add(one.label)
+            by_generation[generation] = _adopted(provider, one, generation, facts, sends=sends)
+    found = tuple(by_generation[generation] for generation in sorted(by_generation))
+    found = tuple(_listed(record, there.get(record.label_in(facts.run_id), {}), facts) for record in found)
     found = tuple(_heard(record, facts, newest=record is found[-1]) for record in found)
     return tuple(_judged(record, found, facts) for record in found)
+
+
+def unrecorded(records: tuple[Record, ...], facts: Facts) -> bool:
+    """Whether a list shows a machine with this store's tag that the records lack: either its record is lost, or they
+    were read before another controller wrote it."""
+    return any(_proven(one, facts) for _, one in _strange(records, facts))
+
+
+def _adopted(provider: str, one: Rented, generation: int, facts: Facts, *, sends: bool) -> Record:
+    """The record of a machine whose own is lost. Its bounds count from its creation, or from now."""
+    made = one.created_wall or 0.0  # some lists print 0001-01-01 where they know no time
+    since = min(made, facts.now) if made > 0.0 else facts.now
+    label = "" if one.label == label_of(facts.run_id, generation) else one.label
+    # Without a lease, a heartbeat that names no machine can still be found to be from it.
+    lease = facts.lease if sends else 0
+    return Record(generation, provider, one.price_per_hour, since, lease=lease, settled=True, label=label)
+
+
+def _proven(one: Rented, facts: Facts) -> bool:
+    """Whether only this store's controller can have created the machine."""
+    found = parse_label(one.label, facts.run_id)
+    return facts.proves and found is not None and bool(found[1]) and found[1] == facts.tag
 
 
 def _sends(one: Rented, facts: Facts) -> bool:
@@ -167,15 +193,19 @@ def _sends(one: Rented, facts: Facts) -> bool:
 
 def _recorded(records: tuple[Record, ...], facts: Facts) -> list[tuple[str, Rented, Record]]:
     """The machines of this run, each with its record."""
-    known = {record.generation: record for record in records}
-    return [(provider, one, known[number]) for provider, one, number in _labelled(facts) if number in known]
+    known = {record.label_in(facts.run_id): record for record in records}
+    return [(provider, one, known[one.label]) for provider, one, _ in _labelled(facts) if one.label in known]
 
 
 def _strange(records: tuple[Record, ...], facts: Facts) -> list[tuple[str, Rented]]:
-    """Machines with this run's label that this store has no record of: never destroyed, and nothing is created beside
-    one that lives."""
-    known = {record.generation for record in records}
-    return [(provider, one) for provider, one, number in _labelled(facts) if number not in known]
+    """Machines with a label of this run that this store has no record of, and that another store's tag does not
+    explain: never destroyed, and nothing is created beside one that lives."""
+    known = {record.label_in(facts.run_id) for record in records}
+    return [
+        (provider, one)
+        for provider, one, _ in _labelled(facts)
+        if one.label not in known and (parse_label(one.label, facts.run_id) or (0, ""))[1] in ("", facts.tag)
+    ]
 
 
 def _labelled(facts: Facts) -> list[tuple[str, Rented, int]]:
@@ -251,7 +281,7 @@ def _from(beat: Beat, record: Record, facts: Facts, *, newest: bool) -> bool:
     """Whether the heartbeat comes from the machine of this record: by its label, by the provider's id, or, if it names
     neither, because it is newer than the request and its lease is."""
     if beat.instance.label:
-        return beat.instance.label == label_of(facts.run_id, record.generation)
+        return beat.instance.label == record.label_in(facts.run_id)
     if beat.instance.id:
         return any(one.id == beat.instance.id for one in record.billed)
     later = facts.lease > record.lease and facts.now - beat.age > record.intended_at
@@ -407,7 +437,7 @@ def _double(one: Rented, record: Record, facts: Facts) -> str:
     """Why this machine is not the one of its label; empty if it is. The one that sends the heartbeat stays, then the
     one that is listed first by its time of creation."""
     same = [
-        other for _, other, g in _labelled(facts) if g == record.generation and other.state is not RentedState.ENDED
+        other for _, other, _ in _labelled(facts) if other.label == one.label and other.state is not RentedState.ENDED
     ]
     if len(same) < 2:
         return ""
@@ -527,7 +557,7 @@ def _living(records: tuple[Record, ...], facts: Facts) -> Decision | None:
                 return Decision(Action.WAIT, what, next_look=_watch_on(facts), soon=True)
             return Decision(Action.WAIT, what)
     for record in records:
-        label = label_of(facts.run_id, record.generation)
+        label = record.label_in(facts.run_id)
         if not record.settled:
             return Decision(
                 Action.WAIT,
@@ -695,7 +725,7 @@ def _create(records: tuple[Record, ...], facts: Facts) -> Decision:
         f"Pod {who} {how} since {age:.0f} s, no machine of this run lives, and every cap has room: machine"
         f" {generation} is requested at {provider} for at most {rules.max_price_per_hour:g} per hour.",
         provider,
-        label=label_of(facts.run_id, generation),
+        label=label_of(facts.run_id, generation, facts.tag),
         generation=generation,
         max_price=rules.max_price_per_hour,
         account=listing.account if isinstance(listing, Listing) else "",
@@ -758,7 +788,7 @@ def control_wanted(records: tuple[Record, ...], facts: Facts) -> Control | None:
     stopped_by_people = control.stopped and not _own(control)
     newest = records[-1] if records else None
     fresh = newest is not None and newest.costs and newest.booted_at is None and not newest.ended
-    named = label_of(facts.run_id, newest.generation) if newest is not None and fresh else ""
+    named = newest.label_in(facts.run_id) if newest is not None and fresh else ""
     wanted = replace(control, holder=control.holder if theirs else named)
     capped = any(record.costs and record.ended == _CAP for record in records)
     if stopped_by_people:

@@ -253,6 +253,7 @@ CONTROLLER_JOURNAL_SECONDS = 90 * 86400.0
 _CLAIM = re.compile(r"claims/(\d{1,18})-[A-Za-z0-9]{1,64}")
 _DECISION = re.compile(r"journal/\d{8}T\d{6}Z-[0-9a-f]{8}\.json")
 _PROBE = re.compile(r"podwatch-probe-[0-9a-f]{16}(?:-parts)?")
+_MEASUREMENT = re.compile(r"[0-9a-f]{16}-\d")
 
 
 def old_controller_records(
@@ -288,6 +289,36 @@ def old_probes(
         for v in versions
         if v.key.startswith(prefix)
         and _PROBE.fullmatch(v.key.removeprefix(prefix))
+        and v.ours is not False
+        and now_wall - v.uploaded_wall >= grace
+    )
+
+
+def old_probe_uploads(
+    unfinished: Iterable[Begun], prefix: str, now_wall: float, grace: float = ABANDONED_SECONDS
+) -> tuple[Leftover, ...]:
+    """Unfinished uploads of such a trial, by their name. S3 shows no mark of them: the caller also looks at the size of
+    their parts before it removes one."""
+    return tuple(
+        Leftover("upload", u.key, u.id, "a trial of the store that was interrupted")
+        for u in unfinished
+        if u.key.startswith(prefix)
+        and u.key.endswith("-parts")
+        and _PROBE.fullmatch(u.key.removeprefix(prefix))
+        and u.ours is not False
+        and now_wall - u.started_wall >= grace
+    )
+
+
+def old_measurements(
+    versions: Iterable[Version], prefix: str, now_wall: float, grace: float = ABANDONED_SECONDS
+) -> tuple[Leftover, ...]:
+    """Objects below ``prefix`` with which `podwatch check --throughput` measured and that it did not delete."""
+    return tuple(
+        _version(v, "a measurement of the store that was interrupted")
+        for v in versions
+        if v.key.startswith(prefix)
+        and _MEASUREMENT.fullmatch(v.key.removeprefix(prefix))
         and v.ours is not False
         and now_wall - v.uploaded_wall >= grace
     )

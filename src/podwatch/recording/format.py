@@ -192,7 +192,9 @@ class Segment:
         self._lines = _lines(path, self)
         first = next(self._lines, None)
         if first is None:
-            raise not_a_recording(str(path), self.problem or "the file is empty")
+            raise not_a_recording(
+                str(path), self.problem or ("it has no whole line" if self.torn else "the file is empty")
+            )
         self.header = Header.from_dict(_parsed(first, str(path)), str(path))
 
     def __iter__(self) -> Iterator[Snapshot]:

@@ -79,6 +79,10 @@ class StoredPart:
         return cls(size, sha1, etag)
 
 
+MOST_PROBE_BYTES = 64
+"""What a store is tried out with is smaller: the sweep recognizes by this what an interrupted trial left."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unfinished:
     """A multi-part upload that was started and neither finished nor cancelled: invisible by name, but paid for.

@@ -49,6 +49,10 @@ class LocalStore:
         self._writer_id = writer_id
         self._wall = wall
         self._swept = False
+        self._own = 0
+        self._around: int | None = None
+        """Device of the file system that the store's is mounted on, its own where it is not a mount; None: the root was
+        not seen yet."""
         self._large = LargeUploads(f"{PRIVATE}/large", self._open_directory)
 
     # -- writing ----------------------------------------------------------------------------------------------------
@@ -409,7 +413,9 @@ class LocalStore:
     def _open_directory(self, folder: str, *, create: bool = False) -> int:
         """Walk down from the root without following a symlink. The caller closes the descriptor."""
         if create:
+            self._check_root()
             self.root.mkdir(parents=True, exist_ok=True)
+            self._check_root()
         current = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for segment in folder.split("/") if folder else ():
@@ -425,9 +431,24 @@ class LocalStore:
             raise
         return current
 
+    def _check_root(self) -> None:
+        """Raise OSError if the root was there and is gone, or is not mounted any more: written to another disk, or into
+        a directory made again, nothing would be a backup."""
+        try:
+            found = self.root.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            if self._around is None:
+                return  # the first write creates it
+            raise OSError(None, "its directory is gone") from None
+        if self._around is None:
+            self._own, self._around = found.st_dev, _device_around(self.root, found.st_dev)
+        elif found.st_dev == self._around != self._own:
+            raise OSError(None, "its file system is not mounted any more")
+
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
         try:
+            self._check_root()
             yield
         except PermissionError as error:
             raise RemoteError(
@@ -442,6 +463,18 @@ class LocalStore:
                 where=f"{self.url}/{key}",
                 fix="check that the directory is mounted, writable and has free space",
             ) from error
+
+
+def _device_around(root: Path, own: int) -> int:
+    """Device of the nearest directory above ``root`` that is on another file system; ``own`` if there is none."""
+    for above in root.resolve().parents:
+        try:
+            device = above.stat().st_dev
+        except OSError:
+            continue
+        if device != own:
+            return device
+    return own
 
 
 def _info(key: str) -> str:

@@ -75,6 +75,13 @@ class S3Store:
         self._probing = threading.Lock()
         self._seen_version: bool | None = None
 
+    @property
+    def service(self) -> str:
+        """Within which the bucket's name is that of one bucket: the endpoint without its scheme; empty at AWS, whose
+        regions share their names."""
+        endpoint = self._session.endpoint.partition("://")[2].rstrip("/").lower()
+        return "" if endpoint.endswith(".amazonaws.com") else endpoint
+
     # -- what it is -------------------------------------------------------------------------------------------------
 
     def _remembered(self, found: Mapping[str, object]) -> Features | None:

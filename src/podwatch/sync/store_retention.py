@@ -20,12 +20,14 @@ from podwatch.policy.store_retention import (
     abandoned_uploads,
     earlier_newest,
     old_controller_records,
+    old_measurements,
+    old_probe_uploads,
     old_probes,
     orphaned_saves,
     plan_remote,
     superseded_versions,
 )
-from podwatch.stores.base import ObjectStore, StoredObject, Upload, store_time
+from podwatch.stores.base import MOST_PROBE_BYTES, ObjectStore, StoredObject, Upload, store_time
 from podwatch.sync.publish import named_by_others, read_pointer
 from podwatch.sync.types import Lease, RunIdentity
 from podwatch.system.clock import Clock
@@ -175,7 +177,21 @@ class Sweeper:
             gone = {(v.key, v.file_id) for v in unknown} - set(known)
             versions = [known.get((v.key, v.file_id), v) for v in versions if (v.key, v.file_id) not in gone]
             found = self._unneeded(versions, live, now)
-        return (*uploads, *found)
+        return (*uploads, *self._probe_uploads(now), *found)
+
+    def _probe_uploads(self, now: float) -> list[Leftover]:
+        """Those that have only parts as small as a trial's: a name alone is no proof."""
+        found = []
+        try:
+            unfinished = list(self._store.unfinished(self._keys.probes))
+            for item in old_probe_uploads(unfinished, self._keys.outside, now):
+                parts = self._store.parts_there(Upload(item.key, item.identifier))
+                if parts is not None and all(part.size <= MOST_PROBE_BYTES for part in parts.values()):
+                    found.append(item)
+        except RemoteError as error:
+            if error.transient:
+                raise
+        return found
 
     def _probes(self) -> list[StoredObject]:
         """They are outside the run's own prefix, where a key that is limited to the run cannot list."""
@@ -191,8 +207,9 @@ class Sweeper:
         twice = _names_with_several(versions)
         old = superseded_versions(versions, self._named(versions, twice), now) if twice else ()
         records = old_controller_records(versions, self._keys.controller, now)
-        probes = old_probes(versions, self._keys.probes.removesuffix("podwatch-probe-"), now)
-        single = {(v.key, v.identifier): v for v in (*old, *records, *probes)}
+        probes = old_probes(versions, self._keys.outside, now)
+        measured = old_measurements(versions, self._keys.measurements, now)
+        single = {(v.key, v.identifier): v for v in (*old, *records, *probes, *measured)}
         return (*saves, *(v for v in single.values() if not any(v.key.startswith(s.key) for s in saves)))
 
     def carry_out(self, live_saves: Collection[tuple[int, str]] = ()) -> Swept:

@@ -24,7 +24,7 @@ from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
 from podwatch.trainer import command_marks
 from podwatch.trainer.base import Candidate
-from podwatch.trainer.operator_shells import barred, carries, children_of, find_interactive, of_users, starter
+from podwatch.trainer.operator_shells import barred, carries, children_of, copied, find_interactive, of_users, starter
 from podwatch.trainer.process_tree import Process, read
 from podwatch.trainer.roles import (
     Roles,
@@ -46,7 +46,7 @@ from pathlib import Path
 
 from podwatch.system.procfs import boot_id, pid_namespace
 
-__all__ = ["Judged", "Process", "Run", "gather", "holders", "judge", "kept_by", "run_of"]
+__all__ = ["Judged", "Process", "Run", "copied_environment", "gather", "holders", "judge", "kept_by", "run_of"]
 
 _TOOLS = frozenset(
     {
@@ -307,6 +307,7 @@ def gather(run: Run, roles: Roles, *, own_pid: int) -> list[Process]:
     target = Target(run.output_dir, follow_links=True)
     result: list[Process] = []
     marks: dict[int, str] = {}
+    started: set[int] = set()
     for pid in procfs.all_pids():
         found = read(pid, roles)
         if found is None:
@@ -314,6 +315,8 @@ def gather(run: Run, roles: Roles, *, own_pid: int) -> list[Process]:
         inside = {fd: path for fd, path in found.links.items() if any(_below(path, root) for root in roots)}
         values = procfs.environment_values(pid, (command_marks.START, command_marks.NAME))
         marks[pid] = values.get(command_marks.NAME, "")
+        if command_marks.START in values:
+            started.add(pid)
         process = replace(
             found,
             writes=tuple(procfs.open_for_writing(pid, inside)),
@@ -323,6 +326,8 @@ def gather(run: Run, roles: Roles, *, own_pid: int) -> list[Process]:
             links={},
         )
         result.append(process)
+    copies = copied(started, result) - own if started else frozenset()
+    result = [replace(process, ours=False) if process.pid in copies else process for process in result]
     of_commands = command_marks.of_commands(result, marks, run.state)
     for n, process in enumerate(result):
         if process.pid in of_commands:
@@ -330,6 +335,15 @@ def gather(run: Run, roles: Roles, *, own_pid: int) -> list[Process]:
         elif not process.ours and of_users(process, run.users):
             result[n] = replace(process, names_run=_names_run(process, run, target))
     return result
+
+
+def copied_environment(pids: Collection[int]) -> frozenset[int]:
+    """Those of ``pids``, which have a keeper's marker, that an operator gave it (``operator_shells.copied``). Blocks:
+    reads every process of the pod."""
+    above = _ancestors(os.getpid())
+    roles = Roles(())
+    seen = [found for pid in procfs.all_pids() if (found := read(pid, roles)) is not None]
+    return copied(pids, [replace(process, above_us=process.pid in above) for process in seen])
 
 
 def _names_run(process: Process, run: Run, target: Target) -> str:

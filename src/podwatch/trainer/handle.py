@@ -15,6 +15,7 @@ from podwatch.system.clock import Clock
 from podwatch.system.procfs import is_alive, patiently
 from podwatch.system.workers import Worker
 from podwatch.trainer.base import Saving, StopReport, attached_id
+from podwatch.trainer.discover import copied_environment
 from podwatch.trainer.keeper_client import (
     KeeperClient,
     KeeperRecord,
@@ -199,6 +200,9 @@ class _KeptTree:
     def spared(self, processes: Collection[Process]) -> frozenset[int]:
         return served(processes)
 
+    def copied(self, pids: Collection[int]) -> frozenset[int]:
+        return copied_environment(pids)
+
 
 class KeptTrainer(_Trainer):
     """A trainer under a keeper. It continues as an attached one if its keeper is killed."""
@@ -328,6 +332,9 @@ class _AttachedTree:
 
     def spared(self, processes: Collection[Process]) -> frozenset[int]:
         return spared(processes, self.users, known=self.known)
+
+    def copied(self, pids: Collection[int]) -> frozenset[int]:
+        return frozenset()  # an operator's trainer has no marker
 
 
 class AttachedTrainer(_Trainer):

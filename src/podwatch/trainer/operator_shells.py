@@ -270,6 +270,42 @@ def is_server_name(name: str) -> bool:
     return name.split(":")[0].lower() in _TERMINALS_CUT
 
 
+def keeps(process: Process) -> bool:
+    """Return whether it is a keeper, whatever started podwatch."""
+    return any(_base(word) in ("keeper.py", "keeper.pyc") for word in process.argv)
+
+
+def copied(marked: Collection[int], processes: Collection[Process]) -> frozenset[int]:
+    """Return the pids among ``marked`` (those with a trainer's environment) that an operator gave it, to repeat or
+    debug what the trainer did. ``processes``: all of the pod. The topmost marked process decides: it is on a terminal
+    or interactive, was executed into the container, or an operator's shell or terminal server is above it. Above an
+    orphan of a trainer is only PID 1 or another process that adopts."""
+    by_pid = {p.pid: p for p in processes}
+    below = children_of(processes)
+    wanted = frozenset(marked)
+
+    def of_operator(process: Process) -> bool:
+        chain = [process, *_above(process, by_pid)]
+        last = max(n for n, one in enumerate(chain) if one.pid in wanted)
+        top = chain[last]
+        if top.pid == 1:
+            return False
+        if top.parent_pid == 0 or top.tty != 0 or interactive(top, below.get(top.pid, ())):
+            return True
+        for one in chain[last + 1 :]:
+            if one.pid == 1 or program(one.argv)[0] == "podwatch" or keeps(one):
+                break
+            if interactive(one, below.get(one.pid, ())):
+                return True
+            if one.above_us:  # podwatch's own parent adopts
+                break
+            if terminal_server(one):
+                return True
+        return False
+
+    return frozenset(pid for pid in wanted if pid in by_pid and of_operator(by_pid[pid]))
+
+
 def find_interactive(processes: Iterable[Process]) -> frozenset[int]:
     """Return the pids of all interactive processes."""
     listed = tuple(processes)

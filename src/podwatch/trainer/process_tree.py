@@ -192,6 +192,11 @@ class TreeRules(Protocol):
         They are neither listed nor signalled."""
         ...
 
+    def copied(self, pids: Collection[int]) -> frozenset[int]:
+        """Return those of ``pids`` that are not below the trainer and have its environment because an operator gave it
+        to them."""
+        ...
+
 
 class AllOurs:
     """No end was recorded, and everything below the trainer is part of it."""
@@ -200,6 +205,9 @@ class AllOurs:
         return None
 
     def spared(self, processes: Collection[Process]) -> frozenset[int]:
+        return frozenset()
+
+    def copied(self, pids: Collection[int]) -> frozenset[int]:
         return frozenset()
 
 
@@ -232,6 +240,8 @@ class LocalTree:
         self._start_id = start_id
         self._keeper = keeper
         self._known: set[ProcessIdentity] = {launcher}
+        self._copies: set[ProcessIdentity] = set()
+        """Processes with the marker that an operator gave it, as judged when they were first seen."""
 
     def remember(self, identities: Iterable[ProcessIdentity]) -> None:
         """Add processes that the keeper saw in the tree."""
@@ -250,7 +260,7 @@ class LocalTree:
     def living(self, *, sweep: bool = False) -> tuple[ProcessSample, ...]:
         """Return the launcher first (if it lives), then the rest by pid. ``sweep`` also searches marker and session."""
         if sweep and self._start_id:
-            self._known.update(marked(self._start_id))
+            self._known.update(self._marked())
         if sweep and self._own_session:
             self._known.update(in_session(self._launcher, self._ended(), self._known))
         # Only single additions and removals: an abandoned look that hung can return and run at the same time.
@@ -272,6 +282,20 @@ class LocalTree:
         self._known.difference_update([identity for identity in self._known if identity.pid in spared])
         self._known.update(found.identity for found in samples)
         return tuple(sorted(samples, key=lambda found: found.identity != self._launcher))
+
+    def _marked(self) -> set[ProcessIdentity]:
+        """Return the processes that the marker proves to be ours. One that is not below the keeper, or below a process
+        that was, can have a copy of the environment: a shell or a debugger of an operator."""
+        found = set(marked(self._start_id)) - self._copies
+        roots = [identity.pid for identity in self._known if is_alive(identity)]
+        if self._keeper is not None and is_alive(self._keeper):
+            roots.append(self._keeper.pid)
+        below = {pid for root in roots for pid in (root, *procfs.descendants(root))}
+        if outside := {identity for identity in found if identity.pid not in below}:
+            earlier = {one for one in outside if one.start_ticks < self._launcher.start_ticks}
+            pids = self._rules.copied([one.pid for one in outside - earlier])
+            self._copies |= earlier | {one for one in outside if one.pid in pids}
+        return found - self._copies
 
     def _spared(self, samples: Collection[ProcessSample], *, fresh: bool) -> frozenset[int]:
         """Return the spared pids. Without ``fresh``, judge again only if a process came, went or became another

@@ -79,6 +79,20 @@ def test_life(engine: Command) -> None:
     assert engine.list()[1]["instances"] == []
 
 
+def test_life_of_a_machine_with_the_tag_of_its_store(engine: Command) -> None:
+    label = "podwatch:run1:7:sabcd234"
+    request = {"version": 1, "run_id": "run1", "generation": 7, "label": label, "max_price_per_hour": 1.0}
+    code, out = engine.run("create", {**request, "environment": {}})
+    assert (code, out["id"]) == (0, "podwatch-run1-7-sabcd234")
+    assert engine.run("create", {**request, "environment": {}})[0] == 0, "the same one again"
+    other = {**request, "label": "podwatch:run1:7:szyxw765", "environment": {}}
+    assert engine.run("create", other)[1]["id"] == "podwatch-run1-7-szyxw765", "another store's"
+    assert [one["label"] for one in engine.list()[1]["instances"]] == [label, other["label"]]
+    assert engine.destroy("podwatch-run1-7-sabcd234", "podwatch:run1:7") == (65, "")
+    assert engine.destroy("podwatch-run1-7-sabcd234", label)[0] == 0
+    assert [one["label"] for one in engine.list()[1]["instances"]] == [other["label"]]
+
+
 @pytest.mark.parametrize("said", ["fails", "", "no clusters", "{}", "[7]", "null", '{"runs": []}', '[{"name": 1}]'])
 def test_a_list_that_cannot_be_read_is_an_error(engine: Command, said: str) -> None:
     (directory(engine) / "broken").write_text(said)

@@ -39,9 +39,11 @@ def test_the_example_configuration(runpod: Command, runpod_cloud: RunPodCloud) -
 def test_only_exact_labels_belong_to_the_run(runpod: Command, runpod_cloud: RunPodCloud) -> None:
     own = runpod_cloud.rent(LABEL)
     foreign = ("podwatch:run1-v2:7", "podwatch:run:7", "podwatch:run1:7:8", "podwatch:run1:07", "podwatch:run1:")
+    foreign = (*foreign, "podwatch:run1:7:abcd2345", "podwatch:run1:sabcd234:7")
     for name in (*foreign, "xpodwatch:run1:7", "podwatch:run1:7 ", "podwatch:run1:0", "podwatch:RUN1:7", "my pod"):
         runpod_cloud.rent(name)
-    assert [instance["id"] for instance in runpod.list()[1]["instances"]] == [own]
+    tagged = runpod_cloud.rent(f"{LABEL}:sabcd234")
+    assert [instance["id"] for instance in runpod.list()[1]["instances"]] == [own, tagged]
     assert [instance["label"] for instance in runpod.list("run1-v2")[1]["instances"]] == ["podwatch:run1-v2:7"]
 
 

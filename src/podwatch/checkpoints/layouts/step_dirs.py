@@ -8,6 +8,7 @@ import heapq
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +52,15 @@ def step_names(root: Path, pattern: re.Pattern[str] = STEP) -> dict[int, str]:
     return found
 
 
-def all_step_names(root: Path, pattern: re.Pattern[str]) -> dict[int, list[str]]:
-    """Step -> every directory name with it, where the name contains more than the step. Otherwise as ``step_names``."""
+def all_step_names(root: Path, pattern: re.Pattern[str]) -> Mapping[int, list[str]]:
+    """Step -> every directory name with it, where the name contains more than the step. Otherwise as ``step_names``.
+
+    Rules ask for each checkpoint. As long as the directory did not change, the answer is the last one: with thousands
+    of checkpoints a start would otherwise read the directory as often."""
+    return _LISTED.names(root, pattern)
+
+
+def _read_names(root: Path, pattern: re.Pattern[str]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     try:
         with os.scandir(root) as entries:
@@ -63,6 +71,47 @@ def all_step_names(root: Path, pattern: re.Pattern[str]) -> dict[int, list[str]]
     except (FileNotFoundError, NotADirectoryError):
         pass
     return found
+
+
+_RECENT_NS = 2_000_000_000
+"""A directory that changed this recently can change again with the same time: file systems round times."""
+_MOST_LISTED = 4
+
+
+class _Listed:
+    """The last listings of a few directories, each valid while the directory did not change. Safe for threads: an
+    entry is only ever replaced."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Path, str], tuple[tuple[int, int], dict[int, list[str]]]] = {}
+
+    def names(self, root: Path, pattern: re.Pattern[str]) -> Mapping[int, list[str]]:
+        key, now = (root, pattern.pattern), time.time_ns()
+        before = _changed(root)
+        known = self._known.get(key)
+        if known is not None and known[0] == before:
+            return known[1]
+        found = _read_names(root, pattern)
+        if before[1] and abs(now - before[0]) > _RECENT_NS and _changed(root) == before:
+            for old in list(self._known)[: max(0, len(self._known) - _MOST_LISTED + 1)]:
+                self._known.pop(old, None)
+            self._known[key] = (before, found)
+        else:
+            self._known.pop(key, None)
+        return found
+
+
+def _changed(root: Path) -> tuple[int, int]:
+    """(time of the last change in ns, inode) of the directory, behind a link too; zeros where it cannot be read. Not
+    the modification time: programs that copy set it back."""
+    try:
+        status = os.stat(root)  # noqa: PTH116
+    except OSError:
+        return 0, 0
+    return status.st_ctime_ns, status.st_ino
+
+
+_LISTED = _Listed()
 
 
 def newest_steps(root: Path, count: int = 3) -> list[int]:
@@ -174,7 +223,7 @@ class Recalled:
         self._ours: dict[Path, frozenset[str]] = {}
         self._foreign: dict[Path, dict[str, _Stamps]] = {}
 
-    def ours(self, root: Path, found: dict[int, list[str]]) -> dict[int, list[str]]:
+    def ours(self, root: Path, found: Mapping[int, list[str]]) -> dict[int, list[str]]:
         """Those of ``found`` (step -> names below ``root``) that contain a checkpoint."""
         before, foreign = self._foreign.get(root, {}), dict[str, _Stamps]()
         recent = set(sorted(before, key=lambda n: max(m for _, m, _ in before[n]))[-_NEWEST:])
@@ -225,10 +274,12 @@ def _stamp(path: str) -> tuple[int, int]:
 
 # -- layout made of rules --------------------------------------------------------------------------------------------
 
-_Listing = dict[Path, dict[int, list[str]]]
+_Listing = dict[Path, Mapping[int, list[str]]]
 """Root -> step -> names of directories."""
 _SIBLINGS = 3
 """Number of other steps that a rule can compare with."""
+_NEWEST_KEPT = 16
+"""Newest steps that are remembered for this, because some of them can be deleted meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +413,9 @@ class StepDirs:
         self._site, self._rules = site, rules
         self._root = rules.root(site)
         self._recalled = Recalled(rules.belongs) if rules.belongs is not None else None
+        self._newest: tuple[tuple[int, str], ...] = ()
+        """(step, name) of the newest steps at the last ``steps``: listing them all for each checkpoint takes time in
+        proportion to the square of their number."""
 
     # -- where things lie ---------------------------------------------------------------------------------------------
 
@@ -374,7 +428,7 @@ class StepDirs:
     def _listing(self) -> _Listing:
         return {root: self._names(root) for root in self._roots()}
 
-    def _names(self, root: Path) -> dict[int, list[str]]:
+    def _names(self, root: Path) -> Mapping[int, list[str]]:
         found = all_step_names(root, self._rules.step)
         return found if self._recalled is None else self._recalled.ours(root, found)
 
@@ -403,6 +457,7 @@ class StepDirs:
 
     def steps(self) -> Mapping[int, tuple[PartDir, ...]]:
         listing = self._listing()
+        self._newest = self._newest_of(listing[self._roots()[0]])
         found = sorted({step for names in listing.values() for step in names})
         wanted = frozenset(
             p.name
@@ -436,11 +491,17 @@ class StepDirs:
 
     # -- judging ------------------------------------------------------------------------------------------------------
 
+    def _newest_of(self, names: Mapping[int, list[str]]) -> tuple[tuple[int, str], ...]:
+        newest = heapq.nlargest(_NEWEST_KEPT, names)
+        return tuple((step, self._rules.prefer(names[step])) for step in newest)
+
     def judge(self, step: int, parts: Sequence[PartFiles]) -> Judgement:
         def siblings() -> Sequence[Path]:
             root = self._roots()[0]
-            others = sorted(self._names(root).items(), reverse=True)
-            return [root / self._rules.prefer(names) for n, names in others[: _SIBLINGS + 1] if n != step]
+            there = [(n, root / name) for n, name in self._newest if is_plain_dir(root / name)]
+            if len(there) <= _SIBLINGS:
+                there = [(n, root / name) for n, name in self._newest_of(self._names(root))]
+            return [path for n, path in there[: _SIBLINGS + 1] if n != step]
 
         view = StepView(step, self._root, {p.part.name: Inside.of(p) for p in parts}, siblings)
         outside = (*self._rules.rests_on(self._root), *self._rules.rests_on_beside(view))

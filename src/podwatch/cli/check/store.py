@@ -96,7 +96,7 @@ def _clock(skew: float) -> Line:
 def _throughput(settings: Settings, opened: ObjectStore, sets: tuple[CheckpointSet, ...]) -> Iterator[Line]:
     from podwatch.domain.checkpoint import newest_complete
 
-    rate = in_time(lambda: measure(opened, keys_for(settings.sync.store, settings.run_id).root), seconds=300.0)
+    rate = in_time(lambda: measure(opened, keys_for(settings.sync.store, settings.run_id).measurements), seconds=300.0)
     newest = newest_complete(sets)
     gap = _save_gap(settings, sorted(s.changed_wall for s in sets if s.complete))
     if newest is None or gap is None:
@@ -117,9 +117,9 @@ def verdict(rate: float, size_bytes: int, gap: float) -> Line:
     return Line("throughput", "warn", text, "save less often, or accept that the other saves exist on this pod only")
 
 
-def measure(opened: ObjectStore, root: str) -> float:
+def measure(opened: ObjectStore, prefix: str) -> float:
     """Bytes per second of a parallel upload of a few probe objects, which are deleted again. RemoteError."""
-    name, data = f"{root}/check/{secrets.token_hex(8)}", secrets.token_bytes(PIECE_BYTES)
+    name, data = f"{prefix}{secrets.token_hex(8)}", secrets.token_bytes(PIECE_BYTES)
     written: list[StoredObject] = []
     try:
         with ThreadPoolExecutor(PIECES) as pool:

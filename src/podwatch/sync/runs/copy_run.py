@@ -7,6 +7,7 @@ next copy continues from them.
 """
 
 import hashlib
+import re
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ from podwatch.sync.types import rfc3339
 from podwatch.system.clock import Clock
 
 WRITER = "copy"
+_MD5 = re.compile(r"[0-9a-f]{32}")
 ARTEFACTS = ("config", "logs", "incidents")
 
 
@@ -237,20 +239,22 @@ class RunCopier:
     # -- what explains the run ----------------------------------------------------------------------------------------
 
     def _artefacts(self) -> None:
-        """Logs, incident bundles and configurations: each that the target does not have in this size. Nothing of the
-        target is lost: where it has other content under a name, both are kept."""
+        """Logs, incident bundles and configurations: each that the target does not have with this content. Nothing of
+        the target is lost: where it has other content under a name, both are kept."""
         source, target = self._source, self._target
         for kind in ARTEFACTS:
             base = target.keys.artefacts(kind)
-            there = {o.key.removeprefix(base): o.size for o in target.store.list(base)}
+            there = {o.key.removeprefix(base): o for o in target.store.list(base)}
             for item in source.store.list(source.keys.artefacts(kind)):
                 name = item.key.removeprefix(source.keys.artefacts(kind))
-                if item.ours is False or item.size in (there.get(name), there.get(self._other_name(name))):
+                held = [o for n in (name, self._other_name(name)) if (o := there.get(n)) and o.size == item.size]
+                if item.ours is False or any(_same_hash(item, one) for one in held):
                     continue
                 with suppress(IntegrityError):  # larger than any of podwatch's, or a name that is none
                     data = source.store.get_bytes(item.key, item.file_id)
-                    if data is not None:
-                        self._artefact(base, name, data)
+                    if data is None or any(target.store.get_bytes(one.key, one.file_id) == data for one in held):
+                        continue
+                    self._artefact(base, name, data)
 
     def _artefact(self, base: str, name: str, data: bytes) -> None:
         """A file of the target is only replaced by one that continues it (a log that grew), or by a newer copy of the
@@ -410,6 +414,13 @@ class _Scratch:
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         return self._file.read_into(offset - self._at, buffer)
+
+
+def _same_hash(one: StoredObject, other: StoredObject) -> bool:
+    """Whether the two stores' listings show the same hash of a whole object: B2's SHA-1, S3's ETag if it is an MD5."""
+    shown = [(str(o.info.get("b2.sha1", "")), str(o.info.get("etag", ""))) for o in (one, other)]
+    (sha1, etag), (other_sha1, other_etag) = shown
+    return bool(sha1 and sha1 == other_sha1) or bool(_MD5.fullmatch(etag) and etag == other_etag)
 
 
 def _content(manifest: Manifest) -> object:
