@@ -56,10 +56,10 @@ def owner() -> Iterator[Owner]:
 
 
 async def test_the_end_of_the_pipe_ends_the_tree_by_sigterm(pod: Pod, owner: Owner) -> None:
-    said = pod.root / "said"
-    script = f"trap 'echo saved > {said}; exit 3' TERM; while :; do sleep 0.05; done"
+    said, ready = pod.root / "said", pod.root / "ready"
+    script = f"trap 'echo saved > {said}; exit 3' TERM; touch {ready}; while :; do sleep 0.05; done"
     handle = await pod.launcher(job=owner.job()).start(pod.script(script))
-    await asyncio.sleep(0.2)
+    eventually(ready.exists)
     assert await handle.exit_status() is None
     owner.let_go()
     eventually(lambda: not pod.members() and not pod.keepers())
@@ -68,7 +68,10 @@ async def test_the_end_of_the_pipe_ends_the_tree_by_sigterm(pod: Pod, owner: Own
 
 
 async def test_a_tree_that_ignores_sigterm_is_killed_after_the_grace(pod: Pod, owner: Owner) -> None:
-    await pod.launcher(job=owner.job(grace=0.5)).start(pod.script("trap '' TERM; while :; do sleep 0.05; done"))
+    ready = pod.root / "ready"
+    script = f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done"
+    await pod.launcher(job=owner.job(grace=0.5)).start(pod.script(script))
+    eventually(ready.exists)
     owner.let_go()
     eventually(lambda: not pod.members() and not pod.keepers())
 
