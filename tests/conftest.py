@@ -1,6 +1,7 @@
 """Which tests are the slow ones: `make test-slow` runs them (and the gate does), `make test` leaves them out."""
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,6 +142,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Without the slow tests, their files are not even imported, unless one is named on the command line."""
     left_out = config.option.markexpr == "not slow" and config.args_source is pytest.Config.ArgsSource.TESTPATHS
     return True if left_out and str(collection_path.relative_to(config.rootpath)) in SLOW else None
+
+
+COLLECTIONS = gc.get_threshold()
+gc.set_threshold(200_000, 20, 20)  # until all is collected: thousands of objects, of which each lives until the end
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays, so no later collection has to look at it."""
+    gc.freeze()
+    gc.set_threshold(*COLLECTIONS)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -62,10 +62,11 @@ def test_golden_in_ascii():
 
 
 @pytest.mark.parametrize("name", views.ALL)
-@pytest.mark.parametrize("width", [40, 60, 75, 76, 80, 99, 100, 200])
-def test_no_line_is_wider_than_the_terminal(name, width):
-    text = render(build_status(views.ALL[name]()), width=width)
-    assert max(map(len, text.splitlines())) <= width
+def test_no_line_is_wider_than_the_terminal(name):
+    document = build_status(views.ALL[name]())
+    for width in (40, 60, 75, 76, 80, 99, 100, 200):
+        text = render(document, width=width)
+        assert max(map(len, text.splitlines())) <= width, text
 
 
 def eight_gpus(**changes):
@@ -76,7 +77,6 @@ def eight_gpus(**changes):
     return document
 
 
-@pytest.mark.parametrize("width", [*range(48, 121)])
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -87,13 +87,15 @@ def eight_gpus(**changes):
         ({"role": "shared"}, "C"),
     ],
 )
-def test_each_gpu_takes_one_line_in_every_width(width, changes, words):
-    lines = render(eight_gpus(**changes), width=width).splitlines()
-    first = next(n for n, line in enumerate(lines) if line.lstrip().startswith("GPU 0"))
-    table = lines[first : first + 8]
-    assert [line.split()[:2] for line in table] == [["GPU", str(n)] for n in range(8)]
-    assert all(any(word in line for word in words.split("|")) for line in table), table[0]
-    assert max(map(len, table)) <= width
+def test_each_gpu_takes_one_line_in_every_width(changes, words):
+    document = eight_gpus(**changes)
+    for width in range(48, 121):
+        lines = render(document, width=width).splitlines()
+        first = next(n for n, line in enumerate(lines) if line.lstrip().startswith("GPU 0"))
+        table = lines[first : first + 8]
+        assert [line.split()[:2] for line in table] == [["GPU", str(n)] for n in range(8)], width
+        assert all(any(word in line for word in words.split("|")) for line in table), (width, table[0])
+        assert max(map(len, table)) <= width, table
 
 
 def test_bars_show_the_shares_of_memory_disk_upload_and_progress():

@@ -30,19 +30,20 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 @dataclass(frozen=True, slots=True)
 class Module:
     name: str
-    tree: ast.Module
+    nodes: tuple[ast.AST, ...]
 
 
 @cache
 def modules() -> tuple[Module, ...]:
     return tuple(
-        Module(str(path.relative_to(SOURCE)), ast.parse(path.read_text())) for path in sorted(SOURCE.rglob("*.py"))
+        Module(str(path.relative_to(SOURCE)), tuple(ast.walk(ast.parse(path.read_text()))))
+        for path in sorted(SOURCE.rglob("*.py"))
     )
 
 
 def functions() -> Iterator[tuple[str, Function]]:
     for module in modules():
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, Function):
                 yield f"{module.name}:{node.name}", node
 
@@ -54,9 +55,13 @@ def parameters(function: Function) -> list[ast.arg]:
 
 def branches(function: Function) -> int:
     """Branches of the function itself: those of functions inside it are theirs."""
-    inside = [n for n in ast.walk(function) if isinstance(n, Function) and n is not function]
-    theirs = {id(n) for one in inside for n in ast.walk(one)}
-    return sum(isinstance(n, _BRANCHES) and id(n) not in theirs for n in ast.walk(function))
+    count, left = 0, list(ast.iter_child_nodes(function))
+    while left:
+        node = left.pop()
+        if not isinstance(node, Function):
+            count += isinstance(node, _BRANCHES)
+            left.extend(ast.iter_child_nodes(node))
+    return count
 
 
 def wide_constructors() -> list[str]:
@@ -80,7 +85,7 @@ def callables() -> Counter[str]:
     """``Callable[`` in the signatures and fields of each file."""
     count: Counter[str] = Counter()
     for module in modules():
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             annotations: list[ast.expr | None] = []
             if isinstance(node, Function):
                 annotations = [*(a.annotation for a in parameters(node)), node.returns]
@@ -100,12 +105,12 @@ def ladders() -> list[str]:
     for module in modules():
         imported = {
             alias.asname or alias.name: (f"{node.module}", alias.name)
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.ImportFrom) and node.module
             for alias in node.names
         }
         here = "podwatch." + module.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef):
                 defined[here, node.name] = node
                 for base in node.bases:

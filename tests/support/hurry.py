@@ -10,7 +10,12 @@ from podwatch.system import procfs
 
 
 def children(pid: int) -> list[int]:
-    return [p for p in procfs.all_pids() if (stat := procfs.read_stat(p)) is not None and stat.parent_pid == pid]
+    """Of every thread of it: a look at each process of the machine, ten times a second, costs much more."""
+    try:
+        lists = [task.joinpath("children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:  # a thread has just ended, or a kernel without these lists
+        return [p for p in procfs.all_pids() if (stat := procfs.read_stat(p)) is not None and stat.parent_pid == pid]
+    return [int(word) for words in lists for word in words.split()]
 
 
 def hurry(pid: int) -> None:

@@ -57,6 +57,7 @@ class Pod:
         return self.plan("sh", "-c", text, **more)  # type: ignore[arg-type]
 
     def members(self) -> list[int]:
+        """Without those in the middle of an exec, which take long on a busy machine: wait with ``eventually``."""
         return [p for p in procfs.all_pids() if procfs.environment_value(p, "PODWATCH_RUN") == self.run_id]
 
     def keepers(self) -> list[int]:

@@ -16,8 +16,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from podwatch.simulation.pod import free_port
-
 _PACED = 1 << 18
 """Bytes read at once where the line's speed is limited."""
 
@@ -165,7 +163,6 @@ class ServerProcess:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> Self:
-        self.port = self.port or free_port()
         command = [sys.executable, "-m", self.module, "--port", str(self.port)]
         command += ["--dir", str(self.directory), "--bucket", self.bucket]
         if self._certificate is not None:

@@ -146,3 +146,11 @@ async def test_the_syncer_has_one_wait_while_a_save_is_written(local: World, run
     await until(waits)
     await syncer.stop()
     assert waiting_here() == []
+
+
+def test_the_process_loads_nothing_that_only_the_daemon_needs() -> None:
+    """It is started for every checkpoint, at the lowest priority: beside busy cores each module takes its time."""
+    needless = ("podwatch.config.settings", "podwatch.checkpoints", "podwatch.sync.upload.child_process", "pydantic")
+    code = f"import sys, podwatch.sync.upload.child\nprint([name for name in {needless!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -56,10 +56,10 @@ def owner() -> Iterator[Owner]:
 
 
 async def test_the_end_of_the_pipe_ends_the_tree_by_sigterm(pod: Pod, owner: Owner) -> None:
-    said = pod.root / "said"
-    script = f"trap 'echo saved > {said}; exit 3' TERM; while :; do sleep 0.05; done"
+    said, ready = pod.root / "said", pod.root / "ready"
+    script = f"trap 'echo saved > {said}; exit 3' TERM; touch {ready}; while :; do sleep 0.05; done"
     handle = await pod.launcher(job=owner.job()).start(pod.script(script))
-    await asyncio.sleep(0.2)
+    eventually(ready.exists)
     assert await handle.exit_status() is None
     owner.let_go()
     eventually(lambda: not pod.members() and not pod.keepers())
@@ -68,7 +68,10 @@ async def test_the_end_of_the_pipe_ends_the_tree_by_sigterm(pod: Pod, owner: Own
 
 
 async def test_a_tree_that_ignores_sigterm_is_killed_after_the_grace(pod: Pod, owner: Owner) -> None:
-    await pod.launcher(job=owner.job(grace=0.5)).start(pod.script("trap '' TERM; while :; do sleep 0.05; done"))
+    ready = pod.root / "ready"
+    script = f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done"
+    await pod.launcher(job=owner.job(grace=0.5)).start(pod.script(script))
+    eventually(ready.exists)
     owner.let_go()
     eventually(lambda: not pod.members() and not pod.keepers())
 
@@ -92,12 +95,15 @@ async def test_without_a_job_nothing_ends_and_the_record_says_so(pod: Pod, owner
     assert record.job is None
     owner.let_go()
     await asyncio.sleep(0.5)
-    assert pod.members()
+    eventually(pod.members)
     assert kept_by_jobs(pod.run_id, pod.directory, pod.output) == ()
 
 
 async def test_the_trainer_inherits_neither_the_pipe_nor_any_output(pod: Pod, owner: Owner) -> None:
-    handle = await pod.launcher(job=owner.job()).start(pod.script("exec sleep 300"))
+    ready = pod.root / "ready"
+    script = f"touch {ready}; while :; do sleep 0.05; done"
+    handle = await pod.launcher(job=owner.job()).start(pod.script(script))
+    eventually(ready.exists)  # from now on the shell itself opens and closes nothing
     links = {str(link.readlink()) for link in Path(f"/proc/{handle.launcher.pid}/fd").iterdir()}
     assert not any(link.startswith("pipe:") for link in links), links
 
@@ -126,6 +132,7 @@ async def test_the_keeper_of_a_dead_owner_and_the_same_job_is_ended(pod: Pod, ow
 async def test_a_stuck_one_is_killed_with_its_tree(pod: Pod, owner: Owner) -> None:
     kept = await started(pod, owner)
     owner.die()
+    eventually(pod.members)
     trainer = pod.members()
     # It stops again whenever it is continued: SIGTERM never reaches it.
     script = f"while kill -STOP {kept[0].keeper.pid} 2>/dev/null; do :; done"
@@ -142,9 +149,9 @@ async def test_that_of_a_living_owner_is_not_touched(pod: Pod, owner: Owner) -> 
     kept = await started(pod, owner)
     with pytest.raises(Busy, match="another podwatch job of this run is alive"):
         clear(kept, OTHER, HERE, 1.0)
-    assert pod.members()
+    eventually(pod.members)
     assert clear(kept, owner.identity, HERE, 1.0) == (), "a daemon that its init has restarted takes it over"
-    assert pod.members()
+    eventually(pod.members)
 
 
 @pytest.mark.parametrize("other", [Instance("slurm", "8", "0"), Instance("kubernetes", "7"), Instance()])
@@ -153,7 +160,7 @@ async def test_that_of_another_job_is_not_touched(pod: Pod, owner: Owner, other:
     owner.die()
     with pytest.raises(Busy, match="another job of this run is still ending here"):
         clear(kept, OTHER, other, 1.0)
-    assert pod.members()
+    eventually(pod.members)
 
 
 async def test_that_of_another_run_is_not_even_seen(pod: Pod, owner: Owner) -> None:
@@ -165,10 +172,10 @@ async def test_one_that_ended_before_its_owner_keeps_its_record(pod: Pod, owner:
     """A trainer that finished in the moment in which podwatch was killed has finished."""
     launcher = pod.launcher(job=owner.job(), linger=0.1)
     await launcher.start(pod.script("exit 0"))
-    eventually(lambda: not pod.keepers())
-    kept = kept_by_jobs(pod.run_id, pod.directory, pod.output)
+    (kept,) = kept_by_jobs(pod.run_id, pod.directory, pod.output)
+    eventually(lambda: not procfs.is_alive(kept.keeper))
     owner.die()
-    assert clear(kept, OTHER, HERE, 1.0) == ()
+    assert clear((kept,), OTHER, HERE, 1.0) == ()
     assert read_record(pod.directory) is not None
 
 

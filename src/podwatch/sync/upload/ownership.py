@@ -7,10 +7,12 @@ import stat
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from podwatch.checkpoints.catalogue import SetContents
-from podwatch.sync.upload.child_process import SetForeign
 from podwatch.system.pinned import PinnedTree
+
+if TYPE_CHECKING:
+    from podwatch.checkpoints.catalogue import SetContents
 
 # -- files with several names ----------------------------------------------------------------------------------------
 # Judged by their owner and the directory in which they were found.
@@ -47,9 +49,11 @@ def owners_of(tree: PinnedTree) -> tuple[int, ...]:
     return tuple(sorted(found - {0}))
 
 
-def check_contents(tree: PinnedTree, contents: SetContents, owners: Collection[int]) -> None:
+def check_contents(tree: PinnedTree, contents: "SetContents", owners: Collection[int]) -> None:
     """For a checkpoint that is sent from our own hard links, whose directories do not show the owner: judge each file
     where the trainer wrote it. Raises SetForeign, RootReplaced or OSError."""
+    from podwatch.sync.upload.child_process import SetForeign  # only in the daemon: the child starts faster without
+
     roots = {p.part.name: Path(p.part.path) for p in contents.parts}
     for file in contents.files:
         with tree.parent(roots[file.part] / file.path) as (directory, name):
