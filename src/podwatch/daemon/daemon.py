@@ -319,7 +319,7 @@ class Daemon:
         await self._first_look()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._host.exit.leave, 0)
-        loop.add_signal_handler(signal.SIGHUP, self._reload.now)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.on_signal)
         await self._begin(start)
         await self._host.disk.call(self._keep_last_good)
         settle()
