@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.api import http as serving
-from podwatch.api.http import HttpServer, bind
+from podwatch.api import server as serving
+from podwatch.api.http import HttpServer
+from podwatch.api.server import bind
 from podwatch.client.api import fetch_status
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.event import Event, EventName

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podwatch.api import http as serving
+from podwatch.api import server as serving
 from podwatch.api.http import MAX_EVENTS, MAX_NUMBER, whole_number
 from tests.api.test_http import TOKEN, Rig
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.client.status_screen import plugin_line, render, rows, verdict
+from podwatch.client.status_screen import plugin_line, render, rows
+from podwatch.client.status_verdict import verdict
 from podwatch.client.text import CUT, EMPTY, FULL, columns_of, encodable
 from podwatch.reporting.status import build_status
 from tests.reporting import views

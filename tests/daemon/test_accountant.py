@@ -9,7 +9,8 @@ from podwatch.daemon.accountant import Accountant
 from podwatch.daemon.notifications import EventBus
 from podwatch.domain.event import EventName
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.accounting import LEDGER_KEY, Price, Use, from_dict, look
+from podwatch.policy.accounting import LEDGER_KEY, Use, from_dict, look
+from podwatch.policy.cost import Price
 from podwatch.reporting.view import DaemonView
 from tests.reporting import views
 from tests.support.clock import ManualClock

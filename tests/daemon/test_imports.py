@@ -12,6 +12,7 @@ RARE = (
     "podwatch.sync.syncer",
     "podwatch.sync.restore.restore",
     "podwatch.sync.upload.artifacts",
+    "pydantic",
     "pydantic_settings",
     "xml.etree.ElementTree",
     "tarfile",
@@ -22,7 +23,7 @@ RARE = (
     "wandb",
     "rich",
 )
-"""init, what bootstrap needs, what only a store or settings in the environment need, parsers of other
+"""init, what bootstrap needs, what only a store needs, what validates settings, parsers of other
 stores' answers, archives of incidents, suggestions for misspelt settings, error pages, SDKs."""
 
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from podwatch.client.status_screen import render, verdict
+from podwatch.client.status_screen import render
+from podwatch.client.status_verdict import verdict
 from podwatch.daemon.status_view import headline, heartbeat_fields, steps_at_risk
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, observed
 from podwatch.policy.overall import RecoveryView

@@ -8,7 +8,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from podwatch.client.status_screen import render, verdict
+from podwatch.client.status_screen import render
+from podwatch.client.status_verdict import verdict
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample

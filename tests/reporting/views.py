@@ -34,7 +34,8 @@ from podwatch.domain.snapshot import (
     unobserved,
 )
 from podwatch.incidents.bundle import plain
-from podwatch.policy.accounting import Account, Ledger, Loss, Price, Use, account
+from podwatch.policy.accounting import Ledger, Loss, Use
+from podwatch.policy.cost import Account, Price, account
 from podwatch.policy.overall import RecoveryView
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
 from podwatch.recovery.failure import given_up

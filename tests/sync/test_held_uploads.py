@@ -11,7 +11,7 @@ from podwatch.domain.run import IntentKind
 from podwatch.sync.upload import uploader
 from podwatch.sync.upload.uploader import OUTRUN
 from tests.sync.conftest import Run, World, until
-from tests.sync.test_held import ours
+from tests.sync.test_hardlinks import ours
 
 MB = 1_000_000
 

@@ -14,7 +14,7 @@ from podwatch.journal.journal import Journal
 from podwatch.sync.upload.hardlinks import Holder
 from podwatch.system.workspace import Workspace
 from tests.sync.conftest import Run, World, until
-from tests.sync.test_held import ours
+from tests.sync.test_hardlinks import ours
 
 MB = 1_000_000
 

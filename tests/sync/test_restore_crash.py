@@ -18,7 +18,7 @@ from podwatch.sync.restore.restore import Patience
 from podwatch.sync.restore.staging import StagingArea
 from podwatch.system.workspace import Workspace
 from tests.sync.conftest import World
-from tests.sync.test_fetching import job, stored
+from tests.sync.test_fetch import job, stored
 from tests.sync.test_restore import fresh, tree
 
 ROUNDS = int(os.environ.get("PODWATCH_CRASH_ROUNDS", "40"))

@@ -30,8 +30,8 @@ from podwatch.system import procfs
 from podwatch.system.child import scrubbed_environment
 from tests.support.stored_set import put_set
 from tests.sync.conftest import World
-from tests.sync.test_fetching import PIECE as PIECE_SIZE
-from tests.sync.test_fetching import fetch, job, same, stored
+from tests.sync.test_fetch import PIECE as PIECE_SIZE
+from tests.sync.test_fetch import fetch, job, same, stored
 from tests.sync.test_restore import damage
 
 SEEDS = int(os.environ.get("PODWATCH_FETCH_SEEDS", "3"))

@@ -23,7 +23,7 @@ from podwatch.domain.secrets import scrub
 
 if TYPE_CHECKING:
     from podwatch.journal import Journal
-    from podwatch.policy.accounting import Account
+    from podwatch.policy.cost import Account
 
 POLL_SECONDS = 1.0
 
@@ -126,7 +126,8 @@ def fetch_incidents(where: Where, incident_id: int | None) -> list[dict[str, Any
 
 def kept_account(journal: "Journal") -> "Account | None":
     """The run's account as the last podwatch kept it; without money, because no configuration is read."""
-    from podwatch.policy.accounting import LEDGER_KEY, account, from_dict
+    from podwatch.policy.accounting import LEDGER_KEY, from_dict
+    from podwatch.policy.cost import account
 
     kept = journal.learned(LEDGER_KEY)
     ledger = from_dict(kept.get("ledger")) if isinstance(kept, dict) else None

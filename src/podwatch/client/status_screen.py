@@ -1,22 +1,25 @@
 """Render the status document as text: the verdict in the first line, then facts, then what the operator must do; or as
 one line for monitoring plugins.
 
-Pure. Unknown and missing fields are ignored, because the document can come from an older or newer daemon. Control
-characters are removed from every value: the trainer wrote some of them.
+Pure. ``status_verdict.py`` words the verdict, ``status_document.py`` reads the fields.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from podwatch.client.format import ago, amount, from_rfc3339, gib, local, size, span
+from podwatch.client.status_document import Document, age_of, clean, entries, now_of, section
+from podwatch.client.status_verdict import (
+    NOT_BACKED_UP,
+    not_backed_up,
+    verdict,
+)
 from podwatch.client.text import bar, cut, wrap
 
 GREEN, YELLOW, RED, BOLD, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 _TONES = {"ok": GREEN, "warning": YELLOW, "critical": RED, "unknown": YELLOW}
 _DOWN = ("recovering", "down", "gave-up", "blocked")
 """States in which training makes no progress and should."""
-
-Document = Mapping[str, Any]
 
 
 class Layout(NamedTuple):
@@ -89,13 +92,13 @@ def _cut_log(text: str, room: int) -> str:
 
 def _shares(document: Document) -> dict[str, float]:
     """Share from 0 to 1 of each row that has a bar, by label."""
-    training, sync = _dict(document, "training"), _dict(document, "sync")
+    training, sync = section(document, "training"), section(document, "sync")
     pairs = {
         "progress": (training.get("step"), training.get("target_step")),
-        "disk": (_dict(document, "disk").get("used_ratio"), 1),
+        "disk": (section(document, "disk").get("used_ratio"), 1),
         "upload": (sync.get("uploaded_bytes"), sync.get("total_bytes")),
     }
-    for gpu in _list(document, "gpus"):
+    for gpu in entries(document, "gpus"):
         pairs[f"GPU {gpu.get('index')}"] = (gpu.get("memory_used_bytes"), gpu.get("memory_total_bytes"))
     numbers = (int, float)
     return {
@@ -105,202 +108,50 @@ def _shares(document: Document) -> dict[str, float]:
     }
 
 
-NOT_BACKED_UP = "NOT BACKED UP: checkpoints exist on this pod only"
-
-
-def not_backed_up(document: Document) -> bool:
-    return "sync" in document and not _dict(document, "sync").get("store_url")
-
-
-def verdict(document: Document) -> str:
-    """One sentence: the current state of training."""
-    if not document.get("running"):
-        return _verdict_without_daemon(document)
-    return _verdict(document) + _paused(document)
-
-
-def _paused(document: Document) -> str:
-    pause = _dict(_dict(document, "daemon"), "pause")
-    if not pause:
-        return ""
-    until, now = from_rfc3339(pause.get("until")), _now(document)
-    if pause.get("held_by"):
-        end = f"until the GPUs are free (in use by {_clean(pause['held_by'])})"
-    elif until is None or now is None:
-        end = "until `podwatch unpause`"
-    else:
-        end = f"until {local(until, now)}"
-    by = f" by {_clean(pause['by'])}" if pause.get("by") else ""
-    reason = f" ({_clean(pause['reason'])})" if pause.get("reason") else ""
-    return f"; podwatch is PAUSED {end}{by}{reason}"
-
-
-def _verdict(document: Document) -> str:
-    match _dict(document, "training").get("state"):
-        case "running" | "starting" | "down" if _trainer_ended(document) is not None:
-            return _verdict_of_launcher(document)
-        case "running" | "starting" as state:
-            return _verdict_of_trainer(document, starting=state == "starting")
-        case "recovering":
-            return _verdict_of_restart(_dict(document, "recovery"), document)
-        case "down" | "gave-up" | "blocked" as state:
-            return _verdict_of_outage(state, document)
-        case "finished":
-            step = _dict(document, "training").get("step")
-            recovery = _dict(document, "recovery")
-            waits = f": {_clean(recovery.get('detail') or '')}" if recovery.get("waiting") else ""
-            return "TRAINING IS FINISHED" + ("" if step is None else f" (last step {step})") + waits
-        case "evaluating":
-            return _verdict_of_evaluation(_dict(document, "recovery"))
-        case "stopped":
-            why = _clean(_dict(document, "recovery").get("detail") or "")
-            return f"TRAINING IS STOPPED{f' ({why})' if why else ''}; to start it: `podwatch start`"
-    return "STATE OF TRAINING UNKNOWN: podwatch runs but cannot observe the trainer"
-
-
-def _trainer_ended(document: Document) -> float | None:
-    """Seconds since the trainer process ended while its launcher still runs; None if it did not."""
-    return _age(document, _dict(document, "training").get("trainer_ended_at"))
-
-
-def _verdict_of_launcher(document: Document) -> str:
-    step = _dict(document, "training").get("step")
-    last = "" if step is None else f", last step {step}"
-    ended = ago(_trainer_ended(document))
-    return f"TRAINER PROCESS ENDED {ended}, its launcher still runs{last}{_ending(_dict(document, 'recovery'))}"
-
-
-def _verdict_of_trainer(document: Document, *, starting: bool) -> str:
-    """The verdict for a living trainer."""
-    training, recovery = _dict(document, "training"), _dict(document, "recovery")
-    if starting:
-        up = _age(document, training.get("started_at"))
-        return f"TRAINING IS STARTING{_source(recovery)}" + (
-            f" (for {span(up)}, no step yet)" if up is not None else ""
-        )
-    age, step = _age(document, training.get("step_at")), training.get("step")
-    if training.get("step_late") and age is not None:
-        return _late(training, age) + _ending(recovery)
-    at_step = "" if step is None else f" at step {step} ({ago(age)})"
-    return f"TRAINING IS RUNNING{at_step}{_ending(recovery)}"
-
-
-def _verdict_of_restart(recovery: Document, document: Document) -> str:
-    again = _age(document, recovery.get("next_try_at"))
-    if recovery.get("waiting") and again is not None:
-        return f"TRAINING IS DOWN; podwatch restarts it in {span(-again)}"
-    if recovery.get("phase") == "confirming" and _dict(document, "training").get("alive"):
-        return f"TRAINING IS RESTARTING{_source(recovery)}; no step since the restart yet"
-    phase = _clean(recovery.get("phase") or "")
-    doing = {"looking": "choosing the checkpoint", "stopping": "stopping processes"}.get(phase, phase)
-    return f"TRAINING IS DOWN; podwatch is restarting it{_source(recovery)}" + (f" ({doing})" if doing else "")
-
-
-def _verdict_of_outage(state: str, document: Document) -> str:
-    """The verdict for training that is down while podwatch does not restart it."""
-    recovery = _dict(document, "recovery")
-    if state == "gave-up":
-        again = _age(document, recovery.get("next_try_at"))
-        later = f"; podwatch tries again in {span(-again)}" if again is not None and again < 0 else ""
-        return f"TRAINING IS DOWN and podwatch GAVE UP: fix the cause, then run `podwatch start`{later}"
-    if state == "blocked":
-        detail = _clean(recovery.get("detail") or "something still holds the GPUs")
-        if document.get("overall") == "warning":  # within the patience of a start
-            return f"TRAINING IS NOT STARTED YET: {detail}"
-        return f"TRAINING IS DOWN and BLOCKED: {detail}"
-    why = next((r.get("summary") for r in _list(document, "reasons") if r.get("severity") == "critical"), "")
-    return "TRAINING IS DOWN" + (f": {_clean(why)}" if why else "")
-
-
-def _verdict_of_evaluation(recovery: Document) -> str:
-    """The verdict while training is stopped for an evaluation; recovery's detail names it."""
-    if recovery.get("phase") == "stopping":
-        return f"TRAINING STOPS {_clean(recovery.get('detail') or '')}; podwatch starts it again after that"
-    why = _clean(recovery.get("detail") or "").removeprefix("training is stopped ")
-    again = f"podwatch then starts it again{_source(recovery)}"
-    return f"TRAINING IS STOPPED {why or 'for an evaluation'}; {again}"
-
-
-def _source(recovery: Document) -> str:
-    step = recovery.get("resumed_step")
-    return "" if step is None else f" from step {step}"
-
-
-def _late(training: Document, age: float) -> str:
-    """The verdict for a living trainer whose next step is late."""
-    usual = training.get("median_step_seconds")
-    pace = f" (usually {span(usual)})" if isinstance(usual, int | float) else ""
-    saving = "; a checkpoint is being saved" if training.get("saving") else ""
-    return f"NO STEP FOR {span(age)}{pace}; the trainer is alive, last step {training.get('step')}{saving}"
-
-
-def _ending(recovery: Document) -> str:
-    return {"ending": "; podwatch STOPS it after its next save", "stopping": "; podwatch stops it"}.get(
-        str(recovery.get("phase")), ""
-    )
-
-
-def _verdict_without_daemon(document: Document) -> str:
-    lives = document.get("training_alive")
-    found = next((str(r.get("kind")) for r in _list(document, "reasons")), "")
-    if found == "podwatch-elsewhere":
-        return "PODWATCH RUNS BUT CANNOT BE REACHED FROM HERE"
-    guard = {
-        "podwatch-silent": "PODWATCH DOES NOT ANSWER",
-        "podwatch-stopped": "PODWATCH IS STOPPED",
-        "podwatch-died": "PODWATCH IS NOT RUNNING",
-    }.get(found, "PODWATCH IS NOT RUNNING")
-    if lives is True:
-        return f"{guard}: training continues UNGUARDED"
-    if lives is False:
-        return f"{guard} and TRAINING IS NOT RUNNING"
-    return f"{guard}: training is UNGUARDED"
-
-
 Row = tuple[str, str, str]
 """Label, text, tone."""
 
 
 def rows(document: Document, layout: Layout = _WHOLE) -> Iterator[Row]:
     """Every fact the document has."""
-    name = _clean(document.get("run_id") or "")
+    name = clean(document.get("run_id") or "")
     if name:
         yield "run", name, ""
     if not document.get("running"):
         seen = from_rfc3339(document.get("snapshot_at"))
-        now = _now(document)
+        now = now_of(document)
         if seen is None or now is None:
             return
         yield "", f"the values below are {span(now - seen)} old (from {local(seen, now)})", YELLOW
     yield from _training_rows(document)
-    alive = _dict(document, "training").get("alive")
-    for gpu in _list(document, "gpus"):
+    alive = section(document, "training").get("alive")
+    for gpu in entries(document, "gpus"):
         yield _gpu_row(gpu, alive, layout)
-    for server in _list(document, "inference"):
+    for server in entries(document, "inference"):
         yield _inference_row(server, alive, layout)
-    if disk := _dict(document, "disk"):
+    if disk := section(document, "disk"):
         yield _disk_row(disk)
-    if checkpoints := _dict(document, "checkpoints"):
+    if checkpoints := section(document, "checkpoints"):
         yield _checkpoint_row(document, checkpoints)
-    if nodes := _list(document, "nodes"):
+    if nodes := entries(document, "nodes"):
         yield _nodes_row(document, nodes)
-    if sync := _dict(document, "sync"):
+    if sync := section(document, "sync"):
         yield _store_row(document, sync)
         if upload := _uploading(sync):
             yield "upload", upload, ""
-    if incident := _dict(document, "incident"):
+    if incident := section(document, "incident"):
         yield _incident_row(document, incident)
-    in_trouble = _dict(document, "training").get("state") in _DOWN and document.get("running")
-    if (text := _account(_dict(document, "account"))) and not in_trouble:
+    in_trouble = section(document, "training").get("state") in _DOWN and document.get("running")
+    if (text := _account(section(document, "account"))) and not in_trouble:
         yield "goodput", text, ""
     if document.get("running"):
-        if line := _clean(_dict(document, "training").get("last_log_line") or ""):
+        if line := clean(section(document, "training").get("last_log_line") or ""):
             yield "log", line, ""
         yield _podwatch_row(document)
 
 
 def _training_rows(document: Document) -> Iterator[Row]:
-    training = _dict(document, "training")
+    training = section(document, "training")
     if training.get("step") is not None:
         yield "step", _step(document, training), ""
     if progress := _progress(document, training):
@@ -311,8 +162,8 @@ def _training_rows(document: Document) -> Iterator[Row]:
         yield "trainer", _living_trainer(document, training), ""
     elif training.get("alive") is False:
         ended = training.get("exit") or {}
-        when = _age(document, ended.get("at"))
-        text = f"ended: {_clean(ended['text'])}" if ended.get("text") else "not running"
+        when = age_of(document, ended.get("at"))
+        text = f"ended: {clean(ended['text'])}" if ended.get("text") else "not running"
         yield "trainer", text + (f", {ago(when)}" if when is not None else ""), ""
 
 
@@ -340,7 +191,7 @@ def _progress(document: Document, training: Document) -> str:
     if not isinstance(step, int) or not isinstance(target, int) or target <= 0:
         return ""
     text = f"{min(100, 100 * max(0, step) // target)} %"
-    finish, pace = _dict(_dict(document, "account"), "finish_seconds"), training.get("median_step_seconds")
+    finish, pace = section(section(document, "account"), "finish_seconds"), training.get("median_step_seconds")
     if step >= target or training.get("state") == "finished":
         return text
     if finish:
@@ -355,37 +206,37 @@ def _progress(document: Document, training: Document) -> str:
 def _outage(document: Document, training: Document) -> str:
     """For how long training has made no progress while it is down; empty if unknown, if it is not down, or if the
     finding about the restart in progress says it."""
-    told = any(r.get("verdict") == "restart" and r.get("confirmed") for r in _list(document, "reasons"))
+    told = any(r.get("verdict") == "restart" and r.get("confirmed") for r in entries(document, "reasons"))
     if training.get("state") not in _DOWN or document.get("overall") == "warning" or told:
         return ""
     if training.get("step") is not None:
-        age = _age(document, training.get("step_at"))
+        age = age_of(document, training.get("step_at"))
         return "" if age is None else f"no step for {span(age)}"
     if not training.get("exit"):
         return ""  # perhaps nothing was started yet
-    saved = _age(document, _dict(document, "checkpoints").get("newest_complete_at"))
+    saved = age_of(document, section(document, "checkpoints").get("newest_complete_at"))
     return "the last start made no step" + ("" if saved is None else f"; no new checkpoint for {span(saved)}")
 
 
 def _living_trainer(document: Document, training: Document) -> str:
     parts = [_whose_pid(training)] if training.get("pid") else []
-    up = _age(document, training.get("started_at"))
+    up = age_of(document, training.get("started_at"))
     parts += [f"up {span(up)}"] if up is not None else []
     parts += [_counted(training["processes"], "process", "processes")] if training.get("processes") else []
     how = {"keeper": "started by podwatch", "attach": "not started by podwatch"}
-    if any(r.get("kind") == "keeper-lost" for r in _list(document, "reasons")):
+    if any(r.get("kind") == "keeper-lost" for r in entries(document, "reasons")):
         parts += ["started by podwatch, its keeper has ended"]
     elif training.get("supervision") in how:
         parts += [how[training["supervision"]]]
     parts += ["saving now"] if training.get("saving") else []
-    down = training.get("state") == "down" or _dict(document, "recovery").get("phase") == "stopping"
+    down = training.get("state") == "down" or section(document, "recovery").get("phase") == "stopping"
     still = "no longer trains: " if down and training.get("state") in _DOWN else ""
     return still + ", ".join(parts)
 
 
 def _pod_lost(document: Document) -> str:
     """The steps since the newest checkpoint in the store, if a lost pod costs more than a dead trainer."""
-    training, sync = _dict(document, "training"), _dict(document, "sync")
+    training, sync = section(document, "training"), section(document, "sync")
     step, last, risk = training["step"], sync.get("last_step"), training["steps_at_risk"]
     unread = last is None and sync.get("saves", 0) is None
     if not sync.get("store_url") or unread or (last or 0) > step:
@@ -413,12 +264,12 @@ def _gpu_row(gpu: Document, alive: object, layout: Layout) -> Row:
     are left out."""
     label = f"GPU {gpu.get('index')}"
     if gpu.get("state") != "ok":
-        detail = _clean(gpu.get("detail") or "")
+        detail = clean(gpu.get("detail") or "")
         return label, f"{str(gpu.get('state')).upper()}{f': {detail}' if detail else ''}", RED
     used, base = gpu.get("memory_used_bytes"), gpu.get("baseline_bytes")
     held = alive is not False and gpu.get("role") in ("inference", "shared")  # without a trainer, GPUs are empty
     fallen = held and base is not None and used is not None and used < base / 2
-    role = _clean(gpu.get("role") or "")
+    role = clean(gpu.get("role") or "")
     if layout.short:
         text = (
             f"{_SHORT_ROLES.get(role, role):<5} {_short_gib(used):>4}/{_short_gib(gpu.get('memory_total_bytes'))} GiB"
@@ -454,7 +305,7 @@ def _outdated(alive: object) -> str:
 
 def _inference_row(server: Document, alive: object, layout: Layout) -> Row:
     health = str(server.get("health"))
-    url = _clean(server.get("url"))
+    url = clean(server.get("url"))
     text = f"{url.removeprefix('http://') if layout.short else url} {health}"
     if server.get("http_status") is not None and health != "ok":
         text += f" (HTTP {server['http_status']})"
@@ -480,10 +331,10 @@ def _checkpoint_row(document: Document, checkpoints: Document) -> Row:
     newest = checkpoints.get("newest_complete_step")
     if newest is None:
         return "checkpoint", "none complete on this pod yet", ""
-    sets = _list(checkpoints, "sets")
+    sets = entries(checkpoints, "sets")
     whole = sum(1 for found in sets if found.get("completeness", "complete") == "complete")
     count = f"{whole} complete" + (f", {len(sets) - whole} incomplete" if len(sets) > whole else "")
-    age = ago(_age(document, checkpoints.get("newest_complete_at")))
+    age = ago(age_of(document, checkpoints.get("newest_complete_at")))
     return "checkpoint", f"newest complete: step {newest} ({age}); {count} on this pod", ""
 
 
@@ -494,7 +345,7 @@ REASON = "the reason for the end"
 
 def unreported(document: Document) -> str:
     """``1 of 4 nodes has not reported``; empty if all have."""
-    count, seen = document.get("node_count"), len(_list(document, "nodes"))
+    count, seen = document.get("node_count"), len(entries(document, "nodes"))
     if not isinstance(count, int) or seen >= count:
         return ""
     return f"{count - seen} of {count} nodes {'has' if count - seen == 1 else 'have'} not reported"
@@ -506,7 +357,7 @@ def _nodes_row(document: Document, nodes: list[dict[str, Any]]) -> Row:
     for node in nodes:
         silent = node.get("silent_seconds") or 0.0
         step = "" if node.get("step") is None else f" step {node['step']}"
-        text = f"{node.get('rank')} {_clean(node.get('host') or '')} {_clean(node.get('phase') or '')}{step}"
+        text = f"{node.get('rank')} {clean(node.get('host') or '')} {clean(node.get('phase') or '')}{step}"
         if node.get("reason"):
             text, colour = f"{text} ({REASON})", RED
         elif silent >= SILENT_SECONDS:
@@ -520,16 +371,16 @@ def _nodes_row(document: Document, nodes: list[dict[str, Any]]) -> Row:
 def _store_row(document: Document, sync: Document) -> Row:
     if not sync.get("store_url"):
         return "store", "none configured", YELLOW
-    if any(node.get("here") and node.get("rank") for node in _list(document, "nodes")):
-        return "store", f"{_clean(sync['store_url'])}; node 0 uploads for all nodes", ""
+    if any(node.get("here") and node.get("rank") for node in entries(document, "nodes")):
+        return "store", f"{clean(sync['store_url'])}; node 0 uploads for all nodes", ""
     facts = (
         _newest_stored(document, sync),
-        _not_sent(_dict(document, "counters")),
+        _not_sent(section(document, "counters")),
         _holder(sync),
         _store_trouble(document, sync),
     )
     text = "; ".join(fact for fact in facts if fact)
-    return "store", f"{_clean(sync['store_url'])}, {text}", RED if sync.get("ok") is False else ""
+    return "store", f"{clean(sync['store_url'])}, {text}", RED if sync.get("ok") is False else ""
 
 
 def _newest_stored(document: Document, sync: Document) -> str:
@@ -537,7 +388,7 @@ def _newest_stored(document: Document, sync: Document) -> str:
     if last is None:
         unread = sync.get("saves", 0) is None
         return "podwatch has not read its content yet" if unread else "nothing stored yet"
-    return f"newest stored: step {last} ({ago(_age(document, sync.get('last_published_at')))})"
+    return f"newest stored: step {last} ({ago(age_of(document, sync.get('last_published_at')))})"
 
 
 def _uploading(sync: Document) -> str:
@@ -554,7 +405,7 @@ def _uploading(sync: Document) -> str:
     if sync.get("upload_left_seconds") is not None:
         text += f", {span(sync['upload_left_seconds'])} left"
     if sync.get("upload_priority") not in (None, "lowest"):
-        text += f", at {_clean(sync['upload_priority'])} priority"
+        text += f", at {clean(sync['upload_priority'])} priority"
     return text
 
 
@@ -569,12 +420,12 @@ def _not_sent(counters: Document) -> str:
 def _holder(sync: Document) -> str:
     """Which other pod holds or may train the run; empty if this pod does."""
     if sync.get("superseded"):
-        who = f" {_clean(sync['holder'])}" if sync.get("holder") else ""
+        who = f" {clean(sync['holder'])}" if sync.get("holder") else ""
         return f"SUPERSEDED by pod{who}: this pod no longer uploads checkpoints"
     if sync.get("standing") == "aside":
         return "control.json assigns this run to another pod: this pod does not train it"
     if sync.get("standing") == "watching":
-        return f"this pod does not train: pod {_clean(sync.get('holder') or 'unknown')} possibly still does"
+        return f"this pod does not train: pod {clean(sync.get('holder') or 'unknown')} possibly still does"
     return ""
 
 
@@ -583,8 +434,8 @@ def _store_trouble(document: Document, sync: Document) -> str:
     if sync.get("ok") is not False:
         return ""
     word = "REFUSED" if sync.get("refused") else "NOT REACHABLE"
-    text = f"{word}: {_clean(sync.get('error') or 'unknown error')}"
-    left = _age(document, sync.get("next_attempt_at"))
+    text = f"{word}: {clean(sync.get('error') or 'unknown error')}"
+    left = age_of(document, sync.get("next_attempt_at"))
     return text + (f"; next attempt in {span(-left)}" if left is not None and left < 0 else "")
 
 
@@ -594,10 +445,10 @@ def incident_text(document: Document, incident: Document) -> str:
 
 
 def _incident_row(document: Document, incident: Document) -> Row:
-    opened, now = from_rfc3339(incident.get("opened_at")), _now(document)
+    opened, now = from_rfc3339(incident.get("opened_at")), now_of(document)
     when = "" if opened is None or now is None else f"{local(opened, now)} ({ago(now - opened)}) "
-    text = f"{when}{_clean(incident.get('kind'))}: {_clean(incident.get('summary'))}"
-    done = _clean(incident.get("resolution") or "")
+    text = f"{when}{clean(incident.get('kind'))}: {clean(incident.get('summary'))}"
+    done = clean(incident.get("resolution") or "")
     if incident.get("open"):
         done = "still open" if not done else f"still open: {done}"
     if done:
@@ -611,7 +462,7 @@ def _incident_row(document: Document, incident: Document) -> Row:
 
 def _account(account: Document) -> str:
     """The share of useful training, and what the run costs; empty before there was any training."""
-    money = _dict(account, "money")
+    money = section(account, "money")
     if account.get("goodput_ratio") is None or not (account.get("failures") or account.get("useful_seconds")):
         return ""
     facts, priced = [f"{account['goodput_ratio'] * 100:.0f} %"], money.get("so_far") is not None
@@ -624,8 +475,8 @@ def _account(account: Document) -> str:
 
 
 def _podwatch_row(document: Document) -> Row:
-    daemon, recovery = _dict(document, "daemon"), _dict(document, "recovery")
-    phase, detail = _clean(recovery.get("phase") or "watching"), _clean(recovery.get("detail") or "")
+    daemon, recovery = section(document, "daemon"), section(document, "recovery")
+    phase, detail = clean(recovery.get("phase") or "watching"), clean(recovery.get("detail") or "")
     phase = "watching" if phase == "running" else phase  # this row is about podwatch, not about training
     text = f"{phase}{f': {detail}' if detail else ''}"
     if (recovery.get("attempts") or 0) > 1 and not recovery.get("gave_up"):
@@ -634,15 +485,15 @@ def _podwatch_row(document: Document) -> Row:
         text += "; the resume is NOT CONFIRMED"
     if daemon.get("mode") == "observe":
         text += "; OBSERVE mode: podwatch only reports restarts and deletions"
-    up = _age(document, daemon.get("started_at"))
+    up = age_of(document, daemon.get("started_at"))
     text += "" if up is None else f"; up {span(round(up))}"
-    text += f", {_clean(daemon['http_url'])}" if daemon.get("http_url") else ""
+    text += f", {clean(daemon['http_url'])}" if daemon.get("http_url") else ""
     return "podwatch", text, ""
 
 
 def _attention(document: Document, layout: Layout, paint: "_Paint") -> Iterator[str]:
     """The reasons of the verdict; nothing if there is none."""
-    reasons = _list(document, "reasons")
+    reasons = entries(document, "reasons")
     if not reasons:
         return
     only_notes = all(reason.get("severity") == "info" for reason in reasons)
@@ -657,17 +508,17 @@ def _reason(reason: Document, layout: Layout, paint: "_Paint", *, named: bool) -
     tone = {"critical": RED, "warning": YELLOW}.get(severity, "")
     gap = " " * (layout.indent + 10)
     since = float(reason.get("for_seconds") or 0.0)
-    first, *rest = wrap(_clean(reason.get("summary")), layout.width - len(gap)) or [""]
+    first, *rest = wrap(clean(reason.get("summary")), layout.width - len(gap)) or [""]
     yield " " * layout.indent + paint(f"{severity:<10}", tone, BOLD) + first
     yield from (gap + line for line in rest)
     facts = [f"for: {span(since)}"] if since >= 1 and severity != "info" else []
-    facts += [f"runbook: {_clean(reason.get('kind'))}"] if named and reason.get("kind") else []
+    facts += [f"runbook: {clean(reason.get('kind'))}"] if named and reason.get("kind") else []
     yield from wrap("; ".join(facts), layout.width, first=gap, rest=gap)
     if reason.get("suggestion"):
         do, *more = str(reason["suggestion"]).split("\n")
-        yield from wrap(_clean(do), layout.width, first=f"{gap}do: ", rest=f"{gap}    ")
+        yield from wrap(clean(do), layout.width, first=f"{gap}do: ", rest=f"{gap}    ")
         for text in more:  # lines of a log
-            yield from wrap(_clean(text), layout.width, first=f"{gap}    ", rest=f"{gap}    ")
+            yield from wrap(clean(text), layout.width, first=f"{gap}    ", rest=f"{gap}    ")
 
 
 class _Paint:
@@ -685,32 +536,6 @@ def _steps(count: object) -> str:
 
 def _counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
-
-
-def _clean(value: object) -> str:
-    """One line without control characters."""
-    text = "" if value is None else str(value)
-    return "".join(c if c.isprintable() else " " for c in text).strip()
-
-
-def _now(document: Document) -> float | None:
-    return from_rfc3339(document.get("time"))
-
-
-def _age(document: Document, at: object) -> float | None:
-    """Seconds from ``at`` to the document's own time; negative for the future."""
-    then, now = from_rfc3339(at), _now(document)
-    return None if then is None or now is None else now - then
-
-
-def _dict(document: Document, key: str) -> dict[str, Any]:
-    value = document.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def _list(document: Document, key: str) -> list[dict[str, Any]]:
-    value = document.get(key)
-    return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
 
 
 # -- monitoring plugin line ------------------------------------------------------------------------------------------
@@ -734,5 +559,5 @@ def plugin_line(document: Mapping[str, Any]) -> str:
             data.append(f"{name}={max(0.0, now - then):.0f}s")
     if document.get("running") and disk.get("used_ratio") is not None:
         data.append(f"disk_used={disk['used_ratio'] * 100:.0f}%;{disk.get('prune_above_ratio', 1) * 100:.0f};;0;100")
-    clean = "".join(c if c.isprintable() else " " for c in text).replace("|", "/")
-    return f"PODWATCH {word} - {clean}" + (f" | {' '.join(data)}" if data else "")
+    shown = "".join(c if c.isprintable() else " " for c in text).replace("|", "/")
+    return f"PODWATCH {word} - {shown}" + (f" | {' '.join(data)}" if data else "")

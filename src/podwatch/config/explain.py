@@ -1,4 +1,4 @@
-"""Settings as a commented TOML file, as JSON and as a reference page, all generated from the models."""
+"""Settings as a commented TOML file, as JSON and as a reference page, all generated from the sections."""
 
 import json
 import re
@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, BeforeValidator
-from pydantic.fields import FieldInfo
-
 from podwatch.config.keys import looks_secret, walk
+from podwatch.config.section import Section, SettingInfo, Unit, settings_of
 from podwatch.config.settings import Settings
 from podwatch.config.units import exact_size, format_duration, format_ratio, parse_duration, parse_ratio, parse_size
 from podwatch.domain.secrets import MASK as REMOVED
@@ -49,10 +47,9 @@ def value_of(settings: Settings, key: str) -> object:
     return value
 
 
-def plain(field: FieldInfo, value: object) -> object:
+def plain(field: SettingInfo, value: object) -> object:
     """A value as a user writes it: units and paths as text, tuples as lists."""
-    parser = next((item.func for item in field.metadata if isinstance(item, BeforeValidator)), None)
-    parser = parser or _unit_inside(field)
+    parser = _unit_of(field.annotation)
     if value is None:
         return None
     if parser is parse_duration and isinstance(value, int | float):
@@ -64,14 +61,14 @@ def plain(field: FieldInfo, value: object) -> object:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, tuple):
-        return [_entry(item) if isinstance(item, BaseModel) else item for item in value]
+        return [_entry(item) if isinstance(item, Section) else item for item in value]
     return value
 
 
-def _entry(model: BaseModel) -> dict[str, object]:
+def _entry(table: Section) -> dict[str, object]:
     """One table of a list of tables, without the defaults."""
-    fields = type(model).model_fields
-    return {name: plain(fields[name], getattr(model, name)) for name in fields if name in model.model_fields_set}
+    known = settings_of(type(table))
+    return {name: plain(known[name], getattr(table, name)) for name in known if name in table.given}
 
 
 def masked(key: str, value: object) -> object:
@@ -197,9 +194,7 @@ def render_reference() -> str:
                 lines += [f"{note[0].upper()}{note[1:]}.", ""]
             lines += ["| key | default | meaning |", "|---|---|---|"]
             section = home
-        default = (
-            "required" if field.is_required() else _code(plain(field, field.get_default(call_default_factory=True)))
-        )
+        default = "required" if field.required else _code(plain(field, field.default))
         why = (field.description or "").replace("|", "\\|")
         lines.append(f"| `{name}` | {default} | {why} |")
     text = "\n".join(lines).lstrip("\n") + "\n"
@@ -210,14 +205,13 @@ def _code(value: object) -> str:
     return "not set" if value is None else f"`{to_toml(value)}`"
 
 
-def _is_default(field: FieldInfo, value: object) -> bool:
-    return not field.is_required() and value == field.get_default(call_default_factory=True)
+def _is_default(field: SettingInfo, value: object) -> bool:
+    return not field.required and value == field.default
 
 
-def _unit_inside(field: FieldInfo) -> Any:
-    """The unit parser of ``Size | None``: pydantic keeps the marker inside the union."""
-    for member in getattr(field.annotation, "__args__", ()):
-        for item in getattr(member, "__metadata__", ()):
-            if isinstance(item, BeforeValidator):
-                return item.func
-    return None
+def _unit_of(annotation: Any) -> Any:
+    """The reader of a value with a unit; also of ``Size | None``, where the mark is inside the union."""
+    marks = [*getattr(annotation, "__metadata__", ())]
+    for member in getattr(annotation, "__args__", ()):
+        marks += getattr(member, "__metadata__", ())
+    return next((mark.parse for mark in marks if isinstance(mark, Unit)), None)

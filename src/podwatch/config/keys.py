@@ -5,9 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-
+from podwatch.config.section import Section, SettingInfo, settings_of
 from podwatch.config.settings import Settings
 
 ENV_PREFIX = "PODWATCH_"
@@ -55,20 +53,20 @@ def is_credential_key(name: str) -> bool:
     return bool(_SECRET_TOML.match(name) or (name.isupper() and looks_secret(name)))
 
 
-def submodel(field: FieldInfo) -> type[BaseModel] | None:
-    """The section model of a field, also for ``| None``. A list of sections (``[[log_rules]]``) is one key: None."""
+def submodel(field: SettingInfo) -> type[Section] | None:
+    """The section of a field, also for ``| None``. A list of sections (``[[log_rules]]``) is one key: None."""
     if get_origin(field.annotation) is tuple:
         return None
     for candidate in (field.annotation, *get_args(field.annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+        if isinstance(candidate, type) and issubclass(candidate, Section):
             return candidate
     return None
 
 
-def walk(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every leaf setting with its dotted name, sections in the order of the model, plain keys first."""
-    sections: list[tuple[str, type[BaseModel]]] = []
-    for name, field in model.model_fields.items():
+def walk(model: type[Section] = Settings, prefix: str = "") -> Iterator[tuple[str, SettingInfo]]:
+    """Every leaf setting with its dotted name, sections in their order, plain keys first."""
+    sections: list[tuple[str, type[Section]]] = []
+    for name, field in settings_of(model).items():
         section = submodel(field)
         if section is not None:
             sections.append((name, section))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from podwatch.client.trusted import read_trusted
 from podwatch.config.loading import LoadedSettings, find_file, load_settings, load_text, named_file
+from podwatch.config.section import settings_of
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.manifest import valid_run_id
@@ -109,7 +110,7 @@ def _copies(path: Path, environ: Mapping[str, str], overrides: Mapping[str, obje
         value = overrides.get(name) or environ.get(f"PODWATCH_{name.upper()}")
         if value:
             told[name] = str(value)
-    default = Settings.model_fields["state_dir"].default
+    default = settings_of(Settings)["state_dir"].default
     places = [named_file(Path(told["state_dir"]), environ)] if "state_dir" in told else []
     places.append(Path(default))
     found: list[Path] = []

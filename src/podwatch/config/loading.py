@@ -10,10 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
-
-from pydantic import ValidationError
-from pydantic.fields import FieldInfo
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from podwatch.client.trusted import read_trusted
 from podwatch.config.directory import TYPED_IN, relative_to, resolved
@@ -32,6 +29,9 @@ from podwatch.config.problems import ConfigurationProblems, Problem, Sources, ex
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register_address, register_argv, register_document, register_named
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 Source = Literal["default", "file", "environment", "flag"]
 FILE_NAME = "podwatch.toml"
@@ -88,6 +88,8 @@ def load_text(
     problems += find_secrets(data, lines, path)
     environment = _from_environment(variables)
     settings = None
+    from pydantic import ValidationError
+
     try:
         with relative_to(environ):
             settings = Settings.model_validate(_merged(_merged(data, environment), flags))
@@ -108,7 +110,7 @@ def load_text(
     sources |= dict.fromkeys(flatten(data), "file")
     sources |= dict.fromkeys(flatten(environment), "environment")
     sources |= dict.fromkeys(flatten(flags), "flag")
-    _learn_secrets(settings, environ)
+    learn_secrets(settings, environ)
     return LoadedSettings(settings, path, sources, _warnings(settings, sources), text)
 
 
@@ -122,7 +124,7 @@ def given_keys(
     return frozenset((*flatten(data), *variables, *flatten(_flags(overrides))))
 
 
-def _learn_secrets(settings: Settings, environ: Mapping[str, str]) -> None:
+def learn_secrets(settings: Settings, environ: Mapping[str, str]) -> None:
     """Register the secrets of the configuration and the environment with the scrubber."""
     register_named(environ)
     trainer = settings.trainer
@@ -216,13 +218,15 @@ def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
     """The settings among ``variables`` as a nested mapping; lists as JSON or separated by commas."""
     if not variables:
         return {}
-    from pydantic_settings import EnvSettingsSource  # 4.6 MiB that a daemon configured by its file alone does not need
+    from pydantic_settings import EnvSettingsSource
+
+    from podwatch.config.validation import model_of
 
     class Environment(EnvSettingsSource):
         def _load_env_vars(self) -> Mapping[str, str | None]:
             return dict(variables)
 
-        def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        def decode_complex_value(self, field_name: str, field: "FieldInfo", value: Any) -> Any:
             text = str(value).strip()
             if text.startswith(("[", "{")):
                 return json.loads(text)
@@ -234,7 +238,7 @@ def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
             return value
 
     # pydantic-settings reads only the fields and the configuration of the model.
-    source = Environment(Settings, env_prefix=ENV_PREFIX, env_nested_delimiter="__")  # type: ignore[arg-type]
+    source = Environment(model_of(Settings), env_prefix=ENV_PREFIX, env_nested_delimiter="__")  # type: ignore[arg-type]
     return source()
 
 

@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any
 
 from podwatch.config.keys import (
     env_name,
@@ -21,6 +19,9 @@ from podwatch.config.keys import (
 )
 from podwatch.config.store_kinds import kind_of
 from podwatch.domain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 # -- problems --------------------------------------------------------------------------------------------------------
 
@@ -52,6 +53,9 @@ class ConfigurationProblems(ConfigurationError):  # noqa: N818 - several, so not
         else:
             super().__init__(f"{len(self.problems)} problems in the configuration", fix="correct each of them")
 
+    def __reduce__(self) -> tuple[type["ConfigurationProblems"], tuple[tuple[Problem, ...]]]:
+        return ConfigurationProblems, (self.problems,)
+
     def __str__(self) -> str:
         if len(self.problems) == 1:
             return str(self.problems[0])
@@ -80,7 +84,7 @@ class Sources:
         return f"{self.path}:{line}" if line else str(self.path)
 
 
-def explain_errors(error: ValidationError, sources: Sources) -> list[Problem]:
+def explain_errors(error: "ValidationError", sources: Sources) -> list[Problem]:
     """One problem per key, in the order of the file."""
     problems: dict[str, Problem] = {}
     for detail in error.errors(include_url=False):

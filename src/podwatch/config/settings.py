@@ -1,18 +1,15 @@
 """Every setting of podwatch, with its default and its meaning. The reason for a default is beside it or in its policy.
 
-``config show``, ``config init`` and docs/configuration.md are generated from these models. ``loading.py`` reads files,
-environment and flags.
+``config show``, ``config init`` and docs/configuration.md are generated from these classes. ``loading.py`` reads files,
+environment and flags; ``validation.py`` validates.
 """
 
 import re
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic_core import PydanticKnownError
+from typing import Literal
 
 from podwatch.config import plugins
-from podwatch.config.directory import resolved
+from podwatch.config.section import Section, check, check_section, section, setting
 from podwatch.config.store_kinds import EXAMPLES, KINDS
 from podwatch.config.units import Duration, Ratio, Size
 from podwatch.domain.gang import MOST_NODES
@@ -69,84 +66,75 @@ NoticeTopic = Literal[
 ]
 
 
-class Section(BaseModel):
-    """A frozen model that rejects unknown keys."""
-
-    # defer_build: only Settings needs a validator, which contains those of the sections.
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
-
-    @field_validator("*", mode="after")
-    @classmethod
-    def _absolute(cls, value: object) -> object:
-        """Make paths absolute: the daemon's working directory is ``/``."""
-        return resolved(value) if isinstance(value, Path) else value
-
-
 class TrainerSettings(Section):
-    layout: str = Field(
+    layout: str = setting(
         "auto",
         description="layout of the checkpoints; auto: detected from command and output_dir, an error if several fit",
     )
-    output_dir: Path = Field(..., description="the trainer's output directory")
-    checkpoint_dir: Path | None = Field(
+    output_dir: Path = setting(..., description="the trainer's output directory")
+    checkpoint_dir: Path | None = setting(
         None,
         description="parent of the step directories (prime-rl: of checkpoints/), if not at its usual place "
         "under output_dir",
     )
-    command: tuple[str, ...] = Field((), description="argv of a fresh start, without resume flags and without a shell")
-    cwd: Path | None = Field(None, description="its working directory; default: output_dir's parent")
-    env: dict[str, str] = Field(default_factory=dict, description="extra environment variables; no secrets")
-    env_file: Path | None = Field(None, description="file with secrets as NAME=value lines; mode 0600")
-    user: str = Field("", description="run training as this user; default: podwatch's own")
-    nofile: int = Field(65_536, ge=1024, description="open-file limit for training; vLLM wants 65,536")
-    resume_args: str | tuple[str, ...] = Field(
+    command: tuple[str, ...] = setting(
+        (), description="argv of a fresh start, without resume flags and without a shell"
+    )
+    cwd: Path | None = setting(None, description="its working directory; default: output_dir's parent")
+    env: dict[str, str] = setting(default_factory=dict, description="extra environment variables; no secrets")
+    env_file: Path | None = setting(None, description="file with secrets as NAME=value lines; mode 0600")
+    user: str = setting("", description="run training as this user; default: podwatch's own")
+    nofile: int = setting(65_536, ge=1024, description="open-file limit for training; vLLM wants 65,536")
+    resume_args: str | tuple[str, ...] = setting(
         "auto",
         description='what makes the command resume: "auto" (by layout and version), "none", or a list with '
         "{step} and {checkpoint}",
     )
-    max_steps: int | None = Field(None, ge=1, description="target step, if command and its config do not name one")
-    supervise: Literal["auto", "keeper", "attach"] = Field(
+    max_steps: int | None = setting(None, ge=1, description="target step, if command and its config do not name one")
+    supervise: Literal["auto", "keeper", "attach"] = setting(
         "auto",
         description='"auto": attach to running training, else start it; "keeper": never attach; "attach": never start',
     )
-    start_before: tuple[tuple[str, ...], ...] = Field(
+    start_before: tuple[tuple[str, ...], ...] = setting(
         (),
         description='commands before each start, such as [["ray", "start", "--head"]]; what they leave '
         "running ends with training",
     )
-    stop_also: tuple[tuple[str, ...], ...] = Field(
+    stop_also: tuple[tuple[str, ...], ...] = setting(
         (),
         description="commands after each stop, for processes outside training's tree; must be safe to run twice",
     )
-    stop_grace: Duration = Field(30.0, description="time from SIGTERM to SIGKILL; prime-rl ends within seconds")
-    save_grace: Duration = Field(600.0, description="time from SIGTERM to SIGKILL during a save: 47 GB take minutes")
-    logs: tuple[str, ...] = Field((), description="globs of log files with step lines, under output_dir or absolute")
-    resume_attempts: int = Field(
+    stop_grace: Duration = setting(30.0, description="time from SIGTERM to SIGKILL; prime-rl ends within seconds")
+    save_grace: Duration = setting(600.0, description="time from SIGTERM to SIGKILL during a save: 47 GB take minutes")
+    logs: tuple[str, ...] = setting((), description="globs of log files with step lines, under output_dir or absolute")
+    resume_attempts: int = setting(
         _RESTART.resume_attempts,
         ge=1,
         description="failed loads of a checkpoint before podwatch tries the previous one",
     )
-    startup_patience: Duration = Field(
+    startup_patience: Duration = setting(
         _DETECTION.startup_patience_seconds,
         description="time to the first step; vLLM's engine timeout in prime-rl is 4200 s",
     )
 
-    @field_validator("layout")
+    @check("layout")
     @classmethod
     def _layout(cls, value: str) -> str:
         if value != "auto" and not plugins.known(plugins.LAYOUTS, value, LAYOUTS):
             names = ", ".join(repr(name) for name in (*LAYOUTS, *plugins.names(plugins.LAYOUTS)))
+            from pydantic_core import PydanticKnownError  # present where settings are validated
+
             raise PydanticKnownError("literal_error", {"expected": f"{names} or a name that an installed package adds"})
         return value
 
-    @field_validator("start_before", "stop_also")
+    @check("start_before", "stop_also")
     @classmethod
     def _no_empty_command(cls, value: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
         if any(not command or not command[0] for command in value):
             raise ValueError('must be a list of commands, each a list of arguments: [["ray", "stop"]]')
         return value
 
-    @field_validator("command", mode="before")
+    @check("command", mode="before")
     @classmethod
     def _argv(cls, value: object) -> object:
         if isinstance(value, str):
@@ -155,35 +143,35 @@ class TrainerSettings(Section):
 
 
 class GpuSettings(Section):
-    inference: tuple[int, ...] = Field((), description="NVML indices that hold the inference engine")
-    trainer: tuple[int, ...] = Field((), description="NVML indices that hold the trainer")
+    inference: tuple[int, ...] = setting((), description="NVML indices that hold the inference engine")
+    trainer: tuple[int, ...] = setting((), description="NVML indices that hold the trainer")
     # Four reads fit into hold.
-    poll: Duration = Field(2.0, gt=0, description="time between two reads of GPU memory")
-    hold: Duration = Field(_DETECTION.hold_seconds, gt=0, description="memory gone for this long is a silent death")
-    floor: Size = Field(
+    poll: Duration = setting(2.0, gt=0, description="time between two reads of GPU memory")
+    hold: Duration = setting(_DETECTION.hold_seconds, gt=0, description="memory gone for this long is a silent death")
+    floor: Size = setting(
         _DETECTION.memory_floor_bytes,
         description="a dedicated GPU with less in use counts as empty; a bare context uses 0.3-0.7 GiB",
     )
-    deadline: Duration = Field(5.0, gt=0, description="a slower NVML call makes the GPU sensor blind")
+    deadline: Duration = setting(5.0, gt=0, description="a slower NVML call makes the GPU sensor blind")
     # A start on a full GPU fails.
-    release_wait: Duration = Field(
+    release_wait: Duration = setting(
         60.0,
         description="after a stop, wait this long for GPU memory to become free, then `blocked`",
     )
-    release_margin: Size = Field(
+    release_margin: Size = setting(
         GIB, description="a GPU is free if it uses at most this much more than before training"
     )
 
 
 class InferenceSettings(Section):
-    urls: tuple[str, ...] = Field((), description='inference servers, for example ["http://127.0.0.1:8000"]')
-    timeout: Duration = Field(2.0, gt=0, description="a slower answer counts as a timeout")
-    poll: Duration = Field(5.0, gt=0, description="time between two reads of /health and /metrics")
-    discover: bool = Field(True, description="if urls is empty, find the servers by their ports")
-    liveness: Literal["auto", "off"] = Field(
+    urls: tuple[str, ...] = setting((), description='inference servers, for example ["http://127.0.0.1:8000"]')
+    timeout: Duration = setting(2.0, gt=0, description="a slower answer counts as a timeout")
+    poll: Duration = setting(5.0, gt=0, description="time between two reads of /health and /metrics")
+    discover: bool = setting(True, description="if urls is empty, find the servers by their ports")
+    liveness: Literal["auto", "off"] = setting(
         "auto", description="also read prime-rl's /liveness: only it shows a hung engine"
     )
-    sleep: Literal["auto", "yes", "no"] = Field(
+    sleep: Literal["auto", "yes", "no"] = setting(
         "auto",
         description='"yes": the engine releases its memory between phases, so memory shows no silent death; '
         '"auto": detected',
@@ -191,16 +179,16 @@ class InferenceSettings(Section):
 
 
 class HangSettings(Section):
-    floor: Duration = Field(
+    floor: Duration = setting(
         _DETECTION.hang_floor_seconds,
         description="shortest time without a step that can be a hang; a weight update of prime-rl can take 24 min",
     )
-    k: float = Field(
+    k: float = setting(
         _DETECTION.hang_k,
         ge=2,
         description="a hang also needs this many median step times without a step",
     )
-    agree: Duration = Field(
+    agree: Duration = setting(
         _DETECTION.hang_agree_seconds,
         gt=0,
         description="idle GPUs or flat token counters corroborate a hang after this long",
@@ -215,33 +203,35 @@ class CustomLayoutSettings(Section):
     """``layout = "custom"``: patterns are relative to output_dir; ``{step}`` is the number, with or without
     leading zeros."""
 
-    step_dir: str = Field(
+    step_dir: str = setting(
         "checkpoints/step_{step}",
         description="path of one step, such as ckpt_{step}.pt; {step:06d} if a restore must write six digits",
     )
-    required: tuple[str, ...] = Field((), description="globs in the step directory that must each match a file")
-    optional: tuple[str, ...] = Field((), description="globs of files that are deleted with the step but not uploaded")
-    ahead: tuple[str, ...] = Field(
+    required: tuple[str, ...] = setting((), description="globs in the step directory that must each match a file")
+    optional: tuple[str, ...] = setting(
+        (), description="globs of files that are deleted with the step but not uploaded"
+    )
+    ahead: tuple[str, ...] = setting(
         (), description="more paths with {step} to quarantine when they are ahead of the resume step"
     )
-    last: str = Field("", description="glob of the file that the trainer writes last")
-    step_line: str = Field(
+    last: str = setting("", description="glob of the file that the trainer writes last")
+    step_line: str = setting(
         "", description="regular expression of the log line of a finished step; its first group is the number"
     )
-    trainer_processes: tuple[str, ...] = Field(
+    trainer_processes: tuple[str, ...] = setting(
         (),
         description="regular expressions for the trainer's command line: podwatch then sees its end while "
         "the launcher lives",
     )
-    orchestrator_processes: tuple[str, ...] = Field((), description="the same for the process that drives rollouts")
-    inference_processes: tuple[str, ...] = Field(
+    orchestrator_processes: tuple[str, ...] = setting((), description="the same for the process that drives rollouts")
+    inference_processes: tuple[str, ...] = setting(
         (), description="the same for the inference server; podwatch then finds its port"
     )
-    engine_processes: tuple[str, ...] = Field(
+    engine_processes: tuple[str, ...] = setting(
         (), description="the same for processes that hold the model's GPU memory, if the server does not"
     )
 
-    @field_validator("trainer_processes", "orchestrator_processes", "inference_processes", "engine_processes")
+    @check("trainer_processes", "orchestrator_processes", "inference_processes", "engine_processes")
     @classmethod
     def _says_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in value:
@@ -253,7 +243,7 @@ class CustomLayoutSettings(Section):
                 raise ValueError(f"{pattern!r} matches every process")
         return value
 
-    @field_validator("step_dir")
+    @check("step_dir")
     @classmethod
     def _one_step(cls, value: str) -> str:
         found = STEP_FIELD.findall(value)
@@ -261,7 +251,7 @@ class CustomLayoutSettings(Section):
             raise ValueError("must be relative to output_dir and contain {step} exactly once")
         return value
 
-    @field_validator("step_line")
+    @check("step_line")
     @classmethod
     def _one_group(cls, value: str) -> str:
         if not value:
@@ -276,120 +266,122 @@ class CustomLayoutSettings(Section):
 
 
 class CheckpointSettings(Section):
-    rescan: Duration = Field(10.0, gt=0, description="longest time between two scans")
-    settle: Duration = Field(5.0, ge=0, description="a checkpoint with a strong marker must be unchanged this long")
-    settle_weak: Duration = Field(60.0, ge=0, description="the same for a layout without a marker")
-    settle_tracker: Duration = Field(
+    rescan: Duration = setting(10.0, gt=0, description="longest time between two scans")
+    settle: Duration = setting(5.0, ge=0, description="a checkpoint with a strong marker must be unchanged this long")
+    settle_weak: Duration = setting(60.0, ge=0, description="the same for a layout without a marker")
+    settle_tracker: Duration = setting(
         15.0, ge=0, description="the same where a last file or a tracker file is the marker"
     )
-    leases: bool = Field(
+    leases: bool = setting(
         False,
         description="for layouts without a marker: use kernel read leases to see files that are open for "
         "writing; can briefly delay the trainer",
     )
-    custom: CustomLayoutSettings | None = Field(None, description='a section; required for layout = "custom"')
+    custom: CustomLayoutSettings | None = setting(None, description='a section; required for layout = "custom"')
 
 
 class SyncSettings(Section):
-    store: str = Field(
+    store: str = setting(
         "",
         description=f"{EXAMPLES} (an installed package can add more); empty: NOT BACKED UP",
     )
-    s3_endpoint: str = Field(
+    s3_endpoint: str = setting(
         "",
         description="for s3://: the service's address; empty: AWS_ENDPOINT_URL_S3, else AWS",
     )
-    s3_region: str = Field("", description='for s3://: the region ("auto" for R2)')
-    s3_profile: str = Field("", description="for s3://: the AWS profile, instead of keys in the environment")
-    s3_addressing: Literal["auto", "path", "virtual"] = Field(
+    s3_region: str = setting("", description='for s3://: the region ("auto" for R2)')
+    s3_profile: str = setting("", description="for s3://: the AWS profile, instead of keys in the environment")
+    s3_addressing: Literal["auto", "path", "virtual"] = setting(
         "auto",
         description="for s3://: the bucket in the path or in the host name; auto: host name on AWS",
     )
-    part_size: Size = Field(DEFAULT_PART_SIZE, description="B2's recommended part size; 5 MB to 5 GB")
-    connections: int = Field(4, ge=1, le=32, description="parallel connections at first")
-    connections_max: int = Field(
+    part_size: Size = setting(DEFAULT_PART_SIZE, description="B2's recommended part size; 5 MB to 5 GB")
+    connections: int = setting(4, ge=1, le=32, description="parallel connections at first")
+    connections_max: int = setting(
         32,
         ge=1,
         le=64,
         description="podwatch adds connections up to this while they raise the speed",
     )
-    max_rate: Size | None = Field(None, description="upload limit in bytes per second")
-    upload_gap: Duration = Field(
+    max_rate: Size | None = setting(None, description="upload limit in bytes per second")
+    upload_gap: Duration = setting(
         0.0,
         ge=0,
         description="shortest time between the starts of two uploads; checkpoints in between are skipped",
     )
-    sweep: Duration = Field(
+    sweep: Duration = setting(
         600.0,
         description="time between two searches for unstored checkpoints; new ones are uploaded immediately",
     )
-    max_lag: Duration = Field(_REMOTE.max_lag_seconds, description="nothing new in the store for this long is critical")
-    keep_last: int = Field(
+    max_lag: Duration = setting(
+        _REMOTE.max_lag_seconds, description="nothing new in the store for this long is critical"
+    )
+    keep_last: int = setting(
         _REMOTE.keep_last,
         ge=1,
         description="number of newest checkpoints kept in the store",
     )
-    keep_every: int = Field(
+    keep_every: int = setting(
         _REMOTE.keep_every, ge=0, description="every n-th checkpoint is a milestone and is kept; 0: none"
     )
-    optional_parts: Literal["milestones", "all", "none"] = Field(
+    optional_parts: Literal["milestones", "all", "none"] = setting(
         "milestones",
         description="checkpoints that are uploaded with the parts that no resume needs (prime-rl's exported weights)",
     )
-    extra: tuple[str, ...] = Field(
+    extra: tuple[str, ...] = setting(
         (),
         description="paths below output_dir to upload with milestones and the final checkpoint, such as "
         '["final"]; no links or key files',
     )
     # A 32B model in bf16 fits; a mistyped path does not fill the bucket.
-    extra_max: Size = Field(
+    extra_max: Size = setting(
         100_000_000_000,
         ge=0,
         description="`extra` above this size is not uploaded",
     )
-    artefacts: bool = Field(
+    artefacts: bool = setting(
         True,
         description="also upload configuration, ends of logs and incident bundles, scrubbed of secrets",
     )
-    artefacts_every: Duration = Field(900.0, ge=60, description="time between two uploads of log ends")
-    artefacts_log: Size = Field(256_000, ge=1000, le=5_000_000, description="size of the end of each log to upload")
+    artefacts_every: Duration = setting(900.0, ge=60, description="time between two uploads of log ends")
+    artefacts_log: Size = setting(256_000, ge=1000, le=5_000_000, description="size of the end of each log to upload")
     # B2 throttles faster writes; other pods wait for five missed ones (holder_patience).
-    heartbeat: Duration = Field(
+    heartbeat: Duration = setting(
         60.0,
         ge=5,
         le=100,
         description="time between two heartbeats in the store",
     )
-    holder_patience: Duration = Field(
+    holder_patience: Duration = setting(
         _LEASE.patience,
         description="podwatch takes over another pod's run after no heartbeat for this long",
     )
     # 30 s of a confirmation, 60 s of a write, 10 s of margin.
-    claim_wait: Duration = Field(
+    claim_wait: Duration = setting(
         _LEASE.claim_wait,
         ge=0,
         description="time from a claim in B2 to its decision",
     )
     # By then all of B2's servers know a new key or bucket.
-    refusal_wait: Duration = Field(
+    refusal_wait: Duration = setting(
         _LEASE.refusal,
         ge=0,
         description="if the store refuses access and training cannot start, podwatch exits with 77 after this long",
     )
 
-    @model_validator(mode="after")
+    @check_section
     def _parts(self) -> "SyncSettings":
         if self.store.startswith("s3://") and self.part_size < 5 << 20:
             raise ValueError("part_size must be at least 5MiB for s3://, because S3 refuses smaller parts")
         return self
 
-    @model_validator(mode="after")
+    @check_section
     def _patience(self) -> "SyncSettings":
         if self.holder_patience < 2 * self.heartbeat:
             raise ValueError("holder_patience must be at least two heartbeats; otherwise a living pod loses its run")
         return self
 
-    @field_validator("store")
+    @check("store")
     @classmethod
     def _scheme(cls, value: str) -> str:
         scheme, separator, _ = value.partition("://")
@@ -397,7 +389,7 @@ class SyncSettings(Section):
             raise ValueError(f"must be {EXAMPLES}, or empty")
         return value
 
-    @field_validator("extra")
+    @check("extra")
     @classmethod
     def _extra(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         clean = tuple(dict.fromkeys(p.rstrip("/") for p in value))
@@ -408,7 +400,7 @@ class SyncSettings(Section):
                 raise ValueError(f"{path!r} is inside another entry of the list")
         return clean
 
-    @field_validator("part_size")
+    @check("part_size")
     @classmethod
     def _part(cls, value: int) -> int:
         if not 5_000_000 <= value <= 5_000_000_000:
@@ -417,28 +409,28 @@ class SyncSettings(Section):
 
 
 class DiskSettings(Section):
-    prune_above: Ratio = Field(
+    prune_above: Ratio = setting(
         _DISK.prune_above,
         description="podwatch deletes old checkpoints above this disk usage",
     )
-    prune_to: Ratio = Field(_DISK.prune_to, description="... and stops at this disk usage")
-    margin: float = Field(
+    prune_to: Ratio = setting(_DISK.prune_to, description="... and stops at this disk usage")
+    margin: float = setting(
         _DISK.margin, ge=1.0, description="space kept free for the next save: its predicted size times this"
     )
-    capacity: Size | None = Field(None, description="real capacity, if an overlay shows the host's disk")
+    capacity: Size | None = setting(None, description="real capacity, if an overlay shows the host's disk")
     # Its upload can still finish.
-    lead: Duration = Field(
+    lead: Duration = setting(
         _DISK.lead_seconds,
         ge=0,
         description="an unstored checkpoint is deleted at the earliest this long before the next save",
     )
-    on_full: Literal["stay", "stop"] = Field(
+    on_full: Literal["stay", "stop"] = setting(
         "stay",
         description='the next save cannot fit: "stop" ends training cleanly before it, "stay" lets it '
         "continue and possibly crash",
     )
 
-    @model_validator(mode="after")
+    @check_section
     def _order(self) -> "DiskSettings":
         if self.prune_to >= self.prune_above:
             raise ValueError("prune_to must be below prune_above")
@@ -446,62 +438,62 @@ class DiskSettings(Section):
 
 
 class RecoverySettings(Section):
-    budget_restarts: int = Field(
+    budget_restarts: int = setting(
         _RESTART.budget_restarts,
         ge=1,
         description="podwatch gives up when this number of restarts and budget_time are both used up",
     )
-    budget_time: Duration = Field(_RESTART.budget_seconds, description="see budget_restarts")
-    backoff_min: Duration = Field(_RESTART.backoff_min_seconds, description="first pause between restarts")
-    backoff_max: Duration = Field(_RESTART.backoff_max_seconds, description="longest pause between restarts")
-    calm: Duration = Field(
+    budget_time: Duration = setting(_RESTART.budget_seconds, description="see budget_restarts")
+    backoff_min: Duration = setting(_RESTART.backoff_min_seconds, description="first pause between restarts")
+    backoff_max: Duration = setting(_RESTART.backoff_max_seconds, description="longest pause between restarts")
+    calm: Duration = setting(
         _RESTART.calm_seconds, description="the counters restart from zero after this long without a failure"
     )
-    retry_after_give_up: Duration = Field(
+    retry_after_give_up: Duration = setting(
         _RESTART.retry_after_give_up_seconds,
         description="one attempt this often after giving up; 0: never",
     )
-    preempt_grace: Duration = Field(
+    preempt_grace: Duration = setting(
         3.0,
         ge=1,
         le=600,
         description="at a preemption: time to write the heartbeat and signal training; the shortest notice of "
         "a provider is 5 s",
     )
-    on_give_up: Literal["stay", "exit"] = Field(
+    on_give_up: Literal["stay", "exit"] = setting(
         "stay",
         description='"exit": podwatch exits when it gives up, with 65 (the command is at fault) or 86',
     )
-    on_finished: Literal["stay", "exit"] = Field(
+    on_finished: Literal["stay", "exit"] = setting(
         "stay",
         description='"exit": podwatch exits with 0 when the last checkpoint is stored (69: not everything '
         "could be stored)",
     )
-    final_sync: Duration = Field(
+    final_sync: Duration = setting(
         7200.0,
         ge=0,
         description="longest time to store the last checkpoint; 47 GB at 10 MB/s take 80 min",
     )
     # Longer than a takeover (holder_patience + claim_wait), because each exit uses up an attempt of the engine.
-    standby: Duration = Field(
+    standby: Duration = setting(
         900.0,
         ge=0,
         description="job mode: wait this long for another pod or for what blocks a start, then exit with 86",
     )
-    end_grace: Duration | None = Field(
+    end_grace: Duration | None = setting(
         None,
         ge=1,
         le=3600,
         description="job mode: from the engine's SIGTERM until podwatch kills training; default: 0.85 of the "
         "engine's default",
     )
-    job_attempts: int = Field(
+    job_attempts: int = setting(
         _VERDICT.most_failures,
         ge=2,
         description="job mode: attempts in a row without progress (and budget_time, if a step was ever made) "
         "before 65 instead of 86",
     )
-    bad_host_for: Duration = Field(
+    bad_host_for: Duration = setting(
         _VERDICT.bad_host_seconds,
         description="job mode: after a machine fault no attempt starts on that machine for this long, at "
         "most three times; 0: never",
@@ -511,23 +503,23 @@ class RecoverySettings(Section):
 class NodesSettings(Section):
     """One run over several nodes (docs/nodes.md): one podwatch on each, with `run --job`."""
 
-    rank: int | None = Field(
+    rank: int | None = setting(
         None, ge=0, description="number of this node, from 0; default: from the engine's variables"
     )
-    count: int | None = Field(
+    count: int | None = setting(
         None,
         ge=1,
         le=MOST_NODES,
         description="number of nodes; default: from the engine's variables; 1: one node, whatever the engine says",
     )
     # Engines start the nodes of a job minutes apart.
-    wait: Duration = Field(
+    wait: Duration = setting(
         600.0,
         ge=1,
         description="a start waits this long for the other nodes, then ends with 86",
     )
     # Longer than the attribute cache of NFS (60 s), and than a restart of podwatch takes.
-    silence: Duration = Field(
+    silence: Duration = setting(
         90.0,
         ge=5,
         description="a node that has not reported for this long is gone, and all nodes end; NFS caches for 60 s",
@@ -538,28 +530,28 @@ class EndPodSettings(Section):
     """``[end_pod]``: a command that ends this rented machine once nothing more is to be done on it
     (docs/end-the-pod.md). Not used in job mode, where the engine ends it."""
 
-    command: tuple[str, ...] = Field(
+    command: tuple[str, ...] = setting(
         (), description="argv, without a shell; runs once the final sync is done or its time is over"
     )
-    on: tuple[Literal["finished", "gave-up", "superseded"], ...] = Field(
+    on: tuple[Literal["finished", "gave-up", "superseded"], ...] = setting(
         ("finished", "gave-up", "superseded"), description="the ends of the run after which it runs"
     )
-    env_file: Path | None = Field(
+    env_file: Path | None = setting(
         None,
         description="file with the provider's key as NAME=value lines; mode 0600",
     )
-    timeout: Duration = Field(60.0, gt=0, description="the command is killed after this time")
-    tries: int = Field(5, ge=1, description="most runs of the command for one end")
+    timeout: Duration = setting(60.0, gt=0, description="the command is killed after this time")
+    tries: int = setting(5, ge=1, description="most runs of the command for one end")
 
 
 class ProviderSettings(Section):
     """One table of ``[controller.providers]``: a provider command (docs/controller.md)."""
 
-    command: tuple[str, ...] = Field(
+    command: tuple[str, ...] = setting(
         ..., min_length=1, description="argv, without a shell; list, create or destroy is appended"
     )
-    env_file: Path | None = Field(None, description="file with the provider's key as NAME=value lines; mode 0600")
-    timeout: Duration = Field(
+    env_file: Path | None = setting(None, description="file with the provider's key as NAME=value lines; mode 0600")
+    timeout: Duration = setting(
         120.0, gt=0, le=LONGEST_CALL_SECONDS, description="a call is killed after this time: its outcome is unknown"
     )
 
@@ -568,14 +560,14 @@ class ControllerSettings(Section):
     """``[controller]``: what `podwatch controller` runs on this machine. Its caps are in controller.json in the store
     (docs/controller.md). The daemon does not use this section."""
 
-    providers: dict[str, ProviderSettings] = Field(
+    providers: dict[str, ProviderSettings] = setting(
         default_factory=dict,
         description="a table for each provider, with the keys command, env_file, timeout",
     )
     # Half of a heartbeat, and few calls of an API.
-    every: Duration = Field(30.0, ge=5, description="time between two looks with --loop")
+    every: Duration = setting(30.0, ge=5, description="time between two looks with --loop")
 
-    @field_validator("providers")
+    @check("providers")
     @classmethod
     def _names(cls, value: dict[str, ProviderSettings]) -> dict[str, ProviderSettings]:
         for name in value:
@@ -600,20 +592,20 @@ _CHILD_NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
 class HookSettings(Section):
     """``[[hooks]]``: a command that podwatch runs after an event (docs/hooks.md)."""
 
-    name: str = Field(..., pattern=_CHILD_NAME, description="lower-case name, unique")
-    on: tuple[HookEvent, ...] = Field(..., min_length=1, description="events after which it runs")
-    command: tuple[str, ...] = Field(..., description="argv, without a shell")
-    cwd: Path | None = Field(None, description="working directory; default: that of training")
-    env_file: Path | None = Field(
+    name: str = setting(..., pattern=_CHILD_NAME, description="lower-case name, unique")
+    on: tuple[HookEvent, ...] = setting(..., min_length=1, description="events after which it runs")
+    command: tuple[str, ...] = setting(..., description="argv, without a shell")
+    cwd: Path | None = setting(None, description="working directory; default: that of training")
+    env_file: Path | None = setting(
         None,
         description="file with NAME=value lines for it; mode 0600",
     )
-    user: str = Field("", description="run it as this user; default: podwatch's own")
-    timeout: Duration = Field(3600.0, gt=0, description="podwatch then ends the command and all that it started")
-    coalesce: bool = Field(True, description="of several waiting events of one kind run only the newest")
-    retries: int = Field(0, ge=0, le=8, description="further attempts after a failure; the first after 10 s")
+    user: str = setting("", description="run it as this user; default: podwatch's own")
+    timeout: Duration = setting(3600.0, gt=0, description="podwatch then ends the command and all that it started")
+    coalesce: bool = setting(True, description="of several waiting events of one kind run only the newest")
+    retries: int = setting(0, ge=0, le=8, description="further attempts after a failure; the first after 10 s")
 
-    @field_validator("command", mode="before")
+    @check("command", mode="before")
     @classmethod
     def _argv(cls, value: object) -> object:
         return _real_argv(value)
@@ -622,17 +614,17 @@ class HookSettings(Section):
 class CheckSettings(Section):
     """``[[checks]]``: a command that `podwatch check` runs (docs/hooks.md)."""
 
-    name: str = Field(..., pattern=_CHILD_NAME, description="lower-case name, unique")
-    command: tuple[str, ...] = Field(..., description="argv, without a shell")
-    cwd: Path | None = Field(None, description="working directory; default: that of training")
-    env_file: Path | None = Field(
+    name: str = setting(..., pattern=_CHILD_NAME, description="lower-case name, unique")
+    command: tuple[str, ...] = setting(..., description="argv, without a shell")
+    cwd: Path | None = setting(None, description="working directory; default: that of training")
+    env_file: Path | None = setting(
         None,
         description="file with NAME=value lines for it; mode 0600",
     )
-    user: str = Field("", description="run it as this user; default: podwatch's own")
-    timeout: Duration = Field(60.0, gt=0, description="podwatch then ends it, and the check fails")
+    user: str = setting("", description="run it as this user; default: podwatch's own")
+    timeout: Duration = setting(60.0, gt=0, description="podwatch then ends it, and the check fails")
 
-    @field_validator("command", mode="before")
+    @check("command", mode="before")
     @classmethod
     def _argv(cls, value: object) -> object:
         return _real_argv(value)
@@ -641,53 +633,53 @@ class CheckSettings(Section):
 class EvaluationSettings(Section):
     """``[evaluation]``: a command that evaluates checkpoints (docs/evaluation.md). Empty ``command``: none."""
 
-    command: tuple[str, ...] = Field(
+    command: tuple[str, ...] = setting(
         (),
         description="argv, without a shell, with {checkpoint}, {weights}, {step}, {run_id} and {output}, "
         "where it writes results.json; empty: no evaluation",
     )
-    every_saves: int = Field(0, ge=0, description="evaluate every N-th complete checkpoint; 0: no")
-    every_steps: int = Field(0, ge=0, description="evaluate the first complete checkpoint in each N steps; 0: no")
-    milestones: bool = Field(False, description="evaluate the milestones (sync.keep_every)")
-    at_end: bool = Field(False, description="evaluate the last checkpoint of a finished run")
-    gpus: Literal["none", "free", "stop-training"] = Field(
+    every_saves: int = setting(0, ge=0, description="evaluate every N-th complete checkpoint; 0: no")
+    every_steps: int = setting(0, ge=0, description="evaluate the first complete checkpoint in each N steps; 0: no")
+    milestones: bool = setting(False, description="evaluate the milestones (sync.keep_every)")
+    at_end: bool = setting(False, description="evaluate the last checkpoint of a finished run")
+    gpus: Literal["none", "free", "stop-training"] = setting(
         "none",
         description='"none": on the CPU; "free": on unused GPUs; "stop-training": on those of training, '
         "which stops after a save and starts again",
     )
-    gpu_count: int = Field(1, ge=1, description='number of GPUs with gpus = "free"')
-    metric: str = Field(
+    gpu_count: int = setting(1, ge=1, description='number of GPUs with gpus = "free"')
+    metric: str = setting(
         "",
         description='number that decides which checkpoint is the best, such as "results.gsm8k.acc"; the best '
         "is kept here and in the store",
     )
-    lower_is_better: bool = Field(False, description="the metric is a loss or an error")
-    regression: Ratio = Field(
+    lower_is_better: bool = setting(False, description="the metric is a loss or an error")
+    regression: Ratio = setting(
         0.05,
         ge=0,
         description="report a result that is worse than the best by more than this share",
     )
-    timeout: Duration = Field(3600.0, gt=0, description="podwatch then ends it and all that it started")
-    coalesce: bool = Field(True, description="of several waiting checkpoints evaluate only the newest")
+    timeout: Duration = setting(3600.0, gt=0, description="podwatch then ends it and all that it started")
+    coalesce: bool = setting(True, description="of several waiting checkpoints evaluate only the newest")
     # A full disk costs training.
-    reserve: Size = Field(
+    reserve: Size = setting(
         5_000_000_000,
         ge=0,
         description="space that an evaluation must leave free besides the next save; podwatch ends one that does not",
     )
-    dir: Path | None = Field(
+    dir: Path | None = setting(
         None,
         description="place for outputs and fetched checkpoints (in podwatch-evaluation-RUN_ID); default: "
         "below state_dir; never under output_dir; `user` must be able to enter it",
     )
-    cwd: Path | None = Field(None, description="working directory; default: that of training")
-    env_file: Path | None = Field(
+    cwd: Path | None = setting(None, description="working directory; default: that of training")
+    env_file: Path | None = setting(
         None,
         description="file with NAME=value lines for it; mode 0600",
     )
-    user: str = Field("", description="run it as this user; default: podwatch's own")
+    user: str = setting("", description="run it as this user; default: podwatch's own")
 
-    @field_validator("command", mode="before")
+    @check("command", mode="before")
     @classmethod
     def _argv(cls, value: object) -> object:
         return value if value in ((), []) else _real_argv(value)
@@ -706,23 +698,23 @@ class EvaluationSettings(Section):
 
 
 class ResourceSettings(Section):
-    files_above: Ratio = Field(
+    files_above: Ratio = setting(
         _RESOURCES.files_above,
         description="warn above this share of the open-file limit",
     )
-    memory_above: Ratio = Field(
+    memory_above: Ratio = setting(
         _RESOURCES.memory_above,
         description="warn above this share of host or container memory",
     )
-    shm_above: Ratio = Field(
+    shm_above: Ratio = setting(
         _RESOURCES.shm_above, description="warn above this share of /dev/shm: when it is full, NCCL and vLLM die"
     )
-    overdue: float = Field(
+    overdue: float = setting(
         _RESOURCES.checkpoint_overdue_k,
         ge=1,
         description="a checkpoint is overdue after this many save intervals",
     )
-    overdue_floor: Duration = Field(
+    overdue_floor: Duration = setting(
         _RESOURCES.checkpoint_overdue_floor_seconds, description="... and never sooner than this"
     )
 
@@ -731,18 +723,20 @@ class LogRuleSettings(Section):
     """``[[log_rules]]``: your own patterns for the trainer's logs. A match corroborates a verdict; it never restarts
     training alone."""
 
-    name: str = Field(..., pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="lower-case name that findings show")
-    pattern: str = Field(..., min_length=1, max_length=500, description="Python regular expression, matched per line")
-    count: int = Field(_LOG_RULE.count, ge=1, description="number of matches ...")
-    within: Duration = Field(_LOG_RULE.within_seconds, gt=0, description="... within this time that raise the finding")
-    critical: bool = Field(False, description="raise a critical finding instead of a warning")
-    says: str = Field("", description="what the finding means")
-    fix: str = Field("", description="what the operator must do")
-    supports: tuple[Literal["silent-death", "hang", "required-child-exited"], ...] = Field(
+    name: str = setting(..., pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="lower-case name that findings show")
+    pattern: str = setting(..., min_length=1, max_length=500, description="Python regular expression, matched per line")
+    count: int = setting(_LOG_RULE.count, ge=1, description="number of matches ...")
+    within: Duration = setting(
+        _LOG_RULE.within_seconds, gt=0, description="... within this time that raise the finding"
+    )
+    critical: bool = setting(False, description="raise a critical finding instead of a warning")
+    says: str = setting("", description="what the finding means")
+    fix: str = setting("", description="what the operator must do")
+    supports: tuple[Literal["silent-death", "hang", "required-child-exited"], ...] = setting(
         (), description="verdicts that a match corroborates, together with a signal that can confirm alone"
     )
 
-    @field_validator("pattern")
+    @check("pattern")
     @classmethod
     def _compiles(cls, value: str) -> str:
         try:
@@ -753,35 +747,35 @@ class LogRuleSettings(Section):
 
 
 class TrainingHealthSettings(Section):
-    stop: bool = Field(False, description="stop training after the next save when a rule matches; else only warn")
-    plateau_steps: int = Field(
+    stop: bool = setting(False, description="stop training after the next save when a rule matches; else only warn")
+    plateau_steps: int = setting(
         _TRAINING.plateau_steps or 0, ge=0, description="warn when the reward is flat for this many steps; 0: off"
     )
-    plateau_stop_steps: int = Field(
+    plateau_stop_steps: int = setting(
         _TRAINING.plateau_stop_steps,
         ge=0,
         description="with stop: end training after this many steps without improvement",
     )
-    entropy_below: float | None = Field(_TRAINING.entropy_below, description="warn below this entropy")
-    kl_above: float | None = Field(_TRAINING.kl_above, description="warn above this KL divergence")
-    grad_norm_above: float | None = Field(_TRAINING.grad_norm_above, description="warn above this gradient norm")
-    steps: int = Field(_TRAINING.steps, ge=1, description="number of consecutive steps before a warning")
-    metrics_file: str = Field("", description="JSON-lines file with the metrics; default: the layout's")
-    metrics_url: str = Field("", description="the trainer's own /metrics, for example http://127.0.0.1:9090")
+    entropy_below: float | None = setting(_TRAINING.entropy_below, description="warn below this entropy")
+    kl_above: float | None = setting(_TRAINING.kl_above, description="warn above this KL divergence")
+    grad_norm_above: float | None = setting(_TRAINING.grad_norm_above, description="warn above this gradient norm")
+    steps: int = setting(_TRAINING.steps, ge=1, description="number of consecutive steps before a warning")
+    metrics_file: str = setting("", description="JSON-lines file with the metrics; default: the layout's")
+    metrics_url: str = setting("", description="the trainer's own /metrics, for example http://127.0.0.1:9090")
 
 
 class RecordSettings(Section):
-    enabled: bool = Field(True, description="record the sensor data for `podwatch replay`")
-    max_size: Size = Field(
+    enabled: bool = setting(True, description="record the sensor data for `podwatch replay`")
+    max_size: Size = setting(
         32_000_000, ge=1_000_000, description="size of all recordings; the oldest part is deleted first"
     )
 
 
 class HttpSettings(Section):
-    enabled: bool = Field(True, description="the page, health, status, metrics, and the trainer's progress pings")
-    host: str = Field("127.0.0.1", description="address to listen on; beyond loopback it needs password_file")
-    port: int = Field(9477, ge=0, le=65535, description="port; if it is taken, the next free one; 0: any")
-    password_file: Path | None = Field(
+    enabled: bool = setting(True, description="the page, health, status, metrics, and the trainer's progress pings")
+    host: str = setting("127.0.0.1", description="address to listen on; beyond loopback it needs password_file")
+    port: int = setting(9477, ge=0, le=65535, description="port; if it is taken, the next free one; 0: any")
+    password_file: Path | None = setting(
         None, description="file with the HTTP password (not asked for by probes and pings); mode 0600"
     )
 
@@ -789,52 +783,54 @@ class HttpSettings(Section):
 class NotifySettings(Section):
     """Where podwatch sends notices (docs/notifications.md)."""
 
-    command: tuple[str, ...] = Field(
+    command: tuple[str, ...] = setting(
         (), description="argv, without a shell, that receives each notice as JSON on stdin"
     )
-    urls: tuple[str, ...] = Field(
+    urls: tuple[str, ...] = setting(
         (),
         description='channels, each with the lowest severity it receives: "critical https://..."; a URL with '
         "a key belongs in urls_file",
     )
-    urls_file: Path | None = Field(None, description="file with more URLs, one per line; mode 0600")
-    command_severity: Literal["info", "warning", "critical"] | None = Field(
+    urls_file: Path | None = setting(None, description="file with more URLs, one per line; mode 0600")
+    command_severity: Literal["info", "warning", "critical"] | None = setting(
         None, description="lowest severity that command receives; default: as min_severity and events say"
     )
-    digest: Duration = Field(
+    digest: Duration = setting(
         0.0,
         ge=0,
         description='time between two digests, such as "24h"; at least 1h; 0: none',
     )
-    events: tuple[NoticeTopic, ...] = Field(
+    events: tuple[NoticeTopic, ...] = setting(
         ("findings", "restarts", "gave-up", "disk", "store", "superseded", "preempted", "finished", "evaluation"),
         description="topics to send",
     )
-    min_severity: Literal["warning", "critical"] = Field(
+    min_severity: Literal["warning", "critical"] = setting(
         "critical", description="lowest severity of a finding that is sent"
     )
-    remind: Duration = Field(
+    remind: Duration = setting(
         _NOTICES.remind_seconds,
         ge=0,
         description="a lasting critical finding is repeated after this time, then after twice as long; 0: never",
     )
-    per_hour: int = Field(_NOTICES.per_hour, ge=2, description="most notices per hour, half of them for critical ones")
-    timeout: Duration = Field(20.0, gt=0, le=300, description="time limit of one attempt; up to 8 attempts")
-    heartbeat_urls: tuple[str, ...] = Field(
+    per_hour: int = setting(
+        _NOTICES.per_hour, ge=2, description="most notices per hour, half of them for critical ones"
+    )
+    timeout: Duration = setting(20.0, gt=0, le=300, description="time limit of one attempt; up to 8 attempts")
+    heartbeat_urls: tuple[str, ...] = setting(
         (),
         description="dead-man's switch: called every heartbeat_every; a URL with a key belongs in heartbeat_urls_file",
     )
-    heartbeat_urls_file: Path | None = Field(None, description="file with more such URLs, one per line; mode 0600")
-    heartbeat_every: Duration = Field(60.0, ge=5, le=3600, description="time between two calls of heartbeat_urls")
+    heartbeat_urls_file: Path | None = setting(None, description="file with more such URLs, one per line; mode 0600")
+    heartbeat_every: Duration = setting(60.0, ge=5, le=3600, description="time between two calls of heartbeat_urls")
 
-    @field_validator("digest")
+    @check("digest")
     @classmethod
     def _rarely(cls, value: float) -> float:
         if 0 < value < 3600:
             raise ValueError('shorter than 1h: write for example "24h", or 0 for none')
         return value
 
-    @field_validator("heartbeat_urls")
+    @check("heartbeat_urls")
     @classmethod
     def _web(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for number, url in enumerate(value, start=1):
@@ -842,7 +838,7 @@ class NotifySettings(Section):
                 raise ValueError(f"number {number} is not a web address: it starts with https:// or http://")
         return value
 
-    @field_validator("urls")
+    @check("urls")
     @classmethod
     def _schemes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for number, url in enumerate(value, start=1):
@@ -854,93 +850,89 @@ class NotifySettings(Section):
 class WandbSettings(Section):
     """podwatch's own W&B run, written by a separate process (docs/notifications.md)."""
 
-    enabled: bool = Field(False, description="write podwatch's own W&B run; needs 90 MB of memory")
-    project: str = Field("", description="W&B project; default: training's own")
-    entity: str = Field("", description="W&B entity; default: the entity of the key")
-    every: Duration = Field(300.0, ge=10, description="time between two rows of metrics")
-    alerts: bool = Field(True, description="also send notices as W&B alerts")
-    python: Path | None = Field(None, description="a Python with wandb; default: podwatch's own, with podwatch[wandb]")
+    enabled: bool = setting(False, description="write podwatch's own W&B run; needs 90 MB of memory")
+    project: str = setting("", description="W&B project; default: training's own")
+    entity: str = setting("", description="W&B entity; default: the entity of the key")
+    every: Duration = setting(300.0, ge=10, description="time between two rows of metrics")
+    alerts: bool = setting(True, description="also send notices as W&B alerts")
+    python: Path | None = setting(
+        None, description="a Python with wandb; default: podwatch's own, with podwatch[wandb]"
+    )
 
 
 class CostSettings(Section):
     """What this machine costs (docs/cost.md)."""
 
-    per_hour: float | None = Field(
+    per_hour: float | None = setting(
         None,
         ge=0,
         description="price of one hour of this machine; with it podwatch shows money",
     )
-    currency: str = Field("", max_length=8, description='text behind an amount, for example "EUR"')
+    currency: str = setting("", max_length=8, description='text behind an amount, for example "EUR"')
 
 
 class LogSettings(Section):
-    format: Literal["auto", "console", "json", "journal"] = Field(
+    format: Literal["auto", "console", "json", "journal"] = setting(
         "auto", description="journal under systemd, console on a terminal, JSON lines otherwise"
     )
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest severity that is logged")
-
-
-def _not_given() -> Any:
-    """A section that nothing sets: validated like an empty table. The section's model as the default would build its
-    own validator besides the one inside that of Settings."""
-    return {}
+    level: Literal["debug", "info", "warning", "error"] = setting("info", description="lowest severity that is logged")
 
 
 class Settings(Section):
     """The configuration of one run."""
 
-    run_id: str = Field(..., description="name of the run here and in the store; letters, digits, . _ -")
-    mode: Literal["act", "observe"] = Field(
+    run_id: str = setting(..., description="name of the run here and in the store; letters, digits, . _ -")
+    mode: Literal["act", "observe"] = setting(
         "act", description='"observe": uploads checkpoints, but only reports restarts and deletions'
     )
-    state_dir: Path = Field(
+    state_dir: Path = setting(
         Path("/var/lib/podwatch"),
         description="database, lock and sockets; on local disk, never under output_dir",
     )
     trainer: TrainerSettings
-    gpu: GpuSettings = Field(default_factory=_not_given)
-    inference: InferenceSettings = Field(default_factory=_not_given)
-    hang: HangSettings = Field(default_factory=_not_given)
-    checkpoints: CheckpointSettings = Field(default_factory=_not_given)
-    sync: SyncSettings = Field(default_factory=_not_given)
-    disk: DiskSettings = Field(default_factory=_not_given)
-    recovery: RecoverySettings = Field(default_factory=_not_given)
-    nodes: NodesSettings = Field(default_factory=_not_given)
-    end_pod: EndPodSettings = Field(default_factory=_not_given)
-    controller: ControllerSettings = Field(default_factory=_not_given)
-    resources: ResourceSettings = Field(default_factory=_not_given)
-    log_rules: tuple[LogRuleSettings, ...] = Field(
+    gpu: GpuSettings = section(GpuSettings)
+    inference: InferenceSettings = section(InferenceSettings)
+    hang: HangSettings = section(HangSettings)
+    checkpoints: CheckpointSettings = section(CheckpointSettings)
+    sync: SyncSettings = section(SyncSettings)
+    disk: DiskSettings = section(DiskSettings)
+    recovery: RecoverySettings = section(RecoverySettings)
+    nodes: NodesSettings = section(NodesSettings)
+    end_pod: EndPodSettings = section(EndPodSettings)
+    controller: ControllerSettings = section(ControllerSettings)
+    resources: ResourceSettings = section(ResourceSettings)
+    log_rules: tuple[LogRuleSettings, ...] = setting(
         (),
         description="tables with patterns for the trainer's logs: name, pattern, count, within, critical, "
         "says, fix, supports",
     )
-    hooks: tuple[HookSettings, ...] = Field(
+    hooks: tuple[HookSettings, ...] = setting(
         (),
         description="tables with commands to run after an event (docs/hooks.md): name, on, command, cwd, "
         "env_file, user, timeout, coalesce, retries",
     )
-    checks: tuple[CheckSettings, ...] = Field(
+    checks: tuple[CheckSettings, ...] = setting(
         (),
         description="tables with commands that `podwatch check` runs (docs/hooks.md): name, command, cwd, "
         "env_file, user, timeout",
     )
-    evaluation: EvaluationSettings = Field(default_factory=_not_given)
-    training: TrainingHealthSettings = Field(default_factory=_not_given)
-    record: RecordSettings = Field(default_factory=_not_given)
-    http: HttpSettings = Field(default_factory=_not_given)
-    notify: NotifySettings = Field(default_factory=_not_given)
-    wandb: WandbSettings = Field(default_factory=_not_given)
-    cost: CostSettings = Field(default_factory=_not_given)
-    log: LogSettings = Field(default_factory=_not_given)
+    evaluation: EvaluationSettings = section(EvaluationSettings)
+    training: TrainingHealthSettings = section(TrainingHealthSettings)
+    record: RecordSettings = section(RecordSettings)
+    http: HttpSettings = section(HttpSettings)
+    notify: NotifySettings = section(NotifySettings)
+    wandb: WandbSettings = section(WandbSettings)
+    cost: CostSettings = section(CostSettings)
+    log: LogSettings = section(LogSettings)
 
-    @field_validator("run_id")
+    @check("run_id")
     @classmethod
     def _run_id(cls, value: str) -> str:
         if not valid_run_id(value):
             raise ValueError("expected 1 to 128 letters, digits, '.', '_' or '-', starting with a letter or digit")
         return value
 
-    @field_validator("hooks", "checks")
+    @check("hooks", "checks")
     @classmethod
     def _unique(cls, value: "tuple[HookSettings | CheckSettings, ...]") -> "tuple[HookSettings | CheckSettings, ...]":
         names = [one.name for one in value]
@@ -948,7 +940,7 @@ class Settings(Section):
             raise ValueError(f"two of them have the name {twice!r}; each needs its own")
         return value
 
-    @model_validator(mode="after")
+    @check_section
     def _together(self) -> "Settings":
         if self.trainer.layout == "custom" and self.checkpoints.custom is None:
             raise ValueError('layout = "custom" needs a [checkpoints.custom] section')

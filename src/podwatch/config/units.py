@@ -9,7 +9,7 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from podwatch.config.section import Unit
 
 _TIME = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20}
@@ -139,6 +139,6 @@ def _bare(value: Any) -> float | None:
         return None
 
 
-Duration = Annotated[float, BeforeValidator(parse_duration)]
-Size = Annotated[int, BeforeValidator(parse_size)]
-Ratio = Annotated[float, BeforeValidator(parse_ratio)]
+Duration = Annotated[float, Unit(parse_duration)]
+Size = Annotated[int, Unit(parse_size)]
+Ratio = Annotated[float, Unit(parse_ratio)]

@@ -9,19 +9,8 @@ from podwatch.client.format import span
 from podwatch.daemon.notifications import EventBus
 from podwatch.domain.event import Event, EventName
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.accounting import (
-    LEDGER_KEY,
-    Account,
-    Ledger,
-    Price,
-    Use,
-    account,
-    advance,
-    fold,
-    from_dict,
-    look,
-    to_dict,
-)
+from podwatch.policy.accounting import LEDGER_KEY, Ledger, Use, advance, fold, from_dict, look, to_dict
+from podwatch.policy.cost import Account, Price, account
 from podwatch.policy.overall import TrainingState
 from podwatch.reporting.view import DaemonView
 from podwatch.system.clock import Clock

@@ -254,7 +254,7 @@ class Commands:
         return {"incidents": [incident_document(i, account) for i in found]}
 
     async def reload(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {"message": self._reload.now()}
+        return {"message": await self._reload.now()}
 
     async def shutdown(self, _: dict[str, Any]) -> dict[str, Any]:
         self._host.exit.leave(0)

@@ -44,7 +44,7 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
 from podwatch.journal import Journal
-from podwatch.policy.accounting import Price
+from podwatch.policy.cost import Price
 from podwatch.recording.recorder import Recorder
 from podwatch.recovery.stop import tell_to_end
 from podwatch.reporting import logging as log
@@ -319,7 +319,7 @@ class Daemon:
         await self._first_look()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._host.exit.leave, 0)
-        loop.add_signal_handler(signal.SIGHUP, self._reload.now)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.on_signal)
         await self._begin(start)
         await self._host.disk.call(self._keep_last_good)
         settle()

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from podwatch.config.child import load_in_child
 from podwatch.config.directory import move_to_root
-from podwatch.config.last_good import load_or_last_good
-from podwatch.config.loading import LoadedSettings, load_settings, named_file
+from podwatch.config.loading import LoadedSettings, named_file
 from podwatch.config.settings import RecoverySettings, Settings
 from podwatch.daemon.paths import RunPaths, guard_paths
 from podwatch.daemon.variables import BY_HAND, FRESH, RETRY, SILENT_SECONDS, TAKE_OVER, UNDER_INIT
@@ -63,7 +63,7 @@ def run_daemon(
         overrides = {**overrides, "recovery.on_give_up": "exit", "recovery.on_finished": "exit"}
     config_path = named_file(config_path, os.environ) if config_path is not None else None
     move_to_root(os.environ)
-    loaded = seated(load_or_last_good(config_path, environ=os.environ, overrides=overrides, run=run_name), job=job)
+    loaded = seated(load_in_child(config_path, os.environ, overrides, run_name, last_good=True), job=job)
     if (detach or job or os.getpid() == 1) and UNDER_INIT not in os.environ:
         from podwatch.daemon import init
 
@@ -88,7 +88,7 @@ def run_daemon(
     )
     if loaded.settings.nodes.rank:
         start = Start()  # rank 0 carries these out
-    load = partial(load_settings, loaded.path, environ=os.environ, overrides=overrides, run=run_name)
+    load = partial(load_in_child, loaded.path, os.environ, overrides, run_name)
     return asyncio.run(serve(loaded, start, load_again=lambda: seated(load(), job=job)))
 
 

@@ -147,7 +147,7 @@ def _fields(finding: Finding) -> dict[str, str | int | float | bool | None]:
 
 if TYPE_CHECKING:
     from podwatch.domain.event import Notice
-    from podwatch.policy.accounting import Account
+    from podwatch.policy.cost import Account
     from podwatch.reporting.dead_man import DeadMan
     from podwatch.reporting.notify import Channel
     from podwatch.reporting.wandb import WandbPlan, WandbRun

@@ -28,8 +28,8 @@ from podwatch.domain.policy import Policies
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.accounting import Price
 from podwatch.policy.backup import not_stored
+from podwatch.policy.cost import Price
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.overall import RecoveryView
 from podwatch.recording.history import Moment

@@ -39,6 +39,7 @@ from podwatch.journal import Journal
 from podwatch.policy.backup import Kept, safekeeping
 from podwatch.recording.recorder import Recorder
 from podwatch.sync.types import SyncStatus
+from podwatch.system.workers import Worker
 
 if TYPE_CHECKING:
     from podwatch.hooks.evaluation import Evaluations
@@ -241,21 +242,25 @@ class Reload:
         self.loaded = loaded
         self._load_again = load_again
 
-    def now(self) -> str:
+    def on_signal(self) -> None:
+        self._host.tasks.spawn(self.now(), "reload")
+
+    async def now(self) -> str:
         """Reload the configuration file; returns the result as text. Changes that need a restart are refused."""
         self._host.systemd.reloading()
         try:
-            return self._now()
+            return await self._now()
         finally:  # in any case: without READY systemd allows no further reload
             self._host.systemd.ready(self._status.headline())
 
     def _read(self) -> LoadedSettings:
         return self._load_again() if self._load_again else load_settings(self.loaded.path, environ=os.environ)
 
-    def _now(self) -> str:
+    async def _now(self) -> str:
         config = self._parts.run.config
+        reading = Worker("configuration")
         try:
-            new = self._read()
+            new = await reading.call(self._read)
             learn_secrets(new.settings)
             if blocked := changes_needing_restart(self.loaded.settings, new.settings):
                 raise ConfigurationError(
@@ -286,6 +291,8 @@ class Reload:
             parts.recovery.reconfigure(parts.settings, parts.run.config.policies)
             self._host.tasks.spawn(self._look_at_restart(), "restart concerns")
             self._host.bus.say(EventName.CONFIG_RELOADED, text)
+        finally:
+            reading.close()
         return text
 
     async def _look_at_restart(self) -> None:

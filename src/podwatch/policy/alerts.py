@@ -12,7 +12,8 @@ from typing import Any
 from podwatch.domain.event import Change, Event, EventName, Notice, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.policy import NoticePolicy
-from podwatch.policy.accounting import Account, Loss, Price
+from podwatch.policy.accounting import Loss
+from podwatch.policy.cost import Account, Price
 
 HOUR = 3600.0
 _TOPICS = {

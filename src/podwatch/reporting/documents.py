@@ -10,7 +10,8 @@ from podwatch.domain.event import Event, Incident
 from podwatch.domain.finding import Finding
 from podwatch.domain.run import Pause
 from podwatch.domain.stored import PublishedSave
-from podwatch.policy.accounting import TOTALLED, Account, Loss, Price
+from podwatch.policy.accounting import TOTALLED, Loss
+from podwatch.policy.cost import Account, Price
 
 # -- pause -----------------------------------------------------------------------------------------------------------
 # `daemon.pause` in the status, and the answer to `pause`.

@@ -13,7 +13,8 @@ from prometheus_client.registry import Collector
 
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Health, SensorState
-from podwatch.policy.accounting import TOTALLED, Account
+from podwatch.policy.accounting import TOTALLED
+from podwatch.policy.cost import Account
 from podwatch.policy.overall import Overall, TrainingState
 from podwatch.reporting.view import DaemonView, ViewSource
 

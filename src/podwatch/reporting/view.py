@@ -14,7 +14,7 @@ from podwatch.domain.gang import NodeView
 from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Reading, Snapshot
-from podwatch.policy.accounting import Account
+from podwatch.policy.cost import Account
 from podwatch.policy.exit_code import Verdict
 from podwatch.policy.overall import Judgement, RecoveryView, Situation, judge
 from podwatch.sync.types import SyncStatus

@@ -164,7 +164,8 @@ def http(settings: Settings) -> Iterator[Line]:
     if not settings.http.enabled:
         yield Line("http", "warn", "off: no /healthz, no metrics, no progress pings", "set [http] enabled = true")
         return
-    from podwatch.api.http import beyond_loopback, bind
+    from podwatch.api.access import beyond_loopback
+    from podwatch.api.server import bind
     from podwatch.daemon.configuration import http_password
 
     listener = bind(settings.http.host, settings.http.port)

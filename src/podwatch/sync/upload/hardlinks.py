@@ -10,14 +10,13 @@ The intent records what was judged, so that a podwatch that starts later can fin
 """
 
 import contextlib
+import json
 import os
 import stat
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
 
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.domain.checkpoint import FileEntry
@@ -29,7 +28,6 @@ from podwatch.system.pinned import PinnedTree
 from podwatch.system.set_aside import corners, corners_of, drop_empty
 from podwatch.system.workspace import Workspace
 
-_RECORDED = TypeAdapter(SetContents)
 WHAT = "uploading"
 """The directory of podwatch that contains the links."""
 
@@ -82,7 +80,7 @@ class Holder:
             "save_id": chosen.save_id,
             "places": [str(place) for place in places],
             "lineage": lineage,
-            "contents": _RECORDED.dump_python(brief, mode="json"),
+            "contents": json.loads(json.dumps(asdict(brief), default=str)),
         }
         held = Held(copy, places, self._journal.open_intent(IntentKind.HOLD, data).id, lineage)
         try:
@@ -211,9 +209,11 @@ def free_bytes(directory: int) -> int:
 
 def _recorded(intent: Intent) -> Held | None:
     """The checkpoint that an intent records; None for an intent of a version that did not record it."""
+    from pydantic import TypeAdapter, ValidationError  # 9 MiB that only a podwatch needs which finds such an intent
+
     data: Mapping[str, Any] = intent.data
     try:
-        contents = _RECORDED.validate_python(data["contents"])
+        contents = TypeAdapter(SetContents).validate_python(data["contents"])
         places = tuple(Path(place) for place in data["places"])
     except (KeyError, TypeError, ValidationError):
         return None
