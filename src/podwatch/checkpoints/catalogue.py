@@ -26,8 +26,9 @@ from podwatch.checkpoints.completeness import (
 from podwatch.checkpoints.expected_files import Expected, Ledger
 from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts.base import Judgement, Layout, PartDir, PartFiles
+from podwatch.checkpoints.other_nodes import OtherNodes
 from podwatch.checkpoints.reboot_check import Memory, NoMemory, RebootCheck
-from podwatch.checkpoints.scan import replaced, scan_part, without_linked
+from podwatch.checkpoints.scan import replaced, without_linked
 from podwatch.checkpoints.set_identity import stamp
 from podwatch.checkpoints.settle_time import SettleTimes, slow_to_show
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, HeldAs, SymlinkEntry, newest_complete
@@ -188,6 +189,7 @@ class Catalogue:
             stored=learned.stored,
             roots=self._roots_known,
         )
+        self._judged_elsewhere = False
         self._known: dict[int, Known] = {}
         self._turn = 0
         self._roots: tuple[tuple[str, int, int], ...] = ()
@@ -231,6 +233,16 @@ class Catalogue:
         """Steps that seem to be behind these links."""
         return self._out_of_reach
 
+    def join(self, others: OtherNodes) -> None:
+        """The checkpoints are spread over the disks of several nodes, and ``others`` knows the rest of them. Call it
+        before the first rescan."""
+        self._settling.others = others
+
+    def leave_to_node_0(self) -> None:
+        """Node 0 judges the checkpoints on this disk together with those on its own: here there are none to judge. Call
+        it before the first rescan."""
+        self._judged_elsewhere = True
+
     def watch_dirs(self) -> tuple[Path, ...]:
         """Directories to watch for events now: the layout's roots and the steps that are not settled."""
         return (*self._layout.watch_roots(), *self._open)
@@ -249,7 +261,8 @@ class Catalogue:
             now, wall_ns = self._clock.monotonic(), int(self._clock.wall() * 1e9)
             try:
                 roots = tuple((str(p), *stamp(str(p))) for p in (*self._layout.watch_roots(), self._layout.output_dir))
-                found = without_linked(self._layout, self._roots_known, self._layout.steps())
+                steps = {} if self._judged_elsewhere else self._layout.steps()
+                found = without_linked(self._layout, self._roots_known, steps)
                 steps, self._linked, self._out_of_reach = found
             except OSError as error:
                 self._problem, self._listed = f"{error.filename or self._layout.output_dir}: {error.strerror}", None
@@ -261,7 +274,7 @@ class Catalogue:
             with sandbox.session():
                 for step in sorted(steps):
                     known = self._known.get(step)
-                    if known is not None and known.settled and step not in close and known.as_before():
+                    if known is not None and known.settled and step not in close and settling.as_before(step, known):
                         fresh[step] = known
                     else:
                         fresh[step] = settling.examine(step, steps[step], known)
@@ -278,7 +291,7 @@ class Catalogue:
 
     def contents(self, step: int) -> SetContents:
         """All files of one step as they are now. HostError if there is no such step."""
-        found = tuple(scan_part(p, self._roots_known).found for p in self._parts_of(step))
+        found = tuple(s.found for s in self._settling.scan(step, self._parts_of(step)))
         with self._lock:
             known = self._known.get(step)
         if known is None:
@@ -297,7 +310,7 @@ class Catalogue:
 
     def inspect(self, step: int) -> Inspection:
         """Check the structure of every file of one step. HostError: there is no such step."""
-        found = [scan_part(p, self._roots_known).found for p in self._parts_of(step)]
+        found = [s.found for s in self._settling.scan(step, self._parts_of(step))]
         with sandbox.session():
             return inspect(found, self._judge(step, found))
 
@@ -305,7 +318,7 @@ class Catalogue:
         """Reasons not to start from this checkpoint, with all its files read again: damage that ``inspect`` finds, and
         that it is no longer the save that was found complete (the next rescan then judges it again). HostError: there
         is no such step."""
-        found = [scan_part(p, self._roots_known).found for p in self._parts_of(step)]
+        found = [s.found for s in self._settling.scan(step, self._parts_of(step))]
         with sandbox.session():
             judgement = self._judge(step, found)
             problems = inspect(found, judgement).problems
@@ -326,7 +339,7 @@ class Catalogue:
             return False
         if any(stamp(path) != (mtime_ns, inode) for path, mtime_ns, inode in self._roots):
             return False
-        return all(known.as_before() for known in self._known.values())
+        return all(self._settling.as_before(step, known) for step, known in self._known.items())
 
     def _believe_nothing(self, problem: str) -> tuple[CheckpointSet, ...]:
         """The checkpoints stay listed, but podwatch neither uses nor removes them."""

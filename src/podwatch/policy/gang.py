@@ -113,10 +113,14 @@ def still_there(sight: Sight, own: str, generation: int, silence: float) -> tupl
 
 
 def mine(record: GangRecord | None, attempt: str, rank: int, process: str) -> bool:
-    """Whether this node belongs to the record: no record of an earlier attempt names its process."""
+    """Whether this node starts by the record: no record of an earlier attempt names its process."""
+    return record is not None and record.ready and named(record, attempt, rank, process)
+
+
+def named(record: GangRecord | None, attempt: str, rank: int, process: str) -> bool:
+    """Whether the record, ready or not, is of this attempt and names this node's process."""
     return (
         record is not None
-        and record.ready
         and record.attempt == attempt
         and rank < len(record.members)
         and record.members[rank] == process

@@ -184,13 +184,15 @@ class Inside:
         checked by their index."""
         for name in sorted(self.files):
             if not name.endswith(".distcp") and not re.fullmatch(but, name):
-                problem = check_file(self.path / name)
+                file = self.files[name]
+                problem = check_file(self.path / name) if file.here else file.problem
                 if problem:
                     raise self.fault(f"{name} {problem}", damaged=True)
 
     def has_holes(self) -> bool:
         """Whether a file has ranges that were never written: the header of a preallocated file looks complete."""
-        return any(has_hole(self.path / n) for n in self.files if n.endswith((".safetensors", ".bin", ".pt")))
+        named = (n for n, f in self.files.items() if f.here and n.endswith((".safetensors", ".bin", ".pt")))
+        return any(has_hole(self.path / name) for name in named)
 
 
 SINGLE_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
