@@ -18,6 +18,7 @@ from podwatch.checkpoints import set_identity
 from podwatch.checkpoints.completeness import (
     CUT_OFF_FACTOR,
     CompletenessChecker,
+    FoundComplete,
     Inspection,
     Known,
     StoredSaves,
@@ -189,7 +190,6 @@ class Catalogue:
             stored=learned.stored,
             roots=self._roots_known,
         )
-        self._judged_elsewhere = False
         self._known: dict[int, Known] = {}
         self._turn = 0
         self._roots: tuple[tuple[str, int, int], ...] = ()
@@ -238,10 +238,10 @@ class Catalogue:
         before the first rescan."""
         self._settling.others = others
 
-    def leave_to_node_0(self) -> None:
-        """Node 0 judges the checkpoints on this disk together with those on its own: here there are none to judge. Call
-        it before the first rescan."""
-        self._judged_elsewhere = True
+    def leave_to_node_0(self, complete: FoundComplete) -> None:
+        """Node 0 judges the checkpoints on this disk together with those on its own. Call it before the first
+        rescan."""
+        self._settling.node_0 = complete
 
     def watch_dirs(self) -> tuple[Path, ...]:
         """Directories to watch for events now: the layout's roots and the steps that are not settled."""
@@ -261,8 +261,7 @@ class Catalogue:
             now, wall_ns = self._clock.monotonic(), int(self._clock.wall() * 1e9)
             try:
                 roots = tuple((str(p), *stamp(str(p))) for p in (*self._layout.watch_roots(), self._layout.output_dir))
-                steps = {} if self._judged_elsewhere else self._layout.steps()
-                found = without_linked(self._layout, self._roots_known, steps)
+                found = without_linked(self._layout, self._roots_known, self._layout.steps())
                 steps, self._linked, self._out_of_reach = found
             except OSError as error:
                 self._problem, self._listed = f"{error.filename or self._layout.output_dir}: {error.strerror}", None

@@ -118,6 +118,7 @@ def _oddities(part: str, name: str, path: Path, size: int) -> list[str]:
     return found
 
 
+NOT_YET = "node 0 has not found this checkpoint complete"
 CUT_OFF_FACTOR = 5
 """Number of long settle times that a checkpoint newer than the newest complete one must be unchanged before it counts
 as interrupted: ranks that wait for slow storage look the same."""
@@ -189,6 +190,10 @@ StoredSaves = Callable[[], Collection[tuple[int, str]]]
 """(step, save_id) of every save that the store holds. Can block."""
 
 
+FoundComplete = Callable[[int, Sequence[PartFiles]], bool]
+"""Whether node 0 has found the checkpoint of a step complete, with these files of it on this node's disk."""
+
+
 class CompletenessChecker:
     """Judges single checkpoints for one ``Catalogue``, which keeps the results. Blocks; one thread at a time."""
 
@@ -209,6 +214,8 @@ class CompletenessChecker:
         self._roots = roots
         self.others: OtherNodes | None = None
         """Where the checkpoints are spread over the disks of several nodes."""
+        self.node_0: FoundComplete | None = None
+        """Where node 0 judges them."""
         self._clock = clock
         self._windows = windows
         self._expected, self._ledger = expected, ledger
@@ -249,6 +256,9 @@ class CompletenessChecker:
     def judge(self, step: int, found: Sequence[PartFiles], was: str) -> Judgement:
         """The layout's judgement. A save that was complete stays the same save when files are added to it: it is not
         uploaded again for an evaluation that was written into it hours later. ``was``: its ``save_id`` then."""
+        if self.node_0 is not None:
+            whole = self.node_0(step, found)
+            return Judgement(whole, "" if whole else NOT_YET, unreadable=not whole)
         judgement = self._layout.judge(step, found)
         ids = self._stored_ids().get(step, frozenset()) | ({was} if was else set())
         if ids and not (judgement.whole and set_identity.save_id(found, judgement) in ids):
@@ -454,7 +464,7 @@ class CompletenessChecker:
         judgement = state.judgement
         long_quiet = self._windows.longest(slow=self.slow)
         if judgement.unreadable:
-            state.set = replace(state.set, unclear=True)
+            state.set = replace(state.set, unclear=self.node_0 is None)
             return state  # stays WRITING: a checkpoint that cannot be observed must not be removed
         state.moving = begun and state.quiet < long_quiet
         if state.polls >= 2 and (state.quiet >= long_quiet or not begun):

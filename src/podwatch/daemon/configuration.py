@@ -4,7 +4,6 @@ And what a run is given besides its settings: the environment of a start of trai
 in its files, which the scrubber must know before anything is shown.
 """
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,8 +106,7 @@ def policies_from(settings: Settings, *, max_steps: int | None, save_interval: i
             memory_above=resources.memory_above,
             shm_above=resources.shm_above,
             checkpoint_overdue_k=resources.overdue,
-            # Node 0 judges the checkpoints of nodes with a disk of their own.
-            checkpoint_overdue_floor_seconds=math.inf if settings.nodes.own_disk_of else resources.overdue_floor,
+            checkpoint_overdue_floor_seconds=resources.overdue_floor,
             save_interval_steps=save_interval,
         ),
         training=TrainingPolicy(

@@ -31,6 +31,7 @@ from podwatch.domain.node_files import (
     NodeStep,
     SentFile,
     SentFiles,
+    StepDigests,
     UploadOrder,
     digest_of,
     list_document,
@@ -42,6 +43,7 @@ from podwatch.domain.node_files import (
 )
 from podwatch.journal import Journal
 from podwatch.journal.records import UploadedObject
+from podwatch.policy.gang import to_delete
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.stores.credentials import Credentials, credentials_for
 from podwatch.sync.types import RunIdentity
@@ -74,6 +76,8 @@ class OtherDisks:
         self._orders = NodeOrders(gang.process)
         self._written: NodeOrders | None = None
         self._answers: dict[int, SentFiles] = {}
+        self._seen: set[int] = set()
+        """Steps that were on this node's disk since it looks."""
         self._asked: dict[int, int] = {}
         """Rank -> bytes that the newest order asks of it."""
 
@@ -162,7 +166,8 @@ class OtherDisks:
         if lists != self._lists:
             self._lists = lists
             self._changed()  # a checkpoint can have become complete
-        self._orders = replace(self._orders, gone=self._gone())
+        complete, gone = self._about_steps()
+        self._orders = replace(self._orders, complete=complete, gone=gone)
         if self._orders != self._written:
             orders = self._orders
             data = orders_document(orders, run_id)
@@ -175,25 +180,32 @@ class OtherDisks:
                 if answer is not None and answer.process == members[rank]:
                     self._answers[rank] = answer
 
-    def _gone(self) -> Mapping[int, Mapping[int, str]]:
-        """Steps that this node does not have any more, and that a newer checkpoint in the store supersedes."""
+    def _about_steps(self) -> tuple[StepDigests, StepDigests]:
+        """The checkpoints that are complete, and those that the others shall delete."""
         if self._catalogue.problem or self._syncer is None:
-            return self._orders.gone or {}
-        present = {found.step for found in self._catalogue.sets}
-        newest = self._syncer.status().newest_of.get(self._syncer.lineage, -1)
-        gone: dict[int, dict[int, str]] = {}
-        for rank, listed in self._lists.items():
-            for one in listed.steps:
-                if one.files and one.step < newest and one.step not in present:
-                    gone.setdefault(one.step, {})[rank] = one.digest
-        return gone
+            return self._orders.complete, self._orders.gone
+        sets, lists, status = self._catalogue.sets, self._lists, self._syncer.status()
+        present = {found.step for found in sets}
+        self._seen |= present
+        complete = {
+            found.step: {rank: one.of(found.step).digest for rank, one in lists.items()}
+            for found in sets
+            if found.complete
+        }
+        stored, newest = {step for step, _ in status.stored}, status.newest_of.get(self._syncer.lineage, -1)
+        return complete, to_delete(lists.values(), present, self._seen, stored, newest)
 
 
 class OwnDisk:
     """A node above 0: lists this node's disk, uploads and deletes as node 0 asks. One per daemon."""
 
-    def __init__(self, settings: Settings, run: Run, gang: Gang, deletion: Deletion) -> None:
+    def __init__(
+        self, settings: Settings, run: Run, gang: Gang, deletion: Deletion, changed: Callable[[], None]
+    ) -> None:
+        """``changed`` is called on the loop when node 0 has judged something."""
         self._settings, self._run, self._gang, self._deletion = settings, run, gang, deletion
+        self._changed = changed
+        self._complete: StepDigests = {}
         self._lister = NodeLister(run.layout, run.workspace.roots, run.clock, settings.checkpoints.settle)
         self._worker, self._sending = Worker("own disk"), Worker("own uploads")
         self._steps: tuple[NodeStep, ...] = ()
@@ -201,6 +213,11 @@ class OwnDisk:
         self._answer = SentFiles(gang.process, 0)
         self._answered: SentFiles | None = None
         self._sender = NodeSender(settings, run, self._sending)
+
+    def found_complete(self, step: int, found: Sequence[PartFiles]) -> bool:
+        """As ``checkpoints.completeness.FoundComplete``. In any thread."""
+        files = [f for p in found if p.part.required or p.part.uploaded for f in p.files if not is_temporary(f.path)]
+        return self._complete.get(step, {}).get(self._gang.place.rank) == digest_of(files)
 
     async def run(self) -> None:
         """Until podwatch ends."""
@@ -224,6 +241,9 @@ class OwnDisk:
         orders = parse_orders(data, self._settings.run_id)
         if orders is None or orders.process != members[0]:
             return
+        if orders.complete != self._complete:
+            self._complete = orders.complete
+            self._changed()
         await self._delete(orders)
         await self._obey(orders.upload)
         if self._answer != self._answered:
@@ -277,7 +297,7 @@ class OwnDisk:
         """Delete this node's part of checkpoints that node 0 has deleted, if it is still what node 0 knows of it."""
         rank = self._gang.place.rank
         for one in self._steps:
-            if one.settled and one.files and (orders.gone or {}).get(one.step, {}).get(rank) == one.digest:
+            if one.settled and one.files and orders.gone.get(one.step, {}).get(rank) == one.digest:
                 await self._deletion.worker.call(self._remove, one)
 
     def _remove(self, one: NodeStep) -> None:

@@ -111,8 +111,9 @@ def _disks(
     from podwatch.daemon.node_disks import OtherDisks, OwnDisk
 
     if not gang.leads:
-        checkpoints.catalogue.leave_to_node_0()
-        return OwnDisk(settings, run, gang, deletion)
+        own = OwnDisk(settings, run, gang, deletion, checkpoints.rescans.wake)
+        checkpoints.catalogue.leave_to_node_0(own.found_complete)
+        return own
     others = OtherDisks(run, gang, checkpoints.catalogue, store.syncer, checkpoints.rescans.wake)
     checkpoints.catalogue.join(others)
     if store.syncer is not None:

@@ -7,7 +7,7 @@ Data from a shared directory is never trusted: parsing drops a document that is 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from podwatch.domain.checkpoint import FileEntry
@@ -18,6 +18,9 @@ from podwatch.domain.secrets import scrub
 MOST_FILES: Final = 100_000
 """Files of all checkpoints on one node."""
 LONGEST: Final = 300
+
+
+StepDigests = Mapping[int, Mapping[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,14 @@ class UploadOrder:
 
 @dataclass(frozen=True, slots=True)
 class NodeOrders:
-    """Written by node 0 alone. ``process``: its own. ``gone``: step -> rank -> digest of the files that the node shall
-    delete: node 0 has deleted its part of that checkpoint."""
+    """Written by node 0 alone. ``process``: its own. ``complete``: the checkpoints that node 0 has found complete;
+    ``gone``: those whose part it has deleted, so that the others shall delete theirs. Each as step -> rank -> digest of
+    the files of that node."""
 
     process: str
     upload: UploadOrder | None = None
-    gone: Mapping[int, Mapping[int, str]] | None = None
+    complete: StepDigests = field(default_factory=dict)
+    gone: StepDigests = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +155,19 @@ def _entry(found: Any, rank: int) -> FileEntry:
 
 def orders_document(orders: NodeOrders, run_id: str) -> bytes:
     upload = None if orders.upload is None else asdict(orders.upload)
-    return _bytes({"run_id": run_id, "process": orders.process, "upload": upload, "gone": orders.gone or {}})
+    steps = {"complete": orders.complete, "gone": orders.gone}
+    return _bytes({"run_id": run_id, "process": orders.process, "upload": upload, **steps})
 
 
 def parse_orders(data: bytes, run_id: str) -> NodeOrders | None:
     try:
         doc = _object(data, run_id)
         upload = doc.get("upload")
-        gone = {int(step): _ranks(ranks) for step, ranks in dict(doc.get("gone") or {}).items()}
-        return NodeOrders(_text(doc["process"]), None if upload is None else _upload(upload), gone)
+        complete, gone = (
+            {int(step): _ranks(ranks) for step, ranks in dict(doc.get(name, {})).items()}
+            for name in ("complete", "gone")
+        )
+        return NodeOrders(_text(doc["process"]), None if upload is None else _upload(upload), complete, gone)
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -1,9 +1,9 @@
 """A tiny model sharded over the ranks of torchrun on some nodes (FSDP2, gloo), saved by torch.distributed.checkpoint.
 
-CHAOS_CONTROL is a directory that all nodes see: ``slow`` makes a step take 0.5 s at least, ``hold`` lets every rank wait
-before a step as long as it exists, once two checkpoints were saved, ``kill.NODE`` ends the rank
-on that node by SIGKILL, ``hang.NODE`` lets it wait for ever before a step, so that the others wait inside it,
-``ecc.NODE`` ends it as a broken GPU does.
+CHAOS_CONTROL is a directory that all nodes see: ``slow`` makes a step take 0.5 s at least, ``hold`` lets every rank
+wait before the step after the second checkpoint as long as it exists, ``kill.NODE`` ends the rank on that node by
+SIGKILL, ``hang.NODE`` lets it wait forever before a step, so that the others wait inside it, ``ecc.NODE`` ends it as a
+broken GPU does.
 """
 
 import argparse
