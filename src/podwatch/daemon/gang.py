@@ -251,6 +251,14 @@ class Gang:
         """The process of each node of this attempt, by rank, once rank 0 has seen all of them."""
         return self._members
 
+    @property
+    def leader(self) -> str:
+        """The process of rank 0 of this attempt; empty while it is not seen."""
+        if self._members:
+            return self._members[0]
+        found = self._leader()
+        return "" if found is None else found.process
+
     def listing_of(self, rank: int) -> str:
         """What identifies the list of checkpoints of this node; empty if it has none."""
         seen = self._sight.seen.get(self._members[rank]) if rank < len(self._members) else None

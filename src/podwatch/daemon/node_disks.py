@@ -234,12 +234,11 @@ class OwnDisk:
 
     async def _turn(self) -> None:
         await self._list()
-        members = self._gang.members
-        if not members:
+        if not (leader := self._gang.leader):
             return
-        data = await self._worker.call(self._gang.files.get, ORDERS, members[0], timeout=FILES_SECONDS)
+        data = await self._worker.call(self._gang.files.get, ORDERS, leader, timeout=FILES_SECONDS)
         orders = parse_orders(data, self._settings.run_id)
-        if orders is None or orders.process != members[0]:
+        if orders is None or orders.process != leader:
             return
         if orders.complete != self._complete:
             self._complete = orders.complete
