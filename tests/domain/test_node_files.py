@@ -27,6 +27,7 @@ ENTRY = FileEntry("sub/a.bin", "checkpoint", 7, 5_000, 0o640, node=3, problem="i
 LIST = NodeList(3, "boot:1", (NodeStep(8, (ENTRY,), settled=True), NodeStep(16, ())), "")
 ORDERS = NodeOrders(
     "boot:0",
+    12,
     UploadOrder(5, 8, "ab12", "writer", {1: "d1"}, {1: ("checkpoint/sub/a.bin",)}, ("checkpoint/sub/a.bin",)),
     {8: {1: "d1"}},
     {4: {1: "d0", 2: "d2"}},

@@ -152,6 +152,8 @@ class Known:
     """The ``save_id`` with which it was last complete."""
     others: tuple[NodeStep, ...] = ()
     """What the other nodes had of it."""
+    mark: int = 0
+    """``OtherNodes.mark`` when these files were first seen."""
 
     def wait(self, need: float, reason: str) -> None:
         """Record that it is complete except for the settle time: ``need`` seconds without a change."""
@@ -182,6 +184,7 @@ class _Seen:
     quiet: float
     """Seconds without a change."""
     others: tuple[NodeStep, ...] = ()
+    mark: int = 0
     misfit: str = ""
     """Why the files of the nodes do not fit together."""
 
@@ -281,6 +284,7 @@ class CompletenessChecker:
         """Read the step's directories and compare them with the last time."""
         others = self._elsewhere(step)
         scans, misfit = self._scan(parts, others)
+        mark = 0 if self.others is None else self.others.mark()
         found = tuple(s.found for s in scans)
         error = next((s.error for s in scans if s.error), "")
         if error:
@@ -305,6 +309,7 @@ class CompletenessChecker:
             changed=changed,
             quiet=max(now - since, age if changed else 0.0),
             others=others,
+            mark=before.mark if before is not None else mark,
             misfit=misfit,
         )
 
@@ -352,8 +357,8 @@ class CompletenessChecker:
         described = set_identity.describe(step, self._layout.name, found, judgement)
         guard = self._guard(seen.scans, judgement)
         state = Known(seen.fingerprint, seen.since, seen.polls, guard, judgement, described, seen.quiet)
-        state.others = seen.others
-        if why := self._not_known(seen.others):
+        state.others, state.mark = seen.others, seen.mark
+        if why := self._not_known(seen):
             state.set = replace(described, reason=why)
             return state  # stays WRITING: it is neither used nor removed
         state.odd = seen.before.odd if seen.before is not None else None
@@ -369,11 +374,13 @@ class CompletenessChecker:
             return state
         return self._not_whole(state, begun=bool(seen.changed) and not judgement.pending)
 
-    def _not_known(self, others: Sequence[NodeStep]) -> str:
+    def _not_known(self, seen: _Seen) -> str:
         """Why nothing can be concluded from the files of the other nodes; empty if something can."""
         if self.others is None:
             return ""
-        return self.others.unknown() or still_written(others, range(1, len(others) + 1))
+        if self.others.looked() <= seen.mark:  # a node that does not look any more shows an old list
+            return self.others.unknown() or "the other nodes have not looked at their disks since it was last changed"
+        return self.others.unknown() or still_written(seen.others, range(1, len(seen.others) + 1))
 
     def check_suspects(self, steps: Mapping[int, Sequence[PartDir]], states: Mapping[int, Known]) -> None:
         """Run the hole test and the medium check on checkpoints from before a reboot, newest first, as time allows."""
@@ -425,14 +432,14 @@ class CompletenessChecker:
             what = f"{odd.hole} has ranges that were never written" if odd.hole else f"{odd.legacy} has no end to check"
             state.wait(longer, f"all files present, but {what}: complete after {longer:.0f} s without a change")
             return ""
-        if weak:
+        if weak or self.others is not None:
             patience = windows.longest(slow=self.slow) * CUT_OFF_FACTOR
             lacks = self._expected.lacks(
                 step, set_identity.own_files(found, judgement), settled=state.quiet >= patience
             )
             if lacks:
                 return lacks
-            if self._leases and not self.slow and state.quiet < patience:
+            if weak and self._leases and not self.slow and state.quiet < patience:
                 own = set_identity.own_files(found, judgement)
                 held, where = held_open(Path(p.part.path) / f.path for p, f in own if f.here)
                 if held is Held.YES:
@@ -454,7 +461,7 @@ class CompletenessChecker:
         state.settled, state.moving, state.was = True, False, save_id
         odd = state.odd or StructureHints()
         self._ledger.note(step, set_identity.own_files(found, state.judgement))
-        if state.judgement.marker is Marker.NONE or odd.legacy:
+        if state.judgement.marker is Marker.NONE or odd.legacy or self.others is not None:
             self._expected.note(step, set_identity.own_files(found, state.judgement))
         if self._boots is not None:
             self._boots.passed(save_id, deeper=state.suspect, sparse=bool(odd.hole))

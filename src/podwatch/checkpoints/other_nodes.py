@@ -31,6 +31,14 @@ class OtherNodes(Protocol):
         """What each other node has of this step, by rank."""
         ...
 
+    def mark(self) -> int:
+        """A look at a disk that begins from now on carries a higher number."""
+        ...
+
+    def looked(self) -> int:
+        """The number that the lists of all other nodes carry at least."""
+        ...
+
 
 def joined(scans: Sequence[Scan], others: Sequence[NodeStep]) -> tuple[list[Scan], str]:
     """The scans of one step with the files of the other nodes added, and why they do not fit together (empty if they

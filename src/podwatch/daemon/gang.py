@@ -218,8 +218,8 @@ class Gang:
         self.ask_hosts: Callable[[Mapping[str, Host]], Awaitable[JobEnd | None]] = _no_list
         """Of rank 0: why the attempt must not start on these machines, by the names of the nodes
         (daemon/verdicts.py)."""
-        self.listing = ""
-        """Identifies this node's list of checkpoints; empty where all nodes share a disk."""
+        self.listing, self.looked = "", 0
+        """Of this node, where each has a disk of its own (``Report``)."""
         self._prepare = 0
         self.problem = ""
         """Why the directory does not answer; empty if it does."""
@@ -259,10 +259,10 @@ class Gang:
         found = self._leader()
         return "" if found is None else found.process
 
-    def listing_of(self, rank: int) -> str:
-        """What identifies the list of checkpoints of this node; empty if it has none."""
+    def report_of(self, rank: int) -> Report | None:
+        """The last report of a node of this attempt."""
         seen = self._sight.seen.get(self._members[rank]) if rank < len(self._members) else None
-        return "" if seen is None else seen.report.listing
+        return None if seen is None else seen.report
 
     @property
     def over(self) -> JobEnd | None:
@@ -331,7 +331,7 @@ class Gang:
             finished = known.finished or self._here.finished
             machine = self._here.machine
             known = replace(known, phase=self._here.phase, step=step, step_age=age, finished=finished, machine=machine)
-        known = replace(known, listing=self.listing)
+        known = replace(known, listing=self.listing, looked=self.looked)
         if self.end is not None:
             known = replace(known, agreed=True, end=self.end if self.leads else None)
         self._report = known

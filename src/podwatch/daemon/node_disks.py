@@ -73,7 +73,11 @@ class OtherDisks:
         self._lists: Mapping[int, NodeList] = {}
         self._read: dict[int, str] = {}
         """The listing of each node that was read last."""
-        self._orders = NodeOrders(gang.process)
+        self._looked: Mapping[int, int] = {}
+        """Rank -> the mark of its list."""
+        self._marked = False
+        """Someone waits for looks that begin from now on."""
+        self._orders = NodeOrders(gang.process, mark=int(run.clock.wall() * 1000))  # above those of a podwatch before
         self._written: NodeOrders | None = None
         self._answers: dict[int, SentFiles] = {}
         self._seen: set[int] = set()
@@ -97,6 +101,13 @@ class OtherDisks:
     def steps(self, step: int) -> Sequence[NodeStep]:
         lists = self._lists
         return [lists[rank].of(step) for rank in sorted(lists)]
+
+    def mark(self) -> int:
+        self._marked = True
+        return self._orders.mark
+
+    def looked(self) -> int:
+        return min((self._looked.get(rank, 0) for rank in range(1, self._gang.place.count)), default=0)
 
     # -- for the syncer, on the loop ----------------------------------------------------------------------------------
 
@@ -153,21 +164,27 @@ class OtherDisks:
         members, files, run_id = self._gang.members, self._gang.files, self._run.config.settings.run_id
         if not members:
             return
-        lists = dict(self._lists)
+        lists, looked = dict(self._lists), dict(self._looked)
         for rank in range(1, len(members)):
-            listing = self._gang.listing_of(rank)
-            if not listing or listing == self._read.get(rank):
+            report = self._gang.report_of(rank)
+            if report is None or not report.listing:
                 continue
-            data = await self._worker.call(files.get, LIST, members[rank], timeout=FILES_SECONDS)
-            found = parse_list(data, run_id)
-            if found is not None and (found.rank, found.process) == (rank, members[rank]):
-                lists[rank] = found
-                self._read[rank] = hashlib.sha256(data).hexdigest()[:32]
-        if lists != self._lists:
-            self._lists = lists
+            if report.listing != self._read.get(rank):
+                data = await self._worker.call(files.get, LIST, members[rank], timeout=FILES_SECONDS)
+                found = parse_list(data, run_id)
+                if found is not None and (found.rank, found.process) == (rank, members[rank]):
+                    lists[rank] = found
+                    self._read[rank] = hashlib.sha256(data).hexdigest()[:32]
+            if report.listing == self._read.get(rank):
+                looked[rank] = report.looked
+        changed, self._lists = lists != self._lists, lists
+        self._looked = looked  # after the lists: the catalogue asks in another thread
+        if changed:
             self._changed()  # a checkpoint can have become complete
         complete, gone = self._about_steps()
-        self._orders = replace(self._orders, complete=complete, gone=gone)
+        marked, self._marked = self._marked, False
+        mark = self._orders.mark + marked
+        self._orders = replace(self._orders, mark=mark, complete=complete, gone=gone)
         if self._orders != self._written:
             orders = self._orders
             data = orders_document(orders, run_id)
@@ -206,6 +223,7 @@ class OwnDisk:
         self._settings, self._run, self._gang, self._deletion = settings, run, gang, deletion
         self._changed = changed
         self._complete: StepDigests = {}
+        self._mark = 0
         self._lister = NodeLister(run.layout, run.workspace.roots, run.clock, settings.checkpoints.settle)
         self._worker, self._sending = Worker("own disk"), Worker("own uploads")
         self._steps: tuple[NodeStep, ...] = ()
@@ -240,6 +258,7 @@ class OwnDisk:
         orders = parse_orders(data, self._settings.run_id)
         if orders is None or orders.process != leader:
             return
+        self._mark = orders.mark
         if orders.complete != self._complete:
             self._complete = orders.complete
             self._changed()
@@ -253,7 +272,7 @@ class OwnDisk:
 
     async def _list(self) -> None:
         """Publish this node's list where it has changed."""
-        rank, process, problem = self._gang.place.rank, self._gang.process, ""
+        rank, process, problem, mark = self._gang.place.rank, self._gang.process, "", self._mark
         try:
             self._steps = await self._worker.call(self._lister.look, timeout=FILES_SECONDS)
         except OSError as error:
@@ -264,6 +283,8 @@ class OwnDisk:
         if listing != self._gang.listing:
             await self._worker.call(self._gang.files.put, LIST, process, data, timeout=FILES_SECONDS)
             self._gang.listing = listing
+        if not problem:
+            self._gang.looked = mark
 
     # -- uploads ------------------------------------------------------------------------------------------------------
 

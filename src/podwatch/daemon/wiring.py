@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.catalogue import Catalogue, RunMemory
 from podwatch.checkpoints.expected_files import command_digest
-from podwatch.checkpoints.layouts import Layout, make_layout, process_names, restart_concerns
+from podwatch.checkpoints.layouts import KINDS, Layout, kind_of, make_layout, process_names, restart_concerns
 from podwatch.checkpoints.layouts.command_line import save_interval
 from podwatch.checkpoints.reboot_check import RebootCheck, boot_wall
 from podwatch.checkpoints.settle_time import probe
@@ -45,7 +45,7 @@ from podwatch.daemon.store import (
     no_backup,
     this_pod,
 )
-from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError
 from podwatch.domain.secrets import register
 from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import SAVES, Forecast
@@ -110,6 +110,13 @@ def _disks(
 ) -> "OwnDisk | OtherDisks":
     from podwatch.daemon.node_disks import OtherDisks, OwnDisk
 
+    if not kind_of(run.layout.name).spread:
+        known = ", ".join(name for name, kind in KINDS.items() if kind.spread)
+        raise ConfigurationError(
+            f"podwatch cannot judge checkpoints of the layout {run.layout.name!r} that are spread over several disks",
+            where='[nodes] disks = "local"',
+            fix=f'save into a directory that all nodes share, and set disks = "shared"; supported are {known}',
+        )
     if not gang.leads:
         own = OwnDisk(settings, run, gang, deletion, checkpoints.rescans.wake)
         checkpoints.catalogue.leave_to_node_0(own.found_complete)

@@ -200,7 +200,8 @@ class Report:
     has seen in this start, and how many seconds ago. ``end``: of rank 0 alone. ``agreed``: it knows the end. ``left``:
     nothing of it trains any more, and its podwatch ends. ``machine``: what it runs on. Where each node has a disk of
     its own: ``prepared`` is the newest order of the record that it has carried out, ``listing`` identifies its list of
-    checkpoints (domain/node_files.py)."""
+    checkpoints (domain/node_files.py), and ``looked`` is the newest mark of node 0's that it
+    had read before it looked at its disk."""
 
     rank: int
     process: str
@@ -219,6 +220,7 @@ class Report:
     machine: Host = field(default_factory=Host)
     prepared: int = 0
     listing: str = ""
+    looked: int = 0
 
     @property
     def name(self) -> str:
@@ -289,6 +291,7 @@ def parse_report(data: bytes, run_id: str) -> Report | None:
         parse_host(found.get("machine")),
         _whole(found.get("prepared")) or 0,
         _text(found.get("listing")),
+        _whole(found.get("looked")) or 0,
     )
 
 

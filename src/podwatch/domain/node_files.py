@@ -71,9 +71,11 @@ class UploadOrder:
 class NodeOrders:
     """Written by node 0 alone. ``process``: its own. ``complete``: the checkpoints that node 0 has found complete;
     ``gone``: those whose part it has deleted, so that the others shall delete theirs. Each as step -> rank -> digest of
-    the files of that node."""
+    the files of that node. ``mark`` grows: a node's look at its disk that begins after it has read one shows what was
+    there after node 0 had written it."""
 
     process: str
+    mark: int = 0
     upload: UploadOrder | None = None
     complete: StepDigests = field(default_factory=dict)
     gone: StepDigests = field(default_factory=dict)
@@ -156,7 +158,8 @@ def _entry(found: Any, rank: int) -> FileEntry:
 def orders_document(orders: NodeOrders, run_id: str) -> bytes:
     upload = None if orders.upload is None else asdict(orders.upload)
     steps = {"complete": orders.complete, "gone": orders.gone}
-    return _bytes({"run_id": run_id, "process": orders.process, "upload": upload, **steps})
+    head = {"run_id": run_id, "process": orders.process, "mark": orders.mark}
+    return _bytes({**head, "upload": upload, **steps})
 
 
 def parse_orders(data: bytes, run_id: str) -> NodeOrders | None:
@@ -167,7 +170,8 @@ def parse_orders(data: bytes, run_id: str) -> NodeOrders | None:
             {int(step): _ranks(ranks) for step, ranks in dict(doc.get(name, {})).items()}
             for name in ("complete", "gone")
         )
-        return NodeOrders(_text(doc["process"]), None if upload is None else _upload(upload), complete, gone)
+        ordered = None if upload is None else _upload(upload)
+        return NodeOrders(_text(doc["process"]), _whole(doc.get("mark", 0)), ordered, complete, gone)
     except (KeyError, TypeError, ValueError):
         return None
 
