@@ -26,6 +26,10 @@ EXITED = Finding(
 )  # fmt: skip
 
 
+async def no_disk(step: int) -> None:
+    raise AssertionError(f"nobody asked for step {step}")
+
+
 @dataclass
 class Node:
     """What podwatch knows on one node."""
@@ -101,7 +105,7 @@ class Cluster:
 
     async def form(self, leader: Gang, *others: Gang, step: int | None = 40) -> None:
         """Start them as one attempt."""
-        waiting = [asyncio.create_task(gang.awaited()) for gang in others]
+        waiting = [asyncio.create_task(gang.awaited(no_disk)) for gang in others]
         await self.result(leader.gather())
         assert not any(task.done() for task in waiting), "nothing is prepared yet"
         await self.result(leader.announce(step, "files"))
@@ -154,7 +158,7 @@ async def test_an_old_record_is_not_followed_and_is_replaced(cluster: Cluster) -
     """The attempt before left its record and its reports; a node of the same rank and engine job waits for the new."""
     cluster.files.write(GangRecord(4, "job:1", 2, ("old0", "old1"), True, 16))
     other, _ = cluster.add(1, "p1")
-    waiting = asyncio.create_task(other.awaited())
+    waiting = asyncio.create_task(other.awaited(no_disk))
     await cluster.pass_time(10)
     assert not waiting.done()
     leader, here = cluster.add(0, "p0")
@@ -232,7 +236,7 @@ async def test_rank_0_tells_the_others_before_it_ends_that_the_run_is_refused(cl
     """Before any start, while the other node still waits: srun returns the highest code of its tasks."""
     leader, _ = cluster.add(0, "p0")
     other, _ = cluster.add(1, "p1")
-    waiting = asyncio.create_task(other.awaited())
+    waiting = asyncio.create_task(other.awaited(no_disk))
     refused = JobEnd(Outcome.REFUSED, "the command is at fault")
     assert code(await cluster.result(leader.agree(refused))) == 65
     assert code(other.over) == 65
@@ -302,7 +306,7 @@ async def test_the_wait_for_the_other_nodes_is_bounded(cluster: Cluster) -> None
 @in_a_cluster
 async def test_the_wait_for_rank_0_is_bounded(cluster: Cluster) -> None:
     other, _ = cluster.add(1, "p1")
-    waiting = asyncio.create_task(other.awaited())
+    waiting = asyncio.create_task(other.awaited(no_disk))
     await cluster.until(lambda: other.end is not None, NODES.wait + 5)
     waiting.cancel()
     assert "must be the same directory on all nodes" in (other.over or JobEnd(Outcome.FAILED)).reason
@@ -405,7 +409,7 @@ async def test_nothing_starts_on_the_bad_machine_of_another_node(cluster: Cluste
 
     leader.ask_hosts = ask
     gathering = asyncio.create_task(leader.gather())
-    waiting = [asyncio.create_task(gang.awaited()) for gang, _ in others]
+    waiting = [asyncio.create_task(gang.awaited(no_disk)) for gang, _ in others]
     ends = [leader, *(gang for gang, _ in others)]
     await cluster.until(lambda: all(gang.end is not None for gang in ends))
     assert asked == [{"node 1 (n1)": Host("m-a", "1"), "node 2 (n2)": Host("m-b", "2")}]

@@ -65,6 +65,18 @@ def test_the_daemons_verdict_is_the_jobs_code(box: JobBox, code: int) -> None:
     assert len(box.starts) == 1
 
 
+def test_a_signal_while_the_job_exits_does_not_replace_its_code(box: JobBox) -> None:
+    """Slurm signals every other task of a job as soon as one has ended: at the interpreter's end a SIGTERM has its
+    default action again, and the job would not be started again."""
+    for _ in range(20):
+        process = box.job("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + VERDICT.format(code=86))
+        count = len(box.processes)
+        until(lambda n=count: len(box.starts) >= n)  # type: ignore[misc]
+        while process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        assert process.returncode == 86
+
+
 @pytest.mark.parametrize("code", [64, 65, 77, 78])
 def test_an_error_that_every_attempt_repeats_ends_the_job(box: JobBox, code: int) -> None:
     assert box.job(f"sys.exit({code})").wait(60) == code

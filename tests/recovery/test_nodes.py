@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ class Side:
 
     record: Record
     leads: bool
+    own_disks: bool = False
 
     async def gather(self) -> None: ...
 
@@ -36,7 +37,11 @@ class Side:
         self.record.step, self.record.files = step, files
         self.record.written.set()
 
-    async def awaited(self) -> tuple[int | None, str]:
+    async def prepare(self, step: int) -> None: ...
+
+    async def prepared(self) -> None: ...
+
+    async def awaited(self, fetch: Callable[[int], Awaitable[None]]) -> tuple[int | None, str]:
         await self.record.written.wait()
         return self.record.step, self.record.files
 

@@ -487,7 +487,7 @@ class Podwatch:
                 run=RunFiles(layout, self.catalogue, self.workspace, self.record),
                 sensors=TrainerSensors(Gpus(world), self.sensors, self.sensors),
                 pod=self.pod,
-                store=RunStore(restore, kw.pop("lease", None)),
+                store=RunStore(restore, kw.pop("lease", None), kw.pop("backup", None)),
                 jitter=Even(),
                 **kw,
             )

@@ -18,6 +18,7 @@ from podwatch.checkpoints import set_identity
 from podwatch.checkpoints.completeness import (
     CUT_OFF_FACTOR,
     CompletenessChecker,
+    FoundComplete,
     Inspection,
     Known,
     StoredSaves,
@@ -26,8 +27,9 @@ from podwatch.checkpoints.completeness import (
 from podwatch.checkpoints.expected_files import Expected, Ledger
 from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts.base import Judgement, Layout, PartDir, PartFiles
+from podwatch.checkpoints.other_nodes import OtherNodes
 from podwatch.checkpoints.reboot_check import Memory, NoMemory, RebootCheck
-from podwatch.checkpoints.scan import replaced, scan_part, without_linked
+from podwatch.checkpoints.scan import replaced, without_linked
 from podwatch.checkpoints.set_identity import stamp
 from podwatch.checkpoints.settle_time import SettleTimes, slow_to_show
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, HeldAs, SymlinkEntry, newest_complete
@@ -231,6 +233,16 @@ class Catalogue:
         """Steps that seem to be behind these links."""
         return self._out_of_reach
 
+    def join(self, others: OtherNodes) -> None:
+        """The checkpoints are spread over the disks of several nodes, and ``others`` knows the rest of them. Call it
+        before the first rescan."""
+        self._settling.others = others
+
+    def leave_to_node_0(self, complete: FoundComplete) -> None:
+        """Node 0 judges the checkpoints on this disk together with those on its own. Call it before the first
+        rescan."""
+        self._settling.node_0 = complete
+
     def watch_dirs(self) -> tuple[Path, ...]:
         """Directories to watch for events now: the layout's roots and the steps that are not settled."""
         return (*self._layout.watch_roots(), *self._open)
@@ -261,7 +273,7 @@ class Catalogue:
             with sandbox.session():
                 for step in sorted(steps):
                     known = self._known.get(step)
-                    if known is not None and known.settled and step not in close and known.as_before():
+                    if known is not None and known.settled and step not in close and settling.as_before(step, known):
                         fresh[step] = known
                     else:
                         fresh[step] = settling.examine(step, steps[step], known)
@@ -278,7 +290,7 @@ class Catalogue:
 
     def contents(self, step: int) -> SetContents:
         """All files of one step as they are now. HostError if there is no such step."""
-        found = tuple(scan_part(p, self._roots_known).found for p in self._parts_of(step))
+        found = tuple(s.found for s in self._settling.scan(step, self._parts_of(step)))
         with self._lock:
             known = self._known.get(step)
         if known is None:
@@ -297,7 +309,7 @@ class Catalogue:
 
     def inspect(self, step: int) -> Inspection:
         """Check the structure of every file of one step. HostError: there is no such step."""
-        found = [scan_part(p, self._roots_known).found for p in self._parts_of(step)]
+        found = [s.found for s in self._settling.scan(step, self._parts_of(step))]
         with sandbox.session():
             return inspect(found, self._judge(step, found))
 
@@ -305,7 +317,7 @@ class Catalogue:
         """Reasons not to start from this checkpoint, with all its files read again: damage that ``inspect`` finds, and
         that it is no longer the save that was found complete (the next rescan then judges it again). HostError: there
         is no such step."""
-        found = [scan_part(p, self._roots_known).found for p in self._parts_of(step)]
+        found = [s.found for s in self._settling.scan(step, self._parts_of(step))]
         with sandbox.session():
             judgement = self._judge(step, found)
             problems = inspect(found, judgement).problems
@@ -326,7 +338,7 @@ class Catalogue:
             return False
         if any(stamp(path) != (mtime_ns, inode) for path, mtime_ns, inode in self._roots):
             return False
-        return all(known.as_before() for known in self._known.values())
+        return all(self._settling.as_before(step, known) for step, known in self._known.items())
 
     def _believe_nothing(self, problem: str) -> tuple[CheckpointSet, ...]:
         """The checkpoints stay listed, but podwatch neither uses nor removes them."""

@@ -524,6 +524,20 @@ class NodesSettings(Section):
         ge=5,
         description="a node that has not reported for this long is gone, and all nodes end; NFS caches for 60 s",
     )
+    disks: Literal["shared", "local"] = Field(
+        "shared",
+        description="shared: all nodes see the same output_dir; local: each node has one of its own and saves its part"
+        " of each checkpoint there",
+    )
+    directory: Path | None = Field(
+        None,
+        description='with disks = "local": a directory that all nodes share, for podwatch\'s reports (some kilobytes)',
+    )
+
+    @property
+    def own_disk_of(self) -> int | None:
+        """The rank of this node if it has a disk of its own; None for shared disks and for a run on one node."""
+        return self.rank if self.disks == "local" and (self.count or 1) > 1 else None
 
 
 class EndPodSettings(Section):
@@ -949,6 +963,8 @@ class Settings(Section):
             raise ValueError("state_dir must not be inside trainer.output_dir: trainers wipe it or refuse to start")
         if (place := self.evaluation.dir) is not None and (output == place or output in place.parents):
             raise ValueError("evaluation.dir must not be inside trainer.output_dir: trainers wipe it")
+        if self.nodes.disks == "local" and self.nodes.directory is None:
+            raise ValueError('nodes.disks = "local" needs nodes.directory: a directory that all nodes share')
         if self.evaluation.user and place is None:
             raise ValueError("evaluation.user needs evaluation.dir: a directory that this user can enter")
         return self

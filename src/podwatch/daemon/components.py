@@ -39,6 +39,7 @@ from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.launcher import KeeperJob, KeeperLauncher
 
 if TYPE_CHECKING:
+    from podwatch.daemon.node_disks import OtherDisks, OwnDisk
     from podwatch.sync.syncer import Syncer
 
 LEARNED = "learned"
@@ -195,6 +196,8 @@ class Components:
     checks: StartupChecks
     gang: Gang | None = None
     """None for a run on one node."""
+    disks: "OwnDisk | OtherDisks | None" = None
+    """Of several nodes that each have a disk of their own."""
 
     @property
     def settings(self) -> Settings:

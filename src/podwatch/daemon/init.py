@@ -297,6 +297,8 @@ class Init:
             while True:
                 code = self.turn()
                 if code is not None:
+                    # At its end the interpreter takes the handlers away: a signal then must not replace the code.
+                    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
                     return code
                 poll.poll(self.patience())
                 self.hear()

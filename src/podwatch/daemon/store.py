@@ -274,6 +274,7 @@ def make_restorer(
         FetchProcess(lambda: credentials_for(settings)),
         pace=FetchPace(sync.connections, sync.connections_max, float(sync.max_rate or 0)),
         user=settings.trainer.user,
+        node=settings.nodes.own_disk_of,
     )
 
 

@@ -26,7 +26,10 @@ class HeldAs(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class FileEntry:
-    """One regular file of a checkpoint. ``path`` is POSIX, relative to the layout's root, without ``..``."""
+    """One regular file of a checkpoint. ``path`` is POSIX, relative to the part's directory, without ``..``.
+
+    ``node``: the rank of the node whose own disk has it (docs/nodes.md); None: it is on this disk. Such a file cannot
+    be opened here; ``problem`` is what the check on its node found, empty if it is sound."""
 
     path: str
     part: str
@@ -35,6 +38,13 @@ class FileEntry:
     mode: int = 0o644
     inode: int = 0
     device: int = 0
+    node: int | None = None
+    problem: str = ""
+
+    @property
+    def here(self) -> bool:
+        """Whether it is on this disk."""
+        return self.node is None
 
 
 @dataclass(frozen=True, slots=True, order=True)

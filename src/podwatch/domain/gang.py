@@ -153,7 +153,8 @@ class GangRecord:
     """Written by rank 0 alone, after it has confirmed that it holds the run. ``generation``: that of its claim.
     ``members``: the process of each node of this attempt (``Report.process``). ``ready``: everything is prepared, and
     every node starts training from ``step`` (None: from the beginning). ``files``: a hash of the files of that
-    checkpoint as rank 0 sees them; empty if there is none, and in the record of an older podwatch."""
+    checkpoint as rank 0 sees them; empty if there is none, and in the record of an older podwatch. ``prepare``: where
+    each node has a disk of its own, the number of the order to bring ``step`` there before anything starts; 0: none."""
 
     generation: int
     attempt: str
@@ -162,6 +163,7 @@ class GangRecord:
     ready: bool = False
     step: int | None = None
     files: str = ""
+    prepare: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,10 @@ class Report:
     """What a node says of itself, every few seconds. ``process``: its podwatch's process, which differs between two
     attempts. ``follows``: the generation that it trains in; 0 before. ``step``, ``step_age``: the newest step that it
     has seen in this start, and how many seconds ago. ``end``: of rank 0 alone. ``agreed``: it knows the end. ``left``:
-    nothing of it trains any more, and its podwatch ends. ``machine``: what it runs on."""
+    nothing of it trains any more, and its podwatch ends. ``machine``: what it runs on. Where each node has a disk of
+    its own: ``prepared`` is the newest order of the record that it has carried out, ``listing`` identifies its list of
+    checkpoints (domain/node_files.py), and ``looked`` is the newest mark of node 0's that it
+    had read before it looked at its disk."""
 
     rank: int
     process: str
@@ -213,6 +218,9 @@ class Report:
     agreed: bool = False
     left: bool = False
     machine: Host = field(default_factory=Host)
+    prepared: int = 0
+    listing: str = ""
+    looked: int = 0
 
     @property
     def name(self) -> str:
@@ -253,6 +261,7 @@ def parse_record(data: bytes, run_id: str) -> GangRecord | None:
         found.get("ready") is True,
         _whole(found.get("step")),
         _text(found.get("files")),
+        _whole(found.get("prepare")) or 0,
     )
 
 
@@ -280,6 +289,9 @@ def parse_report(data: bytes, run_id: str) -> Report | None:
         found.get("agreed") is True,
         found.get("left") is True,
         parse_host(found.get("machine")),
+        _whole(found.get("prepared")) or 0,
+        _text(found.get("listing")),
+        _whole(found.get("looked")) or 0,
     )
 
 

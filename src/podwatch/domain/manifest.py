@@ -166,7 +166,8 @@ class Proof(StrEnum):
 class ManifestFile:
     """One regular file. ``path`` is ``<part>/<path inside the part's directory>``; ``parts_sha1`` has one hash per
     ``part_size`` bytes (one for a smaller file, none for an empty one). ``file_id`` names the exact version if the
-    store has versions; otherwise it is empty."""
+    store has versions; otherwise it is empty. ``node``: the rank of the node that had it on a disk of its own; None: of
+    a run without such disks."""
 
     path: str
     part: str
@@ -176,6 +177,7 @@ class ManifestFile:
     key: str
     file_id: str
     parts_sha1: tuple[str, ...]
+    node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,7 @@ class Manifest:
                     "key": f.key,
                     "file_id": f.file_id,
                     "parts_sha1": list(f.parts_sha1),
+                    **({} if f.node is None else {"node": f.node}),
                 }
                 for f in self.files
             ],
@@ -411,6 +414,7 @@ def _file(doc: Mapping[str, Any], part_size: int) -> ManifestFile:
         key=_text(doc["key"]),
         file_id=_text(doc.get("file_id", "")),
         parts_sha1=hashes,
+        node=None if doc.get("node") is None else _integer(doc["node"], minimum=0),
     )
 
 

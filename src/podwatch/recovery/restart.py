@@ -4,7 +4,7 @@ import json
 from typing import Final
 
 from podwatch.detection.one_failure import reported
-from podwatch.domain.errors import Busy, HostError
+from podwatch.domain.errors import Busy, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.snapshot import Desired, Supervision
@@ -251,7 +251,7 @@ class Operations:
             if self.context.held():
                 continue
             if choice.source == "store":
-                await self.starter.fetch(choice)
+                await self._fetch(choice)
                 why = await self.chooser.misfit(choice.step)
                 if why and self.context.memory.wanted is None:
                     self._needs_person(NothingToResume(unfit(choice, why)))
@@ -308,10 +308,10 @@ class Operations:
         """As ``_choose``; of several nodes, rank 0 chooses once all of them are here, and the others follow it."""
         gang = self.context.tools.gang
         if gang is not None and not gang.leads:
-            step, files = await gang.awaited()
             try:
+                step, files = await gang.awaited(self._fetch_own)
                 await self.starter.until_visible(step, files)
-            except HostError as error:
+            except PodwatchError as error:
                 gang.cannot_start(str(error))
                 raise
             return Choice(step, "fresh" if step is None else "local", "", "rank 0 has chosen this step")
@@ -319,6 +319,20 @@ class Operations:
             await gang.gather()
         self.context.show(Phase.LOOKING, "choosing the step to start from")
         return await self._choose()
+
+    async def _fetch(self, choice: Choice) -> None:
+        """Fetch the chosen checkpoint; where each node has a disk of its own, all nodes do."""
+        gang, step = self.context.tools.gang, choice.step
+        if gang is None or not gang.own_disks or step is None:
+            await self.starter.fetch(choice)
+            return
+        await gang.prepare(step)
+        await self.starter.fetch(choice)
+        await gang.prepared()
+
+    async def _fetch_own(self, step: int) -> None:
+        """Bring to this node's disk what it lacks of the checkpoint that rank 0 has chosen."""
+        await self.starter.fetch(Choice(step, "store", "", "rank 0 has chosen this step"))
 
     async def _choose(self) -> Choice | None:
         """Return the step to start from; None if the operator has to decide, which is then reported."""

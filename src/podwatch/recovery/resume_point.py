@@ -13,8 +13,8 @@ from pathlib import Path
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.checkpoints.layouts.resume_flags import Resumed, resumed
 from podwatch.checkpoints.scan import scan_part
-from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.errors import PodwatchError
+from podwatch.domain.checkpoint import CheckpointSet, newest_complete
+from podwatch.domain.errors import PodwatchError, RemoteError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.run import EarlierSave, Lineage, Mutation, RunRecord
@@ -231,6 +231,8 @@ class ResumeChooser:
                 )
                 await tools.clock.sleep(min(SETTLE_POLL, max(SETTLE_LOOK, left)))
                 continue
+            if tools.own_disks:
+                use = await self._stored_first(use, below)
             remote, trouble = await self._remote()
             choice = choose(
                 [s for s in use if s.step not in unsound],
@@ -278,6 +280,26 @@ class ResumeChooser:
                 Severity.WARNING,
                 step=choice.step,
             )
+
+    async def _stored_first(self, use: list[CheckpointSet], below: int | None) -> list[CheckpointSet]:
+        """Where each node has a disk of its own, a resume uses the store: no node has all files of a checkpoint. So the
+        newest complete one is uploaded first. Returns the others, which no start uses. Raises StoreUnknown."""
+        tools = self.context.tools
+        newest = newest_complete([s for s in use if below is None or s.step < below])
+        stored = {(p.step, p.save_id) for p in await tools.journal.run(Journal.published)}
+        if newest is not None and (newest.step, newest.save_id) not in stored and tools.store.backup is not None:
+            self.context.show(Phase.LOOKING, f"step {newest.step}: all nodes upload their part of it first")
+            try:
+                await tools.store.backup.sync_now(newest.step)
+            except RemoteError as error:
+                raise StoreUnknown(
+                    f"step {newest.step} is complete on the disks of the nodes, but not in the store: {error}",
+                    fix="make the store reachable, or run `podwatch start --fresh` to start at step 0",
+                ) from error
+            except PodwatchError as error:  # a node has lost its part: an older one in the store is better
+                text = f"step {newest.step} cannot be used: {error}"
+                tools.say(EventName.CHECKPOINT_DAMAGED, text, Severity.WARNING, step=newest.step)
+        return [s for s in use if not s.complete]
 
     def _unknown(self, choice: Choice, foreign: Sequence[CheckpointSet]) -> str:
         """Return why the operator has to make this choice while the state database cannot be read (without it a run

@@ -114,9 +114,10 @@ class Starter:
         tools = self.context.tools
         if tools.store.restore is None or choice.step is None:
             raise HostError("no store is configured to fetch from", fix="set [sync] store")
-        steps = await tools.blocking(tools.layout.steps)
-        present = [p.path for p in steps.get(choice.step, ()) if p.required and p.path.exists()]
-        await self.set_aside(choice.step, tuple(present), f"step {choice.step} is not complete here")
+        if not tools.own_disks:  # else this node's part of it is there, and need not be fetched again
+            steps = await tools.blocking(tools.layout.steps)
+            present = [p.path for p in steps.get(choice.step, ()) if p.required and p.path.exists()]
+            await self.set_aside(choice.step, tuple(present), f"step {choice.step} is not complete here")
         intent = await tools.journal.run(
             Journal.open_intent, IntentKind.RESTORE, {"step": choice.step, "save_id": choice.save_id}
         )
@@ -184,7 +185,7 @@ class Starter:
         before = newest_step(tools.catalogue.sets)
         ahead: tuple[Path, ...] = ()
         trackers: tuple[Tracker, ...] = ()
-        if not tools.follows:
+        if not tools.follows or tools.own_disks:
             ahead = tuple(await tools.blocking(tools.layout.ahead_of, step))
             trackers = tuple(await tools.blocking(tools.layout.trackers, step))
         self.quarantine_number = None
@@ -231,7 +232,8 @@ class Starter:
             waited_seconds=round(self.waited, 3),
         )
         if tools.gang is not None and tools.gang.leads:
-            await tools.gang.announce(step, "" if step is None else await tools.blocking(files_of, tools.layout, step))
+            alike = step is not None and (not tools.own_disks or tools.layout.reshards)
+            await tools.gang.announce(step, await tools.blocking(files_of, tools.layout, step) if alike else "")
         began = tools.clock.monotonic()
         self.context.writers_ended = False
         tools.begin_start(began, prepared.plan.start_id)

@@ -1,7 +1,7 @@
 """The state that recovery shows to the rest of podwatch, and the interfaces through which it uses other parts."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -232,12 +232,34 @@ class GangStart(Protocol):
         PodwatchError."""
         ...
 
-    async def awaited(self) -> tuple[int | None, str]:
-        """The others: wait for the step that rank 0 announces, and the hash of its files."""
+    @property
+    def own_disks(self) -> bool:
+        """Whether each node has a disk of its own, with its part of each checkpoint."""
+        ...
+
+    async def prepare(self, step: int) -> None:
+        """Rank 0: let all nodes bring ``step`` to their own disks. Raises PodwatchError."""
+        ...
+
+    async def prepared(self) -> None:
+        """Rank 0: wait until they have."""
+        ...
+
+    async def awaited(self, fetch: Callable[[int], Awaitable[None]]) -> tuple[int | None, str]:
+        """The others: wait for the step that rank 0 announces, and the hash of its files. ``fetch`` brings a step to
+        this node's own disk when rank 0 asks for it; its errors pass unchanged."""
         ...
 
     def cannot_start(self, why: str) -> None:
         """The others: report that this node cannot start from that step, so that all nodes end: rank 0 has started."""
+        ...
+
+
+class Backup(Protocol):
+    """Uploads of this run."""
+
+    async def sync_now(self, step: int | None = None) -> None:
+        """Upload and publish the checkpoint of ``step``; returns when it is in the store. Raises PodwatchError."""
         ...
 
 
@@ -286,10 +308,11 @@ class RunFiles:
 
 @dataclass(frozen=True, slots=True)
 class RunStore:
-    """The run in the store; both are None without one."""
+    """The run in the store; all are None without one."""
 
     restore: RestoreSource | None = None
     lease: LeaseView | None = None
+    backup: Backup | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +340,11 @@ class Tools:
     def follows(self) -> bool:
         """Whether another node chooses the step and prepares."""
         return self.gang is not None and not self.gang.leads
+
+    @property
+    def own_disks(self) -> bool:
+        """Whether this is one of several nodes that each have a disk of their own."""
+        return self.gang is not None and self.gang.own_disks
 
     @property
     def layout(self) -> Layout:

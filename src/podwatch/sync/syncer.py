@@ -6,7 +6,7 @@ Store trouble never leaves this object as an exception: it is a state (``degrade
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from podwatch.checkpoints.catalogue import SetContents
@@ -28,7 +28,7 @@ from podwatch.stores.base import Upload as StoreUpload
 from podwatch.sync.lease.protocol import LeaseTerms
 from podwatch.sync.publish import Publisher, Superseded
 from podwatch.sync.store_session import BACKOFF_MAX, BACKOFF_MIN, StoreSession, internal
-from podwatch.sync.types import Emit, GuardedRun, SetSource, SyncStatus, Unstored
+from podwatch.sync.types import Emit, GuardedRun, NodeUploads, SetSource, SyncStatus, Unstored
 from podwatch.sync.upload import job as jobs
 from podwatch.sync.upload.child_process import SetForeign, SetVoid, UploadStopped
 from podwatch.sync.upload.optional_parts import OptionalParts
@@ -108,6 +108,8 @@ class Syncer:
         self._sender.priority.outlook = self._outlook
         self.prospects: Callable[[], Outlook] = Outlook
         """What the daemon knows of the next save, the steps and the disk."""
+        self.nodes: NodeUploads | None = None
+        """The other nodes of this run, where each has a disk of its own."""
         self._optional: OptionalParts | None = None
         if self.session.keys is not None and self.session.lease is not None:
             self._optional = OptionalParts(
@@ -161,6 +163,15 @@ class Syncer:
     def standing(self) -> Decision:
         """Which pod may train, as far as the lease shows; without a store every pod may."""
         return self.session.standing
+
+    @property
+    def lineage(self) -> str:
+        """The lineage that is trained now; empty if it is not known."""
+        return self._run.identity().lineage
+
+    @property
+    def writer_id(self) -> str:
+        return self._run.identity().writer_id
 
     async def confirm(self) -> int:
         """The generation with which this pod holds the run, confirmed by the store now. Raises PodwatchError."""
@@ -520,6 +531,8 @@ class Syncer:
             return False
         total = sum(f.size for f in plan.files)
         before = total - sum(f.size for f in todo)
+        own = tuple(f for f in todo if f.node is None)
+        own_bytes = sum(f.size for f in own)
 
         def progress(count: int) -> None:
             self._in_flight = replace(self._in_flight, sent=min(before + count, total))
@@ -531,11 +544,44 @@ class Syncer:
             self._begin_gap(chosen)
             message = f"step {chosen.step}: upload started"
             self._tell(EventName.UPLOAD_STARTED, message, step=chosen.step, bytes=total)
-            await self._sender.upload(plan.contents, todo, done, progress, hold=hold)
+            elsewhere = [f.remote for f in todo if f.node is not None]
+            if elsewhere:
+                self._others().order(plan.contents, elsewhere, [path for path in elsewhere if path in done])
+            if own:
+                await self._sender.upload(plan.contents, own, done, progress, hold=hold)
+            if elsewhere:
+                await self._collect(plan, elsewhere, lambda count: progress(own_bytes + count))
         finally:
             self._in_flight = _InFlight()
             self.session.idle.set()
         return True
+
+    async def _collect(self, plan: _Plan, elsewhere: Sequence[str], progress: Callable[[int], None]) -> None:
+        """Wait until the other nodes have sent their files of this checkpoint. Raises SetVoid, RemoteError."""
+        chosen, files = plan.contents.set, {f.remote: f for f in plan.files}
+        sent = {one.path: one for one in await self._others().sent(progress)}
+        for path in elsewhere:
+            file, one = files[path], sent.get(path)
+            if one is None or (one.size, one.mtime_ns, one.key) != (file.size, file.mtime_ns, file.key):
+                raise SetVoid(f"node {file.node} has sent another file", where=path)
+            plan.done[path] = stored = UploadedObject(
+                path=path,
+                part=file.part,
+                size=file.size,
+                mtime_ns=file.mtime_ns,
+                mode=file.mode,
+                inode=file.inode,
+                device=file.device,
+                key=file.key,
+                file_id=one.file_id,
+                parts_sha1=one.parts_sha1,
+            )
+            await self._journal.run(Journal.save_object, chosen.step, chosen.save_id, stored)
+
+    def _others(self) -> NodeUploads:
+        if self.nodes is None:
+            raise HostError("files of this checkpoint are on other nodes, which this podwatch does not know")
+        return self.nodes
 
     async def _send(self, publisher: Publisher, chosen: CheckpointSet, *, hold: bool) -> None:
         began = self._clock.monotonic()

@@ -1,6 +1,6 @@
 """Types of what sync needs from other packages, small enough for a test to implement for real."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -9,6 +9,7 @@ from podwatch.checkpoints.catalogue import SetContents
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
+from podwatch.domain.node_files import SentFile
 from podwatch.policy.lease import Decision
 from podwatch.policy.uploads import Tally
 from podwatch.stores.base import ObjectStore
@@ -131,6 +132,20 @@ class GuardedRun(RunSource, PodSide, Protocol):
 
     def withheld(self) -> str:
         """Why nothing may be uploaded, published or deleted in the store now; empty where it may."""
+        ...
+
+
+class NodeUploads(Protocol):
+    """The uploads of the other nodes of this run, where each has a disk of its own (docs/nodes.md)."""
+
+    def order(self, contents: SetContents, lacking: Sequence[str], refused: Collection[str]) -> None:
+        """Let each node upload its files of this checkpoint. ``lacking``: the ``<part>/<path>`` of those that are not
+        known to be in the store; ``refused``: those of them that the store lacks although a node reported them."""
+        ...
+
+    async def sent(self, progress: Callable[[int], None]) -> Sequence[SentFile]:
+        """The files that were lacking, once all are in the store. ``progress``: bytes of them so far. Raises SetVoid if
+        they are not the files of the order any more, RemoteError if a node cannot send them now."""
         ...
 
 

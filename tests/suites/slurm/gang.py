@@ -52,15 +52,17 @@ def arguments(output: Path) -> list[str]:
 
 
 class GangTraining:
-    """One run. ``output`` is on the disk that all nodes share; the state directory is on each node's own."""
+    """One run. ``output`` is on the disk that all nodes share, or with ``own_disks`` on each node's own, as the state
+    directory is. ``final``: the weights at the end, as this machine sees them."""
 
-    def __init__(self, lab: Lab, root: Path, name: str) -> None:
-        self.lab, self.run_id = lab, name
+    def __init__(self, lab: Lab, root: Path, name: str, *, own_disks: bool = False) -> None:
+        self.lab, self.run_id, self.own_disks = lab, name, own_disks
         self.directory = lab.root / "jobs" / name
         self.control = self.directory / "control"
         self.control.mkdir(parents=True)
         (self.control / "slow").touch()
-        self.output = self.directory / "outputs"
+        self.output = (lab.root / "disk" / name if own_disks else self.directory) / "outputs"
+        self.final = (lab.nodes["n1"].disk / name / "outputs" if own_disks else self.output) / "final.pt"
         self.store = B2Server(root / "b2").start()
         self.reference = UntouchedRanks(root, len(lab.nodes))
         self.environ = {
@@ -100,6 +102,7 @@ settle = "0.3s"
 settle_weak = "1s"
 [nodes]
 silence = "60s"
+{self._nodes()}
 [sync]
 store = "b2://{BUCKET}"
 part_size = "5MB"
@@ -112,6 +115,9 @@ prune_to = "99%"
 [http]
 port = 0
 """)
+
+    def _nodes(self) -> str:
+        return f'disks = "local"\ndirectory = "{self.directory}/reports"' if self.own_disks else ""
 
     def with_gpus(self) -> dict[str, NvmlWorld]:
         """One busy GPU on each node, as NVML shows it, and a hang that counts after 10 s."""
@@ -185,7 +191,7 @@ port = 0
         import torch
 
         want = torch.load(self.reference.weights(PATIENCE), weights_only=True)
-        got = torch.load(self.output / "final.pt", weights_only=True)
+        got = torch.load(self.final, weights_only=True)
         assert want.keys() == got.keys()
         assert all(torch.equal(want[k], got[k]) for k in want), "other weights than an uninterrupted run's"
         restored = root / "restored"

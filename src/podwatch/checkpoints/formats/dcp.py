@@ -6,7 +6,7 @@ which only sizes and mtimes give away.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,9 +91,9 @@ def check(directory: Path, files: Mapping[str, Shard]) -> DcpVerdict:
     )
 
 
-def check_records(directory: Path) -> tuple[str, ...]:
+def check_records(directory: Path, elsewhere: Collection[str] = ()) -> tuple[str, ...]:
     """The medium check: every record inside every shard must be a complete archive. Finds zero-filled tails, which
-    sizes do not show.
+    sizes do not show. ``elsewhere``: shards that are on the disks of other nodes.
 
     Skipped for writers whose records are not torch archives (transforms, the safetensors writer). The caller handles
     OSError.
@@ -105,7 +105,7 @@ def check_records(directory: Path) -> tuple[str, ...]:
         return ()
     problems = []
     for name, records in sorted(parsed.answer["records"].items()):
-        if not _safe(name) or not is_shard(name):
+        if not _safe(name) or not is_shard(name) or name in elsewhere:
             continue
         spans = sorted(zip(records[::2], records[1::2], strict=True))
         with opened(directory / name) as file:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from podwatch.checkpoints.formats import dcp
-from podwatch.checkpoints.formats.files import check_file, has_hole
+from podwatch.checkpoints.formats.files import has_hole
 from podwatch.checkpoints.layouts.base import PATTERN, Concern, Judgement, Kind, Marker, Recognition, Site
 from podwatch.checkpoints.layouts.entries import Entry, SharedDirs
 from podwatch.checkpoints.layouts.resume_flags import Preset
@@ -120,10 +120,10 @@ def _sound(inside: Inside, *, preallocated: bool) -> None:
     """Require that every file is whole, as far as its format shows. ``preallocated``: a file that was created with its
     full size and not written yet is not: nothing else distinguishes the two without ``last``."""
     for name in sorted(inside.files):
-        problem = check_file(inside.path / name)
+        problem = inside.problem_of(name)
         if problem:
             raise Fault(f"{name} {problem}", damaged=True)
-        if preallocated and name.endswith(".safetensors") and has_hole(inside.path / name):
+        if preallocated and inside.files[name].here and name.endswith(".safetensors") and has_hole(inside.path / name):
             raise Fault(f"{name} has ranges that were never written")
 
 

@@ -109,4 +109,4 @@ WEIGHTS = Weights(
     " which needs the script's model class"
 )
 
-KIND = Kind("dcp", lambda site: StepDirs(site, RULES), recognise, weights=WEIGHTS)
+KIND = Kind("dcp", lambda site: StepDirs(site, RULES), recognise, weights=WEIGHTS, spread=True)

@@ -179,18 +179,25 @@ class Inside:
                     f"{counted(len(missing), 'tensor')} of {name} not found in any shard (a stale index?)", damaged=True
                 )
 
+    def problem_of(self, name: str) -> str:
+        """What is wrong with header or tail of a file of a known kind; empty if nothing is. A file on another node was
+        checked there."""
+        file = self.files[name]
+        return check_file(self.path / name) if file.here else file.problem
+
     def sound(self, but: str | re.Pattern[str] = r"(?!)") -> None:
         """Check header and tail of every file of a known kind, except those that ``but`` matches. DCP shards are
         checked by their index."""
         for name in sorted(self.files):
-            if not name.endswith(".distcp") and not re.fullmatch(but, name):
-                problem = check_file(self.path / name)
-                if problem:
-                    raise self.fault(f"{name} {problem}", damaged=True)
+            if name.endswith(".distcp") or re.fullmatch(but, name):
+                continue
+            if problem := self.problem_of(name):
+                raise self.fault(f"{name} {problem}", damaged=True)
 
     def has_holes(self) -> bool:
         """Whether a file has ranges that were never written: the header of a preallocated file looks complete."""
-        return any(has_hole(self.path / n) for n in self.files if n.endswith((".safetensors", ".bin", ".pt")))
+        named = (n for n, f in self.files.items() if f.here and n.endswith((".safetensors", ".bin", ".pt")))
+        return any(has_hole(self.path / name) for name in named)
 
 
 SINGLE_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")

@@ -16,7 +16,7 @@ from typing import Any
 from podwatch.checkpoints.layouts import shared_rules
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
-from podwatch.domain.manifest import Keys, ManifestRef, Pointer, check_links, sha1_hex
+from podwatch.domain.manifest import Keys, ManifestFile, ManifestRef, Pointer, check_links, sha1_hex
 from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState
 from podwatch.domain.stored import PublishedSave, StoredSave, stored_save
 from podwatch.journal.journal import Journal
@@ -96,7 +96,8 @@ class Patience:
 
 
 class Restorer:
-    """``fetcher`` runs the child that fetches. ``user`` is the user that training runs as, empty for podwatch's own."""
+    """``fetcher`` runs the child that fetches. ``user`` is the user that training runs as, empty for podwatch's own.
+    ``node``: the rank of this node if each has a disk of its own; None: this disk gets whole checkpoints."""
 
     def __init__(
         self,
@@ -109,7 +110,9 @@ class Restorer:
         pace: FetchPace = FetchPace(),
         user: str = "",
         patience: Patience = Patience(),
+        node: int | None = None,
     ) -> None:
+        self._node = node
         self._store, self._keys, self._layout = store, store.keys, layout
         self._workspace, self._journal, self._fetcher = workspace, journal, fetcher
         self._pace, self._user, self._patience = pace, user, patience
@@ -250,7 +253,8 @@ class Restorer:
                 where="[trainer] layout",
                 fix="correct the layout, or restore into another directory with --to DIR",
             )
-        parts = by_part(manifest.files)
+        files = self._own(manifest.files) if to is None else manifest.files
+        parts = by_part(files)
         check_links(manifest.files, manifest.symlinks)
         for link in manifest.symlinks:
             parts.setdefault(link.part, [])
@@ -268,14 +272,14 @@ class Restorer:
                 step=save.step,
                 owner=owner,
                 part_size=manifest.part_size,
-                files=manifest.files,
+                files=files,
                 symlinks=manifest.symlinks,
                 staging={part: str(place.home / name) for part, place in places.items()},
                 targets={part: str(target) for part, target in targets.items()},
             )
             intent = self._intent(save, job)
             try:
-                total = manifest.total_bytes
+                total = sum(f.size for f in files)
                 done = self._fetch_patiently(job, lambda here: progress(here, total) if progress else None, lock)
                 for part in sorted(done.staged, key=lambda p: (any(is_marker(f.path) for f in parts[p]), p)):
                     placer.put(places[part], name, save.step, manifest.lineage)
@@ -305,6 +309,13 @@ class Restorer:
             refused,
             manifest.train_command,
         )
+
+    def _own(self, files: tuple[ManifestFile, ...]) -> tuple[ManifestFile, ...]:
+        """The files that this node's disk gets: all of them, unless the trainer loads on each node what it saved
+        there."""
+        if self._node is None or self._layout.reshards:
+            return files
+        return tuple(f for f in files if f.node in (None, self._node))
 
     def _owner(self, to: Path | None) -> tuple[int, int] | None:
         if to is None:

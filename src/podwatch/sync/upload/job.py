@@ -23,7 +23,8 @@ class JobFile:
 
     ``upload`` is the store's id of a multi-part upload that was started for this very file and is not known to be
     finished; ``parts`` its parts that are known to have been sent, by number (``StoredPart.note``), and ``ctime_ns``
-    the file's at that start (0: not known).
+    the file's at that start (0: not known). ``node``: the rank of the node that uploads it from its own disk;
+    None: this one.
     """
 
     part: str
@@ -38,6 +39,7 @@ class JobFile:
     upload: str = ""
     parts: Mapping[int, str] = field(default_factory=dict)
     ctime_ns: int = 0
+    node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ def _file(entry: FileEntry, key: str) -> JobFile:
         mode=entry.mode & 0o777,
         inode=entry.inode,
         device=entry.device,
+        node=entry.node,
     )
 
 
@@ -172,7 +175,10 @@ def roots(contents: "SetContents") -> dict[str, str]:
     return {p.part.name: str(p.part.path) for p in contents.parts}
 
 
-def manifest_files(files: tuple[JobFile, ...], done: "Mapping[str, UploadedObject]") -> tuple[ManifestFile, ...]:
+def manifest_files(
+    files: tuple[JobFile, ...], done: "Mapping[str, UploadedObject]", node: int | None = None
+) -> tuple[ManifestFile, ...]:
+    """``node``: the rank of this node where each has a disk of its own."""
     return tuple(
         ManifestFile(
             path=f.remote,
@@ -183,6 +189,7 @@ def manifest_files(files: tuple[JobFile, ...], done: "Mapping[str, UploadedObjec
             key=f.key,
             file_id=done[f.remote].file_id,
             parts_sha1=done[f.remote].parts_sha1,
+            node=node if f.node is None else f.node,
         )
         for f in files
     )

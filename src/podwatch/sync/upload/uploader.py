@@ -193,7 +193,9 @@ class Sender:
         by its own hard links until ``publish`` has ended or the checkpoint is given up."""
         if self._held is not None and not self._held.is_of(contents.set.step, contents.set.save_id):
             await self._let_go()
-        if self._held is None and (hold or await self._journal.run(Journal.learned, OUTRUN, False)):
+        # Links of this node's files would not keep those of the other nodes.
+        whole_here = all(f.here for f in contents.files)
+        if self._held is None and whole_here and (hold or await self._journal.run(Journal.learned, OUTRUN, False)):
             with contextlib.suppress(HostError):
                 held = await self._worker.call(self._hold, contents)
                 if held is not None:
@@ -353,7 +355,7 @@ class Sender:
         await self._still_there(contents.set)
         await self.check()
         identity, chosen = self._run.identity(), contents.set
-        sent = jobs.manifest_files(files, done)
+        sent = jobs.manifest_files(files, done, self._settings.nodes.own_disk_of)
         manifest = Manifest(
             run_id=identity.run_id,
             lineage=identity.lineage,
@@ -411,4 +413,4 @@ def _beyond(there: int, progress: Progress) -> Progress:
 def _gone(contents: SetContents) -> bool:
     """Is a file of the checkpoint gone, under any content? Blocks."""
     roots = {p.part.name: p.part.path for p in contents.parts}
-    return any(not (roots[f.part] / f.path).exists() for f in contents.files)
+    return any(not (roots[f.part] / f.path).exists() for f in contents.files if f.here)

@@ -1,8 +1,9 @@
 """A tiny model sharded over the ranks of torchrun on some nodes (FSDP2, gloo), saved by torch.distributed.checkpoint.
 
-CHAOS_CONTROL is a directory that all nodes see: ``slow`` makes a step take 0.5 s at least, ``kill.NODE`` ends the rank
-on that node by SIGKILL, ``hang.NODE`` lets it wait for ever before a step, so that the others wait inside it,
-``ecc.NODE`` ends it as a broken GPU does.
+CHAOS_CONTROL is a directory that all nodes see: ``slow`` makes a step take 0.5 s at least, ``hold`` lets every rank
+wait before the step after the second checkpoint as long as it exists, ``kill.NODE`` ends the rank on that node by
+SIGKILL, ``hang.NODE`` lets it wait forever before a step, so that the others wait inside it, ``ecc.NODE`` ends it as a
+broken GPU does.
 """
 
 import argparse
@@ -30,8 +31,10 @@ CONTROL = Path(os.environ["CHAOS_CONTROL"])
 NODE = os.environ.get("SLURMD_NODENAME", "")
 
 
-def ordered() -> None:
+def ordered(may_hold: bool) -> None:
     """What the test wants to happen now."""
+    while may_hold and (CONTROL / "hold").exists() and not (CONTROL / f"kill.{NODE}").exists():
+        time.sleep(0.1)
     if (CONTROL / f"kill.{NODE}").exists():
         (CONTROL / f"kill.{NODE}").unlink()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -70,7 +73,7 @@ def main() -> None:
         step = state["step"]
     rows = torch.randn(96, 16, generator=torch.Generator().manual_seed(1))
     while step < args.steps:
-        ordered()
+        ordered(may_hold=step == 2 * args.interval)
         batch = rows[[(8 * step + 4 * dist.get_rank() + n) % len(rows) for n in range(4)]]
         loss = torch.nn.functional.mse_loss(net(batch), batch.sum(1, keepdim=True).sin())
         loss.backward()

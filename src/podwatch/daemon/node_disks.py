@@ -1,0 +1,422 @@
+"""Nodes of one run that each have a disk of their own, with their part of each checkpoint (docs/nodes.md).
+
+Each node above 0 lists its disk, uploads its files when node 0 asks for it, and deletes what node 0 has deleted
+(``OwnDisk``). Node 0 judges, uploads and publishes the checkpoints of all (``OtherDisks``). They exchange documents in
+the directory that all nodes share (domain/node_files.py); a document of another attempt names another process, and
+counts for nothing.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from podwatch.checkpoints.catalogue import Catalogue, SetContents
+from podwatch.checkpoints.layouts.base import PartFiles
+from podwatch.checkpoints.other_nodes import NodeLister
+from podwatch.checkpoints.scan import is_temporary, scan_part
+from podwatch.config.settings import Settings
+from podwatch.daemon.components import Deletion, Run
+from podwatch.daemon.gang import LIST, ORDERS, SENT, Gang
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
+from podwatch.domain.errors import HostError, PodwatchError, RemoteError
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Severity
+from podwatch.domain.node_files import (
+    NodeList,
+    NodeOrders,
+    NodeStep,
+    SentFile,
+    SentFiles,
+    StepDigests,
+    UploadOrder,
+    digest_of,
+    list_document,
+    orders_document,
+    parse_list,
+    parse_orders,
+    parse_sent,
+    sent_document,
+)
+from podwatch.journal import Journal
+from podwatch.journal.records import UploadedObject
+from podwatch.policy.gang import to_delete
+from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
+from podwatch.stores.credentials import Credentials, credentials_for
+from podwatch.sync.types import RunIdentity
+from podwatch.sync.upload import job as jobs
+from podwatch.system.workers import Worker
+
+if TYPE_CHECKING:
+    from podwatch.sync.syncer import Syncer
+
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at the documents: as often as the nodes report."""
+FILES_SECONDS: Final = 30.0
+"""A disk or directory that takes longer for a look has not answered."""
+
+
+class OtherDisks:
+    """Node 0: what is on the other nodes' disks, and their uploads. Implements ``checkpoints.other_nodes.OtherNodes``
+    and ``sync.types.NodeUploads``."""
+
+    def __init__(
+        self, run: Run, gang: Gang, catalogue: Catalogue, syncer: "Syncer | None", changed: Callable[[], None]
+    ) -> None:
+        """``changed`` is called on the loop when a list has changed."""
+        self._run, self._gang, self._catalogue, self._syncer = run, gang, catalogue, syncer
+        self._changed = changed
+        self._worker = Worker("node disks")
+        self._lists: Mapping[int, NodeList] = {}
+        self._read: dict[int, str] = {}
+        """The listing of each node that was read last."""
+        self._looked: Mapping[int, int] = {}
+        """Rank -> the mark of its list."""
+        self._marked = False
+        """Someone waits for looks that begin from now on."""
+        self._orders = NodeOrders(gang.process, mark=int(run.clock.wall() * 1000))  # above those of a podwatch before
+        self._written: NodeOrders | None = None
+        self._answers: dict[int, SentFiles] = {}
+        self._seen: set[int] = set()
+        """Steps that were on this node's disk since it looks."""
+        self._asked: dict[int, int] = {}
+        """Rank -> bytes that the newest order asks of it."""
+
+    # -- for the catalogue, in any thread -----------------------------------------------------------------------------
+
+    def unknown(self) -> str:
+        if not self._gang.members:
+            return "the other nodes of this run have not reported yet"
+        for rank in range(1, self._gang.place.count):
+            found = self._lists.get(rank)
+            if found is None:
+                return f"node {rank} has not listed its checkpoints yet"
+            if found.problem:
+                return f"node {rank} cannot list its checkpoints: {found.problem}"
+        return ""
+
+    def steps(self, step: int) -> Sequence[NodeStep]:
+        lists = self._lists
+        return [lists[rank].of(step) for rank in sorted(lists)]
+
+    def mark(self) -> int:
+        self._marked = True
+        return self._orders.mark
+
+    def looked(self) -> int:
+        return min((self._looked.get(rank, 0) for rank in range(1, self._gang.place.count)), default=0)
+
+    # -- for the syncer, on the loop ----------------------------------------------------------------------------------
+
+    def order(self, contents: SetContents, lacking: Sequence[str], refused: Collection[str]) -> None:
+        asked, lacks = contents.set, set(lacking)
+        wanted = [f for f in contents.files if f.node is not None and f"{f.part}/{f.path}" in lacks]
+        ranks = sorted({f.node for f in wanted if f.node is not None})
+        digests = {rank: self._lists[rank].of(asked.step).digest for rank in ranks}
+        paths = {rank: tuple(sorted(f"{f.part}/{f.path}" for f in wanted if f.node == rank)) for rank in ranks}
+        self._asked = {rank: sum(f.size for f in wanted if f.node == rank) for rank in ranks}
+        number = int(self._run.clock.wall() * 1000)  # also of a restarted podwatch: an old answer is none to this order
+        if self._orders.upload is not None:
+            number = max(number, self._orders.upload.number + 1)
+        again = tuple(sorted(refused))
+        upload = UploadOrder(number, asked.step, asked.save_id, self._writer_id(), digests, paths, again)
+        self._answers = {}
+        self._orders = replace(self._orders, upload=upload)
+
+    def _writer_id(self) -> str:
+        return "" if self._syncer is None else self._syncer.writer_id
+
+    async def sent(self, progress: Callable[[int], None]) -> Sequence[SentFile]:
+        from podwatch.sync.upload.child_process import SetVoid
+
+        order = self._orders.upload
+        if order is None:
+            raise HostError("no upload was ordered from the other nodes")
+        while True:
+            answers = [a for rank in order.digests if (a := self._answers.get(rank)) and a.number == order.number]
+            for answer in answers:
+                if answer.changed:
+                    raise SetVoid(f"another node: {answer.failed}", where=f"step {order.step}")
+                if answer.failed:
+                    fix = "nothing: podwatch tries again"
+                    raise RemoteError(f"a node cannot upload its part: {answer.failed}", where="[nodes]", fix=fix)
+            progress(sum(min(a.sent, self._asked.get(rank, 0)) for rank, a in self._answers.items()))
+            if len(answers) == len(order.digests) and all(a.done for a in answers):
+                return [file for answer in answers for file in answer.files]
+            await self._run.clock.sleep(LOOK_SECONDS / 2)
+
+    # -- turns --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until podwatch ends."""
+        while True:
+            with contextlib.suppress(OSError, PodwatchError, TimeoutError):  # Gang reports the directory
+                await self._turn()
+            await self._run.clock.sleep(LOOK_SECONDS)
+
+    async def close(self) -> None:
+        self._worker.close()
+
+    async def _turn(self) -> None:
+        members, files, run_id = self._gang.members, self._gang.files, self._run.config.settings.run_id
+        if not members:
+            return
+        lists, looked = dict(self._lists), dict(self._looked)
+        for rank in range(1, len(members)):
+            report = self._gang.report_of(rank)
+            if report is None or not report.listing:
+                continue
+            if report.listing != self._read.get(rank):
+                data = await self._worker.call(files.get, LIST, members[rank], timeout=FILES_SECONDS)
+                found = parse_list(data, run_id)
+                if found is not None and (found.rank, found.process) == (rank, members[rank]):
+                    lists[rank] = found
+                    self._read[rank] = hashlib.sha256(data).hexdigest()[:32]
+            if report.listing == self._read.get(rank):
+                looked[rank] = report.looked
+        changed, self._lists = lists != self._lists, lists
+        self._looked = looked  # after the lists: the catalogue asks in another thread
+        if changed:
+            self._changed()  # a checkpoint can have become complete
+        complete, gone = self._about_steps()
+        marked, self._marked = self._marked, False
+        mark = self._orders.mark + marked
+        self._orders = replace(self._orders, mark=mark, complete=complete, gone=gone)
+        if self._orders != self._written:
+            orders = self._orders
+            data = orders_document(orders, run_id)
+            await self._worker.call(files.put, ORDERS, self._gang.process, data, timeout=FILES_SECONDS)
+            self._written = orders
+        if (order := self._orders.upload) is not None:
+            for rank in order.digests:
+                data = await self._worker.call(files.get, SENT, members[rank], timeout=FILES_SECONDS)
+                answer = parse_sent(data, run_id)
+                if answer is not None and answer.process == members[rank]:
+                    self._answers[rank] = answer
+
+    def _about_steps(self) -> tuple[StepDigests, StepDigests]:
+        """The checkpoints that are complete, and those that the others shall delete."""
+        if self._catalogue.problem or self._syncer is None:
+            return self._orders.complete, self._orders.gone
+        sets, lists, status = self._catalogue.sets, self._lists, self._syncer.status()
+        present = {found.step for found in sets}
+        self._seen |= present
+        complete = {
+            found.step: {rank: one.of(found.step).digest for rank, one in lists.items()}
+            for found in sets
+            if found.complete
+        }
+        stored, newest = {step for step, _ in status.stored}, status.newest_of.get(self._syncer.lineage, -1)
+        return complete, to_delete(lists.values(), present, self._seen, stored, newest)
+
+
+class OwnDisk:
+    """A node above 0: lists this node's disk, uploads and deletes as node 0 asks. One per daemon."""
+
+    def __init__(
+        self, settings: Settings, run: Run, gang: Gang, deletion: Deletion, changed: Callable[[], None]
+    ) -> None:
+        """``changed`` is called on the loop when node 0 has judged something."""
+        self._settings, self._run, self._gang, self._deletion = settings, run, gang, deletion
+        self._changed = changed
+        self._complete: StepDigests = {}
+        self._mark = 0
+        self._lister = NodeLister(run.layout, run.workspace.roots, run.clock, settings.checkpoints.settle)
+        self._worker, self._sending = Worker("own disk"), Worker("own uploads")
+        self._steps: tuple[NodeStep, ...] = ()
+        self._upload: asyncio.Task[None] | None = None
+        self._answer = SentFiles(gang.process, 0)
+        self._answered: SentFiles | None = None
+        self._sender = NodeSender(settings, run, self._sending)
+
+    def found_complete(self, step: int, found: Sequence[PartFiles]) -> bool:
+        """As ``checkpoints.completeness.FoundComplete``. In any thread."""
+        files = [f for p in found if p.part.required or p.part.uploaded for f in p.files if not is_temporary(f.path)]
+        return self._complete.get(step, {}).get(self._gang.place.rank) == digest_of(files)
+
+    async def run(self) -> None:
+        """Until podwatch ends."""
+        while True:
+            with contextlib.suppress(OSError, PodwatchError, TimeoutError):
+                await self._turn()
+            await self._run.clock.sleep(LOOK_SECONDS)
+
+    async def close(self) -> None:
+        if self._upload is not None:
+            self._upload.cancel()
+            await asyncio.gather(self._upload, return_exceptions=True)
+        await self._sender.close()
+
+    async def _turn(self) -> None:
+        await self._list()
+        if not (leader := self._gang.leader):
+            return
+        data = await self._worker.call(self._gang.files.get, ORDERS, leader, timeout=FILES_SECONDS)
+        orders = parse_orders(data, self._settings.run_id)
+        if orders is None or orders.process != leader:
+            return
+        self._mark = orders.mark
+        if orders.complete != self._complete:
+            self._complete = orders.complete
+            self._changed()
+        await self._delete(orders)
+        await self._obey(orders.upload)
+        if self._answer != self._answered:
+            answer = self._answer
+            document = sent_document(answer, self._settings.run_id)
+            await self._worker.call(self._gang.files.put, SENT, self._gang.process, document, timeout=FILES_SECONDS)
+            self._answered = answer
+
+    async def _list(self) -> None:
+        """Publish this node's list where it has changed."""
+        rank, process, problem, mark = self._gang.place.rank, self._gang.process, "", self._mark
+        try:
+            self._steps = await self._worker.call(self._lister.look, timeout=FILES_SECONDS)
+        except OSError as error:
+            self._worker.renew()
+            problem = error.strerror or str(error) or "the disk does not answer"
+        data = list_document(NodeList(rank, process, self._steps, problem), self._settings.run_id)
+        listing = hashlib.sha256(data).hexdigest()[:32]
+        if listing != self._gang.listing:
+            await self._worker.call(self._gang.files.put, LIST, process, data, timeout=FILES_SECONDS)
+            self._gang.listing = listing
+        if not problem:
+            self._gang.looked = mark
+
+    # -- uploads ------------------------------------------------------------------------------------------------------
+
+    async def _obey(self, order: UploadOrder | None) -> None:
+        if order is None or self._gang.place.rank not in order.digests or order.number == self._answer.number:
+            return
+        if self._upload is not None:
+            self._upload.cancel()
+            await asyncio.gather(self._upload, return_exceptions=True)
+        self._answer = SentFiles(self._gang.process, order.number)
+        self._upload = asyncio.create_task(self._send(order), name="own part")
+
+    async def _send(self, order: UploadOrder) -> None:
+        from podwatch.sync.upload.child_process import SetVoid
+
+        def progress(count: int) -> None:
+            self._answer = replace(self._answer, sent=count)
+
+        try:
+            files = await self._sender.send(order, self._gang.place.rank, progress)
+            self._answer = replace(self._answer, done=True, files=files, sent=sum(f.size for f in files))
+        except SetVoid as error:
+            self._answer = replace(self._answer, failed=f"{error.what} ({error.where})", changed=True)
+        except (OSError, PodwatchError) as error:
+            self._answer = replace(self._answer, failed=str(error))
+
+    # -- deletion -----------------------------------------------------------------------------------------------------
+
+    async def _delete(self, orders: NodeOrders) -> None:
+        """Delete this node's part of checkpoints that node 0 has deleted, if it is still what node 0 knows of it."""
+        rank = self._gang.place.rank
+        for one in self._steps:
+            if one.settled and one.files and orders.gone.get(one.step, {}).get(rank) == one.digest:
+                await self._deletion.worker.call(self._remove, one)
+
+    def _remove(self, one: NodeStep) -> None:
+        layout = self._run.layout
+        if digest_of(files_on_disk(self._run, one.step)) != one.digest:
+            return  # it was saved again meanwhile
+        size = sum(f.size for f in one.files)
+        reason = "node 0 has deleted its part of this checkpoint, and a newer one is in the store"
+        removal = Removal(RemovalKind.STORED_SET, size, reason, one.step, files=len(one.files))
+        plan = RemovalPlan((removal,), (), Trigger.NONE, 0, 0, critical=False)
+        self._deletion.remover.carry_out(plan, layout.step_paths)
+
+
+def parts_on_disk(run: Run, step: int) -> tuple[PartFiles, ...]:
+    """This node's parts of a checkpoint, without unfinished files. Raises HostError if one cannot be read. Blocks."""
+    scans = [scan_part(p, run.workspace.roots) for p in run.layout.steps().get(step, ()) if p.required or p.uploaded]
+    if error := next((s.error for s in scans if s.error), ""):
+        raise HostError(f"cannot read step {step}: {error}", where=str(run.layout.output_dir))
+    found = (s.found for s in scans)
+    return tuple(replace(p, files=tuple(f for f in p.files if not is_temporary(f.path))) for p in found)
+
+
+def files_on_disk(run: Run, step: int) -> tuple[FileEntry, ...]:
+    return tuple(f for part in parts_on_disk(run, step) for f in part.files)
+
+
+class NodeSender:
+    """Uploads this node's files of one checkpoint under the names that node 0 has chosen. Publishes nothing."""
+
+    def __init__(self, settings: Settings, run: Run, worker: Worker) -> None:
+        from podwatch.sync.upload.uploader import Sender
+
+        self._settings, self._run, self._worker = settings, run, worker
+        self._identity = NodeIdentity(settings)
+        self._sender = Sender(
+            settings, self._identity, NoSets(), run.journal, run.clock, worker, workspace=run.workspace, tell=self._tell
+        )
+
+    async def close(self) -> None:
+        await self._sender.close()
+
+    async def send(self, order: UploadOrder, rank: int, progress: Callable[[int], None]) -> tuple[SentFile, ...]:
+        """Returns the files that were asked of this node. Raises SetVoid where they are not those of the order,
+        PodwatchError and OSError as an upload does."""
+        from podwatch.sync.upload.child_process import SetVoid
+
+        where = f"step {order.step}"
+        contents, wanted = await self._worker.call(self._contents, order), set(order.paths[rank])
+        if digest_of(contents.files) != order.digests[rank]:
+            raise SetVoid("the files of this checkpoint are not those that this node has listed", where=where)
+        self._identity.writer_id = order.writer_id
+        keys = jobs.keys_for(self._settings.sync.store, self._settings.run_id)
+        files = tuple(f for f in jobs.all_files(contents, keys) if f.remote in wanted)
+        known = await self._run.journal.run(Journal.objects, order.step, order.save_id)
+        done = {path: one for path, one in known.items() if path not in order.again}
+        todo = jobs.missing(files, done)
+        before = sum(f.size for f in files) - sum(f.size for f in todo)
+        if todo:
+            await self._sender.send(contents, todo, done, lambda count: progress(before + count), urgent=True)
+        if digest_of((await self._worker.call(self._contents, order)).files) != order.digests[rank]:
+            raise SetVoid("the files of this checkpoint changed while this node sent them", where=where)
+        return tuple(_sent(done[f.remote]) for f in files)
+
+    def _contents(self, order: UploadOrder) -> SetContents:
+        """Raises HostError, OSError. Blocks."""
+        found = parts_on_disk(self._run, order.step)
+        files = tuple(f for part in found for f in part.files)
+        name = self._run.layout.name
+        described = CheckpointSet(order.step, name, Completeness.COMPLETE, (), 0, len(files), 0.0, order.save_id)
+        return SetContents(described, files, (), found)
+
+    def _tell(
+        self, name: EventName, message: str, severity: Severity = Severity.INFO, **fields: str | int | float | bool
+    ) -> None:
+        self._run.emit(Event(name, self._run.clock.wall(), message, severity, fields))
+
+
+class NodeIdentity:
+    """As ``sync.types.RunSource``: this node writes for node 0."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.writer_id = ""
+
+    def identity(self) -> RunIdentity:
+        return RunIdentity(self._settings.run_id, "", self.writer_id, socket.gethostname())
+
+    def credentials(self) -> Credentials | None:
+        return credentials_for(self._settings)
+
+
+class NoSets:
+    """As ``sync.types.SetSource``: node 0 judges the checkpoints."""
+
+    sets: tuple[CheckpointSet, ...] = ()
+
+    def contents(self, step: int) -> SetContents:
+        raise HostError(f"node 0 judges step {step}")
+
+
+def _sent(one: UploadedObject) -> SentFile:
+    return SentFile(one.path, one.size, one.mtime_ns, one.mode, one.key, one.file_id, one.parts_sha1)

@@ -1,0 +1,290 @@
+"""Two nodes with a disk of their own each, a real store and real uploads: what is published is whole, whichever node
+has which part of it."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.layouts import kind_of
+from podwatch.checkpoints.layouts.base import Site
+from podwatch.config.settings import NodesSettings
+from podwatch.daemon import node_disks
+from podwatch.daemon.gang import Gang, GangFiles
+from podwatch.daemon.node_disks import OtherDisks, OwnDisk
+from podwatch.domain.gang import Place
+from podwatch.domain.manifest import Manifest
+from podwatch.journal.async_journal import AsyncJournal
+from podwatch.retention.removal import Remover
+from podwatch.sync.syncer import Syncer
+from podwatch.system.clock import SystemClock
+from podwatch.system.workers import Worker
+from podwatch.system.workspace import Workspace
+from tests.daemon.test_gang import Node
+from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from tests.support.checkpoints import dcp_files
+from tests.support.hurry import hurrying
+from tests.sync.conftest import World, until
+
+PART = "__1_0.distcp"
+
+
+class Pair:
+    """Node 0 and node 1 of one attempt."""
+
+    def __init__(self, root: Path, server: B2Server) -> None:
+        self.first = World(root / "n0", f"b2://{BUCKET}", server.url, server)
+        self.second = self.first.other("n1")
+        for world in (self.first, self.second):
+            world.layout = kind_of("dcp").make(Site(world.output))
+            world.catalogue = Catalogue(world.layout, SystemClock(), settle=0.0, settle_weak=0.0)
+        self.shared, self.clock = root / "shared", SystemClock()
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.syncer: Syncer | None = None
+
+    async def start(self) -> None:
+        gangs = []
+        for rank, world in enumerate((self.first, self.second)):
+            nodes = NodesSettings(rank=rank, count=2, wait=20, silence=30, disks="local", directory=self.shared)
+            world.settings = world.settings.model_copy(update={"nodes": nodes})
+            files = GangFiles(Workspace(self.shared / "run"), "run")
+            gang = Gang(Place(rank, 2, "job:1"), files, nodes, self.clock, process=f"p{rank}", host="n", beat=0.05)
+            gang.connect(Node())
+            await gang.start()
+            self.tasks.append(asyncio.create_task(gang.run()))
+            gangs.append(gang)
+        self.gangs = gangs
+        self.syncer = self.first.syncer()
+        self.others = OtherDisks(self.run(self.first), gangs[0], self.first.catalogue, self.syncer, self.look)
+        self.first.catalogue.join(self.others)
+        self.syncer.nodes = self.others
+        await self.syncer.start()
+        self.tasks.append(asyncio.create_task(self.others.run()))
+        self.begin_own()
+        await gangs[0].gather()
+
+    def run(self, world: World) -> Any:
+        return SimpleNamespace(
+            config=SimpleNamespace(settings=world.settings),
+            clock=self.clock,
+            journal=AsyncJournal(world.journal),
+            emit=world.events.append,
+            layout=world.layout,
+            workspace=Workspace(world.output).probe(),
+        )
+
+    def begin_own(self) -> None:
+        world, run = self.second, self.run(self.second)
+        remover = Remover(run.workspace, world.journal, self.clock, world.events.append)
+        deletion: Any = SimpleNamespace(remover=remover, worker=Worker("removals"))
+        self.own = OwnDisk(world.settings, run, self.gangs[1], deletion, lambda: None)
+        self.own_task = asyncio.create_task(self.own.run())
+
+    def look(self) -> None:
+        self.first.scan()
+        assert self.syncer is not None
+        self.syncer.notify()
+
+    async def looks_until(self, condition: Any) -> None:
+        def met() -> Any:
+            self.look()
+            return condition()
+
+        await until(met)
+
+    def save(self, step: int) -> None:
+        """As torch does: both ranks write their shards, then rank 0 the index."""
+        files = dcp_files(1_500_000, ranks=2)
+        for name in ("__1_0.distcp", "__0_0.distcp", ".metadata"):
+            path = (self.second if name == PART else self.first).output / f"step_{step}" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(files[name])
+
+    def part(self, step: int) -> Path:
+        return self.second.output / f"step_{step}" / PART
+
+    def manifest(self) -> Manifest:
+        pointer, store = self.first.pointer(), self.first.store()
+        assert pointer is not None
+        data = store.get_bytes(pointer.manifest_key, pointer.manifest_file_id)
+        store.close()
+        assert data is not None
+        return Manifest.from_bytes(data)
+
+    def stored(self, step: int) -> bool:
+        return self.syncer is not None and self.syncer.status().last_step == step
+
+    async def close(self) -> None:
+        if self.syncer is not None:
+            await self.syncer.stop()
+        await self.own.close()
+        for task in (*self.tasks, self.own_task):
+            task.cancel()
+        await asyncio.gather(*self.tasks, self.own_task, return_exceptions=True)
+        self.first.journal.close()
+        self.second.journal.close()
+
+
+@pytest.fixture
+async def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
+    monkeypatch.setattr(node_disks, "LOOK_SECONDS", 0.05)
+    with B2Server(tmp_path / "b2") as server, hurrying():
+        for name, value in (("ENVIRONMENT", server.url), ("APPLICATION_KEY_ID", KEY_ID), ("APPLICATION_KEY", KEY)):
+            monkeypatch.setenv(f"B2_{name}", value)
+        made = Pair(tmp_path, server)
+        await made.start()
+        yield made
+        await made.close()
+
+
+async def test_both_parts_are_published_as_one(pair: Pair) -> None:
+    pair.save(5)
+    await pair.looks_until(lambda: pair.stored(5))
+    manifest = pair.manifest()
+    assert {(f.path.rpartition("/")[2], f.node) for f in manifest.files} == {
+        (".metadata", 0), ("__0_0.distcp", 0), (PART, 1),
+    }  # fmt: skip
+    assert manifest.total_bytes > 3_000_000
+    assert pair.first.violations() == []
+    pair.save(10)
+    await pair.looks_until(lambda: pair.stored(10))
+    assert pair.first.violations() == []
+
+
+async def test_nothing_is_published_while_a_part_is_missing(pair: Pair) -> None:
+    """Node 1 does not answer any more, but its list is known."""
+    pair.save(5)
+    await pair.looks_until(lambda: pair.others.steps(5) and pair.others.steps(5)[0].files)
+    await pair.looks_until(lambda: pair.others.steps(5)[0].settled)
+    await pair.looks_until(lambda: pair.first.catalogue.sets[0].complete)
+    pair.own_task.cancel()
+    await pair.own.close()
+    await pair.looks_until(lambda: "upload-started" in pair.first.names())
+    store = pair.first.store()
+    await pair.looks_until(lambda: any(o.key.endswith("__0_0.distcp") for o in store.list("run/")))
+    for _ in range(20):
+        await asyncio.sleep(0.05)
+        assert pair.first.pointer() is None
+    assert not any(o.key.endswith("manifest.json") for o in store.list("run/"))
+    store.close()
+    pair.begin_own()  # its podwatch is back
+    await pair.looks_until(lambda: pair.stored(5))
+    assert pair.first.violations() == []
+
+
+async def test_an_old_list_of_a_node_is_no_evidence(pair: Pair) -> None:
+    """Node 1's list is from before this save, and its look does not return: its disk hangs, say."""
+    await pair.looks_until(lambda: pair.others.looked() > 0)
+    pair.own_task.cancel()
+    await pair.own.close()
+    root = pair.first.output / "step_10"
+    root.mkdir(parents=True)
+    for name, data in dcp_files(1000, ranks=1).items():  # whole without node 1
+        (root / name).write_bytes(data)
+    for _ in range(20):
+        pair.look()
+        await asyncio.sleep(0.05)
+        assert not any(s.complete for s in pair.first.catalogue.sets)
+    pair.begin_own()
+    await pair.looks_until(lambda: pair.stored(10))
+
+
+async def test_a_node_that_has_lost_its_part(pair: Pair) -> None:
+    """Its disk is new: this checkpoint lacks what the last one had of it, although the index does not name it."""
+    pair.save(5)
+    await pair.looks_until(lambda: pair.stored(5))
+    root = pair.first.output / "step_10"
+    root.mkdir(parents=True)
+    for name, data in dcp_files(1000, ranks=1).items():
+        (root / name).write_bytes(data)
+    await pair.looks_until(lambda: any("has no counterpart" in s.reason for s in pair.first.catalogue.sets))
+    assert pair.stored(5)
+
+
+async def test_a_part_that_changes_during_the_upload_voids_it(pair: Pair) -> None:
+    """Node 1 writes its part again with the same size: the store never names a mixture."""
+    pair.save(5)
+    await pair.looks_until(lambda: pair.others.steps(5) and pair.others.steps(5)[0].files)
+    await pair.looks_until(lambda: pair.others.steps(5)[0].settled)
+    await pair.looks_until(lambda: pair.first.catalogue.sets[0].complete)
+    pair.own_task.cancel()
+    await pair.own.close()
+    await pair.looks_until(lambda: "upload-started" in pair.first.names())
+    pair.part(5).write_bytes(os.urandom(pair.part(5).stat().st_size))
+    pair.begin_own()
+    await pair.looks_until(lambda: "upload-abandoned" in pair.first.names())
+    assert pair.first.pointer() is None
+    pair.save(10)
+    await pair.looks_until(lambda: pair.stored(10))
+    assert pair.first.violations() == []
+
+
+async def test_a_node_that_restarts_sends_nothing_again(pair: Pair) -> None:
+    pair.save(5)
+    await pair.looks_until(lambda: pair.stored(5))
+    sent = [e for e in pair.second.events if str(e.name) == "upload-started"]
+    store = pair.first.store()
+    before = sorted((o.key, o.file_id) for o in store.list("run/podwatch/step_"))
+    store.close()
+    pair.own_task.cancel()
+    await pair.own.close()
+    pair.begin_own()
+    pair.syncer.retry(5, "x")  # type: ignore[union-attr]
+    for _ in range(20):
+        pair.look()
+        await asyncio.sleep(0.05)
+    store = pair.first.store()
+    assert sorted((o.key, o.file_id) for o in store.list("run/podwatch/step_")) == before
+    store.close()
+    assert [e for e in pair.second.events if str(e.name) == "upload-started"] == sent
+
+
+async def test_an_object_that_the_store_lost_is_sent_again(pair: Pair) -> None:
+    """Node 0 asks for it by name; the journal of node 1 says that it is there."""
+    pair.save(5)
+    await pair.looks_until(lambda: pair.stored(5))
+    ((path, first),) = [(f.path, f.file_id) for f in pair.manifest().files if f.node == 1]
+    pair.others.order(pair.first.catalogue.contents(5), [path], [])
+    (known,) = await pair.others.sent(lambda _count: None)
+    assert known.file_id == first
+    pair.others.order(pair.first.catalogue.contents(5), [path], [path])
+    (again,) = await pair.others.sent(lambda _count: None)
+    assert again.file_id != first
+    assert (again.path, again.size) == (path, pair.part(5).stat().st_size)
+
+
+async def test_what_node_0_deletes_goes_from_node_1_too(pair: Pair) -> None:
+    for step in (5, 10):
+        pair.save(step)
+        await pair.looks_until(lambda s=step: pair.stored(s))
+    shutil.rmtree(pair.first.output / "step_5")
+    await pair.looks_until(lambda: not pair.part(5).exists())
+    assert pair.part(10).exists()
+    shutil.rmtree(pair.first.output)  # an unmounted disk, or a new one
+    for _ in range(20):
+        pair.look()
+        await asyncio.sleep(0.05)
+    assert pair.part(10).exists()
+
+
+@pytest.mark.parametrize("reshards", [True, False])
+async def test_a_restore_brings_each_node_what_it_needs(pair: Pair, reshards: bool) -> None:
+    """A trainer that can load with another number of ranks reads all files on each node; others read their own."""
+    pair.save(5)
+    await pair.looks_until(lambda: pair.stored(5))
+    pair.second.layout.reshards = reshards  # type: ignore[misc]
+    kept = pair.part(5).read_bytes()
+    restorer = pair.second.restorer()
+    restorer._node = 1
+    report = await asyncio.to_thread(restorer.fetch, 5)
+    names = {p.name for p in (pair.second.output / "step_5").rglob("*") if p.is_file()}
+    assert names == ({PART, "__0_0.distcp", ".metadata"} if reshards else {PART})
+    assert pair.part(5).read_bytes() == kept
+    rest = sum(f.size for f in pair.manifest().files if f.node == 0)
+    assert report.downloaded_bytes == (rest if reshards else 0), "what is there is not fetched again"
