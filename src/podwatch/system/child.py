@@ -2,7 +2,6 @@
 and short commands with a time limit.
 """
 
-import asyncio
 import contextlib
 import ctypes
 import os
@@ -90,6 +89,8 @@ async def run_child(
     ``env`` defaults to our own, scrubbed. Output beyond ``limit`` bytes is read and dropped. Raises HostError when the
     program does not exist or cannot be executed, or there is no such ``user``.
     """
+    import asyncio  # not above: the children that move data start a tenth faster without it
+
     account: dict[str, Any] = {}
     try:
         if user and (entry := pwd.getpwnam(user)).pw_uid != os.geteuid():
