@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.stores.b2 import B2Store
-from podwatch.stores.base import ObjectStore
+from podwatch.stores.base import ObjectStore, StoredPart
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
 from podwatch.stores.part_reader import FileSource
@@ -183,12 +183,14 @@ def test_a_finish_whose_answer_was_lost_is_found(tmp_path: Path) -> None:
         first = Heard()
         Sending(job_of(root, ["large"]), store, first.say, first.progress).run()
         upload = next(d["upload"] for kind, d in first.said if kind == "begun")
-        hashes = {d["number"]: d["note"] for kind, d in first.said if kind == "part"}
+        notes = {d["number"]: d["note"] for kind, d in first.said if kind == "part"}
         again = Heard()
-        Sending(job_of(root, ["large"], resume={"large": (upload, hashes)}), store, again.say, again.progress).run()
+        Sending(job_of(root, ["large"], resume={"large": (upload, notes)}), store, again.say, again.progress).run()
         assert again.count() == {"object": 1}
         assert again.objects()["p/large"]["file_id"] == upload
-        assert again.objects()["p/large"]["parts_sha1"] == [hashes[n] for n in sorted(hashes)]
+        sent = [StoredPart.noted(notes[n], 0) for n in sorted(notes)]
+        assert again.objects()["p/large"]["parts_sha1"] == [part.sha1 for part in sent]
+        assert again.objects()["p/large"]["parts_xxh3"] == [part.xxh3 for part in sent] != [""] * len(sent)
         assert again.bytes == len(data)
         assert len(server.versions("large")) == 1
         store.close()
