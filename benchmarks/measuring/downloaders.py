@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import xxhash
+
 from benchmarks.measuring import ROOT
 from benchmarks.measuring.discard import BUCKET
 from benchmarks.measuring.serving import PART
@@ -18,8 +20,8 @@ from benchmarks.measuring.uploaders import Ran, _low, _measured, certificate
 from podwatch.system.files import sync_filesystem
 
 PREFIX = "set/"
-Listed = list[tuple[str, str, int, list[str]]]
-"""(name, file id, size, SHA-1 of each part) of every file that the service has."""
+Listed = list[tuple[str, str, int, list[str], list[str]]]
+"""(name, file id, size, SHA-1 of each part, XXH3 of each part) of every file that the service has."""
 
 RAW = """
 import hashlib, json, os, queue, socket, ssl, sys, threading
@@ -28,7 +30,7 @@ tls = ssl.create_default_context(cafile=trusted) if trusted else None
 host, port, lanes, target, listed = sys.argv[2:]
 PART, BLOCK = int(sys.argv[1]), 1 << 20
 work = queue.SimpleQueue()
-for name, file_id, size, hashes in json.load(open(listed)):
+for name, file_id, size, hashes, _ in json.load(open(listed)):
     descriptor = os.open(os.path.join(target, name), os.O_WRONLY | os.O_CREAT, 0o600)
     os.ftruncate(descriptor, size)
     for number, at in enumerate(range(0, size, PART)):
@@ -64,18 +66,24 @@ for thread in threads:
 HASHED = """
 import hashlib, json, os, sys
 from concurrent.futures import ThreadPoolExecutor
-target, part, listed, *copy = sys.argv[1:]
+target, part, listed, kind, library, *copy = sys.argv[1:]
+sys.path.append(library)
 if os.spawnvp(os.P_WAIT, copy[0], copy):
     sys.exit("the copy failed")
 def check(name, number, expected):
-    digest, at, left = hashlib.sha1(), number * int(part), int(part)
+    digest = hashlib.sha1() if kind == "sha1" else xxhash.xxh3_128()
+    at, left = number * int(part), int(part)
     with open(os.path.join(target, name), "rb", buffering=0) as file:
         file.seek(at)
         while left and (data := file.read(min(1 << 20, left))):
             digest.update(data)
             left -= len(data)
     assert digest.hexdigest() == expected, name
-work = [(name, n, sha1) for name, _, _, hashes in json.load(open(listed)) for n, sha1 in enumerate(hashes)]
+if kind == "xxh3":
+    import xxhash
+work = []
+for name, _, _, sha1, xxh3 in json.load(open(listed)):
+    work += [(name, n, value) for n, value in enumerate(sha1 if kind == "sha1" else xxh3)]
 with ThreadPoolExecutor(os.cpu_count()) as pool:
     for done in [pool.submit(check, *one) for one in work]:
         done.result()
@@ -106,11 +114,13 @@ def durable(run: Callable[[], Ran], target: Path) -> tuple[Ran, float]:
     return ran, ran.seconds + time.monotonic() - began
 
 
-def podwatch() -> Downloader:
-    """The real child with its real job; its start and its waiting for the disk count."""
+def podwatch(*, old: bool = False) -> Downloader:
+    """The real child with its real job; its start and its waiting for the disk count. ``old``: with a manifest of an
+    older podwatch, which has no XXH3."""
 
     def run(url: str, target: Path, home: Path, listed: Listed) -> Ran:
-        (home / "listed.json").write_text(json.dumps(listed))
+        known = [(*file[:4], []) for file in listed] if old else listed
+        (home / "listed.json").write_text(json.dumps(known))
         command = [sys.executable, "-c", PODWATCH, url, str(target), str(home / "listed.json")]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -118,7 +128,7 @@ def podwatch() -> Downloader:
         seconds, cpu, pss, rss = json.loads(done.stdout.splitlines()[-1])
         return Ran(seconds, cpu, pss, peak_rss=rss)
 
-    return Downloader("podwatch", run)
+    return Downloader("podwatch, SHA-1" if old else "podwatch", run)
 
 
 class Memory:
@@ -163,8 +173,8 @@ def fetch_with_podwatch(url: str, target: str, listed: str) -> tuple[float, floa
     from podwatch.system.pinned import pin_of
 
     files = tuple(
-        ManifestFile(f"trainer/{name}", "trainer", size, 1, 0o644, PREFIX + name, file_id, tuple(hashes))
-        for name, file_id, size, hashes in json.loads(Path(listed).read_text())
+        ManifestFile(f"trainer/{name}", "trainer", size, 1, 0o644, PREFIX + name, file_id, tuple(hashes), tuple(fast))
+        for name, file_id, size, hashes, fast in json.loads(Path(listed).read_text())
     )
     job = FetchJob(
         step=1, store=f"b2://{BUCKET}", writer_id="bench", part_size=PART, files=files, symlinks=(),
@@ -211,8 +221,8 @@ def b2_sync(binary: Path, *options: str) -> Downloader:
     return Downloader(" ".join(("b2 sync", *options)), run)
 
 
-def rclone(binary: Path, version: str, *options: str, hashing: bool = False) -> Downloader:
-    """``hashing``: the SHA-1 of every part afterwards, on all cores, compared: the work that podwatch does."""
+def rclone(binary: Path, version: str, *options: str, hashing: str = "") -> Downloader:
+    """``hashing`` (sha1 or xxh3): this hash of every part afterwards, on all cores, compared."""
 
     def run(url: str, target: Path, home: Path, listed: Listed) -> Ran:
         config = {"RCLONE_CONFIG": str(home / "none"), "RCLONE_CONFIG_B_TYPE": "b2", "RCLONE_CONFIG_B_ACCOUNT": "id"}
@@ -220,8 +230,17 @@ def rclone(binary: Path, version: str, *options: str, hashing: bool = False) -> 
         command = [str(binary), "copy", *options, f"b:{BUCKET}/{PREFIX}", str(target)]
         if hashing:
             (home / "listed.json").write_text(json.dumps(listed))
-            check = [sys.executable, "-S", "-c", HASHED, str(target), str(PART), str(home / "listed.json")]
+            known = [
+                str(target),
+                str(PART),
+                str(home / "listed.json"),
+                hashing,
+                str(Path(xxhash.__file__).parent.parent),
+            ]
+            check = [sys.executable, "-S", "-c", HASHED, *known]
             command = [*check, *command]
         return _low(command, home, **config)
 
-    return Downloader(" ".join((f"rclone {version}", *options, *(["+ hashing"] if hashing else []))), run)
+    return Downloader(
+        " ".join((f"rclone {version}", *options, *{"sha1": ["+ hashing"], "xxh3": ["+ XXH3"]}.get(hashing, []))), run
+    )

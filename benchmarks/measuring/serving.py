@@ -5,7 +5,7 @@
 
 The files of DIRECTORY are the bucket, below the prefix. One thread per connection; bodies go from the page cache to the
 socket by sendfile, or over TLS in blocks of 1 MiB. JSON calls are answered as in discard.py. Prints each file as a line
-of JSON (its name, file id, size and the SHA-1 of each part), and then its URL.
+of JSON (its name, file id, size, and the SHA-1 and the XXH3 of each part), and then its URL.
 """
 
 import argparse
@@ -20,6 +20,8 @@ from email.utils import formatdate
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote
 
+import xxhash
+
 from benchmarks.measuring.discard import Json, Service, listen
 
 PART = 100_000_000
@@ -33,12 +35,12 @@ class Serving(Service):
         self.paths: dict[str, Path] = {}
         self.listed: list[Json] = []
         for path in sorted(directory.iterdir()):
-            hashes = parts_sha1(path)
+            hashes, fast = parts_hashes(path)
             known = hashes[0] if len(hashes) == 1 else "none"  # a large file's own hash is known to nobody
             file = self._file(prefix + path.name, path.stat().st_size, known, "upload")
             self.paths[str(file["fileId"])] = path
             self.listed.append(file)
-            print(json.dumps([path.name, file["fileId"], path.stat().st_size, hashes]), flush=True)
+            print(json.dumps([path.name, file["fileId"], path.stat().st_size, hashes, fast]), flush=True)
 
     def answer(self, call: str, version: str, headers: dict[str, str], body: Json, sent: tuple[int, str]) -> Json:
         if call in ("b2_list_file_names", "b2_list_file_versions"):
@@ -104,14 +106,15 @@ class Serving(Service):
                     time.sleep(max(0.0, (position - first) / self.rate - (time.monotonic() - began)))
 
 
-def parts_sha1(path: Path) -> list[str]:
-    hashes = []
+def parts_hashes(path: Path) -> tuple[list[str], list[str]]:
+    sha1, xxh3 = [], []
     with path.open("rb", buffering=0) as file:
         while data := file.read(PART):
             while len(data) < PART and (more := file.read(PART - len(data))):
                 data += more
-            hashes.append(hashlib.sha1(data).hexdigest())
-    return hashes
+            sha1.append(hashlib.sha1(data).hexdigest())
+            xxh3.append(xxhash.xxh3_128_hexdigest(data))
+    return sha1, xxh3
 
 
 def main() -> None:

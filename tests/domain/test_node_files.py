@@ -32,7 +32,9 @@ ORDERS = NodeOrders(
     {8: {1: "d1"}},
     {4: {1: "d0", 2: "d2"}},
 )
-SENT = SentFiles("boot:1", 5, 7, True, "", False, (SentFile("checkpoint/a", 7, 5, 0o640, "key", "id", ("ff",)),))
+SENT = SentFiles(
+    "boot:1", 5, 7, True, "", False, (SentFile("checkpoint/a", 7, 5, 0o640, "key", "id", ("ff",), ("ee",)),)
+)
 PARSERS = (
     (list_document, parse_list, LIST),
     (orders_document, parse_orders, ORDERS),

@@ -39,6 +39,7 @@ from tests.support.s3server import BUCKET as S3_BUCKET
 from tests.support.s3server import KEY as S3_KEY
 from tests.support.s3server import KEY_ID as S3_KEY_ID
 from tests.support.s3server import S3Server
+from tests.support.stored_set import parts_xxh3
 
 QUICK = Retry(attempts=4, base=0.01, cap=0.05)
 
@@ -60,6 +61,8 @@ def local_violations(root: Path, keys: Keys) -> list[str]:
             size = manifest.part_size
             hashes = tuple(hashlib.sha1(body[i : i + size]).hexdigest() for i in range(0, len(body), size))
             assert (len(body), hashes) == (file.size, file.parts_sha1), file.path
+            if file.parts_xxh3:
+                assert parts_xxh3(root / file.key, size) == file.parts_xxh3, file.path
     except (OSError, AssertionError) as error:
         return [repr(error)]
     return []

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.stores.b2 import B2Store
-from podwatch.stores.base import ObjectStore
+from podwatch.stores.base import ObjectStore, StoredPart
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
 from podwatch.stores.part_reader import FileSource
@@ -104,10 +105,13 @@ def test_files_of_all_sizes_go_through_one_queue(store: ObjectStore, tmp_path: P
         found = heard.objects()[f"p/{name}"]
         expected = [hashlib.sha1(data[i : i + PART]).hexdigest() for i in range(0, len(data), PART)]
         assert (found["size"], found["parts_sha1"]) == (len(data), expected)
+        assert found["parts_xxh3"] == [xxhash.xxh3_128_hexdigest(data[i : i + PART]) for i in range(0, len(data), PART)]
         assert fetch(store, f"run/{name}", tmp_path / "back") == data
 
 
-def test_only_missing_parts_are_sent(store: ObjectStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("older", [False, True])
+def test_only_missing_parts_are_sent(store: ObjectStore, tmp_path: Path, older: bool) -> None:
+    """``older``: the journal's note of the part is of a podwatch that knew no XXH3. Then the file has none."""
     root = tmp_path / "set"
     data = write(root, large=17 * MB)["large"]
     job = job_of(root, ["large"])
@@ -116,9 +120,12 @@ def test_only_missing_parts_are_sent(store: ObjectStore, tmp_path: Path) -> None
     note = store.put_part(upload, 3, FileSource(descriptor), 2 * PART, PART).note
     os.close(descriptor)
     heard = Heard()
+    note = note.partition(" ")[0] if older else note
     job = job_of(root, ["large"], resume={"large": (upload.id, {3: note})})
     Sending(job, store, heard.say, heard.progress).run()
     assert heard.count() == {"part": 3, "object": 1}, "begun anew, or part 3 sent again"
+    fast = [xxhash.xxh3_128_hexdigest(data[i : i + PART]) for i in range(0, len(data), PART)]
+    assert heard.objects()["p/large"]["parts_xxh3"] == ([] if older else fast)
     assert heard.bytes == len(data)
     assert fetch(store, "run/large", tmp_path / "back") == data
 
@@ -176,12 +183,14 @@ def test_a_finish_whose_answer_was_lost_is_found(tmp_path: Path) -> None:
         first = Heard()
         Sending(job_of(root, ["large"]), store, first.say, first.progress).run()
         upload = next(d["upload"] for kind, d in first.said if kind == "begun")
-        hashes = {d["number"]: d["note"] for kind, d in first.said if kind == "part"}
+        notes = {d["number"]: d["note"] for kind, d in first.said if kind == "part"}
         again = Heard()
-        Sending(job_of(root, ["large"], resume={"large": (upload, hashes)}), store, again.say, again.progress).run()
+        Sending(job_of(root, ["large"], resume={"large": (upload, notes)}), store, again.say, again.progress).run()
         assert again.count() == {"object": 1}
         assert again.objects()["p/large"]["file_id"] == upload
-        assert again.objects()["p/large"]["parts_sha1"] == [hashes[n] for n in sorted(hashes)]
+        sent = [StoredPart.noted(notes[n], 0) for n in sorted(notes)]
+        assert again.objects()["p/large"]["parts_sha1"] == [part.sha1 for part in sent]
+        assert again.objects()["p/large"]["parts_xxh3"] == [part.xxh3 for part in sent] != [""] * len(sent)
         assert again.bytes == len(data)
         assert len(server.versions("large")) == 1
         store.close()

@@ -524,12 +524,12 @@ class NodesSettings(Section):
         ge=5,
         description="a node that has not reported for this long is gone, and all nodes end; NFS caches for 60 s",
     )
-    disks: Literal["shared", "local"] = Field(
+    disks: Literal["shared", "local"] = setting(
         "shared",
         description="shared: all nodes see the same output_dir; local: each node has one of its own and saves its part"
         " of each checkpoint there",
     )
-    directory: Path | None = Field(
+    directory: Path | None = setting(
         None,
         description='with disks = "local": a directory that all nodes share, for podwatch\'s reports (some kilobytes)',
     )

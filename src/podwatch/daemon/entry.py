@@ -21,7 +21,7 @@ from podwatch.daemon.paths import RunPaths, guard_paths
 from podwatch.daemon.variables import BY_HAND, FRESH, RETRY, SILENT_SECONDS, TAKE_OVER, UNDER_INIT
 from podwatch.domain.errors import ConfigurationError, ExitCode
 from podwatch.domain.gang import place_of
-from podwatch.system.workers import few_arenas
+from podwatch.system.child import few_arenas
 
 
 def silent_seconds(environ: MutableMapping[str, str]) -> float:

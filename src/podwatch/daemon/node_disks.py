@@ -419,4 +419,4 @@ class NoSets:
 
 
 def _sent(one: UploadedObject) -> SentFile:
-    return SentFile(one.path, one.size, one.mtime_ns, one.mode, one.key, one.file_id, one.parts_sha1)
+    return SentFile(one.path, one.size, one.mtime_ns, one.mode, one.key, one.file_id, one.parts_sha1, one.parts_xxh3)

@@ -92,6 +92,7 @@ class SentFile:
     key: str
     file_id: str
     parts_sha1: tuple[str, ...]
+    parts_xxh3: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +205,7 @@ def parse_sent(data: bytes, run_id: str) -> SentFiles | None:
                 _text(f["key"]),
                 _text(f["file_id"]),
                 tuple(_text(h) for h in _many(f["parts_sha1"])),
+                tuple(_text(h) for h in _many(f.get("parts_xxh3", []))),
             )
             for f in _many(doc.get("files", []))
         )

@@ -398,8 +398,13 @@ class Journal:
     def objects(self, step: int, save_id: str) -> dict[str, UploadedObject]:
         """By ``path`` (``<part>/<path inside the part>``)."""
         rows = self._rows("SELECT document FROM objects WHERE step = ? AND save_id = ? ORDER BY path", (step, save_id))
-        found = (json.loads(row[0]) for row in rows)
-        return {doc["path"]: UploadedObject(**{**doc, "parts_sha1": tuple(doc["parts_sha1"])}) for doc in found}
+        found = {}
+        for row in rows:
+            document = json.loads(row[0])
+            for name in ("parts_sha1", "parts_xxh3"):  # the second not in records of an older podwatch
+                document[name] = tuple(document.get(name, ()))
+            found[document["path"]] = UploadedObject(**document)
+        return found
 
     def unfinished(self) -> list[tuple[int, str]]:
         """(step, save_id) of every checkpoint that was partly sent and not published, by step."""

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol, TextIO
 from podwatch.domain.event import Event
 from podwatch.domain.finding import Severity
 from podwatch.domain.secrets import scrub_all
-from podwatch.system.workers import importing_without
+from podwatch.system.child import importing_without
 
 with importing_without("rich"):  # for tracebacks, which podwatch formats itself
     import structlog

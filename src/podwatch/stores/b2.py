@@ -22,7 +22,7 @@ from podwatch.stores.b2_errors import ResourceNotFound
 from podwatch.stores.b2_session import Bucket
 from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours
 from podwatch.stores.credentials import Credentials
-from podwatch.stores.part_reader import HEX_DIGITS, PartStream, Source, StreamSource
+from podwatch.stores.part_reader import HEX_DIGITS, XXH3, PartStream, Source, StreamSource
 from podwatch.stores.receive import receive
 from podwatch.stores.wire import BLOCK, Retry, WireBroken
 
@@ -91,7 +91,7 @@ class B2Store:
         answer = self._upload(f"part {number}", stream, send)
         if answer["contentSha1"] != stream.sha1:
             raise IntegrityError("the store holds different bytes than were sent", where=f"{self.url} part {number}")
-        return StoredPart(length, stream.sha1)
+        return StoredPart(length, stream.sha1, xxh3=stream.hash(XXH3))
 
     def parts_there(self, upload: Upload) -> Mapping[int, StoredPart] | None:
         self._bucket.id()
@@ -208,7 +208,8 @@ class B2Store:
         answer = self._upload(key, stream, send)
         if answer["contentSha1"] not in (stream.sha1, f"unverified:{stream.sha1}") or answer["contentLength"] != size:
             raise IntegrityError("the store holds different bytes than were sent", where=f"{self.url}/{key}")
-        return self._object(answer, (stream.sha1,) if size else (), Proof.STORE_CHECKED)
+        stored = self._object(answer, (stream.sha1,) if size else (), Proof.STORE_CHECKED)
+        return replace(stored, parts_xxh3=(stream.hash(XXH3),) if size else ())
 
     def _upload(self, key: str, stream: PartStream, send: Callable[[], Any]) -> Any:
         def once() -> Any:

@@ -25,7 +25,7 @@ from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.manifest import WRITER_TAG, Proof, check_relative_path
 from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours
 from podwatch.stores.local_large import LargeUploads
-from podwatch.stores.part_reader import FileSource, PartStream, Source, StreamSource
+from podwatch.stores.part_reader import XXH3, FileSource, PartStream, Source, StreamSource
 
 # -- store -----------------------------------------------------------------------------------------------------------
 
@@ -85,14 +85,14 @@ class LocalStore:
         return self.put_small(key, StreamSource(BytesIO(data)), len(data))
 
     def put_small(self, key: str, source: Source, size: int, progress: Progress | None = None) -> StoredObject:
-        def fill(out: int) -> tuple[str, ...]:
-            stream = PartStream(source, 0, size, progress)
+        def fill(out: int) -> PartStream:
+            stream = PartStream(source, 0, size, progress, tail=False)
             left = size
             while left:
                 data = stream.read(min(_BLOCK, left))
                 _write(out, data)
                 left -= len(data)
-            return (stream.sha1,) if size else ()
+            return stream
 
         return self._put(key, fill)
 
@@ -156,13 +156,13 @@ class LocalStore:
             found = list(self._large.all(prefix))
         yield from found
 
-    def _put(self, key: str, fill: Callable[[int], tuple[str, ...]]) -> StoredObject:
+    def _put(self, key: str, fill: Callable[[int], PartStream]) -> StoredObject:
         check_relative_path(key)
         with self._errors(key):
             self._sweep()
             scratch, name = self._scratch()
             try:
-                hashes = fill(scratch)
+                sent = fill(scratch)
                 os.fsync(scratch)
                 found = os.fstat(scratch)
                 wall = self._wall()
@@ -175,7 +175,8 @@ class LocalStore:
             finally:
                 os.close(scratch)
         info = {"mtime_ns": str(found.st_mtime_ns)}
-        return StoredObject(key, found.st_size, "", hashes, True, self._writer_id, wall, info, Proof.FLUSHED)
+        sha1, xxh3 = ((sent.sha1,), (sent.hash(XXH3),)) if len(sent) else ((), ())
+        return StoredObject(key, found.st_size, "", sha1, True, self._writer_id, wall, info, Proof.FLUSHED, xxh3)
 
     def _scratch(self) -> tuple[int, str]:
         """A new temporary file, locked by us. A sweep may catch it before it is locked: then take another."""

@@ -20,7 +20,7 @@ from podwatch.domain.manifest import check_relative_path
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
-from podwatch.system.workers import importing_without
+from podwatch.system.child import importing_without
 
 _LOADING = threading.Lock()
 _BUCKETS = {"b2": re.compile(r"[A-Za-z0-9-]{6,63}"), "s3": re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")}

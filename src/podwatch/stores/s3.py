@@ -30,7 +30,7 @@ from podwatch.stores.base import (
     Upload,
     not_ours,
 )
-from podwatch.stores.part_reader import FileSource, PartStream, Source, StreamSource, part_hashes
+from podwatch.stores.part_reader import XXH3, FileSource, PartStream, Source, StreamSource, part_hashes
 from podwatch.stores.receive import receive
 from podwatch.stores.s3_credentials import S3Credentials
 from podwatch.stores.s3_errors import Kind, Refused
@@ -189,7 +189,7 @@ class S3Store:
         proof = self._known().object_proof()
         headers = {META: self._writer_id, "Content-Type": _CONTENT_TYPE, **condition}
         call = Call("PUT", "s3:PutObject", key, headers=headers)
-        answer, sha1 = self._send_proved(call, proof, source, 0, size, progress)
+        answer, sha1, xxh3 = self._send_proved(call, proof, source, 0, size, progress)
         return StoredObject(
             key=key,
             size=size,
@@ -200,23 +200,25 @@ class S3Store:
             uploaded_wall=_date(answer.headers.get("Date")) or self._session.store_wall(),
             info=_info(answer.headers),
             proof=Proof.STORE_CHECKED if proof else Proof.NONE,
+            parts_xxh3=(xxh3,) if size else (),
         )
 
     def _send_proved(
         self, call: Call, proof: str, source: Source, offset: int, length: int, progress: Progress | None
-    ) -> tuple[Answer, str]:
-        """Send a body so that the store checks it, or its answer shows it; returns the answer and the SHA-1 in hex.
+    ) -> tuple[Answer, str, str]:
+        """Send a body so that the store checks it, or its answer shows it; returns the answer, the SHA-1 and the XXH3
+        in hex.
 
         A hash that goes into a header is computed first: the second read comes from the page cache, and a file that
         changed in between is refused by the store. It is read again then."""
         for attempt in range(3):
-            headers, payload, sha1 = dict(call.headers), "", ""
-            names: tuple[str, ...] = ("sha1", "md5") if proof == "etag" else ("sha1",)
+            headers, payload, sha1, xxh3 = dict(call.headers), "", "", ""
+            names: tuple[str, ...] = ("sha1", XXH3, "md5") if proof == "etag" else ("sha1", XXH3)
             if proof not in ("", "etag"):
-                wanted = tuple(dict.fromkeys(("sha1", proof)))
+                wanted = tuple(dict.fromkeys(("sha1", XXH3, proof)))
                 digests = dict(zip(wanted, part_hashes(source, offset, length, wanted), strict=True))
                 more, payload = hash_headers(proof, digests[proof])
-                headers, sha1, names = headers | more, digests["sha1"], ()
+                headers, sha1, xxh3, names = headers | more, digests["sha1"], digests[XXH3], ()
             stream = PartStream(source, offset, length, progress, tail=False, hashes=names)
             try:
                 answer = self._session.send(replace(call, headers=headers), stream, payload=payload)
@@ -227,7 +229,7 @@ class S3Store:
                 raise
             if proof == "etag" and _etag(answer.headers) != stream.hash("md5"):
                 continue  # it arrived damaged, and replaces itself
-            return answer, sha1 or stream.sha1
+            return answer, sha1 or stream.sha1, xxh3 or stream.hash(XXH3)
         raise not_intact(f"{self.url}/{call.key}")
 
     # -- uploads in parts -------------------------------------------------------------------------------------------
@@ -248,8 +250,8 @@ class S3Store:
     ) -> StoredPart:
         query = {"partNumber": str(number), "uploadId": upload.id}
         call = Call("PUT", "s3:PutObject", upload.key, query)
-        answer, sha1 = self._send_proved(call, self._known().part_proof(), source, offset, length, progress)
-        return StoredPart(length, sha1, _etag(answer.headers))
+        answer, sha1, xxh3 = self._send_proved(call, self._known().part_proof(), source, offset, length, progress)
+        return StoredPart(length, sha1, _etag(answer.headers), xxh3)
 
     def parts_there(self, upload: Upload) -> Mapping[int, StoredPart] | None:
         found: dict[int, StoredPart] = {}

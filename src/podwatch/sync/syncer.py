@@ -575,6 +575,7 @@ class Syncer:
                 key=file.key,
                 file_id=one.file_id,
                 parts_sha1=one.parts_sha1,
+                parts_xxh3=one.parts_xxh3,
             )
             await self._journal.run(Journal.save_object, chosen.step, chosen.save_id, stored)
 

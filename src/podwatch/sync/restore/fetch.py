@@ -172,7 +172,7 @@ class Fetching:
     def finished(self, order: Order, result: str) -> tuple[Order, ...]:
         file = self._job.files[order.file]
         if order.kind == LOOK:
-            self._wrong = self._wrong or result != file.parts_sha1[order.number]
+            self._wrong = self._wrong or result != file.recorded(order.number)[1]
             return ()
         if order.kind == COMPLETE:
             return ()

@@ -3,7 +3,6 @@ trusted: every piece is hashed before it counts."""
 
 import contextlib
 import errno
-import hashlib
 import os
 import stat
 import threading
@@ -14,7 +13,7 @@ from functools import partial
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink
 from podwatch.stores.base import ObjectStore, OpenStore, Take
-from podwatch.stores.part_reader import part_spans
+from podwatch.stores.part_reader import new_hash, part_spans
 from podwatch.sync.connections import RateLimit
 from podwatch.sync.restore.job import FetchJob
 from podwatch.sync.restore.worker_processes import Order, Report
@@ -85,7 +84,7 @@ class StagedFile:
 
     def good(self, number: int) -> bool:
         """Does this piece match the manifest already?"""
-        return self._hash_of(self._fd, number, None) == self.file.parts_sha1[number]
+        return self._same(self._fd, number, None)
 
     @property
     def seeded(self) -> bool:
@@ -97,17 +96,18 @@ class StagedFile:
         if self._seed < 0:
             return False
         write = self.writer(number, fresh=True)
-        return self._hash_of(self._seed, number, write) == self.file.parts_sha1[number]
+        return self._same(self._seed, number, write)
 
-    def _hash_of(self, descriptor: int, number: int, also: Take | None) -> str:
+    def _same(self, descriptor: int, number: int, also: Take | None) -> bool:
         position, left = self.spans[number]
-        digest = hashlib.sha1(usedforsecurity=False)
+        name, expected = self.file.recorded(number)
+        digest = new_hash(name)
         while left and (data := os.pread(descriptor, min(_BLOCK, left), position)):
             digest.update(data)
             if also is not None:
                 also(memoryview(data))
             position, left = position + len(data), left - len(data)
-        return "" if left else digest.hexdigest()
+        return not left and digest.hexdigest() == expected
 
     def writer(self, number: int, *, fresh: bool) -> Take:
         """A function that writes blocks one after the other. In a fresh piece, blocks of zeros stay holes, and the rest
@@ -192,13 +192,13 @@ def same_on_disk(pins: Sequence[Pin], root: str, file: ManifestFile) -> bool:
 
 
 def hash_in_place(pins: Sequence[Pin], root: str, file: ManifestFile, part_size: int, number: int) -> str:
-    """SHA-1 of one piece of the file below ``root``; empty where it cannot be read whole."""
+    """The recorded kind of hash of one piece of the file below ``root``; empty where it cannot be read whole."""
     descriptor = open_there(pins, root, file)
     if descriptor < 0:
         return ""
     try:
         position, left = part_spans(file.size, part_size)[number]
-        digest = hashlib.sha1(usedforsecurity=False)
+        digest = new_hash(file.recorded(number)[0])
         while left and (data := os.pread(descriptor, min(_BLOCK, left), position)):
             digest.update(data)
             position, left = position + len(data), left - len(data)
@@ -267,7 +267,9 @@ class Pieces:
     def _download(self, state: StagedFile, order: Order, report: Report, *, fresh: bool) -> str:
         file, number = state.file, order.number
         offset, length = state.spans[number]
-        digest = hashlib.sha1(usedforsecurity=False)
+        # The second reading is judged by SHA-1, so that one wrong record does not condemn good bytes.
+        name, expected = file.recorded(number, slow=order.reading > 0)
+        digest = new_hash(name)
         write = state.writer(number, fresh=fresh)
         turn = self._turns[order.file]
 
@@ -280,7 +282,7 @@ class Pieces:
 
         if self._ask(file, offset, length, take) != file.size:
             raise IntegrityError("the object's size differs from the recorded one", where=self._place(file))
-        return CAME if digest.hexdigest() == file.parts_sha1[number] else DIFFERS
+        return CAME if digest.hexdigest() == expected else DIFFERS
 
     def _ask(self, file: ManifestFile, offset: int, length: int, take: Take) -> int:
         store = self._opened()

@@ -190,6 +190,7 @@ def manifest_files(
             file_id=done[f.remote].file_id,
             parts_sha1=done[f.remote].parts_sha1,
             node=node if f.node is None else f.node,
+            parts_xxh3=done[f.remote].parts_xxh3,
         )
         for f in files
     )
