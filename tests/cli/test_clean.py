@@ -216,8 +216,8 @@ from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
 from podwatch.cli import strays
 from podwatch.config.settings import Settings
-settings = Settings(run_id="r", state_dir=Path({str(tmp_path)!r}) / "state",
-                    trainer={{"output_dir": {str(tmp_path / "out")!r}}}, gpu={{"inference": [6]}})
+settings = Settings.model_validate({{"run_id": "r", "state_dir": Path({str(tmp_path)!r}) / "state",
+                    "trainer": {{"output_dir": {str(tmp_path / "out")!r}}}, "gpu": {{"inference": [6]}}}})
 HOLD, root = {HOLD!r}, Path({str(tmp_path)!r})
 started = []
 def spawn(kind="mild", **environment):

@@ -179,7 +179,7 @@ def defaults_named(text: str) -> list[tuple[str, float, float]]:
     """(setting, the default as the page gives it, the default of the code)."""
     known = dict(walk())
     found = [m for m in NAMED.finditer(text) if m[1] in known]
-    return [(m[1], float(m[2]) * UNITS[m[3]], float(known[m[1]].get_default())) for m in found]
+    return [(m[1], float(m[2]) * UNITS[m[3]], float(known[m[1]].default)) for m in found]
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda p: p.name)

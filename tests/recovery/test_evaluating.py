@@ -18,7 +18,7 @@ from podwatch.domain.snapshot import Desired
 from podwatch.journal import Journal
 from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.recovery import Phase, evaluate
-from podwatch.recovery.evaluate import Outcome
+from podwatch.recovery.stop_for_evaluation import Outcome
 from tests.support.recovery_world import GIB, Killed, Killer, Podwatch, World, death, finished
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

@@ -453,7 +453,7 @@ class World:
         }
         for section, values in self.settings_extra.items():
             base[section] = {**base[section], **values} if isinstance(values, dict) and section in base else values
-        return Settings(**base)
+        return Settings.model_validate(base)
 
     def close(self) -> None:
         for process in self.processes:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from podwatch.checkpoints.catalogue import Catalogue, HeldBack
+from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.layouts import Layout
 from podwatch.checkpoints.settle_time import Capabilities
-from podwatch.checkpoints.watcher import Watcher
 from podwatch.config.settings import Settings
 from podwatch.daemon.checkpoint_loop import Rescans, RootWatch
 from podwatch.daemon.configuration import Configuration, TrainingEnvironment

@@ -23,8 +23,8 @@ from podwatch.domain.snapshot import Desired, GpuState
 from podwatch.hooks.child import problem_of
 from podwatch.hooks.evaluation import Evaluations, Room
 from podwatch.hooks.evaluation_files import place_of
-from podwatch.hooks.evaluation_stop import Batch, NoRoom
 from podwatch.hooks.runner import Desk
+from podwatch.hooks.while_stopped import Batch, NoRoom
 from podwatch.journal import Journal
 from podwatch.policy.evaluation import BEST_PIN, Result, Target
 from podwatch.sync.restore.restore import Restorer

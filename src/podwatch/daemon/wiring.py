@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.catalogue import Catalogue, RunMemory
 from podwatch.checkpoints.expected_files import command_digest
+from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.layouts import KINDS, Layout, kind_of, make_layout, process_names, restart_concerns
 from podwatch.checkpoints.layouts.command_line import save_interval
 from podwatch.checkpoints.reboot_check import RebootCheck, boot_wall
 from podwatch.checkpoints.settle_time import probe
-from podwatch.checkpoints.watcher import Watcher
 from podwatch.config.settings import Settings
 from podwatch.daemon import held_back_findings
 from podwatch.daemon.checkpoint_loop import Rescans, RootWatch

@@ -18,7 +18,6 @@ from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, ConfirmationS
 from podwatch.recovery import quarantine
 from podwatch.recovery import remembered as memory_module
 from podwatch.recovery.context import RecoveryContext
-from podwatch.recovery.evaluate import Evaluating
 from podwatch.recovery.failure import Failures
 from podwatch.recovery.requests import Requests
 from podwatch.recovery.restart import Operations
@@ -29,6 +28,7 @@ from podwatch.recovery.start_checks import Lookout, ManualStarts, StartChecks
 from podwatch.recovery.start_plan import CommandWatch
 from podwatch.recovery.state import Phase, RecoveryState, Tools, newest_step, trained_here
 from podwatch.recovery.stop import Stops
+from podwatch.recovery.stop_for_evaluation import Evaluating
 from podwatch.system.pinned import RootReplaced
 from podwatch.system.procfs import boot_id
 from podwatch.trainer.base import Candidate, TrainerHandle

@@ -435,10 +435,11 @@ class LocalStore:
     def _check_root(self) -> None:
         """Raise OSError if the root was there and is gone, or is not mounted any more: written to another disk, or into
         a directory made again, nothing would be a backup."""
+        known = self._around is not None  # before the look: another thread may create it meanwhile
         try:
             found = self.root.stat()
         except (FileNotFoundError, NotADirectoryError):
-            if self._around is None:
+            if not known:
                 return  # the first write creates it
             raise OSError(None, "its directory is gone") from None
         if self._around is None:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.formats import dcp, sandbox
 from podwatch.checkpoints.layouts import KINDS, Site
-from podwatch.checkpoints.watcher import Watcher
 from podwatch.domain.errors import HostError
 from podwatch.system.clock import SystemClock
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.watcher import Watcher
+from podwatch.checkpoints.file_events import Watcher
 
 PATIENCE = 60.0
 
