@@ -19,6 +19,7 @@ from podwatch.checkpoints.layouts.base import Layout, PartFiles, Site
 from podwatch.checkpoints.other_nodes import NodeLister
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.node_files import NodeList, NodeStep, digest_of, list_document, parse_list
+from podwatch.policy.resume import awaited
 from tests.support.checkpoints import ManualClock, dcp_operations, finish, safetensors_bytes, take
 
 SETTLE, WEAK = 5.0, 60.0
@@ -160,6 +161,7 @@ def test_what_is_not_known_of_another_node_is_no_evidence(nodes: Nodes, tmp_path
         (found,) = nodes.catalogue.rescan()
         assert found.completeness is Completeness.WRITING
         assert "node" in found.reason
+        assert awaited([found]) == found, "a start waits for it, instead of using an older one"
     nodes.others.missing = ""
     assert nodes.settled()[8].complete
 

@@ -359,8 +359,9 @@ class CompletenessChecker:
         state = Known(seen.fingerprint, seen.since, seen.polls, guard, judgement, described, seen.quiet)
         state.others, state.mark = seen.others, seen.mark
         if why := self._not_known(seen):
-            state.set = replace(described, reason=why)
-            return state  # stays WRITING: it is neither used nor removed
+            # Stays WRITING: it is neither used nor removed, and a start waits until more is known.
+            state.set = replace(described, reason=why, settles_in=self._windows.need(judgement.marker, slow=self.slow))
+            return state
         state.odd = seen.before.odd if seen.before is not None else None
         state.was = known.was if known is not None else ""
         trusted = known is not None and known.settled and known.set.complete and judgement.whole

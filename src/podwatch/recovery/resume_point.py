@@ -225,10 +225,10 @@ class ResumeChooser:
                 if tools.clock.monotonic() > end:
                     raise NothingToResume(still_written(settling))
                 left = settling.settles_in or 0.0
-                self.context.show(
-                    Phase.LOOKING,
-                    f"step {settling.step} looks complete; {left:.0f} s more to see that it no longer changes",
-                )
+                waits = f"step {settling.step} looks complete; {left:.0f} s more to see that it no longer changes"
+                if tools.own_disks:
+                    waits = f"step {settling.step}: {settling.reason}"
+                self.context.show(Phase.LOOKING, waits)
                 await tools.clock.sleep(min(SETTLE_POLL, max(SETTLE_LOOK, left)))
                 continue
             if tools.own_disks:
