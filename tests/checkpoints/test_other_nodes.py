@@ -299,4 +299,6 @@ def test_a_node_entry_is_never_opened_here(nodes: Nodes, tmp_path: Path) -> None
     nodes.settled()
     entry = FileEntry("../../secret", "checkpoint", 1, 1, node=1)
     listed = NodeList(1, "node 1", (NodeStep(8, (entry,), settled=True),))
-    assert parse_list(list_document(listed, "run"), "run") is None
+    heard = parse_list(list_document(listed, "run"), "run")
+    assert heard is not None
+    assert heard.of(8) == NodeStep(8, ()), "its step never settles"

@@ -26,7 +26,7 @@ EXITED = Finding(
 )  # fmt: skip
 
 
-async def no_disk(step: int) -> None:
+async def no_disk(step: int, save_id: str) -> None:
     raise AssertionError(f"nobody asked for step {step}")
 
 
@@ -469,3 +469,28 @@ async def test_a_lost_connection_is_an_echo_however_long_the_report_after_it() -
     failure = await NodeHere(recovery, None).explain(EXITED)
     assert failure.log == lost
     assert failure.echo
+
+
+@in_a_cluster
+async def test_an_order_to_prepare_is_new_to_the_others_after_a_restart_of_rank_0(cluster: Cluster) -> None:
+    """Its init restarts the daemon within the attempt; the step that it chooses now can be another one."""
+    leader, _ = cluster.add(0, "p0")
+    other, _ = cluster.add(1, "p1")
+    fetched: list[tuple[int, str]] = []
+
+    async def fetch(step: int, save_id: str) -> None:
+        fetched.append((step, save_id))
+
+    waiting = asyncio.create_task(other.awaited(fetch))
+    await cluster.result(leader.gather())
+    await cluster.result(leader.prepare(100, "a"))
+    await cluster.result(leader.prepared())
+    cluster.gangs.remove(leader)
+    again, _ = cluster.add(0, "p0")
+    await cluster.result(again.gather())
+    await cluster.result(again.prepare(150, "b"))
+    await cluster.result(again.prepared())
+    await cluster.result(again.announce(150, ""))
+    await cluster.until(waiting.done)
+    assert fetched == [(100, "a"), (150, "b")]
+    assert waiting.result() == (150, "")

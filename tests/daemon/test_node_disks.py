@@ -18,6 +18,7 @@ from podwatch.config.settings import NodesSettings
 from podwatch.daemon import node_disks
 from podwatch.daemon.gang import Gang, GangFiles
 from podwatch.daemon.node_disks import OtherDisks, OwnDisk
+from podwatch.domain.errors import HostError
 from podwatch.domain.gang import Place
 from podwatch.domain.manifest import Manifest
 from podwatch.journal.async_journal import AsyncJournal
@@ -77,6 +78,8 @@ class Pair:
             emit=world.events.append,
             layout=world.layout,
             workspace=Workspace(world.output).probe(),
+            handle=object(),  # training runs
+            acting=False,
         )
 
     def begin_own(self) -> None:
@@ -288,3 +291,57 @@ async def test_a_restore_brings_each_node_what_it_needs(pair: Pair, reshards: bo
     assert pair.part(5).read_bytes() == kept
     rest = sum(f.size for f in pair.manifest().files if f.node == 0)
     assert report.downloaded_bytes == (rest if reshards else 0), "what is there is not fetched again"
+
+
+async def test_a_shard_that_lost_its_bytes_is_never_published(pair: Pair) -> None:
+    """Its size and time are right: after a power failure, say. Node 0 cannot open it."""
+    pair.own_task.cancel()
+    await pair.own.close()
+    pair.save(5)
+    part = pair.part(5)
+    status = part.stat()
+    os.truncate(part, 0)
+    os.truncate(part, status.st_size)
+    os.utime(part, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    pair.begin_own()
+    await pair.looks_until(lambda: any("was never written" in s.reason for s in pair.first.catalogue.sets))
+    assert pair.first.pointer() is None
+    pair.save(10)
+    await pair.looks_until(lambda: pair.stored(10))
+    assert pair.first.violations() == []
+
+
+async def test_nothing_is_deleted_while_training_starts(pair: Pair) -> None:
+    """A start may need an older step, which node 1 has fetched before node 0."""
+    for step in (5, 10):
+        pair.save(step)
+        await pair.looks_until(lambda s=step: pair.stored(s))
+    pair.others._run.acting = True  # type: ignore[misc]
+    shutil.rmtree(pair.first.output / "step_5")
+    for _ in range(40):
+        pair.look()
+        await asyncio.sleep(0.05)
+    assert pair.part(5).exists()
+    pair.others._run.acting = False  # type: ignore[misc]
+    await pair.looks_until(lambda: not pair.part(5).exists())
+
+
+async def test_a_name_that_no_store_can_hold_blocks_its_own_step_only(pair: Pair) -> None:
+    pair.save(5)
+    (pair.part(5).parent / "note\\1.txt").write_text("x")
+    pair.save(10)
+    await pair.looks_until(lambda: pair.stored(10))
+    assert not any(s.complete for s in pair.first.catalogue.sets if s.step == 5)
+
+
+@pytest.mark.parametrize("error", [HostError("input/output error"), ValueError("a bug")])
+async def test_an_error_that_stays_voids_the_checkpoint(pair: Pair, error: Exception) -> None:
+    """It would be the same again: an older checkpoint is better than waiting for this one."""
+
+    async def fails(*_: object, **__: object) -> None:
+        raise error
+
+    pair.own._sender._sender.send = fails  # type: ignore[method-assign]
+    pair.save(5)
+    await pair.looks_until(lambda: "upload-abandoned" in pair.first.names())
+    assert pair.first.pointer() is None

@@ -75,6 +75,10 @@ def test_anything_else_is_dropped(write: Any, parse: Any, value: Any, data: st.D
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../b", "a//b", "", "a\0b"])
-def test_a_hostile_name_drops_the_list(path: str) -> None:
-    listed = NodeList(1, "p", (NodeStep(8, (FileEntry(path, "checkpoint", 1, 1, node=1),)),))
-    assert parse_list(list_document(listed, "run"), "run") is None
+def test_a_hostile_name_drops_its_step(path: str) -> None:
+    """Which then never settles; the others stay."""
+    hostile = NodeStep(8, (FileEntry(path, "checkpoint", 1, 1, node=1),), settled=True)
+    sound = NodeStep(16, (FileEntry("a", "checkpoint", 1, 1, node=1),), settled=True)
+    heard = parse_list(list_document(NodeList(1, "p", (hostile, sound)), "run"), "run")
+    assert heard is not None
+    assert heard.steps == (NodeStep(8, ()), sound)

@@ -37,11 +37,11 @@ class Side:
         self.record.step, self.record.files = step, files
         self.record.written.set()
 
-    async def prepare(self, step: int) -> None: ...
+    async def prepare(self, step: int, save_id: str) -> None: ...
 
     async def prepared(self) -> None: ...
 
-    async def awaited(self, fetch: Callable[[int], Awaitable[None]]) -> tuple[int | None, str]:
+    async def awaited(self, fetch: Callable[[int, str], Awaitable[None]]) -> tuple[int | None, str]:
         await self.record.written.wait()
         return self.record.step, self.record.files
 

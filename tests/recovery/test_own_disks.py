@@ -11,6 +11,7 @@ from podwatch.domain.errors import HostError, PodwatchError, RemoteError
 from podwatch.domain.stored import StoredSave
 from podwatch.journal import Journal
 from podwatch.recovery import Phase
+from podwatch.recovery.resume_point import ResumeChooser
 from tests.support.recovery_world import Podwatch, Store, World
 
 
@@ -18,8 +19,8 @@ from tests.support.recovery_world import Podwatch, Store, World
 class Attempt:
     """What the nodes of one attempt know of each other."""
 
-    prepare: list[int] = field(default_factory=list)
-    """The steps that rank 0 has ordered, in order."""
+    prepare: list[tuple[int, str]] = field(default_factory=list)
+    """The saves that rank 0 has ordered, in order."""
     done: int = 0
     """Orders that the other node has carried out."""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -36,8 +37,8 @@ class Side:
 
     async def gather(self) -> None: ...
 
-    async def prepare(self, step: int) -> None:
-        self.attempt.prepare.append(step)
+    async def prepare(self, step: int, save_id: str) -> None:
+        self.attempt.prepare.append((step, save_id))
 
     async def prepared(self) -> None:
         while self.attempt.done < len(self.attempt.prepare):
@@ -48,10 +49,10 @@ class Side:
         self.attempt.step, self.attempt.files = step, files
         self.attempt.ready.set()
 
-    async def awaited(self, fetch: Callable[[int], Awaitable[None]]) -> tuple[int | None, str]:
+    async def awaited(self, fetch: Callable[[int, str], Awaitable[None]]) -> tuple[int | None, str]:
         while not self.attempt.ready.is_set():
             if self.attempt.done < len(self.attempt.prepare):
-                await fetch(self.attempt.prepare[self.attempt.done])
+                await fetch(*self.attempt.prepare[self.attempt.done])
                 self.attempt.done += 1
             await asyncio.sleep(0.001)
         return self.attempt.step, self.attempt.files
@@ -128,6 +129,7 @@ async def test_the_newest_complete_one_is_uploaded_before_anything_starts(nodes:
     assert await nodes.started() == ([48], [48])
     assert nodes.backup.asked == [48]
     assert [store.fetched for store in nodes.stores] == [[48], [48]], "each node fetches what it lacks"
+    assert [store.fetched_saves for store in nodes.stores] == [["s48"], ["s48"]], "and the very same save"
 
 
 async def test_what_is_in_the_store_is_not_uploaded_again(nodes: Nodes) -> None:
@@ -191,3 +193,17 @@ async def test_a_node_that_cannot_fetch_ends_the_attempt(nodes: Nodes) -> None:
             await asyncio.sleep(0.002)
     assert "the disk is full" in nodes.attempt.refusals[0]
     assert not nodes.first.plans, "rank 0 waits for it, and ends all"
+
+
+async def test_back_to_an_older_step_in_the_store(nodes: Nodes) -> None:
+    """`podwatch start --step 40`, and a step back below 48: the nodes and the store have newer ones."""
+    nodes.first.save(48)
+    nodes.store_has(32, 40, 48)
+    await nodes.begin()
+    assert await nodes.started() == ([48], [48])
+    chooser = ResumeChooser(nodes.leader.recovery.context)
+    nodes.backup.asked.clear()
+    for asked in ({"wanted": 40}, {"below": 48}):
+        choice = await chooser.choose(**asked, wait=False)  # type: ignore[arg-type]
+        assert (choice.step, choice.source, choice.save_id) == (40, "store", "s40")
+    assert nodes.backup.asked == [], "a dry run uploads nothing"

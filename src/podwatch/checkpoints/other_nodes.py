@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from podwatch.checkpoints.formats import sandbox
+from podwatch.checkpoints.formats import dcp, sandbox
 from podwatch.checkpoints.formats.files import check_file
 from podwatch.checkpoints.layouts.base import Layout, PartDir
 from podwatch.checkpoints.scan import Scan, is_temporary, scan_part, without_linked
@@ -125,7 +125,8 @@ class NodeLister:
 
 
 def _checked(file: FileEntry, root: Path) -> FileEntry:
+    path = root / file.path
     try:
-        return replace(file, problem=check_file(root / file.path))
+        return replace(file, problem=dcp.check_shard(path) if dcp.is_shard(path.name) else check_file(path))
     except OSError as error:
         return replace(file, problem=f"cannot be read: {error.strerror}")

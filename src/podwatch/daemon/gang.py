@@ -390,15 +390,13 @@ class Gang:
             fix = "" if old else "; it must be the same directory on all nodes"
             self.end = GangEnd(str(Outcome.BLOCKED), f"{text} within {patience:.0f} s{fix}", rank=place.rank)
 
-    async def prepare(self, step: int) -> None:
-        """Let every node bring the checkpoint of ``step`` to its own disk. Raises as ``gather``."""
+    async def prepare(self, step: int, save_id: str) -> None:
+        """Let every node bring this save of ``step`` to its own disk. Raises as ``gather``."""
         await self._park_if_over()
         self._generation = await self._confirmed(self._known())
-        self._prepare += 1
-        place = self.place
-        await self._write(
-            GangRecord(self._generation, place.attempt, place.count, self._members, step=step, prepare=self._prepare)
-        )
+        self._prepare = max(self._prepare + 1, int(self._clock.wall() * 1000))  # above those of a podwatch before
+        record = GangRecord(self._generation, self.place.attempt, self.place.count, self._members, step=step)
+        await self._write(replace(record, prepare=self._prepare, save_id=save_id))
 
     async def prepared(self) -> None:
         """Wait until every node has done that. Never returns once this attempt is over: a node that cannot do it
@@ -490,10 +488,10 @@ class Gang:
 
     # -- the others ---------------------------------------------------------------------------------------------------
 
-    async def awaited(self, fetch: Callable[[int], Awaitable[None]]) -> tuple[int | None, str]:
+    async def awaited(self, fetch: Callable[[int, str], Awaitable[None]]) -> tuple[int | None, str]:
         """The step that rank 0 has prepared (None: from the beginning), and the hash of its files. ``fetch`` brings a
-        step to this node's own disk, if rank 0 asks for that; its errors pass unchanged. Never returns once this
-        attempt is over."""
+        save of a step to this node's own disk, if rank 0 asks for that; its errors pass unchanged. Never returns once
+        this attempt is over."""
         here, began = self._known(), self._clock.monotonic()
         while self.end is None:
             record = self._record
@@ -501,7 +499,7 @@ class Gang:
                 self._join(record)
                 return record.step, record.files
             if record is not None and record.step is not None and self._must_prepare(record):
-                await fetch(record.step)
+                await fetch(record.step, record.save_id)
                 self._report = replace(self._report, prepared=record.prepare)
                 began = self._clock.monotonic()
             leader = self._leader()

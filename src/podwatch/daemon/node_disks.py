@@ -9,6 +9,7 @@ counts for nothing.
 import asyncio
 import contextlib
 import hashlib
+import math
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from podwatch.config.settings import Settings
 from podwatch.daemon.components import Deletion, Run
 from podwatch.daemon.gang import LIST, ORDERS, SENT, Gang
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
-from podwatch.domain.errors import HostError, PodwatchError, RemoteError
+from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, RemoteError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.node_files import (
@@ -48,13 +49,17 @@ from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, T
 from podwatch.stores.credentials import Credentials, credentials_for
 from podwatch.sync.types import RunIdentity
 from podwatch.sync.upload import job as jobs
-from podwatch.system.workers import Worker
+from podwatch.system.workers import Worker, WorkerStuck
 
 if TYPE_CHECKING:
     from podwatch.sync.syncer import Syncer
 
 LOOK_SECONDS: Final = 1.0
 """Between two looks at the documents: as often as the nodes report."""
+ANSWER_SECONDS: Final = 120.0
+"""A node begins an upload within two looks."""
+DELETE_AGAIN_SECONDS: Final = 600.0
+"""Between two attempts to delete the same files."""
 FILES_SECONDS: Final = 30.0
 """A disk or directory that takes longer for a look has not answered."""
 
@@ -135,8 +140,12 @@ class OtherDisks:
         order = self._orders.upload
         if order is None:
             raise HostError("no upload was ordered from the other nodes")
+        began = self._run.clock.monotonic()
         while True:
             answers = [a for rank in order.digests if (a := self._answers.get(rank)) and a.number == order.number]
+            if len(answers) < len(order.digests) and self._run.clock.monotonic() - began > ANSWER_SECONDS:
+                fix = "podwatch asks again; if this lasts, check the disks of the nodes"
+                raise RemoteError("a node does not answer when it is asked to upload", where="[nodes]", fix=fix)
             for answer in answers:
                 if answer.changed:
                     raise SetVoid(f"another node: {answer.failed}", where=f"step {order.step}")
@@ -170,11 +179,10 @@ class OtherDisks:
             if report is None or not report.listing:
                 continue
             if report.listing != self._read.get(rank):
-                data = await self._worker.call(files.get, LIST, members[rank], timeout=FILES_SECONDS)
-                found = parse_list(data, run_id)
+                found, listing = await self._worker.call(self._get_list, members[rank], timeout=FILES_SECONDS)
                 if found is not None and (found.rank, found.process) == (rank, members[rank]):
                     lists[rank] = found
-                    self._read[rank] = hashlib.sha256(data).hexdigest()[:32]
+                    self._read[rank] = listing
             if report.listing == self._read.get(rank):
                 looked[rank] = report.looked
         changed, self._lists = lists != self._lists, lists
@@ -197,6 +205,11 @@ class OtherDisks:
                 if answer is not None and answer.process == members[rank]:
                     self._answers[rank] = answer
 
+    def _get_list(self, process: str) -> tuple[NodeList | None, str]:
+        """The list of a node, and what identifies it. Blocks."""
+        data = self._gang.files.get(LIST, process)
+        return parse_list(data, self._run.config.settings.run_id), hashlib.sha256(data).hexdigest()[:32]
+
     def _about_steps(self) -> tuple[StepDigests, StepDigests]:
         """The checkpoints that are complete, and those that the others shall delete."""
         if self._catalogue.problem or self._syncer is None:
@@ -210,6 +223,8 @@ class OtherDisks:
             if found.complete
         }
         stored, newest = {step for step, _ in status.stored}, status.newest_of.get(self._syncer.lineage, -1)
+        if self._run.handle is None or self._run.acting:  # a start can need any of them
+            return complete, {}
         return complete, to_delete(lists.values(), present, self._seen, stored, newest)
 
 
@@ -225,11 +240,16 @@ class OwnDisk:
         self._complete: StepDigests = {}
         self._mark = 0
         self._lister = NodeLister(run.layout, run.workspace.roots, run.clock, settings.checkpoints.settle)
-        self._worker, self._sending = Worker("own disk"), Worker("own uploads")
+        self._worker, self._sending, self._directory = Worker("own disk"), Worker("own uploads"), Worker("reports")
         self._steps: tuple[NodeStep, ...] = ()
         self._upload: asyncio.Task[None] | None = None
         self._answer = SentFiles(gang.process, 0)
         self._answered: SentFiles | None = None
+        self._order: UploadOrder | None = None
+        self._deleting: asyncio.Task[None] | None = None
+        self._tried: dict[tuple[int, str], float] = {}
+        """(step, digest) of deletions, and when."""
+        self._listed: tuple[tuple[NodeStep, ...], str] | None = None
         self._sender = NodeSender(settings, run, self._sending)
 
     def found_complete(self, step: int, found: Sequence[PartFiles]) -> bool:
@@ -244,17 +264,26 @@ class OwnDisk:
                 await self._turn()
             await self._run.clock.sleep(LOOK_SECONDS)
 
+    @property
+    def reading(self) -> frozenset[int]:
+        """As ``daemon.components.Reader``: the step that is being uploaded."""
+        order = self._order
+        return frozenset() if order is None or self._answer.failed else frozenset({order.step})
+
     async def close(self) -> None:
-        if self._upload is not None:
-            self._upload.cancel()
-            await asyncio.gather(self._upload, return_exceptions=True)
+        for task in (self._upload, self._deleting):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self._sender.close()
+        for worker in (self._worker, self._sending, self._directory):
+            worker.close()
 
     async def _turn(self) -> None:
         await self._list()
         if not (leader := self._gang.leader):
             return
-        data = await self._worker.call(self._gang.files.get, ORDERS, leader, timeout=FILES_SECONDS)
+        data = await self._directory.call(self._gang.files.get, ORDERS, leader, timeout=FILES_SECONDS)
         orders = parse_orders(data, self._settings.run_id)
         if orders is None or orders.process != leader:
             return
@@ -262,12 +291,13 @@ class OwnDisk:
         if orders.complete != self._complete:
             self._complete = orders.complete
             self._changed()
-        await self._delete(orders)
+        if self._deleting is None or self._deleting.done():
+            self._deleting = asyncio.create_task(self._delete(orders), name="own deletions")
         await self._obey(orders.upload)
         if self._answer != self._answered:
             answer = self._answer
             document = sent_document(answer, self._settings.run_id)
-            await self._worker.call(self._gang.files.put, SENT, self._gang.process, document, timeout=FILES_SECONDS)
+            await self._directory.call(self._gang.files.put, SENT, self._gang.process, document, timeout=FILES_SECONDS)
             self._answered = answer
 
     async def _list(self) -> None:
@@ -275,16 +305,20 @@ class OwnDisk:
         rank, process, problem, mark = self._gang.place.rank, self._gang.process, "", self._mark
         try:
             self._steps = await self._worker.call(self._lister.look, timeout=FILES_SECONDS)
-        except OSError as error:
-            self._worker.renew()
-            problem = error.strerror or str(error) or "the disk does not answer"
-        data = list_document(NodeList(rank, process, self._steps, problem), self._settings.run_id)
-        listing = hashlib.sha256(data).hexdigest()[:32]
-        if listing != self._gang.listing:
-            await self._worker.call(self._gang.files.put, LIST, process, data, timeout=FILES_SECONDS)
-            self._gang.listing = listing
+        except (OSError, WorkerStuck) as error:  # of a hung disk: the next look waits until this one returns
+            problem = getattr(error, "strerror", None) or str(error) or "the disk does not answer"
+        if (self._steps, problem) != self._listed:
+            listed = NodeList(rank, process, self._steps, problem)
+            self._gang.listing = await self._directory.call(self._put_list, listed, timeout=FILES_SECONDS)
+            self._listed = (self._steps, problem)
         if not problem:
             self._gang.looked = mark
+
+    def _put_list(self, listed: NodeList) -> str:
+        """Returns what identifies it. Blocks."""
+        data = list_document(listed, self._settings.run_id)
+        self._gang.files.put(LIST, listed.process, data)
+        return hashlib.sha256(data).hexdigest()[:32]
 
     # -- uploads ------------------------------------------------------------------------------------------------------
 
@@ -294,7 +328,7 @@ class OwnDisk:
         if self._upload is not None:
             self._upload.cancel()
             await asyncio.gather(self._upload, return_exceptions=True)
-        self._answer = SentFiles(self._gang.process, order.number)
+        self._order, self._answer = order, SentFiles(self._gang.process, order.number)
         self._upload = asyncio.create_task(self._send(order), name="own part")
 
     async def _send(self, order: UploadOrder) -> None:
@@ -308,16 +342,23 @@ class OwnDisk:
             self._answer = replace(self._answer, done=True, files=files, sent=sum(f.size for f in files))
         except SetVoid as error:
             self._answer = replace(self._answer, failed=f"{error.what} ({error.where})", changed=True)
-        except (OSError, PodwatchError) as error:
+        except (RemoteError, ConfigurationError) as error:  # of the store: node 0 asks again
             self._answer = replace(self._answer, failed=str(error))
+        except Exception as error:  # of this disk, or a bug: it would be the same again
+            text = str(error) or type(error).__name__
+            self._answer = replace(self._answer, failed=text, changed=True)
 
     # -- deletion -----------------------------------------------------------------------------------------------------
 
     async def _delete(self, orders: NodeOrders) -> None:
         """Delete this node's part of checkpoints that node 0 has deleted, if it is still what node 0 knows of it."""
-        rank = self._gang.place.rank
+        rank, now = self._gang.place.rank, self._run.clock.monotonic()
         for one in self._steps:
-            if one.settled and one.files and orders.gone.get(one.step, {}).get(rank) == one.digest:
+            if not (one.settled and one.files and orders.gone.get(one.step, {}).get(rank) == one.digest):
+                continue
+            key = (one.step, one.digest)
+            if one.step not in self.reading and now - self._tried.get(key, -math.inf) > DELETE_AGAIN_SECONDS:
+                self._tried[key] = now
                 await self._deletion.worker.call(self._remove, one)
 
     def _remove(self, one: NodeStep) -> None:
@@ -365,7 +406,8 @@ class NodeSender:
         from podwatch.sync.upload.child_process import SetVoid
 
         where = f"step {order.step}"
-        contents, wanted = await self._worker.call(self._contents, order), set(order.paths[rank])
+        wanted = set(order.paths[rank])
+        contents = await self._worker.call(self._contents, order, timeout=FILES_SECONDS)
         if digest_of(contents.files) != order.digests[rank]:
             raise SetVoid("the files of this checkpoint are not those that this node has listed", where=where)
         self._identity.writer_id = order.writer_id
@@ -377,7 +419,8 @@ class NodeSender:
         before = sum(f.size for f in files) - sum(f.size for f in todo)
         if todo:
             await self._sender.send(contents, todo, done, lambda count: progress(before + count), urgent=True)
-        if digest_of((await self._worker.call(self._contents, order)).files) != order.digests[rank]:
+        again = await self._worker.call(self._contents, order, timeout=FILES_SECONDS)
+        if digest_of(again.files) != order.digests[rank]:
             raise SetVoid("the files of this checkpoint changed while this node sent them", where=where)
         return tuple(_sent(done[f.remote]) for f in files)
 

@@ -288,7 +288,9 @@ class StoreRestore:
         patience = LOOK_SECONDS if newest_complete(self._catalogue.sets) is not None else ONLY_STORE_SECONDS
         return await self._worker.call(lambda: self._restorer.newest(exclude=exclude), timeout=patience)
 
-    async def fetch(self, step: int | None, progress: Callable[[int, int], None] | None = None) -> int:
+    async def fetch(
+        self, step: int | None, progress: Callable[[int, int], None] | None = None, *, save_id: str = ""
+    ) -> int:
         loop = asyncio.get_running_loop()
 
         def relay(done: int, total: int) -> None:
@@ -296,7 +298,7 @@ class StoreRestore:
                 loop.call_soon_threadsafe(progress, done, total)
 
         try:
-            report = await self._worker.call(lambda: self._restorer.fetch(step, progress=relay))
+            report = await self._worker.call(lambda: self._restorer.fetch(step, progress=relay, save_id=save_id))
         except asyncio.CancelledError:
             self._restorer.kill()  # staged files stay: the next fetch continues from them
             raise

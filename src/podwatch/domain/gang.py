@@ -154,7 +154,8 @@ class GangRecord:
     ``members``: the process of each node of this attempt (``Report.process``). ``ready``: everything is prepared, and
     every node starts training from ``step`` (None: from the beginning). ``files``: a hash of the files of that
     checkpoint as rank 0 sees them; empty if there is none, and in the record of an older podwatch. ``prepare``: where
-    each node has a disk of its own, the number of the order to bring ``step`` there before anything starts; 0: none."""
+    each node has a disk of its own, the number of the order to bring ``step`` there before anything starts; 0: none;
+    ``save_id``: which save of it."""
 
     generation: int
     attempt: str
@@ -164,6 +165,7 @@ class GangRecord:
     step: int | None = None
     files: str = ""
     prepare: int = 0
+    save_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +264,7 @@ def parse_record(data: bytes, run_id: str) -> GangRecord | None:
         _whole(found.get("step")),
         _text(found.get("files")),
         _whole(found.get("prepare")) or 0,
+        _text(found.get("save_id")),
     )
 
 

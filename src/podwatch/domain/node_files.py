@@ -138,15 +138,20 @@ def parse_list(data: bytes, run_id: str) -> NodeList | None:
     try:
         doc = _object(data, run_id)
         rank, process = _whole(doc["rank"]), _text(doc["process"])
-        steps = tuple(
-            NodeStep(
-                _whole(s["step"]), tuple(sorted(_entry(f, rank) for f in _many(s["files"]))), s.get("settled") is True
-            )
-            for s in _many(doc["steps"])
-        )
+        steps = tuple(_step(s, rank) for s in _many(doc["steps"]))
         return NodeList(rank, process, steps, _text(doc.get("problem", "")))
     except (KeyError, TypeError, ValueError, IntegrityError):
         return None
+
+
+def _step(found: Any, rank: int) -> NodeStep:
+    """A name that no store can hold is no reason to drop the other steps: this one never settles."""
+    step = _whole(found["step"])
+    try:
+        files = tuple(sorted(_entry(f, rank) for f in _many(found["files"])))
+    except (TypeError, ValueError, IntegrityError):
+        return NodeStep(step, ())
+    return NodeStep(step, files, found.get("settled") is True)
 
 
 def _entry(found: Any, rank: int) -> FileEntry:

@@ -326,13 +326,13 @@ class Operations:
         if gang is None or not gang.own_disks or step is None:
             await self.starter.fetch(choice)
             return
-        await gang.prepare(step)
+        await gang.prepare(step, choice.save_id)
         await self.starter.fetch(choice)
         await gang.prepared()
 
-    async def _fetch_own(self, step: int) -> None:
+    async def _fetch_own(self, step: int, save_id: str) -> None:
         """Bring to this node's disk what it lacks of the checkpoint that rank 0 has chosen."""
-        await self.starter.fetch(Choice(step, "store", "", "rank 0 has chosen this step"))
+        await self.starter.fetch(Choice(step, "store", save_id, "rank 0 has chosen this step"))
 
     async def _choose(self) -> Choice | None:
         """Return the step to start from; None if the operator has to decide, which is then reported."""

@@ -154,6 +154,8 @@ SETTLE_POLL = 1.0
 """Seconds between two scans of a checkpoint that a start waits for; status counts the remaining time down."""
 SETTLE_PATIENCE = 600.0
 """Seconds beyond the longest settle time: a checkpoint that still changes then has a writer."""
+MOST_OLDER = 50
+"""Checkpoints in the store that are looked at for an older one: each costs some requests."""
 FETCH_TRIES = 3
 """Failed downloads after which an older checkpoint on this pod is better: waiting for the store wastes GPU time."""
 
@@ -232,8 +234,8 @@ class ResumeChooser:
                 await tools.clock.sleep(min(SETTLE_POLL, max(SETTLE_LOOK, left)))
                 continue
             if tools.own_disks:
-                use = await self._stored_first(use, below)
-            remote, trouble = await self._remote()
+                use = await self._stored_first(use, below, upload=wait and wanted is None)
+            remote, trouble = await self._remote(wanted, below)
             choice = choose(
                 [s for s in use if s.step not in unsound],
                 remote,
@@ -281,16 +283,18 @@ class ResumeChooser:
                 step=choice.step,
             )
 
-    async def _stored_first(self, use: list[CheckpointSet], below: int | None) -> list[CheckpointSet]:
+    async def _stored_first(self, use: list[CheckpointSet], below: int | None, *, upload: bool) -> list[CheckpointSet]:
         """Where each node has a disk of its own, a resume uses the store: no node has all files of a checkpoint. So the
         newest complete one is uploaded first. Returns the others, which no start uses. Raises StoreUnknown."""
         tools = self.context.tools
-        newest = newest_complete([s for s in use if below is None or s.step < below])
+        refused = self.context.memory.refused
+        newest = newest_complete([s for s in use if s.step not in refused and (below is None or s.step < below)])
         stored = {(p.step, p.save_id) for p in await tools.journal.run(Journal.published)}
-        if newest is not None and (newest.step, newest.save_id) not in stored and tools.store.backup is not None:
+        backup = tools.store.backup if upload else None
+        if newest is not None and (newest.step, newest.save_id) not in stored and backup is not None:
             self.context.show(Phase.LOOKING, f"step {newest.step}: all nodes upload their part of it first")
             try:
-                await tools.store.backup.sync_now(newest.step)
+                await backup.sync_now(newest.step)
             except RemoteError as error:
                 raise StoreUnknown(
                     f"step {newest.step} is complete on the disks of the nodes, but not in the store: {error}",
@@ -329,16 +333,27 @@ class ResumeChooser:
             return True
         return any(s.step == choice.step and s.complete for s in await self.context.rescan())
 
-    async def _remote(self) -> tuple[tuple[StoredSave, ...], str]:
+    async def _remote(self, wanted: int | None, below: int | None) -> tuple[tuple[StoredSave, ...], str]:
+        """The newest checkpoint in the store. Where each node has a disk of its own, only the store has whole ones:
+        then also older ones, down to the one that a start can use."""
         if self.context.tools.store.restore is None:
             return (), ""
         if self.failed_fetches >= FETCH_TRIES:
             return (), f"{self.failed_fetches} fetches failed"
         try:
-            newest = await self.context.tools.store.restore.newest(frozenset(self.context.memory.refused))
+            refused = frozenset(self.context.memory.refused)
+            if wanted is not None and self.context.tools.own_disks:
+                refused -= {wanted}
+            newest = await self.context.tools.store.restore.newest(refused)
+            found = [newest] if newest is not None else []
+            while self.context.tools.own_disks and newest is not None and len(found) < MOST_OLDER:
+                if (wanted is None or newest.step == wanted) and (below is None or newest.step < below):
+                    break
+                newest = await self.context.tools.store.restore.newest(refused | {s.step for s in found})
+                found += [newest] if newest is not None else []
         except (PodwatchError, OSError) as error:  # a call that hangs ends in a TimeoutError
             return (), str(error)
-        return ((newest,) if newest is not None else ()), ""
+        return tuple(found), ""
 
     async def _store_must_be_empty(self) -> bool:
         """Return whether this pod has trained before and never published or fetched anything: then the store holds

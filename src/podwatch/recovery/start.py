@@ -130,7 +130,8 @@ class Starter:
                 self.context.show(Phase.STARTING, f"{fetching}: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
 
         try:
-            await tools.store.restore.fetch(choice.step, progress)
+            exactly = choice.save_id if tools.own_disks else ""  # all nodes need the same save
+            await tools.store.restore.fetch(choice.step, progress, save_id=exactly)
         except (PodwatchError, OSError) as error:
             self.chooser.failed_fetches += 1
             await tools.journal.run(Journal.settle, intent.id, IntentState.FAILED, str(error))
@@ -232,7 +233,7 @@ class Starter:
             waited_seconds=round(self.waited, 3),
         )
         if tools.gang is not None and tools.gang.leads:
-            alike = step is not None and (not tools.own_disks or tools.layout.reshards)
+            alike = step is not None and not tools.own_disks  # else each node has fetched the very same save
             await tools.gang.announce(step, await tools.blocking(files_of, tools.layout, step) if alike else "")
         began = tools.clock.monotonic()
         self.context.writers_ended = False

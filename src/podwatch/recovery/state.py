@@ -164,8 +164,11 @@ class RestoreSource(Protocol):
 
     async def newest(self, exclude: frozenset[int]) -> StoredSave | None: ...
 
-    async def fetch(self, step: int | None, progress: Callable[[int, int], None] | None = None) -> int:
-        """Download, verify and place the checkpoint of ``step`` (None: the newest); return its step."""
+    async def fetch(
+        self, step: int | None, progress: Callable[[int, int], None] | None = None, *, save_id: str = ""
+    ) -> int:
+        """Download, verify and place the checkpoint of ``step`` (None: the newest); return its step. ``save_id``: only
+        that save of it."""
         ...
 
 
@@ -237,16 +240,16 @@ class GangStart(Protocol):
         """Whether each node has a disk of its own, with its part of each checkpoint."""
         ...
 
-    async def prepare(self, step: int) -> None:
-        """Rank 0: let all nodes bring ``step`` to their own disks. Raises PodwatchError."""
+    async def prepare(self, step: int, save_id: str) -> None:
+        """Rank 0: let all nodes bring this save of ``step`` to their own disks. Raises PodwatchError."""
         ...
 
     async def prepared(self) -> None:
         """Rank 0: wait until they have."""
         ...
 
-    async def awaited(self, fetch: Callable[[int], Awaitable[None]]) -> tuple[int | None, str]:
-        """The others: wait for the step that rank 0 announces, and the hash of its files. ``fetch`` brings a step to
+    async def awaited(self, fetch: Callable[[int, str], Awaitable[None]]) -> tuple[int | None, str]:
+        """The others: wait for the step that rank 0 announces, and the hash of its files. ``fetch`` brings a save to
         this node's own disk when rank 0 asks for it; its errors pass unchanged."""
         ...
 

@@ -142,6 +142,9 @@ class Inside:
         verdict = dcp.check(self.path, {n: dcp.Shard(f.size, f.mtime_ns) for n, f in self.files.items()})
         if not verdict.whole:
             raise self.fault(verdict.reason, damaged=verdict.damaged, unreadable=verdict.unreadable)
+        for name, file in self.files.items():
+            if file.problem and name not in verdict.leftovers:
+                raise self.fault(f"{name} on node {file.node} {file.problem}", damaged=True)
         return verdict
 
     def ranks(self, pattern: str | re.Pattern[str], size: int | None, what: str) -> int:

@@ -192,8 +192,10 @@ class Restorer:
         to: Path | None = None,
         progress: RestoreProgress | None = None,
         all_parts: bool = False,
+        save_id: str = "",
     ) -> RestoreReport:
-        """Put the newest whole checkpoint (or that of ``step``) in place, or below ``to`` as ``<to>/<part>/...``.
+        """Put the newest whole checkpoint (or that of ``step``; with ``save_id`` only this save of it) in place, or
+        below ``to`` as ``<to>/<part>/...``.
 
         If a checkpoint is damaged, the next older one is used; if it is removed during the fetch, the newer one that
         replaced it. Raises RemoteError when none is whole, HostError for trouble on this pod. ``all_parts``: also the
@@ -206,7 +208,11 @@ class Restorer:
             while True:
                 notes: list[str] = []
                 save = next(
-                    (s for s in self._candidates(store, notes, step) if s.ref not in tried),
+                    (
+                        s
+                        for s in self._candidates(store, notes, step)
+                        if s.ref not in tried and save_id in ("", s.save_id)
+                    ),
                     None,
                 )
                 refused += [n for n in notes if n not in refused]
