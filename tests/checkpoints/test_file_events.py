@@ -115,7 +115,7 @@ def test_a_dead_observer_is_replaced_and_said(tmp_path: Path, bell: Bell, watch:
 def test_no_inotify_is_a_warning(
     tmp_path: Path, bell: Bell, watch: Callable[..., Watcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from podwatch.checkpoints import watcher as module
+    from podwatch.checkpoints import file_events as module
 
     class Refuses:
         daemon = False

@@ -4,6 +4,7 @@
 to its standard output; both as pickles, because the two are one program with the same rights.
 """
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -77,7 +78,7 @@ def main() -> int:
         answer = request.load(os.environ)
     except PodwatchError as error:
         answer = error.with_traceback(None)
-    with out:
+    with contextlib.suppress(BrokenPipeError), out:  # the daemon was killed meanwhile
         pickle.dump((known_keys(), answer), out)
     return 0
 
