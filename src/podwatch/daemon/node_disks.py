@@ -49,7 +49,7 @@ from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, T
 from podwatch.stores.credentials import Credentials, credentials_for
 from podwatch.sync.types import RunIdentity
 from podwatch.sync.upload import job as jobs
-from podwatch.system.workers import Worker, WorkerStuck
+from podwatch.system.workers import Worker
 
 if TYPE_CHECKING:
     from podwatch.sync.syncer import Syncer
@@ -142,7 +142,8 @@ class OtherDisks:
             raise HostError("no upload was ordered from the other nodes")
         began = self._run.clock.monotonic()
         while True:
-            answers = [a for rank in order.digests if (a := self._answers.get(rank)) and a.number == order.number]
+            known = {rank: a for rank, a in self._answers.items() if a.number == order.number}
+            answers = list(known.values())
             if len(answers) < len(order.digests) and self._run.clock.monotonic() - began > ANSWER_SECONDS:
                 fix = "podwatch asks again; if this lasts, check the disks of the nodes"
                 raise RemoteError("a node does not answer when it is asked to upload", where="[nodes]", fix=fix)
@@ -152,7 +153,7 @@ class OtherDisks:
                 if answer.failed:
                     fix = "nothing: podwatch tries again"
                     raise RemoteError(f"a node cannot upload its part: {answer.failed}", where="[nodes]", fix=fix)
-            progress(sum(min(a.sent, self._asked.get(rank, 0)) for rank, a in self._answers.items()))
+            progress(sum(min(a.sent, self._asked.get(rank, 0)) for rank, a in known.items()))
             if len(answers) == len(order.digests) and all(a.done for a in answers):
                 return [file for answer in answers for file in answer.files]
             await self._run.clock.sleep(LOOK_SECONDS / 2)
@@ -162,7 +163,7 @@ class OtherDisks:
     async def run(self) -> None:
         """Until podwatch ends."""
         while True:
-            with contextlib.suppress(OSError, PodwatchError, TimeoutError):  # Gang reports the directory
+            with contextlib.suppress(OSError, PodwatchError):  # Gang reports the directory
                 await self._turn()
             await self._run.clock.sleep(LOOK_SECONDS)
 
@@ -260,7 +261,7 @@ class OwnDisk:
     async def run(self) -> None:
         """Until podwatch ends."""
         while True:
-            with contextlib.suppress(OSError, PodwatchError, TimeoutError):
+            with contextlib.suppress(OSError, PodwatchError):
                 await self._turn()
             await self._run.clock.sleep(LOOK_SECONDS)
 
@@ -305,8 +306,8 @@ class OwnDisk:
         rank, process, problem, mark = self._gang.place.rank, self._gang.process, "", self._mark
         try:
             self._steps = await self._worker.call(self._lister.look, timeout=FILES_SECONDS)
-        except (OSError, WorkerStuck) as error:  # of a hung disk: the next look waits until this one returns
-            problem = getattr(error, "strerror", None) or str(error) or "the disk does not answer"
+        except OSError as error:  # a timeout of a hung disk too: the next look waits until this one returns
+            problem = error.strerror or str(error) or "the disk does not answer"
         if (self._steps, problem) != self._listed:
             listed = NodeList(rank, process, self._steps, problem)
             self._gang.listing = await self._directory.call(self._put_list, listed, timeout=FILES_SECONDS)
