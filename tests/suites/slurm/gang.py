@@ -53,7 +53,7 @@ def arguments(output: Path) -> list[str]:
 
 class GangTraining:
     """One run. ``output`` is on the disk that all nodes share, or with ``own_disks`` on each node's own, as the state
-    directory is. ``final``: the weights at the end, as this machine sees them."""
+    directory is."""
 
     def __init__(self, lab: Lab, root: Path, name: str, *, own_disks: bool = False) -> None:
         self.lab, self.run_id, self.own_disks = lab, name, own_disks
@@ -62,7 +62,6 @@ class GangTraining:
         self.control.mkdir(parents=True)
         (self.control / "slow").touch()
         self.output = (lab.root / "disk" / name if own_disks else self.directory) / "outputs"
-        self.final = (lab.nodes["n1"].disk / name / "outputs" if own_disks else self.output) / "final.pt"
         self.store = B2Server(root / "b2").start()
         self.reference = UntouchedRanks(root, len(lab.nodes))
         self.environ = {
@@ -115,6 +114,12 @@ prune_to = "99%"
 [http]
 port = 0
 """)
+
+    @property
+    def final(self) -> Path:
+        """The weights at the end, as this machine sees them."""
+        at_home = self.lab.nodes["n1"].disk / self.run_id / "outputs"  # a node that was booted again has a new disk
+        return (at_home if self.own_disks else self.output) / "final.pt"
 
     def _nodes(self) -> str:
         return f'disks = "local"\ndirectory = "{self.directory}/reports"' if self.own_disks else ""

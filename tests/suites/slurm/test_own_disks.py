@@ -5,6 +5,7 @@ PODWATCH_SLURM=gate runs one scenario: a killed rank. Without it all of them run
 """
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.skipif(bool(MISSING), reason
 
 @pytest.fixture
 def run(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[GangTraining]:
-    name = "own-" + request.node.name.removeprefix("test_").partition("[")[0].replace("_", "-")
+    name = "own-" + re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_")).strip("-")
     made = GangTraining(lab, tmp_path, name, own_disks=True)
     (made.control / "hold").touch()  # training waits for what the test does
     yield made
