@@ -12,7 +12,7 @@ from podwatch.cli.root import cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "systemd/README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
-VALUES = {"N": "1", "PID": "1", "STEP": "1", "M": "1"}
+VALUES = {"N": "1", "PID": "1", "STEP": "1", "M": "1", "ID": "1"}
 """What stands for a number in a page."""
 LATER = ("controller",)
 """Commands that a page announces before they are part of podwatch: remove each once it exists."""

@@ -1,4 +1,4 @@
-"""docs/json.md against what the commands print, for the shapes that no schema holds."""
+"""docs/schema/commands.json against what the commands print, for the shapes that no schema holds."""
 
 import json
 import re
@@ -21,29 +21,34 @@ from podwatch.policy.evaluation import Result
 from podwatch.policy.exit_code import Blame, Outcome, Verdict
 from podwatch.policy.hooks import Occasion
 from podwatch.policy.replacement import Action, Decision
+from tests.cli.test_docs_commands import parse, words
 
-PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+COMMANDS = json.loads((Path(__file__).parents[2] / "docs/schema/commands.json").read_text())["commands"]
 HOOK = '[[hooks]]\nname = "say"\non = ["checkpoint"]\ncommand = ["sh", "-c", "cat; exit 3"]\n'
 FREE = ("document", "metrics", "settings")
 """Documents that another page describes, or whose keys are the user's."""
 
 
-def cell(command: str) -> str:
-    (found,) = re.findall(rf"^\| `{re.escape(command)}` \| (.*) \|$", PAGE, re.MULTILINE)
-    return str(found)
+def note(command: str) -> str:
+    return str(COMMANDS[command]["note"])
 
 
 def promised(command: str) -> set[str]:
-    """The names in the row's first document."""
-    return set(re.findall(r'"(\w+)"', re.findall(r"`(\{.*?\})`(?:[ ;]|$)", cell(command))[0]))
+    """The names in the command's document."""
+    return names(COMMANDS[command]["document"], free=())
 
 
-def names(document: Any) -> set[str]:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_can_be_typed(command: str) -> None:
+    parse(words(command))
+
+
+def names(document: Any, free: tuple[str, ...] = FREE) -> set[str]:
     if isinstance(document, list):
-        return set().union(*map(names, document))
+        return set().union(*(names(item, free) for item in document))
     if not isinstance(document, dict):
         return set()
-    inner = (names(value) for key, value in document.items() if key not in FREE)
+    inner = (names(value, free) for key, value in document.items() if key not in free)
     return set(document).union(*inner) - {"schema_version"}
 
 
@@ -79,7 +84,7 @@ def test_hooks_list(config: Path) -> None:
     assert json.loads(done.stdout)["hooks"] == [{**document, "failures": 0, "last": None}]
     line._report(Occasion("checkpoint", "checkpoint:1", 1.0, step=1), child.Result(3), 1, 10.0)
     assert line._last["retry_in_seconds"] == 10.0
-    assert "`retry_in_seconds`" in cell("hooks list --json")
+    assert "retry_in_seconds" in note("hooks list --json")
 
 
 def test_hooks_run(config: Path) -> None:
@@ -112,9 +117,9 @@ def test_controller(capsys: pytest.CaptureFixture[str]) -> None:
         controller._Reporter(as_json=True)(found)
         said.append(json.loads(capsys.readouterr().out))
     assert names(said[0]) == promised("controller --json")
-    assert all(f"`{action}`" in cell("controller --json") for action in Action)
-    rest = cell("controller --json").split("only ")[1]
-    assert names(said[1]) == set(re.findall(r"`(\w+)`", rest))
+    listed, rest = note("controller --json").split("only ")
+    assert all(re.search(rf"\b{action}\b", listed) for action in Action)
+    assert names(said[1]) == set(re.findall(r"\w+", rest)) - {"and"}
 
 
 def test_bootstrap() -> None:
