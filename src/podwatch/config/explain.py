@@ -181,7 +181,7 @@ def to_json(settings: Settings, sources: Mapping[str, str], path: Path | None) -
 
 
 def render_reference() -> str:
-    """The tables of docs/configuration.md: every key with its default and meaning."""
+    """The lists of docs/configuration.md: every key with its default and meaning."""
     lines: list[str] = []
     section: str | None = None
     for key, field in walk():
@@ -192,17 +192,18 @@ def render_reference() -> str:
             if home in _SECTION_NOTES:
                 note = _SECTION_NOTES[home]
                 lines += [f"{note[0].upper()}{note[1:]}.", ""]
-            lines += ["| key | default | meaning |", "|---|---|---|"]
             section = home
-        default = "required" if field.required else _code(plain(field, field.default))
-        why = (field.description or "").replace("|", "\\|")
-        lines.append(f"| `{name}` | {default} | {why} |")
+        lines.append(f"- {_setting(name, field)}: {field.description or ''}")
     text = "\n".join(lines).lstrip("\n") + "\n"
     return re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", text)
 
 
-def _code(value: object) -> str:
-    return "not set" if value is None else f"`{to_toml(value)}`"
+def _setting(name: str, field: SettingInfo) -> str:
+    """The key and its default, as in the file; a key without a default says in its description what it is then."""
+    if field.required:
+        return f"`{name}` (required)"
+    default = plain(field, field.default)
+    return f"`{name}`" if default is None else f"`{name} = {to_toml(default)}`"
 
 
 def _is_default(field: SettingInfo, value: object) -> bool:

@@ -69,13 +69,12 @@ NoticeTopic = Literal[
 class TrainerSettings(Section):
     layout: str = setting(
         "auto",
-        description="layout of the checkpoints; auto: detected from command and output_dir, an error if several fit",
+        description="layout of the checkpoints; auto: detected from command and output_dir",
     )
     output_dir: Path = setting(..., description="the trainer's output directory")
     checkpoint_dir: Path | None = setting(
         None,
-        description="parent of the step directories (prime-rl: of checkpoints/), if not at its usual place "
-        "under output_dir",
+        description="parent of the step directories (prime-rl: of checkpoints/), if not the usual one",
     )
     command: tuple[str, ...] = setting(
         (), description="argv of a fresh start, without resume flags and without a shell"
@@ -97,15 +96,14 @@ class TrainerSettings(Section):
     )
     start_before: tuple[tuple[str, ...], ...] = setting(
         (),
-        description='commands before each start, such as [["ray", "start", "--head"]]; what they leave '
-        "running ends with training",
+        description='commands before each start, such as [["ray", "start", "--head"]]',
     )
     stop_also: tuple[tuple[str, ...], ...] = setting(
         (),
         description="commands after each stop, for processes outside training's tree; must be safe to run twice",
     )
-    stop_grace: Duration = setting(30.0, description="time from SIGTERM to SIGKILL; prime-rl ends within seconds")
-    save_grace: Duration = setting(600.0, description="time from SIGTERM to SIGKILL during a save: 47 GB take minutes")
+    stop_grace: Duration = setting(30.0, description="time from SIGTERM to SIGKILL")
+    save_grace: Duration = setting(600.0, description="the same during a save")
     logs: tuple[str, ...] = setting((), description="globs of log files with step lines, under output_dir or absolute")
     resume_attempts: int = setting(
         _RESTART.resume_attempts,
@@ -114,7 +112,7 @@ class TrainerSettings(Section):
     )
     startup_patience: Duration = setting(
         _DETECTION.startup_patience_seconds,
-        description="time to the first step; vLLM's engine timeout in prime-rl is 4200 s",
+        description="longest time to the first step",
     )
 
     @check("layout")
@@ -173,15 +171,14 @@ class InferenceSettings(Section):
     )
     sleep: Literal["auto", "yes", "no"] = setting(
         "auto",
-        description='"yes": the engine releases its memory between phases, so memory shows no silent death; '
-        '"auto": detected',
+        description='"yes": the engine releases its memory between phases; "auto": detected',
     )
 
 
 class HangSettings(Section):
     floor: Duration = setting(
         _DETECTION.hang_floor_seconds,
-        description="shortest time without a step that can be a hang; a weight update of prime-rl can take 24 min",
+        description="shortest time without a step that can be a hang",
     )
     k: float = setting(
         _DETECTION.hang_k,
@@ -220,12 +217,11 @@ class CustomLayoutSettings(Section):
     )
     trainer_processes: tuple[str, ...] = setting(
         (),
-        description="regular expressions for the trainer's command line: podwatch then sees its end while "
-        "the launcher lives",
+        description="regular expressions for the trainer's command line",
     )
     orchestrator_processes: tuple[str, ...] = setting((), description="the same for the process that drives rollouts")
     inference_processes: tuple[str, ...] = setting(
-        (), description="the same for the inference server; podwatch then finds its port"
+        (), description="the same for the inference server"
     )
     engine_processes: tuple[str, ...] = setting(
         (), description="the same for processes that hold the model's GPU memory, if the server does not"
@@ -274,8 +270,7 @@ class CheckpointSettings(Section):
     )
     leases: bool = setting(
         False,
-        description="for layouts without a marker: use kernel read leases to see files that are open for "
-        "writing; can briefly delay the trainer",
+        description="layouts without a marker: see open files by kernel leases; can briefly delay the trainer",
     )
     custom: CustomLayoutSettings | None = setting(None, description='a section; required for layout = "custom"')
 
@@ -293,7 +288,7 @@ class SyncSettings(Section):
     s3_profile: str = setting("", description="for s3://: the AWS profile, instead of keys in the environment")
     s3_addressing: Literal["auto", "path", "virtual"] = setting(
         "auto",
-        description="for s3://: the bucket in the path or in the host name; auto: host name on AWS",
+        description="for s3://: the bucket in the path or in the host name; auto: the latter on AWS",
     )
     part_size: Size = setting(DEFAULT_PART_SIZE, description="B2's recommended part size; 5 MB to 5 GB")
     connections: int = setting(4, ge=1, le=32, description="parallel connections at first")
@@ -307,7 +302,7 @@ class SyncSettings(Section):
     upload_gap: Duration = setting(
         0.0,
         ge=0,
-        description="shortest time between the starts of two uploads; checkpoints in between are skipped",
+        description="shortest time between the starts of two uploads",
     )
     sweep: Duration = setting(
         600.0,
@@ -326,12 +321,11 @@ class SyncSettings(Section):
     )
     optional_parts: Literal["milestones", "all", "none"] = setting(
         "milestones",
-        description="checkpoints that are uploaded with the parts that no resume needs (prime-rl's exported weights)",
+        description="checkpoints that are uploaded with parts that no resume needs (exported weights)",
     )
     extra: tuple[str, ...] = setting(
         (),
-        description="paths below output_dir to upload with milestones and the final checkpoint, such as "
-        '["final"]; no links or key files',
+        description='paths below output_dir to upload with milestones and the final checkpoint, such as ["final"]',
     )
     # A 32B model in bf16 fits; a mistyped path does not fill the bucket.
     extra_max: Size = setting(
@@ -366,7 +360,7 @@ class SyncSettings(Section):
     refusal_wait: Duration = setting(
         _LEASE.refusal,
         ge=0,
-        description="if the store refuses access and training cannot start, podwatch exits with 77 after this long",
+        description="if the store refuses access and training cannot start: time until podwatch exits with 77",
     )
 
     @check_section
@@ -426,8 +420,7 @@ class DiskSettings(Section):
     )
     on_full: Literal["stay", "stop"] = setting(
         "stay",
-        description='the next save cannot fit: "stop" ends training cleanly before it, "stay" lets it '
-        "continue and possibly crash",
+        description='if the next save cannot fit: "stop" ends training cleanly before it, "stay" does not',
     )
 
     @check_section
@@ -441,7 +434,7 @@ class RecoverySettings(Section):
     budget_restarts: int = setting(
         _RESTART.budget_restarts,
         ge=1,
-        description="podwatch gives up when this number of restarts and budget_time are both used up",
+        description="podwatch gives up when this number and budget_time are both used up",
     )
     budget_time: Duration = setting(_RESTART.budget_seconds, description="see budget_restarts")
     backoff_min: Duration = setting(_RESTART.backoff_min_seconds, description="first pause between restarts")
@@ -457,8 +450,7 @@ class RecoverySettings(Section):
         3.0,
         ge=1,
         le=600,
-        description="at a preemption: time to write the heartbeat and signal training; the shortest notice of "
-        "a provider is 5 s",
+        description="at a preemption: time to write the heartbeat and signal training",
     )
     on_give_up: Literal["stay", "exit"] = setting(
         "stay",
@@ -466,37 +458,33 @@ class RecoverySettings(Section):
     )
     on_finished: Literal["stay", "exit"] = setting(
         "stay",
-        description='"exit": podwatch exits with 0 when the last checkpoint is stored (69: not everything '
-        "could be stored)",
+        description='"exit": podwatch exits when the last checkpoint is stored, with 0 (69: not everything is)',
     )
     final_sync: Duration = setting(
         7200.0,
         ge=0,
-        description="longest time to store the last checkpoint; 47 GB at 10 MB/s take 80 min",
+        description="longest time to store the last checkpoint",
     )
     # Longer than a takeover (holder_patience + claim_wait), because each exit uses up an attempt of the engine.
     standby: Duration = setting(
         900.0,
         ge=0,
-        description="job mode: wait this long for another pod or for what blocks a start, then exit with 86",
+        description="job mode: longest wait for another pod or what blocks a start; then 86",
     )
     end_grace: Duration | None = setting(
         None,
         ge=1,
         le=3600,
-        description="job mode: from the engine's SIGTERM until podwatch kills training; default: 0.85 of the "
-        "engine's default",
+        description="job mode: from SIGTERM until podwatch kills training; default: 0.85 of the engine's",
     )
     job_attempts: int = setting(
         _VERDICT.most_failures,
         ge=2,
-        description="job mode: attempts in a row without progress (and budget_time, if a step was ever made) "
-        "before 65 instead of 86",
+        description="job mode: attempts in a row without progress before 65 instead of 86",
     )
     bad_host_for: Duration = setting(
         _VERDICT.bad_host_seconds,
-        description="job mode: after a machine fault no attempt starts on that machine for this long, at "
-        "most three times; 0: never",
+        description="job mode: no attempt starts on a machine for this long after its fault; 0: off",
     )
 
 
@@ -522,16 +510,15 @@ class NodesSettings(Section):
     silence: Duration = setting(
         90.0,
         ge=5,
-        description="a node that has not reported for this long is gone, and all nodes end; NFS caches for 60 s",
+        description="a node that has not reported for this long is gone, and all nodes end",
     )
     disks: Literal["shared", "local"] = setting(
         "shared",
-        description="shared: all nodes see the same output_dir; local: each node has one of its own and saves its part"
-        " of each checkpoint there",
+        description="shared: all nodes see the same output_dir; local: each saves its part to one of its own",
     )
     directory: Path | None = setting(
         None,
-        description='with disks = "local": a directory that all nodes share, for podwatch\'s reports (some kilobytes)',
+        description='with disks = "local": a directory that all nodes share, for some kilobytes of reports',
     )
 
     @property
@@ -649,8 +636,7 @@ class EvaluationSettings(Section):
 
     command: tuple[str, ...] = setting(
         (),
-        description="argv, without a shell, with {checkpoint}, {weights}, {step}, {run_id} and {output}, "
-        "where it writes results.json; empty: no evaluation",
+        description="argv, without a shell, with {checkpoint}, {weights}, {step}, {run_id} and {output}",
     )
     every_saves: int = setting(0, ge=0, description="evaluate every N-th complete checkpoint; 0: no")
     every_steps: int = setting(0, ge=0, description="evaluate the first complete checkpoint in each N steps; 0: no")
@@ -658,14 +644,12 @@ class EvaluationSettings(Section):
     at_end: bool = setting(False, description="evaluate the last checkpoint of a finished run")
     gpus: Literal["none", "free", "stop-training"] = setting(
         "none",
-        description='"none": on the CPU; "free": on unused GPUs; "stop-training": on those of training, '
-        "which stops after a save and starts again",
+        description='"none": on the CPU; "free": on unused GPUs; "stop-training": on those of training, which stops',
     )
     gpu_count: int = setting(1, ge=1, description='number of GPUs with gpus = "free"')
     metric: str = setting(
         "",
-        description='number that decides which checkpoint is the best, such as "results.gsm8k.acc"; the best '
-        "is kept here and in the store",
+        description='number that decides which checkpoint is the best and is kept, such as "results.gsm8k.acc"',
     )
     lower_is_better: bool = setting(False, description="the metric is a loss or an error")
     regression: Ratio = setting(
@@ -679,12 +663,11 @@ class EvaluationSettings(Section):
     reserve: Size = setting(
         5_000_000_000,
         ge=0,
-        description="space that an evaluation must leave free besides the next save; podwatch ends one that does not",
+        description="space that an evaluation must leave free besides the next save",
     )
     dir: Path | None = setting(
         None,
-        description="place for outputs and fetched checkpoints (in podwatch-evaluation-RUN_ID); default: "
-        "below state_dir; never under output_dir; `user` must be able to enter it",
+        description="place for outputs and fetched checkpoints, never under output_dir; default: below state_dir",
     )
     cwd: Path | None = setting(None, description="working directory; default: that of training")
     env_file: Path | None = setting(
@@ -802,8 +785,7 @@ class NotifySettings(Section):
     )
     urls: tuple[str, ...] = setting(
         (),
-        description='channels, each with the lowest severity it receives: "critical https://..."; a URL with '
-        "a key belongs in urls_file",
+        description='channels, each with its lowest severity: "critical https://..."; with a key: in urls_file',
     )
     urls_file: Path | None = setting(None, description="file with more URLs, one per line; mode 0600")
     command_severity: Literal["info", "warning", "critical"] | None = setting(
@@ -824,7 +806,7 @@ class NotifySettings(Section):
     remind: Duration = setting(
         _NOTICES.remind_seconds,
         ge=0,
-        description="a lasting critical finding is repeated after this time, then after twice as long; 0: never",
+        description="time until a lasting critical finding is repeated, then twice as long; 0: never",
     )
     per_hour: int = setting(
         _NOTICES.per_hour, ge=2, description="most notices per hour, half of them for critical ones"
@@ -832,7 +814,7 @@ class NotifySettings(Section):
     timeout: Duration = setting(20.0, gt=0, le=300, description="time limit of one attempt; up to 8 attempts")
     heartbeat_urls: tuple[str, ...] = setting(
         (),
-        description="dead-man's switch: called every heartbeat_every; a URL with a key belongs in heartbeat_urls_file",
+        description="dead-man's switch: URLs that are called; with a key: in heartbeat_urls_file",
     )
     heartbeat_urls_file: Path | None = setting(None, description="file with more such URLs, one per line; mode 0600")
     heartbeat_every: Duration = setting(60.0, ge=5, le=3600, description="time between two calls of heartbeat_urls")
