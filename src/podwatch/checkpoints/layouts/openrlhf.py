@@ -156,7 +156,7 @@ def recognise(site: Site) -> Recognition | None:
 
 WEIGHTS = Weights(
     ("../global_step{step}_hf",),
-    when="OpenRLHF saves it (its option for Hugging Face files)",
+    when="with its option for Hugging Face files",
     convert="python ../zero_to_fp32.py .. TARGET -t global_stepN --safe_serialization",
     note="in _actor/global_stepN; config.json and the tokenizer come from the original model",
 )
