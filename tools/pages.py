@@ -82,14 +82,14 @@ def severities() -> dict[FindingKind, tuple[str, ...]]:
 def facts(kind: FindingKind) -> str:
     """What the code knows of this kind, as the line below its heading."""
     topic = topic_of(Finding(kind, Severity.CRITICAL, "", 0.0))
-    said = [" or ".join(severities()[kind])]
+    said = [", ".join(severities()[kind])]
     if topic != "findings":
         said.append(f"notice `{topic}`")
     judges = [f"[{d.name}](detection.md#{d.name})" for d in DETECTORS if kind in d.kinds]
     if judges:
-        said.append(f"detector {' and '.join(judges)}")
+        said.append(", ".join(judges))
     if kind in RESTARTED:
-        said.append("restarts training once confirmed")
+        said.append("restarts training")
     return f"*{'; '.join(said)}*"
 
 

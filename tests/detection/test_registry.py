@@ -42,7 +42,7 @@ def test_each_detector_is_described_as_it_is(detector: Detector[object]) -> None
         assert f"`{kind}`" in text, kind
     for signal in detector.second:
         assert signal in signals
-        assert f"\n| {signal} |" in section("Corroborating signals"), f"{signal} is not explained"
+        assert f"\n- **{signal}**: " in section("Corroborating signals"), f"{signal} is not explained"
     assert bool(detector.second) == bool(signals)
     assert not (detector.second and detector.survives_restart), "the page says that these start again"
     for field in detector.needs:
