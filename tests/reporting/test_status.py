@@ -153,6 +153,8 @@ def test_the_catalogue_lists_exactly_what_exists(title, names):
     text = (DOCS / "events.md").read_text()
     section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
     listed = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+    for line in section.splitlines():
+        listed += re.findall(r"`([a-z-]+)`", line.partition(": ")[0]) if line.startswith("- `") else []
     listed += re.findall(r"`([a-z-]+)`", section.partition("\nThe others")[2])
     assert sorted(listed) == sorted(str(n) for n in names)
 

@@ -2,7 +2,9 @@
 
 A recording is a directory of segments (or one segment alone). A segment is JSON lines, gzipped (``zcat`` reads it; not
 gzipped is read too): a header, then one line per turn with the changes since the turn before. The first turn is whole,
-so each segment can be read alone and the oldest can be removed. docs/replay.md describes the format for users.
+so each segment can be read alone and the oldest can be removed. How a change is written: recording/codec.py. Times
+called ``at`` are seconds of CLOCK_MONOTONIC, ``boot_at`` of CLOCK_BOOTTIME, ``wall`` since the epoch; numbers that JSON
+lacks are "inf", "-inf", "nan". Readers ignore unknown fields.
 """
 
 import contextlib

@@ -1,4 +1,5 @@
-"""Publish a checkpoint: verify every object by id, write the manifest, then move the pointer (docs/sync.md).
+"""Publish a checkpoint: verify every object by id, write the manifest, then move the pointer, ``latest.json``
+(docs/sync.md).
 
 Blocking; runs in a thread of the daemon. An intent is journaled before each write to the store. After a crash
 ``recover`` checks the store's real state, confirms that this pod still holds the lease, and finishes or undoes.
