@@ -35,7 +35,8 @@ def test_whether_it_reshards_is_what_the_code_says() -> None:
 
 
 def test_where_an_inference_server_finds_the_model_is_what_the_code_says() -> None:
-    assert [line for line in section("Weights for inference") if line.startswith("- `")] == [
+    listed = re.findall(r"^- `.*(?:\n  .*)*", "\n".join(section("Weights for inference")), re.MULTILINE)
+    assert [" ".join(entry.split()) for entry in listed] == [
         weights_line(kind) for kind in KINDS.values() if kind.weights != Weights()
     ]
 
