@@ -140,6 +140,25 @@ QUESTIONS = {
     "know how much podwatch, a hook": ("hooks.md#what-a-hook-cannot-do-to-training", "lowest priority"),
     "only watch for a first week": ("maintenance.md#how-do-i-keep-podwatch-out-of-the-way", '`mode = "observe"`'),
     "read the trainer's log": ("runs.md#what-else-is-kept-of-a-run", "b2 sync"),
+    "It says NOT BACKED UP": ("runbook.md#not-backed-up", "`[sync] store`"),
+    "The pod is gone": ("runbook.md#move-to-another-pod", "`podwatch run --detach`"),
+    "It restarted a run that I ended": ("detection.md#what-if-i-ended-it-myself", "`podwatch stop-training`"),
+    "Uploads are slow": ("runbook.md#uploads-slow", "`uplink`"),
+    "Two pods train the same run": ("two-pods.md", "`podwatch run --take-over`"),
+    "set it up on a rented pod": ("pods.md#runpod", "exec /workspace/podwatch/bin/podwatch"),
+    "guard several runs on one pod": (
+        "start.md#how-do-i-run-it-and-what-happens-to-training-when-podwatch-stops",
+        "`podwatch --run NAME status`",
+    ),
+    "free a GPU from leftover": ("maintenance.md#how-do-i-free-a-gpu-from-leftover-processes", "podwatch clean --gpu"),
+    "guard a trainer that I started": ("attaching.md", "podwatch start --attach PID"),
+    "keep a checkpoint from being deleted": ("disk.md#what-is-always-kept", "`podwatch checkpoints pin N`"),
+    "see the run in a browser": ("page.md", "ssh -L 9477:127.0.0.1:9477"),
+    "know from my laptop": ("runs.md#check-a-run-from-outside", "podwatch runs check"),
+    "end the rented machine": ("end-the-pod.md", "[end_pod]"),
+    "stop a run on a pod that I cannot reach": ("two-pods.md#controljson", '{"desired": "stopped"'),
+    "give podwatch its keys": ("sync.md#b2", "`listFiles`, `readFiles`, `writeFiles`"),
+    "What was never tried": ("runbook.md#what-could-not-be-tried-without-real-hardware", "Backblaze B2"),
 }
 
 
