@@ -20,7 +20,8 @@ from podwatch.policy.alerts import topic_of
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "runbook.md"
 SOURCE = ROOT / "src" / "podwatch"
-PARTS = ("Meaning", "podwatch", "You")
+PARTS = ("meaning", "podwatch", "You")
+"""The paragraph below the facts, and the two list items that follow it."""
 TODO = "TODO"
 ORDER = tuple(severity.value for severity in (Severity.CRITICAL, Severity.WARNING, Severity.INFO))
 RAISED = {"Finding", "_own", "add", "_limit"}
@@ -94,7 +95,17 @@ def facts(kind: FindingKind) -> str:
 
 
 def skeleton(kind: FindingKind) -> str:
-    return f"### {kind}\n\n{facts(kind)}\n\n" + "".join(f"- **{part}**: {TODO}\n" for part in PARTS)
+    return f"### {kind}\n\n{facts(kind)}\n\n{TODO}\n\n" + "".join(f"- **{part}**: {TODO}\n" for part in PARTS[1:])
+
+
+def _texts(body: str) -> dict[str, str]:
+    """The text of each part of an entry; a part that is missing has none."""
+    meaning = FACTS.sub("", body, count=1).partition("\n- **")[0]
+    found = {"meaning": "" if meaning.startswith("- **") else meaning}
+    for part in PARTS[1:]:
+        text = re.search(rf"^- \*\*{part}\*\*: (.*?)(?=^- \*\*|\Z)", body, re.MULTILINE | re.DOTALL)
+        found[part] = text[1] if text else ""
+    return found
 
 
 def rendered(page: str) -> str:
@@ -124,10 +135,8 @@ def problems(page: str) -> list[str]:
             continue
         if facts(FindingKind(name)) not in body:
             found.append(f"{name}: its line of facts is not {facts(FindingKind(name))}")
-        for part in PARTS:
-            text = re.search(rf"^- \*\*{part}\*\*: (.*?)(?=^- \*\*|\Z)", body, re.MULTILINE | re.DOTALL)
-            if text is None or TODO in text[1] or len(text[1].split()) < 2:
-                found.append(f"{name}: {part!r} is empty")
+        texts = _texts(body)
+        found += [f"{name}: {part!r} is empty" for part in PARTS if TODO in texts[part] or len(texts[part].split()) < 2]
     codes = {int(code) for code in CODE_ROW.findall(page)}
     found += [f"exit code {int(code)}: no row" for code in ExitCode if int(code) not in codes]
     found += [f"exit code {code}: no such code" for code in sorted(codes - {int(code) for code in ExitCode})]

@@ -66,7 +66,9 @@ def test_an_entry_that_is_missing_empty_or_stale_is_found() -> None:
     assert entry is not None
     assert pages.problems(text.replace(entry[0], "")) == ["hang: no entry"]
     assert pages.problems(text.replace("### hang\n", "### hangs\n")) == ["hang: no entry", "hangs: no such finding"]
-    assert "hang: 'Meaning' is empty" in pages.problems(text.replace(entry[0], pages.skeleton(FindingKind.HANG)))
+    assert "hang: 'meaning' is empty" in pages.problems(text.replace(entry[0], pages.skeleton(FindingKind.HANG)))
+    meaning = entry[0].split("\n\n")[2]
+    assert pages.problems(text.replace(f"{meaning}\n\n", "", 1)) == ["hang: 'meaning' is empty"]
     stale = pages.problems(text.replace(pages.facts(FindingKind.HANG), "*info*"))
     assert len(stale) == 1
     assert "line of facts" in stale[0]

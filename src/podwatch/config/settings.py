@@ -539,7 +539,7 @@ class EndPodSettings(Section):
     )
     env_file: Path | None = setting(
         None,
-        description="file with the provider's key as NAME=value lines; mode 0600",
+        description="file with the provider's key; mode 0600",
     )
     timeout: Duration = setting(60.0, gt=0, description="the command is killed after this time")
     tries: int = setting(5, ge=1, description="most runs of the command for one end")
@@ -551,7 +551,7 @@ class ProviderSettings(Section):
     command: tuple[str, ...] = setting(
         ..., min_length=1, description="argv, without a shell; list, create or destroy is appended"
     )
-    env_file: Path | None = setting(None, description="file with the provider's key as NAME=value lines; mode 0600")
+    env_file: Path | None = setting(None, description="file with the provider's key; mode 0600")
     timeout: Duration = setting(
         120.0, gt=0, le=LONGEST_CALL_SECONDS, description="a call is killed after this time: its outcome is unknown"
     )
@@ -599,7 +599,7 @@ class HookSettings(Section):
     cwd: Path | None = setting(None, description="working directory; default: that of training")
     env_file: Path | None = setting(
         None,
-        description="file with NAME=value lines for it; mode 0600",
+        description="file with its NAME=value lines; mode 0600",
     )
     user: str = setting("", description="run it as this user; default: podwatch's own")
     timeout: Duration = setting(3600.0, gt=0, description="podwatch then ends the command and all that it started")
@@ -620,7 +620,7 @@ class CheckSettings(Section):
     cwd: Path | None = setting(None, description="working directory; default: that of training")
     env_file: Path | None = setting(
         None,
-        description="file with NAME=value lines for it; mode 0600",
+        description="file with its NAME=value lines; mode 0600",
     )
     user: str = setting("", description="run it as this user; default: podwatch's own")
     timeout: Duration = setting(60.0, gt=0, description="podwatch then ends it, and the check fails")
@@ -672,7 +672,7 @@ class EvaluationSettings(Section):
     cwd: Path | None = setting(None, description="working directory; default: that of training")
     env_file: Path | None = setting(
         None,
-        description="file with NAME=value lines for it; mode 0600",
+        description="file with its NAME=value lines; mode 0600",
     )
     user: str = setting("", description="run it as this user; default: podwatch's own")
 
