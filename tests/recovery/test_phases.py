@@ -1,9 +1,9 @@
-"""The phases of recovery: the table, and its drawing in docs/architecture.md."""
+"""The phases of recovery: the table, and the ordinary course that docs/architecture.md draws."""
 
 import re
 from pathlib import Path
 
-from podwatch.recovery.state import AT_ANY_TIME, FOLLOWERS, Phase, may_follow
+from podwatch.recovery.state import FOLLOWERS, Phase, may_follow
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 ROW = re.compile(r"^ {4}([a-z-]+) +-> +([a-z -]+)$", re.MULTILINE)

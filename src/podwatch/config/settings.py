@@ -220,9 +220,7 @@ class CustomLayoutSettings(Section):
         description="regular expressions for the trainer's command line",
     )
     orchestrator_processes: tuple[str, ...] = setting((), description="the same for the process that drives rollouts")
-    inference_processes: tuple[str, ...] = setting(
-        (), description="the same for the inference server"
-    )
+    inference_processes: tuple[str, ...] = setting((), description="the same for the inference server")
     engine_processes: tuple[str, ...] = setting(
         (), description="the same for processes that hold the model's GPU memory, if the server does not"
     )

@@ -482,8 +482,8 @@ PROCESSES = ProcessNames(
 
 WEIGHTS = Weights(
     ("../../weights/step_{step}", "../../broadcasts/step_{step}", "../../run_default/broadcasts/step_{step}"),
-    when="`weights` until 2026-08, with its own interval; `broadcasts` where weights are broadcast by files, not by NCCL;"
-    " `STABLE` inside marks the end",
+    when="`weights` until 2026-08, with its own interval; `broadcasts` where weights are broadcast by files, not by"
+    " NCCL; `STABLE` inside marks the end",
     note="with LoRA the directory holds the adapter only",
 )
 
