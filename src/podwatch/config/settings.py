@@ -83,11 +83,10 @@ class TrainerSettings(Section):
     env: dict[str, str] = setting(default_factory=dict, description="extra environment variables; no secrets")
     env_file: Path | None = setting(None, description="file with secrets as NAME=value lines; mode 0600")
     user: str = setting("", description="run training as this user; default: podwatch's own")
-    nofile: int = setting(65_536, ge=1024, description="open-file limit for training; vLLM wants 65,536")
+    nofile: int = setting(65_536, ge=1024, description="open-file limit for training")
     resume_args: str | tuple[str, ...] = setting(
         "auto",
-        description='what makes the command resume: "auto" (by layout and version), "none", or a list with '
-        "{step} and {checkpoint}",
+        description='what makes the command resume: "auto", "none", or a list with {step} and {checkpoint}',
     )
     max_steps: int | None = setting(None, ge=1, description="target step, if command and its config do not name one")
     supervise: Literal["auto", "keeper", "attach"] = setting(
@@ -100,7 +99,7 @@ class TrainerSettings(Section):
     )
     stop_also: tuple[tuple[str, ...], ...] = setting(
         (),
-        description="commands after each stop, for processes outside training's tree; must be safe to run twice",
+        description="commands after each stop, for processes outside training's tree",
     )
     stop_grace: Duration = setting(30.0, description="time from SIGTERM to SIGKILL")
     save_grace: Duration = setting(600.0, description="the same during a save")
@@ -148,13 +147,13 @@ class GpuSettings(Section):
     hold: Duration = setting(_DETECTION.hold_seconds, gt=0, description="memory gone for this long is a silent death")
     floor: Size = setting(
         _DETECTION.memory_floor_bytes,
-        description="a dedicated GPU with less in use counts as empty; a bare context uses 0.3-0.7 GiB",
+        description="a dedicated GPU with less in use counts as empty",
     )
     deadline: Duration = setting(5.0, gt=0, description="a slower NVML call makes the GPU sensor blind")
     # A start on a full GPU fails.
     release_wait: Duration = setting(
         60.0,
-        description="after a stop, wait this long for GPU memory to become free, then `blocked`",
+        description="after a stop: longest wait for free GPU memory, then `blocked`",
     )
     release_margin: Size = setting(
         GIB, description="a GPU is free if it uses at most this much more than before training"
@@ -202,7 +201,7 @@ class CustomLayoutSettings(Section):
 
     step_dir: str = setting(
         "checkpoints/step_{step}",
-        description="path of one step, such as ckpt_{step}.pt; {step:06d} if a restore must write six digits",
+        description="path of one step, such as ckpt_{step}.pt or ckpt_{step:06d}.pt",
     )
     required: tuple[str, ...] = setting((), description="globs in the step directory that must each match a file")
     optional: tuple[str, ...] = setting(
@@ -212,9 +211,7 @@ class CustomLayoutSettings(Section):
         (), description="more paths with {step} to quarantine when they are ahead of the resume step"
     )
     last: str = setting("", description="glob of the file that the trainer writes last")
-    step_line: str = setting(
-        "", description="regular expression of the log line of a finished step; its first group is the number"
-    )
+    step_line: str = setting("", description="regular expression of a step's log line; its first group is the number")
     trainer_processes: tuple[str, ...] = setting(
         (),
         description="regular expressions for the trainer's command line",
@@ -280,7 +277,7 @@ class SyncSettings(Section):
     )
     s3_endpoint: str = setting(
         "",
-        description="for s3://: the service's address; empty: AWS_ENDPOINT_URL_S3, else AWS",
+        description="for s3://: the service's address, if it is not AWS",
     )
     s3_region: str = setting("", description='for s3://: the region ("auto" for R2)')
     s3_profile: str = setting("", description="for s3://: the AWS profile, instead of keys in the environment")
@@ -294,7 +291,7 @@ class SyncSettings(Section):
         32,
         ge=1,
         le=64,
-        description="podwatch adds connections up to this while they raise the speed",
+        description="most connections; podwatch adds some while they raise the speed",
     )
     max_rate: Size | None = setting(None, description="upload limit in bytes per second")
     upload_gap: Duration = setting(
@@ -304,7 +301,7 @@ class SyncSettings(Section):
     )
     sweep: Duration = setting(
         600.0,
-        description="time between two searches for unstored checkpoints; new ones are uploaded immediately",
+        description="time between two searches for unstored checkpoints",
     )
     max_lag: Duration = setting(
         _REMOTE.max_lag_seconds, description="nothing new in the store for this long is critical"
@@ -333,7 +330,7 @@ class SyncSettings(Section):
     )
     artefacts: bool = setting(
         True,
-        description="also upload configuration, ends of logs and incident bundles, scrubbed of secrets",
+        description="also upload configuration, ends of logs and incident bundles",
     )
     artefacts_every: Duration = setting(900.0, ge=60, description="time between two uploads of log ends")
     artefacts_log: Size = setting(256_000, ge=1000, le=5_000_000, description="size of the end of each log to upload")
@@ -346,7 +343,7 @@ class SyncSettings(Section):
     )
     holder_patience: Duration = setting(
         _LEASE.patience,
-        description="podwatch takes over another pod's run after no heartbeat for this long",
+        description="time without a heartbeat until podwatch takes over another pod's run",
     )
     # 30 s of a confirmation, 60 s of a write, 10 s of margin.
     claim_wait: Duration = setting(
@@ -414,7 +411,7 @@ class DiskSettings(Section):
     lead: Duration = setting(
         _DISK.lead_seconds,
         ge=0,
-        description="an unstored checkpoint is deleted at the earliest this long before the next save",
+        description="an unstored checkpoint is deleted at most this long before the next save",
     )
     on_full: Literal["stay", "stop"] = setting(
         "stay",
@@ -496,7 +493,7 @@ class NodesSettings(Section):
         None,
         ge=1,
         le=MOST_NODES,
-        description="number of nodes; default: from the engine's variables; 1: one node, whatever the engine says",
+        description="number of nodes; default: from the engine's variables",
     )
     # Engines start the nodes of a job minutes apart.
     wait: Duration = setting(
@@ -701,9 +698,7 @@ class ResourceSettings(Section):
         _RESOURCES.memory_above,
         description="warn above this share of host or container memory",
     )
-    shm_above: Ratio = setting(
-        _RESOURCES.shm_above, description="warn above this share of /dev/shm: when it is full, NCCL and vLLM die"
-    )
+    shm_above: Ratio = setting(_RESOURCES.shm_above, description="warn above this share of /dev/shm")
     overdue: float = setting(
         _RESOURCES.checkpoint_overdue_k,
         ge=1,
@@ -770,9 +765,7 @@ class HttpSettings(Section):
     enabled: bool = setting(True, description="the page, health, status, metrics, and the trainer's progress pings")
     host: str = setting("127.0.0.1", description="address to listen on; beyond loopback it needs password_file")
     port: int = setting(9477, ge=0, le=65535, description="port; if it is taken, the next free one; 0: any")
-    password_file: Path | None = setting(
-        None, description="file with the HTTP password (not asked for by probes and pings); mode 0600"
-    )
+    password_file: Path | None = setting(None, description="file with the HTTP password; mode 0600")
 
 
 class NotifySettings(Section):
@@ -792,7 +785,7 @@ class NotifySettings(Section):
     digest: Duration = setting(
         0.0,
         ge=0,
-        description='time between two digests, such as "24h"; at least 1h; 0: none',
+        description='time between two digests, such as "24h"; 0: none',
     )
     events: tuple[NoticeTopic, ...] = setting(
         ("findings", "restarts", "gave-up", "disk", "store", "superseded", "preempted", "finished", "evaluation"),
