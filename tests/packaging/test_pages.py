@@ -160,6 +160,10 @@ QUESTIONS = {
     "end the rented machine": ("end-the-pod.md", "[end_pod]"),
     "stop a run on a pod that I cannot reach": ("two-pods.md#controljson", '{"desired": "stopped"'),
     "give podwatch its keys": ("sync.md#b2", "`listFiles`, `readFiles`, `writeFiles`"),
+    "podwatch sees no steps": ("layouts.md#where-are-steps-read", "`$PODWATCH_HEARTBEAT_URL`"),
+    "choose a store": ("s3.md", "https://ACCOUNT.r2.cloudflarestorage.com"),
+    "see all pods in Grafana": ("notifications.md#podwatchs-figures-in-wb", "[wandb]"),
+    "get a notice on my phone; not": ("notifications.md#which-notices-and-when", "| `finished` | info |"),
     "What was never tried": ("runbook.md#what-could-not-be-tried-without-real-hardware", "Backblaze B2"),
 }
 
