@@ -34,7 +34,7 @@ from podwatch.trainer.launcher import KeeperJob
 if TYPE_CHECKING:
     from podwatch.sync.upload.artifacts import Artifacts
 
-LOOK_SECONDS: Final = 0.5
+LOOK_SECONDS: Final = 1.0
 PROGRESS_SECONDS: Final = 60.0
 """Between two lines of progress of the final sync: an engine's log stays readable, and shows within a minute that the
 job is alive."""

@@ -32,6 +32,8 @@ _OUT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 ended (promise 3)."""
 PROC = "/proc"
 EXEC_LOOKS, EXEC_PAUSE = 8, 0.01
+STAT_BYTES = 4096
+"""More than a stat line has: 52 numbers and a name of at most 64 bytes. The kernel returns it in one read."""
 KTHREADD = 2
 """The parent of all kernel threads; in a container, where they are invisible, it is at most one process."""
 _NVIDIA = re.compile(r"/dev/nvidia(\d+)")
@@ -77,11 +79,29 @@ def parse_stat(text: str) -> ProcStat:
 
 def read_stat(pid: int) -> ProcStat | None:
     """None when there is no such process (or it went away while we read)."""
-    raw = _read(f"{PROC}/{pid}/stat")
-    if not raw:
-        return None
+    return stat_of(stat_line(pid))
+
+
+def stat_line(pid: int) -> bytes:
+    """The unparsed line: equal to an earlier one if the process did nothing since. Empty when it is gone."""
     try:
-        return parse_stat(raw.decode("utf-8", "replace"))
+        fd = os.open(f"{PROC}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        _raise_if_ours(error)
+        return b""
+    try:
+        return os.read(fd, STAT_BYTES)
+    except OSError as error:
+        _raise_if_ours(error)
+        return b""
+    finally:
+        os.close(fd)
+
+
+def stat_of(line: bytes) -> ProcStat | None:
+    """Parse what ``stat_line`` returned; None when the process was gone."""
+    try:
+        return parse_stat(line.decode("utf-8", "replace"))
     except ValueError:
         return None
 

@@ -7,7 +7,7 @@ used CPU since the last look, and occasionally; of most processes only the stat 
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from podwatch.domain.process import TICKS_PER_SECOND, ProcessIdentity, ProcessRole
@@ -215,22 +215,26 @@ class Others:
         kept = self._known if asked == self._asked else {}
         self._turn += 1
         young = (time.clock_gettime(time.CLOCK_BOOTTIME) - YOUNG_SECONDS) * TICKS_PER_SECOND
-        ours = {identity.pid: identity.start_ticks for identity in run.ours}
+        ours = {identity.pid: identity.start_ticks for identity in run.ours | run.own}
         known: dict[int, _Known] = {}
         for pid in procfs.all_pids():
-            status = procfs.read_stat(pid)
+            line, before = procfs.stat_line(pid), kept.get(pid)
+            settled = before is not None and before.seen.process.identity.start_ticks < young
+            if before is not None and before.line == line and settled and (pid + self._turn) % READ_EVERY:
+                known[pid] = before
+                continue
+            status = procfs.stat_of(line)
             if status is None or status.state in "ZXx" or procfs.KTHREADD in (pid, status.parent_pid):
                 continue
             mark = (status.start_ticks, status.cpu_ticks, status.parent_pid)
-            before = kept.get(pid)
-            settled = status.start_ticks < young and (pid + self._turn) % READ_EVERY
-            if before is not None and before.mark == mark and settled:
-                known[pid] = before
+            if before is not None and before.mark == mark and settled and (pid + self._turn) % READ_EVERY:
+                known[pid] = replace(before, line=line)
             elif ours.get(pid) == status.start_ticks:  # known to be ours: its open files do not matter here
-                known[pid] = _Known(mark, Seen(_bare(pid, status, self._roles), -1, status.group, status.session), None)
+                bare = Seen(_bare(pid, status, self._roles), -1, status.group, status.session)
+                known[pid] = _Known(line, mark, bare, None)
             else:
                 seen = _read(pid, status, run.output_dir, self._roles)
-                known[pid] = _Known(mark, seen, look_of(seen, run))
+                known[pid] = _Known(line, mark, seen, look_of(seen, run))
         self._before, self._known, self._asked = self._known, known, asked
         found = judge({p: k.seen for p, k in known.items()}, run, {p: k.other for p, k in known.items()})
         others = tuple(other for other in found if not _marked(other, start_id))
@@ -242,8 +246,10 @@ class Others:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """``mark``: start, CPU used and parent; while these stay the same, so does the rest."""
+    """``line``: its stat line as read. ``mark``: start, CPU used and parent; while these stay the same, so does the
+    rest."""
 
+    line: bytes
     mark: tuple[int, int, int]
     seen: Seen
     other: Other | None
