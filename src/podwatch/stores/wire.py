@@ -21,6 +21,8 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from podwatch.stores.tls import TlsLine
+
 BLOCK = 1 << 20
 """Bytes handed to the socket at once; a smaller body leaves together with its head."""
 MOST_HEAD = 1 << 16
@@ -114,7 +116,7 @@ class Answer:
 class _Line:
     """One connection. ``answers`` reads from it; ``used`` is the time of its last use."""
 
-    socket: socket.socket
+    socket: "socket.socket | TlsLine"
     answers: BinaryIO
     used: float = 0.0
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray()))
@@ -135,11 +137,8 @@ class _Line:
         waited = self.socket.gettimeout()
         try:
             self.socket.settimeout(0)
-            if isinstance(self.socket, ssl.SSLSocket):
-                self.socket.read(1)
-            else:
-                self.socket.recv(1, socket.MSG_PEEK)
-        except (BlockingIOError, ssl.SSLWantReadError):
+            self.socket.recv_into(bytearray(1))
+        except BlockingIOError:
             return False
         except OSError:
             return True
@@ -342,12 +341,14 @@ class Wire:
             if place.scheme == "https":
                 if via is not None:
                     _tunnel(found, place)
-                found = self._context().wrap_socket(found, server_hostname=place.host)
-            found.settimeout(timeouts[1])
+                line: socket.socket | TlsLine = TlsLine(found, self._context(), place.host)
+            else:
+                line = found
+            line.settimeout(timeouts[1])
         except BaseException:
             found.close()
             raise
-        return _Line(found, found.makefile("rb"))
+        return _Line(line, line.makefile("rb"))
 
     def _context(self) -> ssl.SSLContext:
         with self._lock:
@@ -486,7 +487,7 @@ class Body:
         url: str,
         status: int,
         headers: Mapping[str, str],
-        line: socket.socket,
+        line: socket.socket | TlsLine,
         answers: BinaryIO,
         done: Callable[[bool], None],
         *,
@@ -495,7 +496,6 @@ class Body:
         self.url, self.status_code, self.headers = url, status, headers
         self._line, self._answers, self._done, self._reusable = line, answers, done, reusable
         self.left = int(headers.get("content-length", -1))
-        self._plain = not isinstance(line, ssl.SSLSocket)
         self._buffered = -1
         self._seconds = line.gettimeout() or 0.0
         self._open = True
@@ -553,12 +553,12 @@ class Body:
         if self._buffered:
             count = int(self._answers.readinto(buffer[: self._buffered]))  # type: ignore[attr-defined]
             self._buffered -= count
-            if not self._buffered and self._plain:
+            if not self._buffered and isinstance(self._line, socket.socket):
                 self._line.settimeout(None)  # the kernel applies the timeout, so that it can also fill the buffer
                 timeout = struct.pack("ll", int(self._seconds), int(self._seconds % 1 * 1e6))
                 self._line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
             return count
-        if self._plain:
+        if isinstance(self._line, socket.socket):
             return self._line.recv_into(buffer, len(buffer), socket.MSG_WAITALL)
         end, got = time.monotonic() + self._seconds, 0
         while got < len(buffer):
@@ -574,7 +574,7 @@ class Body:
             return
         self._open = False
         again = self._reusable and self.left == 0
-        if again and self._plain and self._buffered == 0:
+        if again and isinstance(self._line, socket.socket) and self._buffered == 0:
             with contextlib.suppress(OSError):
                 self._line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
                 self._line.settimeout(self._seconds)
