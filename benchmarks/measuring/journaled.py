@@ -91,7 +91,7 @@ def sender_for(url: str, home: str, paths: list[Path], store: str = f"b2://{BUCK
 async def send_one(sender: Sender, home: str, paths: list[Path], save_id: str) -> dict[str, UploadedObject]:
     """All ``paths``, in one directory, as one checkpoint. Returns what is in the store then."""
     part = SimpleNamespace(part=SimpleNamespace(name="trainer", path=paths[0].parent))
-    contents = cast(Any, SimpleNamespace(set=SimpleNamespace(step=1, save_id=save_id), parts=[part]))
+    contents = cast(Any, SimpleNamespace(set=SimpleNamespace(step=1, save_id=save_id), parts=[part], files=()))
     todo = job_for(paths, f"b2://{BUCKET}", save_id, Path(home) / "lock").files
     done: dict[str, UploadedObject] = {}
     await sender.upload(contents, todo, done, lambda _: None)
