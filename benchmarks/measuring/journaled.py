@@ -17,7 +17,7 @@ from podwatch.journal.records import UploadedObject
 from podwatch.policy.upload_priority import Level
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.s3_credentials import S3Credentials
-from podwatch.sync.types import FEATURES
+from podwatch.sync.interfaces import FEATURES
 from podwatch.sync.upload.uploader import Sender
 from podwatch.system.clock import SystemClock
 from podwatch.system.workers import Worker

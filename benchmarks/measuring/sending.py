@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.measuring import MIB, memory_mib
 from podwatch.stores.open import Credentials
-from podwatch.sync.upload.child_process import Children, Upload
-from podwatch.sync.upload.job import JobFile, UploadJob
+from podwatch.sync.upload.child_job import JobFile, UploadJob
+from podwatch.sync.upload.start_child import Children, Upload
 from podwatch.system.pinned import pin_of
 from tests.support.b2server import BUCKET, KEY, KEY_ID
 

@@ -15,7 +15,7 @@ from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, T
 from podwatch.recovery import quarantine
 from podwatch.retention.removal import Remover
 from podwatch.retention.trash import SetAsideUsage
-from podwatch.sync.restore.staging import StagingArea
+from podwatch.sync.restore.staging_directory import StagingArea
 from podwatch.sync.upload.hardlinks import Holder
 from podwatch.system.clock import SystemClock
 from tests.paths.hostile import Operation, Site, T

@@ -20,7 +20,7 @@ from podwatch.journal import load_run_record, save_run_record
 from podwatch.recovery import quarantine
 from podwatch.retention.removal import Remover
 from podwatch.retention.trash import quarantine_entries
-from podwatch.sync.restore.staging import StagingArea
+from podwatch.sync.restore.staging_directory import StagingArea
 from podwatch.system.clock import SystemClock
 from podwatch.system.pinned import HIDDEN, RootReplaced
 from podwatch.system.workspace import Workspace

@@ -17,7 +17,7 @@ from podwatch.reporting.metrics import exposition, make_registry
 from podwatch.reporting.status import build_status
 from podwatch.reporting.view import DaemonView
 from podwatch.reporting.wandb import metrics_of
-from podwatch.sync.types import SyncStatus
+from podwatch.sync.interfaces import SyncStatus
 from tests.reporting import views
 
 LAST = "; the trainer is alive, last step 85"

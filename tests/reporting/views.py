@@ -40,7 +40,7 @@ from podwatch.policy.overall import RecoveryView
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
 from podwatch.recovery.failure import given_up
 from podwatch.reporting.view import Counters, DaemonView
-from podwatch.sync.types import SyncStatus, UploadPace
+from podwatch.sync.interfaces import SyncStatus, UploadPace
 from tests.detection.looks import world
 
 GB = 10**9

@@ -22,8 +22,8 @@ from podwatch.policy.lease import Timing
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, perform
 from podwatch.sync.publish import Publisher
-from podwatch.sync.store_retention import RemoteRetention
-from podwatch.sync.upload import job as jobs
+from podwatch.sync.store_removal import RemoteRetention
+from podwatch.sync.upload import child_job as jobs
 from podwatch.sync.upload.send_parts import Sending
 from podwatch.system.clock import SystemClock
 from podwatch.system.pinned import pin_of

@@ -13,7 +13,7 @@ from podwatch.client import discover
 from podwatch.client.discover import Hints
 from podwatch.daemon.paths import run_paths
 from podwatch.domain.errors import HostError, PermissionDenied
-from podwatch.sync.restore.staging import _lock
+from podwatch.sync.restore.staging_directory import _lock
 from podwatch.system.files import FileLock
 from podwatch.system.pinned import PinnedTree
 from tests.support import strangers

@@ -119,9 +119,9 @@ def make_restorer(settings: "Settings", journal: "Journal", showing: "Showing", 
     from podwatch.cli.offline import credentials, open_configured_store
     from podwatch.daemon.paths import workspace_of
     from podwatch.stores.base import ObjectStore
-    from podwatch.sync.restore.child_process import FetchProcess
     from podwatch.sync.restore.restore import FetchPace, Patience, Restorer, StorePlace
-    from podwatch.sync.upload.job import keys_for
+    from podwatch.sync.restore.start_child import FetchProcess
+    from podwatch.sync.upload.child_job import keys_for
 
     def open_one() -> ObjectStore:
         return open_configured_store(settings)

@@ -74,7 +74,7 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
     with --deep every hash, by reading every byte."""
     from podwatch.cli.offline import load
     from podwatch.sync.inventory import examine_save, verify_optional
-    from podwatch.sync.upload.job import keys_for
+    from podwatch.sync.upload.child_job import keys_for
 
     settings = load(where)
     saves, pointer_problem, _ = _inventory(settings)
@@ -122,7 +122,7 @@ def sweep(where: Where, dry_run: bool, as_json: bool) -> None:
     from podwatch.domain.manifest import Keys
     from podwatch.journal.journal import Journal
     from podwatch.stores.open import parse_store_url
-    from podwatch.sync.store_retention import Sweeper
+    from podwatch.sync.store_removal import Sweeper
     from podwatch.system.clock import SystemClock
 
     settings = load(where)

@@ -17,7 +17,7 @@ from podwatch.policy.backup import Kept, not_stored
 from podwatch.policy.lease import LeaseAction
 from podwatch.policy.lineage import branch_line, kept_step
 from podwatch.policy.uploads import Outcome, Tally, every, in_words, uplink_behind
-from podwatch.sync.types import SyncStatus, UploadPace
+from podwatch.sync.interfaces import SyncStatus, UploadPace
 
 
 def backup_findings(

@@ -26,7 +26,7 @@ from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import PERMANENT, JobEnd, Outcome, Situation, Verdict, ended, judge, of_error, withdrawn
 from podwatch.policy.lease import LeaseAction
 from podwatch.recovery.state import Phase
-from podwatch.sync.types import Unstored
+from podwatch.sync.interfaces import Unstored
 from podwatch.system import procfs
 from podwatch.trainer.job_survivors import clear, kept_by_jobs
 from podwatch.trainer.launcher import KeeperJob

@@ -19,7 +19,7 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.policy.exit_code import Verdict
-from podwatch.sync.types import SyncStatus
+from podwatch.sync.interfaces import SyncStatus
 
 AGAIN = -1
 """Not an exit code: the daemon restarts inside this process, because the state database can be read again."""

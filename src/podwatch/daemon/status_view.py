@@ -38,7 +38,7 @@ from podwatch.recovery.state import Phase, RecoveryState
 from podwatch.reporting.documents import account_document
 from podwatch.reporting.status import build_status
 from podwatch.reporting.view import Counters, DaemonView
-from podwatch.sync.types import SyncStatus
+from podwatch.sync.interfaces import SyncStatus
 
 _PHASES = frozenset(map(str, Phase))
 _ACTIVE = (Phase.LOOKING, Phase.STARTING, Phase.CONFIRMING, Phase.STOPPING)

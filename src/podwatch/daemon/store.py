@@ -32,8 +32,8 @@ from podwatch.recovery.state import RecordHolder
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials, credentials_for
 from podwatch.stores.open import open_store, same_filesystem
-from podwatch.sync.types import RunIdentity, features_of
-from podwatch.sync.upload.job import keys_for
+from podwatch.sync.interfaces import RunIdentity, features_of
+from podwatch.sync.upload.child_job import keys_for
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import boot_id, from_here, machine_id, start_ticks
 from podwatch.system.workers import Worker
@@ -255,8 +255,8 @@ def make_restorer(
     settings: Settings, layout: Layout, workspace: Workspace, journal: Journal, writer_id: str
 ) -> "Restorer":
     """The Restorer of this run; also used by ``podwatch restore`` without a daemon."""
-    from podwatch.sync.restore.child_process import FetchProcess
     from podwatch.sync.restore.restore import FetchPace, Restorer, StorePlace
+    from podwatch.sync.restore.start_child import FetchProcess
 
     sync = settings.sync
 

@@ -31,8 +31,8 @@ from podwatch.sensors.log_tail import Sources
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import credentials_for
 from podwatch.stores.open import open_store
-from podwatch.sync.types import features_of
-from podwatch.sync.upload.job import keys_for
+from podwatch.sync.interfaces import features_of
+from podwatch.sync.upload.child_job import keys_for
 from podwatch.system.files import read_file
 from podwatch.trainer.environment import read_env_file
 

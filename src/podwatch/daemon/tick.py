@@ -38,7 +38,7 @@ from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.journal import Journal
 from podwatch.policy.backup import Kept, safekeeping
 from podwatch.recording.recorder import Recorder
-from podwatch.sync.types import SyncStatus
+from podwatch.sync.interfaces import SyncStatus
 from podwatch.system.workers import Worker
 
 if TYPE_CHECKING:

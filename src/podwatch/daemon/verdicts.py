@@ -33,8 +33,8 @@ from podwatch.recovery.start_plan import config_digests, working_directory
 from podwatch.stores.base import ObjectStore, OpenStore, store_time
 from podwatch.stores.credentials import credentials_for
 from podwatch.stores.open import open_store
-from podwatch.sync.types import rfc3339
-from podwatch.sync.upload.job import keys_for
+from podwatch.sync.interfaces import rfc3339
+from podwatch.sync.upload.child_job import keys_for
 from podwatch.system.clock import Clock
 from podwatch.system.files import read_file
 from podwatch.system.procfs import boot_id, machine_id

@@ -55,7 +55,7 @@ from podwatch.recovery.state import RecordHolder, RunFiles, RunStore, Tools, Tra
 from podwatch.retention.removal import Remover
 from podwatch.retention.trash import SetAsideUsage
 from podwatch.sensors.inference import Servers
-from podwatch.sync.types import OwnSets
+from podwatch.sync.interfaces import OwnSets
 from podwatch.system.procfs import boot_id
 from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace

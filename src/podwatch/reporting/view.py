@@ -17,7 +17,7 @@ from podwatch.domain.snapshot import Desired, Reading, Snapshot
 from podwatch.policy.cost import Account
 from podwatch.policy.exit_code import Verdict
 from podwatch.policy.overall import Judgement, RecoveryView, Situation, judge
-from podwatch.sync.types import SyncStatus
+from podwatch.sync.interfaces import SyncStatus
 
 
 @dataclass(frozen=True, slots=True)

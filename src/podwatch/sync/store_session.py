@@ -24,13 +24,13 @@ from podwatch.journal.journal import Journal
 from podwatch.policy.lease import Decision, LeaseAction, Timing
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.open import open_store
+from podwatch.sync.interfaces import GuardedRun, SetSource, SyncStatus, Tell, features_of, keep_features
 from podwatch.sync.inventory import Stock, stock
 from podwatch.sync.lease.holder import Follower, LeaseHolder
 from podwatch.sync.lease.protocol import LeaseTerms, NotHolding
 from podwatch.sync.publish import Publisher, Superseded
-from podwatch.sync.store_retention import RemoteRetention, Sweeper, told
-from podwatch.sync.types import GuardedRun, SetSource, SyncStatus, Tell, features_of, keep_features
-from podwatch.sync.upload.job import keys_for
+from podwatch.sync.store_removal import RemoteRetention, Sweeper, told
+from podwatch.sync.upload.child_job import keys_for
 from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker
 

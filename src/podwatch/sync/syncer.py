@@ -25,15 +25,15 @@ from podwatch.policy.resume import NO_TRAINING
 from podwatch.policy.uploads import GivenUp, Waiting, next_upload, sort_begun
 from podwatch.stores.base import TOTAL
 from podwatch.stores.base import Upload as StoreUpload
+from podwatch.sync.interfaces import Emit, GuardedRun, NodeUploads, SetSource, SyncStatus, Unstored
 from podwatch.sync.lease.protocol import LeaseTerms
 from podwatch.sync.publish import Publisher, Superseded
 from podwatch.sync.store_session import BACKOFF_MAX, BACKOFF_MIN, StoreSession, internal
-from podwatch.sync.types import Emit, GuardedRun, NodeUploads, SetSource, SyncStatus, Unstored
-from podwatch.sync.upload import job as jobs
-from podwatch.sync.upload.child_process import SetForeign, SetVoid, UploadStopped
+from podwatch.sync.upload import child_job as jobs
+from podwatch.sync.upload.cpu_priority import Outlook
 from podwatch.sync.upload.optional_parts import OptionalParts
-from podwatch.sync.upload.priority import Outlook
-from podwatch.sync.upload.tally import CheckpointTally
+from podwatch.sync.upload.outcomes import CheckpointTally
+from podwatch.sync.upload.start_child import SetForeign, SetVoid, UploadStopped
 from podwatch.sync.upload.uploader import Sender
 from podwatch.system.clock import Clock
 from podwatch.system.pinned import RootReplaced

@@ -15,7 +15,7 @@ from podwatch.domain.run import Intent, IntentKind
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
 from podwatch.retention.removal import Remover
-from podwatch.sync.types import RunIdentity
+from podwatch.sync.interfaces import RunIdentity
 from podwatch.system.clock import SystemClock
 from podwatch.system.workspace import Workspace
 from tests.support.checkpoints import ManualClock

@@ -16,7 +16,7 @@ from podwatch.domain.snapshot import (
 )
 from podwatch.reporting.metrics import exposition, make_registry
 from podwatch.reporting.view import Counters, DaemonView
-from podwatch.sync.types import UploadPace
+from podwatch.sync.interfaces import UploadPace
 from tests.reporting import views
 from tests.reporting.views import GB, GIB, NOW
 

@@ -17,7 +17,7 @@ from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.stores.open import open_store, same_filesystem
 from podwatch.stores.s3_features import Features
 from podwatch.sync.runs.list import OLD_STEP
-from podwatch.sync.upload.job import keys_for
+from podwatch.sync.upload.child_job import keys_for
 
 SKEW_SECONDS = 120.0
 """Ages in `status`, and the watch over another pod's heartbeat, tolerate this skew."""

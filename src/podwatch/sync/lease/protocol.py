@@ -44,7 +44,7 @@ from podwatch.policy.lease import (
 )
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.stores.fenced import Boottime, put_before
-from podwatch.sync.types import Memory, TrainingFacts, rfc3339
+from podwatch.sync.interfaces import Memory, TrainingFacts, rfc3339
 
 # -- store requests ---------------------------------------------------------------------------------------------------
 # As data, so that a simulation can answer the same requests.

@@ -21,13 +21,13 @@ from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState
 from podwatch.domain.stored import PublishedSave, StoredSave, stored_save
 from podwatch.journal.journal import Journal
 from podwatch.stores.base import ObjectStore, OpenStore, Progress, StoredObject
+from podwatch.sync.interfaces import features_of
 from podwatch.sync.publish import checked_manifest, newest_pointer, read_manifest
-from podwatch.sync.restore.child_process import Fetcher
+from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.fetch import by_part, is_marker
-from podwatch.sync.restore.job import Fetched, FetchJob
 from podwatch.sync.restore.optional_parts import Brought, Part, bring_optional
-from podwatch.sync.restore.staging import StagingArea
-from podwatch.sync.types import features_of
+from podwatch.sync.restore.staging_directory import StagingArea
+from podwatch.sync.restore.start_child import Fetcher
 from podwatch.system.pinned import pin_of
 from podwatch.system.workspace import Workspace
 

@@ -25,10 +25,10 @@ from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, chec
 from podwatch.policy.store_retention import IMPORT_LINEAGE, Placing, place_import
 from podwatch.stores.base import ObjectStore, Progress, StoredObject, Upload, recognized
 from podwatch.stores.part_reader import StreamSource, part_spans
+from podwatch.sync.interfaces import rfc3339
 from podwatch.sync.publish import checked_manifest, in_store, pointer_as_stored, proof_of
 from podwatch.sync.read_back import hashes_of
 from podwatch.sync.runs.notes import Notes
-from podwatch.sync.types import rfc3339
 from podwatch.system.clock import Clock
 from podwatch.system.pinned import PinnedTree
 

@@ -52,7 +52,7 @@ def owners_of(tree: PinnedTree) -> tuple[int, ...]:
 def check_contents(tree: PinnedTree, contents: "SetContents", owners: Collection[int]) -> None:
     """For a checkpoint that is sent from our own hard links, whose directories do not show the owner: judge each file
     where the trainer wrote it. Raises SetForeign, RootReplaced or OSError."""
-    from podwatch.sync.upload.child_process import SetForeign  # only in the daemon: the child starts faster without
+    from podwatch.sync.upload.start_child import SetForeign  # only in the daemon: the child starts faster without
 
     roots = {p.part.name: Path(p.part.path) for p in contents.parts}
     for file in contents.files:

@@ -4,7 +4,7 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.policy.uploads import Outcome
-from podwatch.sync.upload.tally import TALLY, CheckpointTally
+from podwatch.sync.upload.outcomes import TALLY, CheckpointTally
 from tests.sync.conftest import Run, World, until
 
 STORED, SKIPPED, ABANDONED = Outcome.STORED, Outcome.SKIPPED, Outcome.ABANDONED

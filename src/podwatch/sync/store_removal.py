@@ -28,8 +28,8 @@ from podwatch.policy.store_retention import (
     superseded_versions,
 )
 from podwatch.stores.base import MOST_PROBE_BYTES, ObjectStore, StoredObject, Upload, store_time
+from podwatch.sync.interfaces import Lease, RunIdentity
 from podwatch.sync.publish import named_by_others, read_pointer
-from podwatch.sync.types import Lease, RunIdentity
 from podwatch.system.clock import Clock
 
 # -- old checkpoints -------------------------------------------------------------------------------------------------

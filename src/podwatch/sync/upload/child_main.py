@@ -1,4 +1,4 @@
-"""``python -m podwatch.sync.upload.child``: uploads one checkpoint and reports progress, one JSON line after the other.
+"""``python -m podwatch.sync.upload.child_main``: uploads one checkpoint and reports progress, as JSON lines.
 
 A separate process, so that detection keeps its rhythm, memory is returned afterwards, and a cancel is a kill. It ends
 when its standard input closes or its parent dies. It never publishes: only the daemon writes manifest and pointer.
@@ -13,7 +13,7 @@ from podwatch.domain.errors import Busy, IntegrityError, PodwatchError, RemoteEr
 from podwatch.stores.base import TOTAL
 from podwatch.stores.open import load, open_store
 from podwatch.sync.child_protocol import JsonLinesOut, job_line, leave
-from podwatch.sync.upload.job import UploadJob
+from podwatch.sync.upload.child_job import UploadJob
 from podwatch.sync.upload.send_parts import Sending, SourceChanged, SourceForeign
 from podwatch.system.child import die_with_parent
 from podwatch.system.files import FileLock

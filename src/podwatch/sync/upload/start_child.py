@@ -19,7 +19,7 @@ from podwatch.stores.base import ChildCalls, Progress
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open import parse_store_url
 from podwatch.sync.child_protocol import parse_line
-from podwatch.sync.upload.job import UploadJob
+from podwatch.sync.upload.child_job import UploadJob
 from podwatch.system import procfs
 from podwatch.system.child import Given, give, run_child, scrubbed_environment
 from podwatch.system.pinned import RootReplaced
@@ -28,7 +28,7 @@ from podwatch.system.pinned import RootReplaced
 # With a cgroup for each service, nice and autogroup no longer count between services: a child in podwatch's own
 # cgroup would get as much of a busy machine as training. A scope keeps what the child needs: its pipes, its parent,
 # the sandbox. Where systemd refuses, and everywhere else, session, autogroup and nice value are used. The weights
-# change with the upload's level (sync/upload/priority.py).
+# change with the upload's level (sync/upload/cpu_priority.py).
 
 CPU_WEIGHT = 2
 """Every other unit has 100: measured 95:5 against a busy neighbour. Idle cores are used fully anyway."""
@@ -107,7 +107,7 @@ AUTOGROUP_AGAIN = 0.15
 
 @dataclass(slots=True)
 class Child:
-    """A running ``podwatch.sync.upload.child`` without a job; ``unit``: its own systemd unit, empty for none;
+    """A running ``podwatch.sync.upload.child_main`` without a job; ``unit``: its own systemd unit, empty for none;
     ``level``: the priority that it got."""
 
     process: asyncio.subprocess.Process
@@ -203,7 +203,7 @@ class Children:
             sys.executable,
             "-P",
             "-m",
-            "podwatch.sync.upload.child",
+            "podwatch.sync.upload.child_main",
             str(os.getpid()),
             self._kind,
             stdin=asyncio.subprocess.PIPE,

@@ -8,7 +8,7 @@ from podwatch.domain.finding import Severity
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.policy.uploads import Outcome, Tally
-from podwatch.sync.types import Tell
+from podwatch.sync.interfaces import Tell
 
 TALLY = "sync.tally"
 """Journal key."""

@@ -15,7 +15,7 @@ from podwatch.domain.manifest import ManifestFile, ManifestSymlink
 from podwatch.stores.base import ObjectStore, OpenStore, Take
 from podwatch.stores.part_reader import new_hash, part_spans
 from podwatch.sync.connections import RateLimit
-from podwatch.sync.restore.job import FetchJob
+from podwatch.sync.restore.child_job import FetchJob
 from podwatch.sync.restore.worker_processes import Order, Report
 from podwatch.system.files import open_below, open_dir_below, release, reserve, start_writeback
 from podwatch.system.pinned import Pin, open_pinned, open_regular

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from podwatch.sync.upload.child_process import Children, Upload
-from podwatch.sync.upload.job import UploadJob
+from podwatch.sync.upload.child_job import UploadJob
+from podwatch.sync.upload.start_child import Children, Upload
 from tests.sync.conftest import Run, World, until
 
 
@@ -22,7 +22,7 @@ def waiting_here() -> list[int]:
     found = []
     for process in psutil.Process().children():
         try:
-            if process.status() != psutil.STATUS_ZOMBIE and "podwatch.sync.upload.child" in process.cmdline():
+            if process.status() != psutil.STATUS_ZOMBIE and "podwatch.sync.upload.child_main" in process.cmdline():
                 found.append(process.pid)
         except psutil.NoSuchProcess:
             pass
@@ -87,7 +87,7 @@ async def test_one_that_died_while_it_waited_is_not_given_the_job(children: Chil
 
 PARENT = """
 import asyncio, sys
-from podwatch.sync.upload.child_process import Children
+from podwatch.sync.upload.start_child import Children
 async def main():
     children = Children(sys.argv[1])
     children.expect(True)
@@ -150,7 +150,7 @@ async def test_the_syncer_has_one_wait_while_a_save_is_written(local: World, run
 
 def test_the_process_loads_nothing_that_only_the_daemon_needs() -> None:
     """It is started for every checkpoint, at the lowest priority: beside busy cores each module takes its time."""
-    needless = ("podwatch.config.settings", "podwatch.checkpoints", "podwatch.sync.upload.child_process", "pydantic")
-    code = f"import sys, podwatch.sync.upload.child\nprint([name for name in {needless!r} if name in sys.modules])"
+    needless = ("podwatch.config.settings", "podwatch.checkpoints", "podwatch.sync.upload.start_child", "pydantic")
+    code = f"import sys, podwatch.sync.upload.child_main\nprint([name for name in {needless!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

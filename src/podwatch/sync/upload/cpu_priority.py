@@ -18,8 +18,8 @@ from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.policy import upload_priority as policy
 from podwatch.policy.upload_priority import Change, Level, Look, Standing, Timing
-from podwatch.sync.types import Tell, UploadPace
-from podwatch.sync.upload.child_process import Children
+from podwatch.sync.interfaces import Tell, UploadPace
+from podwatch.sync.upload.start_child import Children
 from podwatch.system.child import cpu_waits, waited_share
 from podwatch.system.clock import Clock
 

@@ -1,4 +1,4 @@
-"""``python -m podwatch.sync.restore.child``: fetches one checkpoint into staging, reports progress as JSON lines.
+"""``python -m podwatch.sync.restore.child_main``: fetches one checkpoint into staging, reports progress as JSON lines.
 
 A separate process, as for uploads: the daemon keeps its rhythm, memory is returned, and a cancel is a kill. It ends
 when its standard input closes or its parent dies. Its priority is not lowered: training waits for it.
@@ -13,8 +13,8 @@ from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, Rem
 from podwatch.stores.base import TOTAL
 from podwatch.stores.open import load, open_store, parse_store_url
 from podwatch.sync.child_protocol import JsonLinesOut, end_with_input, first_line, leave
+from podwatch.sync.restore.child_job import FetchJob
 from podwatch.sync.restore.fetch import Fetching
-from podwatch.sync.restore.job import FetchJob
 from podwatch.system.child import die_with_parent
 
 

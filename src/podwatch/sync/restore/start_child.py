@@ -12,7 +12,7 @@ from podwatch.domain.errors import HostError, IntegrityError, InternalError, Pod
 from podwatch.stores.base import ChildCalls
 from podwatch.stores.credentials import Credentials
 from podwatch.sync.child_protocol import parse_line
-from podwatch.sync.restore.job import Fetched, FetchJob
+from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.system.child import scrubbed_environment
 
 Told = Callable[[int, int], None]
@@ -52,7 +52,7 @@ class FetchProcess:
         line = job.to_line(self._credentials())
         self._killed = False
         process = self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "podwatch.sync.restore.child", str(os.getpid())],
+            [sys.executable, "-P", "-m", "podwatch.sync.restore.child_main", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
