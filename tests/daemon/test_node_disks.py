@@ -22,7 +22,7 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.gang import Place
 from podwatch.domain.manifest import Manifest
 from podwatch.journal.async_journal import AsyncJournal
-from podwatch.retention.removal import Remover
+from podwatch.retention.carry_out_removal import Remover
 from podwatch.sync.syncer import Syncer
 from podwatch.system.clock import SystemClock
 from podwatch.system.workers import Worker

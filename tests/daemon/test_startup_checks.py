@@ -20,7 +20,7 @@ from podwatch.domain.run import IntentKind, Mutation, MutationGuard, Pause
 from podwatch.domain.stored import PublishedSave
 from podwatch.journal import Journal
 from podwatch.reporting.documents import pause_document
-from podwatch.retention.removal import Remover
+from podwatch.retention.carry_out_removal import Remover
 from podwatch.system.clock import SystemClock
 from podwatch.system.files import atomic_write
 from podwatch.system.workspace import Workspace

@@ -18,8 +18,8 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.run import IntentKind, IntentState, Lineage, RunRecord
 from podwatch.journal import load_run_record, save_run_record
 from podwatch.recovery import quarantine
-from podwatch.retention.removal import Remover
-from podwatch.retention.trash import quarantine_entries
+from podwatch.retention.carry_out_removal import Remover
+from podwatch.retention.trash_and_quarantine import quarantine_entries
 from podwatch.sync.restore.staging_directory import StagingArea
 from podwatch.system.clock import SystemClock
 from podwatch.system.pinned import HIDDEN, RootReplaced

@@ -19,7 +19,7 @@ from podwatch.policy.local_retention import (
     Trigger,
     plan_removal,
 )
-from podwatch.retention.pruner import plan_document
+from podwatch.retention.free_space import plan_document
 
 POLICY = DiskPolicy()
 GB = 1_000_000_000

@@ -21,9 +21,9 @@ from podwatch.domain.snapshot import DiskSample, Reading, observed
 from podwatch.journal.journal import Journal
 from podwatch.policy.disk_forecast import Forecast
 from podwatch.policy.local_retention import Protection, RemovalPlan
-from podwatch.retention.pruner import Disks, Pruner
-from podwatch.retention.removal import Remover
-from podwatch.retention.trash import SetAsideUsage
+from podwatch.retention.carry_out_removal import Remover
+from podwatch.retention.free_space import Disks, Pruner
+from podwatch.retention.trash_and_quarantine import SetAsideUsage
 from podwatch.sensors.disk import DiskSensor
 from podwatch.system.clock import SystemClock
 from podwatch.system.workers import Worker

@@ -24,8 +24,8 @@ from podwatch.journal import AsyncJournal
 from podwatch.policy.disk_forecast import Forecast
 from podwatch.recovery.controller import Recovery
 from podwatch.recovery.state import RecordHolder
-from podwatch.retention.removal import Remover
-from podwatch.retention.trash import SetAsideUsage
+from podwatch.retention.carry_out_removal import Remover
+from podwatch.retention.trash_and_quarantine import SetAsideUsage
 from podwatch.sensors.disk import DiskSensor, DisksSensor
 from podwatch.sensors.gpu import GpuReader, GpuSensor
 from podwatch.sensors.inference import Servers

@@ -26,7 +26,7 @@ from podwatch.policy.local_retention import Protection
 from podwatch.recording.format import Header
 from podwatch.recording.recorder import Recorder
 from podwatch.recovery.state import Phase
-from podwatch.retention.pruner import Disks, Pruner
+from podwatch.retention.free_space import Disks, Pruner
 
 if TYPE_CHECKING:
     from podwatch.sync.upload.cpu_priority import Outlook

@@ -52,8 +52,8 @@ from podwatch.policy.disk_forecast import SAVES, Forecast
 from podwatch.policy.other_trainers import Beside
 from podwatch.recovery.controller import Recovery
 from podwatch.recovery.state import RecordHolder, RunFiles, RunStore, Tools, TrainerSensors
-from podwatch.retention.removal import Remover
-from podwatch.retention.trash import SetAsideUsage
+from podwatch.retention.carry_out_removal import Remover
+from podwatch.retention.trash_and_quarantine import SetAsideUsage
 from podwatch.sensors.inference import Servers
 from podwatch.sync.interfaces import OwnSets
 from podwatch.system.procfs import boot_id

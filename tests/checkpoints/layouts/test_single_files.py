@@ -14,7 +14,7 @@ from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.run import Intent, IntentKind
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
-from podwatch.retention.removal import Remover
+from podwatch.retention.carry_out_removal import Remover
 from podwatch.sync.interfaces import RunIdentity
 from podwatch.system.clock import SystemClock
 from podwatch.system.workspace import Workspace

@@ -20,7 +20,7 @@ from podwatch.domain.finding import Severity, counted
 from podwatch.domain.run import Intent, IntentKind, IntentState, Mutation, MutationGuard
 from podwatch.journal.journal import Journal
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan
-from podwatch.retention.trash import Moved, move_to_trash, other_trashes, removable, trash_entries
+from podwatch.retention.trash_and_quarantine import Moved, move_to_trash, other_trashes, removable, trash_entries
 from podwatch.system.clock import Clock
 from podwatch.system.files import Removed
 from podwatch.system.pinned import Identity, PinnedTree
