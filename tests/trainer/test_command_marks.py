@@ -85,7 +85,7 @@ def test_a_keepers_tree_below_a_marked_process_is_training() -> None:
 def test_the_runs_own_worker_decides_whatever_is_above_it() -> None:
     shell = proc(15, 1, "-bash", name="bash", tty=34816)
     daemon = proc(16, 15, "podwatch run", tty=34816)
-    worker = proc(20, 16, "python -m podwatch.hooks.worker")
+    worker = proc(20, 16, "python -m podwatch.hooks.child_main")
     assert own(shell, daemon, worker, proc(21, 20), marked=(21,)) == [21]
 
 

@@ -237,7 +237,7 @@ def _look_around(loaded: "LoadedSettings") -> list[str]:
     from podwatch.checkpoints.layouts import concerns
     from podwatch.cli.check.report import in_time
     from podwatch.domain.errors import ConfigurationError
-    from podwatch.hooks.child import problem_of
+    from podwatch.hooks.start_child import problem_of
 
     trainer = loaded.settings.trainer
     found: list[str] = []

@@ -59,7 +59,7 @@ from podwatch.trainer.launcher import KeeperJob
 
 if TYPE_CHECKING:
     from podwatch.hooks.evaluation import Evaluations
-    from podwatch.hooks.runner import Hooks
+    from podwatch.hooks.hook_runner import Hooks
     from podwatch.sync.syncer import Syncer
     from podwatch.sync.upload.artifacts import Artifacts
 

@@ -20,10 +20,10 @@ from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.snapshot import Desired, GpuState
-from podwatch.hooks.child import problem_of
 from podwatch.hooks.evaluation import Evaluations, Room
 from podwatch.hooks.evaluation_files import place_of
-from podwatch.hooks.runner import Desk
+from podwatch.hooks.hook_runner import Desk
+from podwatch.hooks.start_child import problem_of
 from podwatch.hooks.while_stopped import Batch, NoRoom
 from podwatch.journal import Journal
 from podwatch.policy.evaluation import BEST_PIN, Result, Target

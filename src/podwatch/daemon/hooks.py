@@ -15,8 +15,8 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.snapshot import Desired
-from podwatch.hooks.child import problem_of
-from podwatch.hooks.runner import Desk, Hooks
+from podwatch.hooks.hook_runner import Desk, Hooks
+from podwatch.hooks.start_child import problem_of
 from podwatch.journal import Journal
 from podwatch.system.workers import Worker
 

@@ -43,7 +43,7 @@ from podwatch.system.workers import Worker
 
 if TYPE_CHECKING:
     from podwatch.hooks.evaluation import Evaluations
-    from podwatch.hooks.runner import Hooks
+    from podwatch.hooks.hook_runner import Hooks
 
 REMEMBER_TURNS = 30
 """Turns between two writes of the learned state to the journal: a minute at the default poll."""

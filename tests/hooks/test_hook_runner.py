@@ -16,7 +16,7 @@ from podwatch.config.loading import load_text
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.run import IntentKind
-from podwatch.hooks import runner
+from podwatch.hooks import hook_runner
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.hooks import INTERRUPTED_AT_MOST
 from podwatch.system.clock import SystemClock
@@ -50,8 +50,8 @@ class Pod:
     @asynccontextmanager
     async def hooks(self) -> AsyncIterator["Running"]:
         journal = AsyncJournal(Journal.open(self.root / "state" / "journal.sqlite"))
-        hooks = runner.Hooks(
-            runner.Desk(
+        hooks = hook_runner.Hooks(
+            hook_runner.Desk(
                 self.settings, journal, Clock(), self.events.append, Facts(), self.root / "state", "", Worker("hooks")
             )
         )
@@ -68,7 +68,7 @@ class Pod:
 
 
 class Running:
-    def __init__(self, hooks: runner.Hooks, journal: AsyncJournal) -> None:
+    def __init__(self, hooks: hook_runner.Hooks, journal: AsyncJournal) -> None:
         self.hooks, self.journal = hooks, journal
 
     def emit(self, name: EventName, **fields: str | int | bool | None) -> None:

@@ -15,22 +15,24 @@ import pytest
 
 from podwatch.config.loading import load_text
 from podwatch.domain.errors import PodwatchError
-from podwatch.hooks import child, worker
+from podwatch.hooks import child_main, start_child
 from podwatch.system import procfs
 
 
-def order(tmp_path: Path, *argv: str, timeout: float = 60.0, document: str = "{}\n") -> child.Order:
+def order(tmp_path: Path, *argv: str, timeout: float = 60.0, document: str = "{}\n") -> start_child.Order:
     env = {"PATH": os.environ["PATH"], "MINE": "1"}
     log, lock = str(tmp_path / "h.log"), str(tmp_path / "h.lock")
-    return child.Order(argv, str(tmp_path), env, timeout, document, "checkpoint:5:x attempt 1", log, lock, grace=0.3)
+    return start_child.Order(
+        argv, str(tmp_path), env, timeout, document, "checkpoint:5:x attempt 1", log, lock, grace=0.3
+    )
 
 
-def sh(tmp_path: Path, script: str, timeout: float = 60.0) -> child.Order:
+def sh(tmp_path: Path, script: str, timeout: float = 60.0) -> start_child.Order:
     return order(tmp_path, "/bin/sh", "-c", script, timeout=timeout)
 
 
-def run(one: child.Order) -> child.Result:
-    return asyncio.run(child.run(one))
+def run(one: start_child.Order) -> start_child.Result:
+    return asyncio.run(start_child.run(one))
 
 
 def living(path: Path) -> int:
@@ -98,7 +100,7 @@ def test_a_flood_is_bounded_here_and_in_the_log(tmp_path: Path) -> None:
     assert result.tail.endswith("last\n")
     assert result.dropped > 25_000_000
     log = (tmp_path / "h.log").read_text()
-    assert len(log) < worker.HEAD_BYTES + 2 * worker.TAIL_BYTES + 65536
+    assert len(log) < child_main.HEAD_BYTES + 2 * child_main.TAIL_BYTES + 65536
     assert "first\n" in log
     assert "bytes of output dropped" in log
 
@@ -108,7 +110,7 @@ def test_the_log_is_rotated_and_one_older_file_kept(tmp_path: Path) -> None:
         run(sh(tmp_path, "head -c 500000 /dev/zero | tr '\\0' x"))
     sizes = {path.name: path.stat().st_size for path in tmp_path.glob("h.log*")}
     assert sorted(sizes) == ["h.log", "h.log.1"]
-    assert max(sizes.values()) < worker.LOG_BYTES + 600_000
+    assert max(sizes.values()) < child_main.LOG_BYTES + 600_000
 
 
 def test_it_gives_way_to_everything_else(tmp_path: Path) -> None:
@@ -118,7 +120,7 @@ def test_it_gives_way_to_everything_else(tmp_path: Path) -> None:
 
 def test_cancelling_ends_the_command(tmp_path: Path) -> None:
     async def cancelled() -> None:
-        task = asyncio.create_task(child.run(sh(tmp_path, "echo $$ > own; sleep 600")))
+        task = asyncio.create_task(start_child.run(sh(tmp_path, "echo $$ > own; sleep 600")))
         while not (tmp_path / "own").exists() or not (tmp_path / "own").read_text():
             await asyncio.sleep(0.02)
         task.cancel()
@@ -133,7 +135,7 @@ def test_a_kill_of_podwatch_ends_it_and_the_next_run_waits_for_that(tmp_path: Pa
     one = asdict(sh(tmp_path, "trap '' TERM; echo $$ > own; sleep 600; true"))
     parent = subprocess.Popen(
         [sys.executable, "-c", "import sys,time,subprocess as s;"
-         "p=s.Popen([sys.executable,'-m','podwatch.hooks.worker'],stdin=s.PIPE,stdout=s.PIPE);"
+         "p=s.Popen([sys.executable,'-m','podwatch.hooks.child_main'],stdin=s.PIPE,stdout=s.PIPE);"
          "p.stdin.write(sys.stdin.buffer.readline());p.stdin.flush();time.sleep(600)"],
         stdin=subprocess.PIPE,
     )  # fmt: skip
@@ -155,8 +157,8 @@ FAR = "setsid sh -c 'echo $$ > far; sleep 600' & echo $PPID > worker; sleep 600;
 def test_a_killed_worker_leaves_nothing(tmp_path: Path) -> None:
     """The out-of-memory killer takes it, say: what it started in a session of its own is found and ended."""
 
-    async def killed() -> child.Result:
-        task = asyncio.create_task(child.run(sh(tmp_path, FAR)))
+    async def killed() -> start_child.Result:
+        task = asyncio.create_task(start_child.run(sh(tmp_path, FAR)))
         while not all((tmp_path / name).exists() and (tmp_path / name).read_text() for name in ("far", "worker")):
             await asyncio.sleep(0.02)
         os.kill(int((tmp_path / "worker").read_text()), signal.SIGKILL)
@@ -170,7 +172,7 @@ def test_a_killed_worker_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_worker_that_does_not_end_in_time_is_killed_and_leaves_nothing(tmp_path: Path) -> None:
     async def stopped() -> None:
-        task = asyncio.create_task(child.run(sh(tmp_path, FAR)))
+        task = asyncio.create_task(start_child.run(sh(tmp_path, FAR)))
         while not all((tmp_path / name).exists() and (tmp_path / name).read_text() for name in ("far", "worker")):
             await asyncio.sleep(0.02)
         os.kill(int((tmp_path / "worker").read_text()), signal.SIGSTOP)
@@ -202,7 +204,7 @@ def test_the_store_key_and_podwatchs_own_settings_do_not_reach_it(tmp_path: Path
     settings = load_text(text, None, environ={}).settings
     environ = {"PATH": os.environ["PATH"], "B2_APPLICATION_KEY": "store-key", "PODWATCH_AWS_SECRET_ACCESS_KEY": "k2",
                "NOTIFY_SOCKET": "/run/x", "PODWATCH_SYNC__STORE": "b2://b", "WANDB_API_KEY": "theirs"}  # fmt: skip
-    made = child.order_for(
+    made = start_child.order_for(
         settings.hooks[0], settings, environ, own={"PODWATCH_STEP": "5"}, document={}, title="t", state=None
     )
     assert made.cwd == str(tmp_path)
@@ -210,7 +212,7 @@ def test_the_store_key_and_podwatchs_own_settings_do_not_reach_it(tmp_path: Path
     names = {line.partition("=")[0] for line in shown.tail.splitlines()}
     assert not names & {"B2_APPLICATION_KEY", "PODWATCH_AWS_SECRET_ACCESS_KEY", "NOTIFY_SOCKET", "PODWATCH_SYNC__STORE"}
     assert {"WANDB_API_KEY", "EVAL_TOKEN", "PODWATCH_STEP"} <= names
-    failed = child.Result(1, tail="sent hush-4711-token away\n")
+    failed = start_child.Result(1, tail="sent hush-4711-token away\n")
     assert "hush" not in failed.why(1.0)
 
 
@@ -222,4 +224,4 @@ def test_an_unusable_env_file_or_user_is_an_error_with_its_fix(tmp_path: Path) -
     ):
         settings = load_text(text + more, None, environ={}).settings
         with pytest.raises(PodwatchError, match=words):
-            child.order_for(settings.hooks[0], settings, {}, own={}, document={}, title="t", state=None)
+            start_child.order_for(settings.hooks[0], settings, {}, own={}, document={}, title="t", state=None)

@@ -1,4 +1,4 @@
-"""podwatch's side of one run: starts ``hooks/worker.py``, gives it its order, returns its result."""
+"""podwatch's side of one run: starts ``hooks/child_main.py``, gives it its order, returns its result."""
 
 import asyncio
 import contextlib
@@ -137,7 +137,7 @@ async def run(order: Order) -> Result:
     mark = _mark(order)
     try:
         worker = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "podwatch.hooks.worker",
+            sys.executable, "-P", "-m", "podwatch.hooks.child_main",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
             env=scrubbed_environment(os.environ), cwd="/", start_new_session=True, limit=RESULT_BYTES,
         )  # fmt: skip

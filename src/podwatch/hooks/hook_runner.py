@@ -20,7 +20,7 @@ from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.secrets import scrub
-from podwatch.hooks import child
+from podwatch.hooks import start_child
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.hooks import (
     FAILING_AFTER,
@@ -185,7 +185,7 @@ class HookLine:
             note = "podwatch ended while it ran; it is not run again"
             await self._desk.journal.run(Journal.settle, intent.id, IntentState.UNDONE, note)
             if one is not None:
-                self._report(one, child.Result(None, problem=note), 1, None)
+                self._report(one, start_child.Result(None, problem=note), 1, None)
 
     # -- work
 
@@ -263,7 +263,7 @@ class HookLine:
             self.wake.clear()
             await self.wake.wait()
 
-    async def _attempt(self, one: Occasion, attempt: int, most_seconds: float | None) -> child.Result:
+    async def _attempt(self, one: Occasion, attempt: int, most_seconds: float | None) -> start_child.Result:
         hook = self.hook
         if most_seconds is not None:
             hook = hook.model_copy(update={"timeout": min(hook.timeout, most_seconds)})
@@ -273,13 +273,13 @@ class HookLine:
         finally:
             self.reading = None
 
-    async def _attempt_of(self, one: Occasion, hook: HookSettings, attempt: int, *, quick: bool) -> child.Result:
+    async def _attempt_of(self, one: Occasion, hook: HookSettings, attempt: int, *, quick: bool) -> start_child.Result:
         desk = self._desk
         about = await desk.facts.checkpoint(one.step)
         document = document_of(one, hook.name, attempt, desk.settings, about)
         try:
             order = await desk.disk.call(
-                lambda: child.order_for(
+                lambda: start_child.order_for(
                     hook,
                     desk.settings,
                     os.environ,
@@ -290,16 +290,16 @@ class HookLine:
                 )
             )
         except PodwatchError as error:
-            return child.Result(None, problem=str(error))
+            return start_child.Result(None, problem=str(error))
         if quick:
             order = replace(order, grace=0.2)
         self.running = one.id
         try:
-            return await child.run(order)
+            return await start_child.run(order)
         finally:
             self.running = ""
 
-    def _report(self, one: Occasion, result: child.Result, attempt: int, pause: float | None) -> None:
+    def _report(self, one: Occasion, result: start_child.Result, attempt: int, pause: float | None) -> None:
         wall, hook = self._desk.clock.wall(), self.hook
         self.why = scrub(result.why(hook.timeout))
         name, severity = (

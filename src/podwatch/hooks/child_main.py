@@ -1,4 +1,4 @@
-"""Child process that runs one command of the operator: ``python -m podwatch.hooks.worker``. Standard library only.
+"""Child process that runs one command of the operator: ``python -m podwatch.hooks.child_main``. Standard library only.
 
 Between podwatch and the command, so that nothing the command does reaches podwatch: it has the lowest CPU priority, is
 the first that the kernel kills when memory runs out, its output is read and bounded here, and everything that it
