@@ -33,7 +33,7 @@ ELSEWHERE = {
     FindingKind.CLOCK_JUMP: {"info"},
     FindingKind.SUSPENDED: {"warning"},
 }
-"""Severities that are computed, not written beside the kind: policy/backup.py, recovery/restart.py, clock_jumps.py."""
+"""Severities that are computed: policy/lost_saves.py, recovery/restart.py, clock_jumps.py."""
 RESTARTED = {*DEATHS, FindingKind.RESUMED_WRONG}
 
 README = ROOT / "README.md"

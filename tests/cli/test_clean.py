@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.cli import strays
-from podwatch.domain.policy import Policies, RestartPolicy
+from podwatch.domain.thresholds import Policies, RestartPolicy
 from podwatch.journal import Journal
 from podwatch.system.procfs import identify
 from tests.e2e.conftest import make_rig, nvml_library, rig  # noqa: F401 - fixtures
@@ -93,7 +93,7 @@ def test_without_a_daemon_everything_is_set_aside_and_comes_back(tmp_path: Path)
 
 async def test_what_the_store_holds_of_the_old_line_is_not_fetched_again(world: World) -> None:  # noqa: F811
     """Also where nothing was ever started here: sets from before podwatch, and a store that knows the run."""
-    from podwatch.domain.stored import StoredSave
+    from podwatch.domain.stored_checkpoint import StoredSave
     from podwatch.recovery import Phase
     from podwatch.recovery.clean import clean_alone
 

@@ -13,9 +13,9 @@ import pytest
 from podwatch.detection.base import Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress
-from podwatch.domain.policy import Policies
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import HostSample, SensorState, Snapshot, observed
+from podwatch.domain.thresholds import Policies
 from podwatch.reporting.notify import NotSent
 from podwatch.sensors.log_tail import StepLine, StepLines, clean
 from podwatch.system.clock import SystemClock

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from podwatch.cli.root import cli
 from podwatch.detection.engine import advance, initial
 from podwatch.domain.errors import HostError, UsageError
-from podwatch.domain.policy import DetectionPolicy, Policies
 from podwatch.domain.snapshot import Snapshot
+from podwatch.domain.thresholds import DetectionPolicy, Policies
 from podwatch.recording.format import Header, SegmentWriter, write_recording
 from tests.support.pods.deaths import engine_dies
 from tests.support.pods.healthy import Run

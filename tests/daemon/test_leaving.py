@@ -11,10 +11,10 @@ import pytest
 
 from podwatch.config.keys import known_keys
 from podwatch.config.settings import Settings
-from podwatch.daemon import store as store_module
-from podwatch.daemon.configuration import policies_from, waits_for_restart
+from podwatch.daemon import store_wiring as store_module
+from podwatch.daemon.settings_in_force import policies_from, waits_for_restart
 from podwatch.daemon.shutdown import briefly, end_tasks
-from podwatch.daemon.store import StoreRestore
+from podwatch.daemon.store_wiring import StoreRestore
 from podwatch.system.workers import Worker
 
 

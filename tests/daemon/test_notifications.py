@@ -11,8 +11,8 @@ from podwatch.checkpoints.layouts import make_layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.components import Store
 from podwatch.daemon.notifications import all_urls, channels_of, make_notifying, policy_from, read_urls
-from podwatch.daemon.store import WandbIds
 from podwatch.daemon.store_jobs import StoreJobs
+from podwatch.daemon.store_wiring import WandbIds
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import scrub

@@ -10,7 +10,6 @@ import pytest
 from podwatch.detection.engine import DetectionState, advance, initial
 from podwatch.detection.learned import Learned
 from podwatch.domain.finding import Agreement, Finding, FindingKind, Severity, Verdict
-from podwatch.domain.policy import DetectionPolicy, Policies
 from podwatch.domain.process import TICKS_PER_SECOND, ExitStatus, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
     Desired,
@@ -29,6 +28,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
+from podwatch.domain.thresholds import DetectionPolicy, Policies
 from tests.support.pods.tree import ENGINE, LAUNCHER, ORCHESTRATOR, SERVER, TRAINER, process
 from tests.support.pods.world import GIB
 

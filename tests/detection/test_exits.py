@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from podwatch.domain.finding import Agreement, FindingKind
-from podwatch.domain.policy import LogRule, Policies
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.snapshot import HostSample, LogMatch, RequiredExit, Supervision
+from podwatch.domain.thresholds import LogRule, Policies
 from tests.detection.looks import World, process, world
 
 MEMORY = HostSample(100 << 30, 50 << 30, oom_kills=2, kernel_ooms=None)

@@ -10,8 +10,8 @@ from podwatch.detection.base import Detector, DetectorResult, Look
 from podwatch.detection.engine import DETECTORS, DetectionState, advance, initial
 from podwatch.detection.learned import Learned
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Snapshot
+from podwatch.domain.thresholds import Policies
 
 PAGE = (Path(__file__).parents[2] / "docs" / "detection.md").read_text()
 ROWS = ["watched from", "limit", "for", "confirmed by"]

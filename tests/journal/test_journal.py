@@ -17,7 +17,7 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.secrets import MASK, register
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import Journal, UploadedObject
 from podwatch.journal import journal as journal_module
 from podwatch.journal.opening import SCHEMA_VERSION

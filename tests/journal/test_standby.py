@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.run import IntentKind, IntentState
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import Journal
 from podwatch.journal import opening as opening_module
 from podwatch.journal.opening import SCHEMA_VERSION, read_database

@@ -10,9 +10,9 @@ import pytest
 from podwatch.domain.errors import Busy, ConfigurationError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
-from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.domain.process import ExitStatus, ProcessIdentity
 from podwatch.domain.snapshot import Desired, Supervision
+from podwatch.domain.thresholds import Policies, RestartPolicy
 from podwatch.recovery import Phase, resources_free
 from podwatch.trainer.base import Candidate, CannotExecute, Look
 from tests.recovery.test_restart import running

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.policy import Policies, RestartPolicy
+from podwatch.domain.thresholds import Policies, RestartPolicy
 from podwatch.recovery import Phase
 from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
 from tests.recovery.test_with_keeper import RealTime, running_trainers

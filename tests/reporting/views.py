@@ -14,7 +14,6 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.event import Incident
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.gang import NodeView
-from podwatch.domain.policy import DetectionPolicy, Policies, RestartPolicy
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
     Desired,
@@ -33,11 +32,12 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
+from podwatch.domain.thresholds import DetectionPolicy, Policies, RestartPolicy
 from podwatch.incidents.bundle import plain
-from podwatch.policy.accounting import Ledger, Loss, Use
-from podwatch.policy.cost import Account, Price, account
-from podwatch.policy.overall import RecoveryView
+from podwatch.policy.cost_totals import Account, Price, account
+from podwatch.policy.overall_status import RecoveryView
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
+from podwatch.policy.time_ledger import Ledger, Loss, Use
 from podwatch.recovery.failure import given_up
 from podwatch.reporting.view import Counters, DaemonView
 from podwatch.sync.interfaces import SyncStatus, UploadPace

@@ -16,8 +16,8 @@ from podwatch.checkpoints.scan import linked_steps
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event
-from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample, Reading, observed
+from podwatch.domain.thresholds import DiskPolicy
 from podwatch.journal.journal import Journal
 from podwatch.policy.disk_forecast import Forecast
 from podwatch.policy.local_retention import Protection, RemovalPlan

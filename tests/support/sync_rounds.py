@@ -19,10 +19,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from podwatch.domain.policy import RemotePolicy
 from podwatch.domain.run import IntentKind
+from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal import opening
-from podwatch.policy.upload_priority import Level
+from podwatch.policy.upload_cpu_priority import Level
 from podwatch.sync import store_session
 from podwatch.system import procfs
 from tests.support.b2server import BUCKET, B2Server

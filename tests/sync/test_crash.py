@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from podwatch.domain.lease import Pod
 from podwatch.domain.manifest import Manifest
-from podwatch.domain.policy import RemotePolicy
 from podwatch.domain.run import IntentKind
+from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import BegunUpload, UploadedObject
 from podwatch.policy.lease import Timing

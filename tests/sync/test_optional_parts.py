@@ -13,7 +13,7 @@ from podwatch.checkpoints.layouts.base import PartDir
 from podwatch.config.settings import Settings, SyncSettings
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.manifest import Manifest, Proof
-from podwatch.domain.policy import RemotePolicy
+from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.store_retention import EXTRA
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.inventory import Verified, examine_save, inventory, verify_optional, verify_save

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from podwatch.daemon.store import attempt_ended, this_pod
+from podwatch.daemon.store_wiring import attempt_ended, this_pod
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.instance import Instance
 from podwatch.domain.lease import HolderState, Pod
 from podwatch.domain.manifest import Manifest, ManifestFile, Pointer, sha1_hex
-from podwatch.domain.policy import RemotePolicy
 from podwatch.domain.run import IntentKind
+from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.lease import LeaseAction, Timing
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.fenced import TooLate, put_before

@@ -23,7 +23,7 @@ from podwatch.domain.secrets import scrub
 
 if TYPE_CHECKING:
     from podwatch.journal import Journal
-    from podwatch.policy.cost import Account
+    from podwatch.policy.cost_totals import Account
 
 POLL_SECONDS = 1.0
 
@@ -126,8 +126,8 @@ def fetch_incidents(where: Where, incident_id: int | None) -> list[dict[str, Any
 
 def kept_account(journal: "Journal") -> "Account | None":
     """The run's account as the last podwatch kept it; without money, because no configuration is read."""
-    from podwatch.policy.accounting import LEDGER_KEY, from_dict
-    from podwatch.policy.cost import account
+    from podwatch.policy.cost_totals import account
+    from podwatch.policy.time_ledger import LEDGER_KEY, from_dict
 
     kept = journal.learned(LEDGER_KEY)
     ledger = from_dict(kept.get("ledger")) if isinstance(kept, dict) else None
@@ -278,7 +278,7 @@ def _last_lines(file: BinaryIO, lines: int) -> None:
 def _learn_secrets(where: Where) -> None:
     """Register the secrets of the configuration and its files with the scrubber, as far as this user can read them."""
     from podwatch.config.loading import load_settings
-    from podwatch.daemon.configuration import learn_secrets
+    from podwatch.daemon.settings_in_force import learn_secrets
 
     with contextlib.suppress(PodwatchError):
         named = Path(where.config) if where.config else None

@@ -176,7 +176,7 @@ def logs(where: Where, name: str | None, lines: int) -> None:
 
 def show_log(settings: "Settings", path: Path, env_file: Path | None, lines: int) -> None:
     """Print the end of a log of commands, without secrets."""
-    from podwatch.daemon.configuration import learn_secrets
+    from podwatch.daemon.settings_in_force import learn_secrets
     from podwatch.domain.secrets import scrub
 
     learn_secrets(settings)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from podwatch.checkpoints.catalogue import Catalogue, HeldBack
     from podwatch.checkpoints.layouts.base import Layout
     from podwatch.config.settings import Settings
-    from podwatch.domain.stored import PublishedSave
+    from podwatch.domain.stored_checkpoint import PublishedSave
     from podwatch.journal.journal import Journal
     from podwatch.stores.base import ObjectStore
     from podwatch.stores.credentials import Credentials

@@ -12,7 +12,7 @@ from podwatch.client.format import rfc3339, span
 from podwatch.domain.errors import HostError
 
 if TYPE_CHECKING:
-    from podwatch.domain.policy import Policies
+    from podwatch.domain.thresholds import Policies
     from podwatch.recording.replay import Replay, Told
 
 SHOWN_GAPS = 10
@@ -176,6 +176,6 @@ def _own_recording(where: Where) -> Path:
 def _policies(where: Where) -> "Policies":
     """The thresholds of the given configuration."""
     from podwatch.cli.offline import load
-    from podwatch.daemon.configuration import policies_from
+    from podwatch.daemon.settings_in_force import policies_from
 
     return policies_from(load(where), max_steps=None)

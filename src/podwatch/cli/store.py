@@ -11,7 +11,7 @@ from podwatch.domain.errors import IntegrityError
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
-    from podwatch.domain.stored import StoredSave
+    from podwatch.domain.stored_checkpoint import StoredSave
 
 
 _PROVED = {

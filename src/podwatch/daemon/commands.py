@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from podwatch.api.control import Handler
 from podwatch.daemon.components import Components
 from podwatch.daemon.host import Host
-from podwatch.daemon.loops import DaemonLoops
+from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.maintenance import MOST_SECONDS, Maintenance, described
 from podwatch.daemon.status_view import Remembered, StatusSource
 from podwatch.daemon.tick import Reload

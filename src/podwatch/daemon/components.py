@@ -9,14 +9,14 @@ from podwatch.checkpoints.layouts import Layout
 from podwatch.checkpoints.settle_time import Capabilities
 from podwatch.config.settings import Settings
 from podwatch.daemon.checkpoint_loop import Rescans, RootWatch
-from podwatch.daemon.configuration import Configuration, TrainingEnvironment
 from podwatch.daemon.gang import Gang
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
 from podwatch.daemon.notifications import Events
 from podwatch.daemon.paths import RunLock, RunPaths
 from podwatch.daemon.sensing_loop import Sensors
+from podwatch.daemon.settings_in_force import Configuration, TrainingEnvironment
 from podwatch.daemon.startup_checks import Exits, StartupChecks
-from podwatch.daemon.store import StoreRestore, WandbIds
+from podwatch.daemon.store_wiring import StoreRestore, WandbIds
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.run import MutationGuard
 from podwatch.domain.snapshot import Desired

@@ -17,8 +17,8 @@ from podwatch.config.child import load_in_child
 from podwatch.config.directory import move_to_root
 from podwatch.config.loading import LoadedSettings, named_file
 from podwatch.config.settings import RecoverySettings, Settings
+from podwatch.daemon.environment_variables import BY_HAND, FRESH, RETRY, SILENT_SECONDS, TAKE_OVER, UNDER_INIT
 from podwatch.daemon.paths import RunPaths, guard_paths
-from podwatch.daemon.variables import BY_HAND, FRESH, RETRY, SILENT_SECONDS, TAKE_OVER, UNDER_INIT
 from podwatch.domain.errors import ConfigurationError, ExitCode
 from podwatch.domain.gang import place_of
 from podwatch.system.child import few_arenas
@@ -137,7 +137,7 @@ def _end_early(number: int, frame: FrameType | None) -> None:
 
 
 def _job_options(recovery: RecoverySettings) -> tuple[str, ...]:
-    from podwatch.daemon.job import end_grace
+    from podwatch.daemon.end_of_run import end_grace
 
     grace = end_grace(recovery, os.environ)
     return ("--job", "--grace", f"{grace:g}", "--standby", f"{recovery.standby:g}")

@@ -12,9 +12,9 @@ from podwatch.checkpoints.layouts import kind_of
 from podwatch.daemon.components import Components
 from podwatch.daemon.hooks import FACTS_SECONDS, CheckpointFacts, facts_of
 from podwatch.daemon.host import Host
-from podwatch.daemon.loops import DaemonLoops
+from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.status_view import Remembered
-from podwatch.daemon.store import make_restorer
+from podwatch.daemon.store_wiring import make_restorer
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName

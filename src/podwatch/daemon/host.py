@@ -13,9 +13,9 @@ from podwatch.client.discover import SNAPSHOT, Endpoint, own_endpoint, write_doc
 from podwatch.config.settings import Settings
 from podwatch.daemon.checkpoint_loop import Rescans
 from podwatch.daemon.components import Components, Foundation
-from podwatch.daemon.configuration import http_password
 from podwatch.daemon.notifications import EventBus
 from podwatch.daemon.paths import RunLock, RunPaths
+from podwatch.daemon.settings_in_force import http_password
 from podwatch.daemon.shutdown import BackgroundTasks, Exit, briefly
 from podwatch.daemon.startup_checks import open_journal
 from podwatch.domain.errors import PodwatchError

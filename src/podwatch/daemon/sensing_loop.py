@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from podwatch.detection.engine import DetectionState, advance, confirming
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, Severity
-from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import (
     CheckpointMark,
     Desired,
@@ -24,6 +23,7 @@ from podwatch.domain.snapshot import (
     TrainerSample,
     TrainingMetrics,
 )
+from podwatch.domain.thresholds import Policies
 from podwatch.sensors.base import Sensor, Wakeable
 from podwatch.system.clock import Clock, until_beat
 

@@ -64,7 +64,7 @@ class Exit:
         self.preempted = ""
         """The reason of the preemption; empty without one."""
         self.verdict: Verdict | None = None
-        """How the run ended here; None while that is not decided. Set by ``daemon/job.py`` only."""
+        """How the run ended here; None while that is not decided. Set by ``daemon/end_of_run.py`` only."""
         self.waits_for = ""
         """What the end of a finished run still waits for, as text."""
 

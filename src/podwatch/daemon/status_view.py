@@ -9,13 +9,13 @@ from typing import Protocol
 from podwatch import __version__
 from podwatch.checkpoints.layouts.base import counts_saves
 from podwatch.client.format import rfc3339
-from podwatch.daemon.accountant import Accountant
 from podwatch.daemon.components import Components
-from podwatch.daemon.history import History
-from podwatch.daemon.loops import DaemonLoops
+from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.maintenance import Maintenance, described
 from podwatch.daemon.notifications import EventBus
+from podwatch.daemon.page_history import History
 from podwatch.daemon.shutdown import Exit
+from podwatch.daemon.time_ledger import Accountant
 from podwatch.detection.engine import DetectionState, second_signals
 from podwatch.detection.one_failure import Watched, present
 from podwatch.detection.operator_ends import trainer_gone_at
@@ -24,14 +24,14 @@ from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Finding
 from podwatch.domain.lease import HolderState
-from podwatch.domain.policy import Policies
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Snapshot
+from podwatch.domain.thresholds import Policies
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.backup import not_stored
-from podwatch.policy.cost import Price
+from podwatch.policy.cost_totals import Price
 from podwatch.policy.exit_code import Outcome
-from podwatch.policy.overall import RecoveryView
+from podwatch.policy.lost_saves import not_stored
+from podwatch.policy.overall_status import RecoveryView
 from podwatch.recording.history import Moment
 from podwatch.recovery.controller import Recovery
 from podwatch.recovery.state import Phase, RecoveryState

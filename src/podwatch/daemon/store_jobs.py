@@ -17,7 +17,7 @@ from podwatch.config.loading import LoadedSettings
 from podwatch.daemon.components import Components
 from podwatch.daemon.shutdown import BackgroundTasks
 from podwatch.daemon.status_view import StatusSource, heartbeat_fields
-from podwatch.daemon.store import WANDB_SECONDS
+from podwatch.daemon.store_wiring import WANDB_SECONDS
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.lease import HolderState

@@ -26,14 +26,14 @@ from podwatch.daemon.components import (
     Store,
     Training,
 )
-from podwatch.daemon.configuration import Configuration, TrainingEnvironment, learn_secrets, policies_from
 from podwatch.daemon.gang import Gang, NodeHere, make_gang
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
 from podwatch.daemon.paths import workspace_of
 from podwatch.daemon.run_directory import take_along
 from podwatch.daemon.sensor_wiring import build_sensing
+from podwatch.daemon.settings_in_force import Configuration, TrainingEnvironment, learn_secrets, policies_from
 from podwatch.daemon.startup_checks import Exits, Records, StartupChecks
-from podwatch.daemon.store import (
+from podwatch.daemon.store_wiring import (
     Identity,
     Refusals,
     StoreRestore,

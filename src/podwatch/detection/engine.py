@@ -27,8 +27,8 @@ from podwatch.detection.learned import Learned
 from podwatch.detection.progress import WATCHED_SECONDS, Progress, target_reached
 from podwatch.detection.signals import Signals
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
-from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Desired, Snapshot
+from podwatch.domain.thresholds import Policies
 
 S = TypeVar("S")
 

@@ -20,7 +20,7 @@ from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Severity
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.secrets import scrub
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import opening
 from podwatch.journal.opening import connect, environmental, host_error, obstacle_of, open_checked, read_database
 from podwatch.journal.records import BegunUpload, UploadedObject

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from podwatch.detection.engine import DetectionState, advance, initial
 from podwatch.detection.learned import Learned
 from podwatch.domain.finding import Finding, Verdict
-from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Snapshot
+from podwatch.domain.thresholds import Policies
 from podwatch.recording.format import Header, Segment
 
 

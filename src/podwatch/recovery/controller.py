@@ -11,8 +11,8 @@ from podwatch.config.settings import Settings
 from podwatch.detection.one_failure import cost
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
+from podwatch.domain.thresholds import Policies
 from podwatch.journal import Journal
 from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, ConfirmationState, succeeded
 from podwatch.recovery import quarantine

@@ -197,7 +197,7 @@ class Operations:
                     FindingKind.GAVE_UP, Severity.CRITICAL, "podwatch gave up restarting", GIVEN_UP_FIX
                 )
             if due is None or tools.settings.recovery.on_give_up == "exit":
-                return False  # daemon/job.py ends podwatch
+                return False  # daemon/end_of_run.py ends podwatch
         if due is not None:
             most = max(tools.policies.restart.backoff_max_seconds, tools.policies.restart.retry_after_give_up_seconds)
             pause = min(max(0.0, due - tools.clock.wall()), most)

@@ -19,7 +19,7 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.run import EarlierSave, Lineage, Mutation, RunRecord
 from podwatch.domain.snapshot import Supervision
-from podwatch.domain.stored import StoredSave
+from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal
 from podwatch.policy.lineage import departure
 from podwatch.policy.resume import Choice, awaited, choose, other_world

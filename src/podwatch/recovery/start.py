@@ -12,7 +12,7 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity, counted
 from podwatch.domain.run import FROM_STORE, IntentKind, IntentState, Lineage, RunRecord
 from podwatch.domain.secrets import scrub, scrub_argv, secret_values
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import Journal
 from podwatch.policy.lineage import returned
 from podwatch.policy.resume import Choice

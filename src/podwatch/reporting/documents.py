@@ -9,9 +9,9 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Event, Incident
 from podwatch.domain.finding import Finding
 from podwatch.domain.run import Pause
-from podwatch.domain.stored import PublishedSave
-from podwatch.policy.accounting import TOTALLED, Loss
-from podwatch.policy.cost import Account, Price
+from podwatch.domain.stored_checkpoint import PublishedSave
+from podwatch.policy.cost_totals import Account, Price
+from podwatch.policy.time_ledger import TOTALLED, Loss
 
 # -- pause -----------------------------------------------------------------------------------------------------------
 # `daemon.pause` in the status, and the answer to `pause`.

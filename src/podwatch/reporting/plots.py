@@ -12,7 +12,7 @@ from typing import Final
 
 from podwatch.client.format import gib, local, size, span
 from podwatch.client.text import BEFORE_UNIT, NO_BREAK
-from podwatch.policy.accounting import Use
+from podwatch.policy.time_ledger import Use
 from podwatch.recording.history import DAY, Moment
 from podwatch.reporting.html import Html, joined, tag
 

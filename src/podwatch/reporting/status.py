@@ -8,7 +8,7 @@ from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.secrets import scrub, scrub_all
 from podwatch.domain.snapshot import DiskSample, HostSample, SensorState
-from podwatch.policy.overall import Reason, TrainingState, step_late
+from podwatch.policy.overall_status import Reason, TrainingState, step_late
 from podwatch.reporting.documents import (
     SCHEMA_VERSION,
     account_document,

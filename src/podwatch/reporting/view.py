@@ -11,12 +11,12 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Incident
 from podwatch.domain.finding import Finding
 from podwatch.domain.gang import NodeView
-from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Reading, Snapshot
-from podwatch.policy.cost import Account
+from podwatch.domain.thresholds import DiskPolicy
+from podwatch.policy.cost_totals import Account
 from podwatch.policy.exit_code import Verdict
-from podwatch.policy.overall import Judgement, RecoveryView, Situation, judge
+from podwatch.policy.overall_status import Judgement, RecoveryView, Situation, judge
 from podwatch.sync.interfaces import SyncStatus
 
 

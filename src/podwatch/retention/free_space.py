@@ -12,8 +12,8 @@ from podwatch.config.units import format_size
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete, newest_whole
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.policy import GIB, DiskPolicy
 from podwatch.domain.snapshot import DiskSample, Reading
+from podwatch.domain.thresholds import GIB, DiskPolicy
 from podwatch.policy.disk_forecast import Forecast, NextSave
 from podwatch.policy.local_retention import (
     ROOM_HYSTERESIS,

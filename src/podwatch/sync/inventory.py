@@ -11,7 +11,7 @@ from podwatch.domain.errors import IntegrityError
 from podwatch.domain.instance import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.lease import HolderState
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestRef, Pointer, Proof, check_links, sha1_hex
-from podwatch.domain.stored import StoredSave, stored_save
+from podwatch.domain.stored_checkpoint import StoredSave, stored_save
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.sync.publish import checked_manifest, newest_pointer, read_optional, read_pointer
 from podwatch.sync.read_back import hashes_of

@@ -14,7 +14,7 @@ from typing import Any
 from podwatch.domain.errors import IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestRef, Pointer, Proof, sha1_hex
 from podwatch.domain.run import Intent, IntentKind, IntentState
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.journal import Journal
 from podwatch.policy.lease import next_pointer
 from podwatch.stores.base import ObjectStore, StoredObject

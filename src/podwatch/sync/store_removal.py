@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.manifest import Keys, Manifest, Pointer
-from podwatch.domain.policy import RemotePolicy
 from podwatch.domain.run import IntentKind, IntentState
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
+from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal.journal import Journal
 from podwatch.policy.store_retention import (
     Leftover,

@@ -17,8 +17,8 @@ from podwatch.domain.errors import (
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState, Pod
-from podwatch.domain.policy import RemotePolicy
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
+from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.policy.lease import Decision, LeaseAction, Timing

@@ -7,7 +7,7 @@ from typing import Any
 from podwatch.api.http import HttpServer
 from podwatch.domain.event import Event
 from podwatch.domain.snapshot import Desired, Snapshot, observed
-from podwatch.policy.overall import RecoveryView
+from podwatch.policy.overall_status import RecoveryView
 from podwatch.recording.history import Moment
 from podwatch.reporting.view import DaemonView
 from tests.reporting import views

@@ -166,7 +166,7 @@ def http(settings: Settings) -> Iterator[Line]:
         return
     from podwatch.api.access import beyond_loopback
     from podwatch.api.server import bind
-    from podwatch.daemon.configuration import http_password
+    from podwatch.daemon.settings_in_force import http_password
 
     listener = bind(settings.http.host, settings.http.port)
     got = int(listener.getsockname()[1])

@@ -18,7 +18,7 @@ from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys, ManifestFile, ManifestRef, Pointer, check_links, sha1_hex
 from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState
-from podwatch.domain.stored import PublishedSave, StoredSave, stored_save
+from podwatch.domain.stored_checkpoint import PublishedSave, StoredSave, stored_save
 from podwatch.journal.journal import Journal
 from podwatch.stores.base import ObjectStore, OpenStore, Progress, StoredObject
 from podwatch.sync.interfaces import features_of

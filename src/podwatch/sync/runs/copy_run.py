@@ -19,7 +19,7 @@ from pathlib import Path
 
 from podwatch.domain.errors import Busy, HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
-from podwatch.domain.stored import StoredSave
+from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.policy.store_retention import Placing, place_copy, sign_of_life
 from podwatch.stores.base import ObjectStore, Progress, StoredObject, StoredPart, Take, Upload, recognized, store_time
 from podwatch.stores.part_reader import FileSource, Source, StreamSource, part_spans

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podwatch.client.format import from_rfc3339
+from podwatch.domain.earlier_attempts import LastEnd, parse_verdict
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys
 from podwatch.domain.secrets import scrub_argv
-from podwatch.domain.verdict import LastEnd, parse_verdict
 from podwatch.policy.run_summary import Summary, Texts, summarize
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.publish import newest_pointer, read_manifest

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.domain.errors import HostError, InternalError, PodwatchError, RemoteError
-from podwatch.policy.upload_priority import Level
+from podwatch.policy.upload_cpu_priority import Level
 from podwatch.stores.base import ChildCalls, Progress
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open import parse_store_url

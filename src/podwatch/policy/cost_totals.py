@@ -1,12 +1,12 @@
 """What a run has cost so far, how much of it failures cost, and when it reaches its target: totals of a ledger
-(``accounting.py``), in seconds and in money.
+(``time_ledger.py``), in seconds and in money.
 """
 
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from podwatch.policy.accounting import FEWEST_PACES, TOTALLED, WANTED, Ledger, Loss, Use, until
+from podwatch.policy.time_ledger import FEWEST_PACES, TOTALLED, WANTED, Ledger, Loss, Use, until
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.domain.earlier_attempts import KEYS, BadHost, Host, RunVerdict, Suspect, parse_verdict, verdict_document
 from podwatch.domain.instance import Instance
 from podwatch.domain.run import Lineage
-from podwatch.domain.verdict import KEYS, BadHost, Host, RunVerdict, Suspect, parse_verdict, verdict_document
-from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
-from podwatch.policy.restart import PASSING_FAULTS
-from podwatch.policy.verdict import (
+from podwatch.policy.earlier_attempts import (
     MOST_REFUSALS,
     Attempt,
     VerdictPolicy,
@@ -21,6 +19,8 @@ from podwatch.policy.verdict import (
     at_start,
     began,
 )
+from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
+from podwatch.policy.restart import PASSING_FAULTS
 
 POLICY = VerdictPolicy()
 HERE = Host("machine-1", "n1", ("GPU-a", "GPU-b"))

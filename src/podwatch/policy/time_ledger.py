@@ -8,7 +8,7 @@ Three kinds of event make the wall clock of the events reliable. ``watch-started
 when the one before observed the run; ``clock-changed`` says by how much the wall clock was set; all others are stamped
 with that clock. The time between two podwatches is unknown, unless the second one takes over the same trainer.
 
-``cost.py`` turns a ledger into totals, an estimate of the time to finish, and money.
+``cost_totals.py`` turns a ledger into totals, an estimate of the time to finish, and money.
 """
 
 import statistics

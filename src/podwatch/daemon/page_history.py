@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from podwatch.daemon.accountant import Accountant
 from podwatch.daemon.notifications import EventBus
+from podwatch.daemon.time_ledger import Accountant
 from podwatch.domain.event import Event, EventName
-from podwatch.policy.accounting import Use
+from podwatch.policy.time_ledger import Use
 from podwatch.recording.history import DAY, Moment, append, last_day
 from podwatch.reporting.view import DaemonView
 from podwatch.system.workers import Worker

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from podwatch.domain.event import Event, EventName
 from podwatch.journal import Journal
-from podwatch.policy.accounting import TOTALLED, Ledger, Loss, Use, advance, fold, from_dict, look, to_dict
-from podwatch.policy.cost import account
+from podwatch.policy.cost_totals import account
+from podwatch.policy.time_ledger import TOTALLED, Ledger, Loss, Use, advance, fold, from_dict, look, to_dict
 
 WALL = 1_769_832_000.0
 STEP = 10.0

@@ -19,7 +19,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.policy.overall import (
+from podwatch.policy.overall_status import (
     HOLDS_UP,
     STEP_LATE_K,
     STEP_LATE_SECONDS,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from podwatch.config.settings import RecoverySettings
 from podwatch.daemon.components import Components
+from podwatch.daemon.environment_variables import JOB_PIPE, UNDER_INIT
 from podwatch.daemon.host import Host
-from podwatch.daemon.loops import DaemonLoops
-from podwatch.daemon.variables import JOB_PIPE, UNDER_INIT
+from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import EventName

@@ -18,7 +18,8 @@ from podwatch.config.settings import HttpSettings, Settings
 from podwatch.daemon.notifications import all_urls, heartbeat_urls
 from podwatch.detection.log_rules import effective
 from podwatch.domain.errors import ConfigurationError, PodwatchError
-from podwatch.domain.policy import (
+from podwatch.domain.secrets import register
+from podwatch.domain.thresholds import (
     DetectionPolicy,
     DiskPolicy,
     LogRule,
@@ -28,7 +29,6 @@ from podwatch.domain.policy import (
     RestartPolicy,
     TrainingPolicy,
 )
-from podwatch.domain.secrets import register
 from podwatch.stores.credentials import credentials_for
 from podwatch.stores.s3_credentials import claim_own
 from podwatch.system.files import opened

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
-from podwatch.daemon.configuration import Configuration
+from podwatch.daemon.environment_variables import JOB_PROCESS
 from podwatch.daemon.notifications import Events
+from podwatch.daemon.settings_in_force import Configuration
 from podwatch.daemon.startup_checks import Exits
-from podwatch.daemon.variables import JOB_PROCESS
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
 from podwatch.domain.event import Event, EventName
@@ -26,7 +26,7 @@ from podwatch.domain.lease import Pod
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.run import Mutation, MutationGuard, identity
 from podwatch.domain.secrets import scrub_argv
-from podwatch.domain.stored import StoredSave
+from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal
 from podwatch.recovery.state import RecordHolder
 from podwatch.stores.base import ObjectStore

@@ -1,5 +1,5 @@
 """What earlier attempts at this run left in the store, asked before training starts and completed before the job ends
-(policy/verdict.py decides; docs/jobs.md).
+(policy/earlier_attempts.py decides; docs/jobs.md).
 
 Everything here is bounded and nothing here raises: without an answer of the store training starts, and no end of a job
 waits for it. The lease decides which pod trains, not this.
@@ -17,18 +17,18 @@ from typing import Final, Protocol
 
 from podwatch.config.settings import RecoverySettings, Settings
 from podwatch.daemon.components import Components
+from podwatch.daemon.environment_variables import JOB_PROCESS
 from podwatch.daemon.gang import run_gpus
 from podwatch.daemon.store_jobs import WRITER_ID
-from podwatch.daemon.variables import JOB_PROCESS
+from podwatch.domain.earlier_attempts import Host, RunVerdict, parse_verdict, verdict_document
 from podwatch.domain.errors import PodwatchError, RemoteError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.instance import instance
 from podwatch.domain.manifest import Keys
 from podwatch.domain.run import Lineage
-from podwatch.domain.verdict import Host, RunVerdict, parse_verdict, verdict_document
+from podwatch.policy.earlier_attempts import Attempt, VerdictPolicy, advanced, ask_hosts, at_end, at_start, began
 from podwatch.policy.exit_code import JobEnd
-from podwatch.policy.verdict import Attempt, VerdictPolicy, advanced, ask_hosts, at_end, at_start, began
 from podwatch.recovery.start_plan import config_digests, working_directory
 from podwatch.stores.base import ObjectStore, OpenStore, store_time
 from podwatch.stores.credentials import credentials_for
@@ -184,7 +184,7 @@ class JobVerdicts:
                 await self._write()
 
     async def keep(self, end: JobEnd) -> JobEnd:
-        """Record how this attempt ended; returns the end that counts, which can be worse (policy/verdict.py)."""
+        """Record how this attempt ended; returns the end that counts (policy/earlier_attempts.py)."""
         async with self._turn:
             try:
                 await self._look()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.policy.upload_priority import Level, Standing, Timing
+from podwatch.policy.upload_cpu_priority import Level, Standing, Timing
 from podwatch.sync.syncer import Syncer
 from podwatch.sync.upload.cpu_priority import RATES, Outlook, Priority
 from podwatch.sync.upload.start_child import Children

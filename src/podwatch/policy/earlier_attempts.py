@@ -1,8 +1,8 @@
 """Whether a job may start, by how its earlier attempts ended, and what the next attempt must know. Pure.
 
 Engines retry without limit, often on the same machine: Slurm restarted a job that exits with 86 ten times in 90 s, and
-dstack also retries one that exits with 65. So an attempt leaves a verdict in the store (domain/verdict.py), and the
-next one asks it before it starts training:
+dstack also retries one that exits with 65. So an attempt leaves a verdict in the store (domain/earlier_attempts.py), and
+the next one asks it before it starts training:
 
 - The last attempt ended with 65: the same command ends at once with 65, until the digest of command and configuration
   changes or an operator passes ``--retry``. A finished run ends at once with 0 in the same way.
@@ -20,10 +20,10 @@ resume in between, makes steps but no progress.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from podwatch.domain.earlier_attempts import MOST_HOSTS, BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
 from podwatch.domain.errors import ExitCode
 from podwatch.domain.instance import NO_INSTANCE, Instance
 from podwatch.domain.run import Lineage
-from podwatch.domain.verdict import MOST_HOSTS, BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.restart import PASSING_FAULTS
 

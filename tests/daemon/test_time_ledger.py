@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.daemon.accountant import Accountant
 from podwatch.daemon.notifications import EventBus
+from podwatch.daemon.time_ledger import Accountant
 from podwatch.domain.event import EventName
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.accounting import LEDGER_KEY, Use, from_dict, look
-from podwatch.policy.cost import Price
+from podwatch.policy.cost_totals import Price
+from podwatch.policy.time_ledger import LEDGER_KEY, Use, from_dict, look
 from podwatch.reporting.view import DaemonView
 from tests.reporting import views
 from tests.support.clock import ManualClock

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from podwatch.domain.finding import DEATHS, NOTHING, Finding, FindingKind, Severity, Verdict
-from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.snapshot import Desired, Reading, SensorState, Snapshot
+from podwatch.domain.thresholds import DetectionPolicy
 
 DOWN_KINDS = frozenset({FindingKind.SILENT_DEATH, FindingKind.HANG, FindingKind.REQUIRED_CHILD_EXITED})
 """Findings that mean that training is down although the launcher runs."""

@@ -1,4 +1,4 @@
-"""Writes the ledger of the run's time (policy/accounting.py), and keeps it in the journal for the next podwatch."""
+"""Writes the ledger of the run's time (policy/time_ledger.py), and keeps it in the journal for the next podwatch."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,9 +9,9 @@ from podwatch.client.format import span
 from podwatch.daemon.notifications import EventBus
 from podwatch.domain.event import Event, EventName
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.accounting import LEDGER_KEY, Ledger, Use, advance, fold, from_dict, look, to_dict
-from podwatch.policy.cost import Account, Price, account
-from podwatch.policy.overall import TrainingState
+from podwatch.policy.cost_totals import Account, Price, account
+from podwatch.policy.overall_status import TrainingState
+from podwatch.policy.time_ledger import LEDGER_KEY, Ledger, Use, advance, fold, from_dict, look, to_dict
 from podwatch.reporting.view import DaemonView
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import boot_id

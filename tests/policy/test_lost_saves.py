@@ -6,7 +6,7 @@ import pytest
 
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.policy.backup import FEW_SAVES, Kept, safekeeping
+from podwatch.policy.lost_saves import FEW_SAVES, Kept, safekeeping
 
 WHY = "optimizer.bin is empty"
 WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL

@@ -16,10 +16,10 @@ from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, Severity
-from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.run import Mutation
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import CheckpointMark, Desired, Snapshot
+from podwatch.domain.thresholds import DiskPolicy
 from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import next_save_in, steps_per_save
 from podwatch.policy.local_retention import Protection

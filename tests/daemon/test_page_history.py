@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from podwatch.daemon.history import History, moment_of
+from podwatch.daemon.page_history import History, moment_of
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.snapshot import TrainingMetrics, observed
-from podwatch.policy.accounting import Ledger, Use
+from podwatch.policy.time_ledger import Ledger, Use
 from podwatch.recording.history import last_day
 from podwatch.system.workers import Worker
 from tests.reporting import views
