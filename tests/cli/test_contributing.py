@@ -19,7 +19,7 @@ from podwatch.domain.thresholds import Policies
 from podwatch.reporting.notify import NotSent
 from podwatch.sensors.log_tail import StepLine, StepLines, clean
 from podwatch.system.clock import SystemClock
-from podwatch.trainer.roles import Roles
+from podwatch.trainer.process_roles import Roles
 from tests.cli.conftest import ROOT, Machine
 from tests.sensors.waiting import until
 from tests.support.package import PAGE, examples

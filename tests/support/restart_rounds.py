@@ -31,7 +31,7 @@ from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.system.pinned import PinnedTree
 from podwatch.system.procfs import is_alive
-from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
+from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
 from tests.support import forking
 from tests.support.known_trainers import ROLES
 from tests.support.recovery_world import Killer, Podwatch, World, death

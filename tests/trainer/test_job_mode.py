@@ -17,7 +17,7 @@ from podwatch.system import procfs
 from podwatch.trainer import keeper_client
 from podwatch.trainer.job_survivors import Kept, clear, kept_by_jobs
 from podwatch.trainer.keeper_client import JobRecord, read_record
-from podwatch.trainer.launcher import KeeperJob
+from podwatch.trainer.start_and_adopt import KeeperJob
 from tests.support.pod import Pod, eventually
 
 HERE = Instance("slurm", "7", "0")

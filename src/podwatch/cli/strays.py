@@ -25,11 +25,11 @@ from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import boot_id, from_here, is_alive, open_pidfd, pid_namespace, send_signal
 from podwatch.trainer import process_tree
-from podwatch.trainer.discover import users_of
+from podwatch.trainer.find_trainers import users_of
 from podwatch.trainer.keeper_client import KeeperRecord, read_end, read_record
 from podwatch.trainer.operator_shells import find_interactive, terminal_server
+from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.process_tree import read
-from podwatch.trainer.roles import Roles
 
 TERM_SECONDS, KILL_SECONDS = 10.0, 5.0
 STUCK = "still running after SIGKILL: stuck in the kernel; reboot the machine"

@@ -36,7 +36,7 @@ from podwatch.system.clock import Clock
 from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace
 from podwatch.trainer.base import TrainerHandle
-from podwatch.trainer.launcher import KeeperJob, KeeperLauncher
+from podwatch.trainer.start_and_adopt import KeeperJob, KeeperLauncher
 
 if TYPE_CHECKING:
     from podwatch.daemon.node_disks import OtherDisks, OwnDisk

@@ -55,7 +55,7 @@ from podwatch.system.clock import Clock, SystemClock
 from podwatch.system.sd_notify import make_notifier
 from podwatch.system.workers import Worker
 from podwatch.trainer.command_marks import end_interrupted
-from podwatch.trainer.launcher import KeeperJob
+from podwatch.trainer.start_and_adopt import KeeperJob
 
 if TYPE_CHECKING:
     from podwatch.hooks.evaluation import Evaluations

@@ -29,7 +29,7 @@ from podwatch.recovery.state import Phase
 from podwatch.sync.interfaces import Unstored
 from podwatch.system import procfs
 from podwatch.trainer.job_survivors import clear, kept_by_jobs
-from podwatch.trainer.launcher import KeeperJob
+from podwatch.trainer.start_and_adopt import KeeperJob
 
 if TYPE_CHECKING:
     from podwatch.sync.upload.artifacts import Artifacts

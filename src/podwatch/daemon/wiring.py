@@ -59,9 +59,9 @@ from podwatch.sync.interfaces import OwnSets
 from podwatch.system.procfs import boot_id
 from podwatch.system.workers import Worker
 from podwatch.system.workspace import Workspace
-from podwatch.trainer.discover import run_of
-from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
-from podwatch.trainer.roles import Roles
+from podwatch.trainer.find_trainers import run_of
+from podwatch.trainer.process_roles import Roles
+from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
 
 if TYPE_CHECKING:
     from podwatch.daemon.node_disks import OtherDisks, OwnDisk

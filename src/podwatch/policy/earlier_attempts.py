@@ -1,7 +1,7 @@
 """Whether a job may start, by how its earlier attempts ended, and what the next attempt must know. Pure.
 
 Engines retry without limit, often on the same machine: Slurm restarted a job that exits with 86 ten times in 90 s, and
-dstack also retries one that exits with 65. So an attempt leaves a verdict in the store (domain/earlier_attempts.py), and
+dstack also retries one that exits with 65. So an attempt leaves a verdict in the store (domain/earlier_attempts.py);
 the next one asks it before it starts training:
 
 - The last attempt ended with 65: the same command ends at once with 65, until the digest of command and configuration

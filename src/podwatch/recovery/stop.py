@@ -24,7 +24,7 @@ from podwatch.system.child import run_child
 from podwatch.system.procfs import send_signal
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.environment import for_training
-from podwatch.trainer.handle import KeptTrainer
+from podwatch.trainer.trainer_handle import KeptTrainer
 
 SAVE_POLL: Final = 1.0
 NO_SET: Final = -1

@@ -24,8 +24,8 @@ from podwatch.domain.errors import PermissionDenied
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
 from podwatch.trainer.operator_shells import children_of, find_interactive, of_users, terminal_server
+from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.process_tree import Process, read
-from podwatch.trainer.roles import Roles
 
 NAME: Final = "PODWATCH_CHILD"
 """Variable of each process of a hook or an evaluation: ``TOKEN:PATH`` of the lock file with the record."""

@@ -20,13 +20,13 @@ from podwatch.system.clock import Clock
 from podwatch.system.files import atomic_write, read_small
 from podwatch.system.procfs import from_here, is_alive, patiently
 from podwatch.system.workers import Worker
-from podwatch.trainer import discover, keeper_client, process_tree
+from podwatch.trainer import find_trainers, keeper_client, process_tree
 from podwatch.trainer.base import Candidate, CannotExecute, Look, MayNotExecute, StartPlan
-from podwatch.trainer.discover import Run, kept_by, users_of
 from podwatch.trainer.environment import for_training
-from podwatch.trainer.handle import AttachedTrainer, KeptTrainer, started_wall
+from podwatch.trainer.find_trainers import Run, kept_by, users_of
 from podwatch.trainer.keeper_client import KeeperClient, KeeperRecord, KeeperSilent, read_exit, read_record, read_result
-from podwatch.trainer.roles import Roles
+from podwatch.trainer.process_roles import Roles
+from podwatch.trainer.trainer_handle import AttachedTrainer, KeptTrainer, started_wall
 
 T = TypeVar("T")
 
@@ -208,11 +208,11 @@ class KeeperLauncher:
     def _survey(self) -> Look:
         """Blocks: reads every process of the pod."""
         run = self._run()
-        processes = discover.gather(run, self._roles, own_pid=os.getpid())
-        judged = discover.judge(processes, run)
+        processes = find_trainers.gather(run, self._roles, own_pid=os.getpid())
+        judged = find_trainers.judge(processes, run)
         return Look(
             candidates=judged.candidates,
-            holders=discover.holders(processes, gpus=run.gpus, own_pid=os.getpid()),
+            holders=find_trainers.holders(processes, gpus=run.gpus, own_pid=os.getpid()),
             pending=judged.pending,
             eligible=judged.eligible,
         )

@@ -11,10 +11,10 @@ import pytest
 from podwatch.domain.process import ProcessIdentity, ProcessRole
 from podwatch.domain.snapshot import Supervision
 from podwatch.system import procfs
-from podwatch.trainer import discover
+from podwatch.trainer import find_trainers
 from podwatch.trainer.base import Candidate
-from podwatch.trainer.discover import Judged, Process, Run, judge
-from podwatch.trainer.roles import program
+from podwatch.trainer.find_trainers import Judged, Process, Run, judge
+from podwatch.trainer.process_roles import program
 from tests.support.known_trainers import ROLES
 from tests.support.pod import Pod, eventually
 
@@ -231,7 +231,7 @@ def test_who_holds_a_gpu_is_named_our_own_trees_too() -> None:
         proc(30, 10, "python other.py", cuda=True, gpus=frozenset({3})),
         proc(40, 10, "python free.py"),
     ]
-    assert discover.holders(processes, gpus=frozenset({0, 1}), own_pid=1) == (
+    assert find_trainers.holders(processes, gpus=frozenset({0, 1}), own_pid=1) == (
         "pid 20 (VLLM::EngineCor) has a context on /dev/nvidia0",
     )
 
@@ -293,7 +293,7 @@ async def test_a_real_launcher_is_found_attached_and_stopped(pod: Pod) -> None:
             eventually(lambda: [procfs.command(p)[:1] for p in procfs.children(person.pid)] == [("sleep",)])
             # This test is podwatch here, and its children are never candidates: look as another process would.
             run = Run(str(pod.output))
-            found = discover.judge(discover.gather(run, ROLES, own_pid=tail.pid), run)
+            found = find_trainers.judge(find_trainers.gather(run, ROLES, own_pid=tail.pid), run)
             mine = [c for c in found.candidates if "writes" in c.reason]
             assert len(mine) == 1, found
             assert (await launcher.look()).candidates == ()

@@ -25,8 +25,7 @@ from podwatch.system import procfs
 from podwatch.trainer import command_marks
 from podwatch.trainer.base import Candidate
 from podwatch.trainer.operator_shells import barred, carries, children_of, copied, find_interactive, of_users, starter
-from podwatch.trainer.process_tree import Process, read
-from podwatch.trainer.roles import (
+from podwatch.trainer.process_roles import (
     Roles,
     Target,
     looks_like_reader,
@@ -38,6 +37,7 @@ from podwatch.trainer.roles import (
     repeats_command,
     script_of,
 )
+from podwatch.trainer.process_tree import Process, read
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings

@@ -15,7 +15,7 @@ from podwatch.system.clock import Clock
 from podwatch.system.procfs import is_alive, patiently
 from podwatch.system.workers import Worker
 from podwatch.trainer.base import Saving, StopReport, attached_id
-from podwatch.trainer.discover import copied_environment
+from podwatch.trainer.find_trainers import copied_environment
 from podwatch.trainer.keeper_client import (
     KeeperClient,
     KeeperRecord,
@@ -26,8 +26,8 @@ from podwatch.trainer.keeper_client import (
     retire_record,
 )
 from podwatch.trainer.operator_shells import ProcessKey, is_server_name, served, spared
+from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.process_tree import LocalTree, Process, leads_session, read
-from podwatch.trainer.roles import Roles
 
 # -- terminal of an operator -----------------------------------------------------------------------------------------
 # The terminal in which an operator started a trainer, and when a key was last typed there (docs/detection.md, "An end

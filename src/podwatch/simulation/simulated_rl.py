@@ -104,7 +104,7 @@ PROGRAMS = ("rl", "inference", "orchestrator", "torchrun")
 _SCRIPT = """\
 import sys
 sys.path.insert(0, {source!r})
-from podwatch.simulation.launcher import main
+from podwatch.simulation.simulated_rl import main
 raise SystemExit(main({program!r}, sys.argv[1:]))
 """
 
