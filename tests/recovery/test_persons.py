@@ -13,7 +13,7 @@ from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.process import ExitStatus, ProcessIdentity
 from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.domain.thresholds import Policies, RestartPolicy
-from podwatch.recovery import Phase, resources_free
+from podwatch.recovery import Phase, gpus_and_ports_free
 from podwatch.trainer.base import Candidate, CannotExecute, Look
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Podwatch, World, death, finished
@@ -24,7 +24,7 @@ async def turns(podwatch: Podwatch, seconds: float = 40.0) -> None:
     end = podwatch.world.clock.now + seconds
     while podwatch.world.clock.now < end:
         podwatch.see()
-        while podwatch.recovery.runner.acting:
+        while podwatch.recovery.operation_runner.acting:
             await asyncio.sleep(0.001)
 
 
@@ -107,7 +107,7 @@ async def test_several_are_told_and_one_is_taken_at_a_persons_word(world: World)
     assert notes(podwatch) == [(FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL)]
     started = await podwatch.recovery.requests.start()
     assert [c.launcher.pid for c in started.choose_from] == [first.launcher.pid, second.launcher.pid]
-    assert (podwatch.recovery.desired, podwatch.recovery.runner.acting) == (Desired.STOPPED, False)
+    assert (podwatch.recovery.desired, podwatch.recovery.operation_runner.acting) == (Desired.STOPPED, False)
     with pytest.raises(UsageError, match="process 1 is not a trainer"):
         await podwatch.recovery.requests.start(attach=1)
     started = await podwatch.recovery.requests.start(attach=second.launcher.pid)
@@ -173,7 +173,7 @@ async def test_what_is_left_of_the_old_tree_is_no_new_trainer(world: World) -> N
     world.clock.advance(20)
     object.__setattr__(ended, "at", world.clock.now)
     podwatch.recovery.consider(ended, ())
-    while podwatch.recovery.runner.acting:
+    while podwatch.recovery.operation_runner.acting:
         await asyncio.sleep(0.001)
     assert podwatch.recovery.handle is not None
     assert podwatch.recovery.handle.launcher == first.launcher
@@ -204,7 +204,7 @@ async def test_what_ran_beside_it_all_the_time_is_no_restart_by_hand(
         world.clock.advance(20)
         object.__setattr__(snapshot, "at", world.clock.now)
         podwatch.recovery.consider(snapshot, ())
-        while podwatch.recovery.runner.acting:
+        while podwatch.recovery.operation_runner.acting:
             await asyncio.sleep(0.001)
         assert podwatch.recovery.handle is not None
         assert podwatch.recovery.handle.launcher == (second if taken else first).launcher
@@ -337,9 +337,9 @@ async def test_who_holds_the_gpu_and_the_port_is_named(world: World, monkeypatch
 
 
 def test_where_nobody_can_be_named_it_says_so() -> None:
-    free = resources_free.Free(("gpu0 holds 3.0 GiB more than before training",), True)
-    assert "no process that podwatch can read" in resources_free.named(free, ()).holders[1]
-    assert resources_free.named(resources_free.Free((), True), ("pid 1",)).holders == ()
+    free = gpus_and_ports_free.Free(("gpu0 holds 3.0 GiB more than before training",), True)
+    assert "no process that podwatch can read" in gpus_and_ports_free.named(free, ()).holders[1]
+    assert gpus_and_ports_free.named(gpus_and_ports_free.Free((), True), ("pid 1",)).holders == ()
 
 
 def test_a_candidate_has_one_name_for_every_podwatch() -> None:

@@ -22,7 +22,7 @@ from podwatch.domain.run import MutationGuard
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal
 from podwatch.policy.disk_forecast import Forecast
-from podwatch.recovery.controller import Recovery
+from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import RecordHolder
 from podwatch.retention.carry_out_removal import Remover
 from podwatch.retention.trash_and_quarantine import SetAsideUsage

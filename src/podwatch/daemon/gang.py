@@ -59,8 +59,8 @@ from podwatch.policy.gang import (
     still_there,
 )
 from podwatch.policy.restart import LOG_LINES_KEPT
-from podwatch.recovery.controller import Recovery
 from podwatch.recovery.failure import LINE_SHOWN, SAYS_WHY
+from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import Phase
 from podwatch.sensors.base import Sensor
 from podwatch.system.clock import Clock

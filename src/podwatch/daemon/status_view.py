@@ -33,7 +33,7 @@ from podwatch.policy.exit_code import Outcome
 from podwatch.policy.lost_saves import not_stored
 from podwatch.policy.overall_status import RecoveryView
 from podwatch.recording.history import Moment
-from podwatch.recovery.controller import Recovery
+from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import Phase, RecoveryState
 from podwatch.reporting.documents import account_document
 from podwatch.reporting.status import build_status

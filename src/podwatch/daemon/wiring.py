@@ -50,7 +50,7 @@ from podwatch.domain.secrets import register
 from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import SAVES, Forecast
 from podwatch.policy.other_trainers import Beside
-from podwatch.recovery.controller import Recovery
+from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import RecordHolder, RunFiles, RunStore, Tools, TrainerSensors
 from podwatch.retention.carry_out_removal import Remover
 from podwatch.retention.trash_and_quarantine import SetAsideUsage

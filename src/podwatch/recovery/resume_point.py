@@ -25,7 +25,7 @@ from podwatch.policy.lineage import departure
 from podwatch.policy.resume import Choice, awaited, choose, other_world
 from podwatch.recovery import start_plan
 from podwatch.recovery.context import RecoveryContext
-from podwatch.recovery.remembered import Memory
+from podwatch.recovery.durable_state import Memory
 from podwatch.recovery.state import Phase
 from podwatch.system import procfs
 from podwatch.trainer.base import TrainerHandle

@@ -16,7 +16,7 @@ from podwatch.cli.check.report import DEADLINE_SECONDS, Line, in_time
 from podwatch.client.format import gib
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
-from podwatch.recovery.resources_free import port_taken
+from podwatch.recovery.gpus_and_ports_free import port_taken
 from podwatch.system import procfs
 from podwatch.system.procfs import is_alive
 from podwatch.trainer.keeper_client import read_record

@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 
 from podwatch import __version__
-from podwatch.checkpoints import set_identity
+from podwatch.checkpoints import checkpoint_identity
 from podwatch.checkpoints.formats.files import sparse_on_purpose
 from podwatch.checkpoints.layouts import shared_rules
 from podwatch.checkpoints.layouts.base import Judgement, Layout, PartFiles
@@ -204,9 +204,9 @@ def _fitted(
         for part in found
         if part.part.uploaded
         for file in part.files
-        if set_identity.belongs(file, leftovers) and str(part.part.path / file.path) in back
+        if checkpoint_identity.belongs(file, leftovers) and str(part.part.path / file.path) in back
     )
-    name = set_identity.save_id(found, judgement)
+    name = checkpoint_identity.save_id(found, judgement)
     return Fit(step, layout.name, name, files, judgement.world_size, count - len(files))
 
 

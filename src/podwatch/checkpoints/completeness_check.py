@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from podwatch.checkpoints import set_identity
+from podwatch.checkpoints import checkpoint_identity
+from podwatch.checkpoints.checkpoint_identity import Guard, Shape, belongs, guard_of, holds, own_files
 from podwatch.checkpoints.expected_files import Expected, Ledger
 from podwatch.checkpoints.formats import dcp, torch_zip
 from podwatch.checkpoints.formats.files import can_check, check_file, has_hole
@@ -20,7 +21,6 @@ from podwatch.checkpoints.layouts.base import Judgement, Layout, Marker, PartDir
 from podwatch.checkpoints.other_nodes import OtherNodes, joined, still_written
 from podwatch.checkpoints.reboot_check import RebootCheck
 from podwatch.checkpoints.scan import Scan, scan_part
-from podwatch.checkpoints.set_identity import Guard, Shape, belongs, guard_of, holds, own_files
 from podwatch.checkpoints.settle_time import Held, SettleTimes, held_open
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.node_files import NodeStep
@@ -264,13 +264,13 @@ class CompletenessChecker:
             return Judgement(whole, "" if whole else NOT_YET, unreadable=not whole)
         judgement = self._layout.judge(step, found)
         ids = self._stored_ids().get(step, frozenset()) | ({was} if was else set())
-        if ids and not (judgement.whole and set_identity.save_id(found, judgement) in ids):
-            for fewer, added in set_identity.without_additions(found):
+        if ids and not (judgement.whole and checkpoint_identity.save_id(found, judgement) in ids):
+            for fewer, added in checkpoint_identity.without_additions(found):
                 before = self._layout.judge(step, fewer)
-                if before.whole and set_identity.save_id(fewer, before) in ids:
+                if before.whole and checkpoint_identity.save_id(fewer, before) in ids:
                     judgement = replace(before, leftovers=(*before.leftovers, *added))
                     break
-        return judgement if judgement.problems else replace(judgement, problems=set_identity.NOTHING)
+        return judgement if judgement.problems else replace(judgement, problems=checkpoint_identity.NOTHING)
 
     def examine(self, step: int, parts: Sequence[PartDir], known: Known | None) -> Known:
         """Read one step file by file; ``known`` is the result of the last time. Never raises for what is on disk."""
@@ -289,7 +289,7 @@ class CompletenessChecker:
         error = next((s.error for s in scans if s.error), "")
         if error:
             self.problem = self.problem or f"step {step}: {error}"
-        fingerprint = set_identity.fingerprint(found)
+        fingerprint = checkpoint_identity.fingerprint(found)
         now = self._clock.monotonic()
         before = known if known is not None and known.fingerprint == fingerprint else None
         changed = max((s.changed_ns for s in scans if s.found.part.required), default=0) / 1e9
@@ -323,7 +323,7 @@ class CompletenessChecker:
         if known.judgement.rests_on and guard != known.guard:
             return None  # a tracker changed
         if known.settled and guard != known.guard:  # a by-product was added or removed: the save does not change
-            described = set_identity.describe(seen.step, self._layout.name, seen.found, known.judgement)
+            described = checkpoint_identity.describe(seen.step, self._layout.name, seen.found, known.judgement)
             kept = known.set
             known.set = replace(described, completeness=kept.completeness, save_id=kept.save_id, reason=kept.reason)
             known.guard = guard
@@ -342,7 +342,7 @@ class CompletenessChecker:
             return replace(judgement, whole=False, unreadable=True, reason=f"cannot be read: {seen.error}")
         if seen.misfit:
             return replace(judgement, whole=False, reason=seen.misfit)
-        own = set_identity.own_files(seen.found, judgement)
+        own = checkpoint_identity.own_files(seen.found, judgement)
         if judgement.deleted and self._ledger.left_of(seen.step, own):
             left = ", ".join(p.part.name for p in seen.found if p.present) or "nothing"
             reason = f"it was deleted, not by podwatch; what is left: {left}"
@@ -354,7 +354,7 @@ class CompletenessChecker:
     def _state(self, seen: _Seen, known: Known | None, judgement: Judgement) -> Known:
         """The state that follows from the judgement, from how long nothing changed, and from what was known."""
         step, found = seen.step, seen.found
-        described = set_identity.describe(step, self._layout.name, found, judgement)
+        described = checkpoint_identity.describe(step, self._layout.name, found, judgement)
         guard = self._guard(seen.scans, judgement)
         state = Known(seen.fingerprint, seen.since, seen.polls, guard, judgement, described, seen.quiet)
         state.others, state.mark = seen.others, seen.mark
@@ -365,7 +365,7 @@ class CompletenessChecker:
         state.odd = seen.before.odd if seen.before is not None else None
         state.was = known.was if known is not None else ""
         trusted = known is not None and known.settled and known.set.complete and judgement.whole
-        if trusted and set_identity.save_id(found, judgement) == state.was:  # its own files are unchanged
+        if trusted and checkpoint_identity.save_id(found, judgement) == state.was:  # its own files are unchanged
             state.set = replace(described, completeness=Completeness.COMPLETE, save_id=state.was, reason="")
             state.settled = True
             return state
@@ -391,7 +391,7 @@ class CompletenessChecker:
                 return
             state = states[step]
             found = tuple(s.found for s in self.scan(step, steps[step]))
-            save_id = set_identity.save_id(found, state.judgement)
+            save_id = checkpoint_identity.save_id(found, state.judgement)
             problems = inspect(found, state.judgement).problems
             hole = state.odd.hole if state.odd is not None else ""
             if problems:
@@ -415,7 +415,7 @@ class CompletenessChecker:
     def _believe(self, state: Known, step: int, found: tuple[PartFiles, ...], changed: float) -> str:
         """Set COMPLETE if all conditions hold; otherwise return what it lacks compared with earlier saves."""
         judgement, windows = state.judgement, self._windows
-        save_id = set_identity.save_id(found, judgement)
+        save_id = checkpoint_identity.save_id(found, judgement)
         # A checkpoint that an earlier podwatch found complete, unchanged since, needs no settle time again.
         known = self._boots is not None and self._boots.knows(save_id)
         settled = self.writers_ended or known or save_id in self._stored_ids().get(step, ())
@@ -436,12 +436,12 @@ class CompletenessChecker:
         if weak or self.others is not None:
             patience = windows.longest(slow=self.slow) * CUT_OFF_FACTOR
             lacks = self._expected.lacks(
-                step, set_identity.own_files(found, judgement), settled=state.quiet >= patience
+                step, checkpoint_identity.own_files(found, judgement), settled=state.quiet >= patience
             )
             if lacks:
                 return lacks
             if weak and self._leases and not self.slow and state.quiet < patience:
-                own = set_identity.own_files(found, judgement)
+                own = checkpoint_identity.own_files(found, judgement)
                 held, where = held_open(Path(p.part.path) / f.path for p, f in own if f.here)
                 if held is Held.YES:
                     state.wait(patience, f"all files present, but a process has {Path(where).name} open for writing")
@@ -456,14 +456,14 @@ class CompletenessChecker:
     def _complete(self, state: Known, step: int, found: tuple[PartFiles, ...], save_id: str) -> None:
         """The last check: set COMPLETE only if these are still the files that were judged."""
         again = tuple(s.found for s in self.scan(step, [p.part for p in found]))
-        if set_identity.fingerprint(again) != state.fingerprint:
+        if checkpoint_identity.fingerprint(again) != state.fingerprint:
             return
         state.set = replace(state.set, completeness=Completeness.COMPLETE, save_id=save_id, reason="", settles_in=None)
         state.settled, state.moving, state.was = True, False, save_id
         odd = state.odd or StructureHints()
-        self._ledger.note(step, set_identity.own_files(found, state.judgement))
+        self._ledger.note(step, checkpoint_identity.own_files(found, state.judgement))
         if state.judgement.marker is Marker.NONE or odd.legacy or self.others is not None:
-            self._expected.note(step, set_identity.own_files(found, state.judgement))
+            self._expected.note(step, checkpoint_identity.own_files(found, state.judgement))
         if self._boots is not None:
             self._boots.passed(save_id, deeper=state.suspect, sparse=bool(odd.hole))
         state.suspect, state.odd = False, None

@@ -15,14 +15,14 @@ from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.domain.thresholds import Policies
 from podwatch.journal import Journal
 from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, ConfirmationState, succeeded
+from podwatch.recovery import durable_state as memory_module
 from podwatch.recovery import quarantine
-from podwatch.recovery import remembered as memory_module
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.failure import Failures
+from podwatch.recovery.operation_runner import OperationRunner, adopt, read_record, recall, reconcile
 from podwatch.recovery.requests import Requests
 from podwatch.recovery.restart import Operations
 from podwatch.recovery.resume_point import Lineages, ResumeChooser
-from podwatch.recovery.runner import OperationRunner, adopt, read_record, recall, reconcile
 from podwatch.recovery.start import Starter
 from podwatch.recovery.start_checks import Lookout, ManualStarts, StartChecks
 from podwatch.recovery.start_plan import CommandWatch
