@@ -61,7 +61,7 @@ def document(*arguments: object) -> dict[str, object]:
 
 
 def died(found: dict[str, object]) -> list[float]:
-    from podwatch.client.format import from_rfc3339
+    from podwatch.client.times_and_sizes import from_rfc3339
 
     times = [from_rfc3339(t) for t in found["would_restart_at"]]  # type: ignore[attr-defined]
     return [t - WALL - BEGIN for t in times if t is not None]

@@ -7,7 +7,7 @@ import pytest
 
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts import make_layout
-from podwatch.client.discover import own_endpoint, write_endpoint
+from podwatch.client.find_daemon import own_endpoint, write_endpoint
 from podwatch.config.settings import Settings
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.run import Lineage, RunRecord

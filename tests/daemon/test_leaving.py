@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from podwatch.config.keys import known_keys
+from podwatch.config.setting_names import known_keys
 from podwatch.config.settings import Settings
 from podwatch.daemon import store_wiring as store_module
 from podwatch.daemon.settings_in_force import policies_from, waits_for_restart

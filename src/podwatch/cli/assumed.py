@@ -139,7 +139,7 @@ def _open(
 
 def _state_dir(environ: Mapping[str, str]) -> tuple[str, object, str]:
     """The default where it can be written, else a directory of this user: Slurm's users have no /var/lib."""
-    from podwatch.config.section import settings_of
+    from podwatch.config.section_base import settings_of
     from podwatch.config.settings import Settings
 
     usual = Path(settings_of(Settings)["state_dir"].default)

@@ -16,7 +16,7 @@ import click
 
 from podwatch.cli.common import Where, clean, common, find_daemon
 from podwatch.cli.offline import checked_run_id
-from podwatch.client.format import size, span
+from podwatch.client.times_and_sizes import size, span
 from podwatch.domain.errors import ConfigurationError, ExitCode, RemoteError, UsageError
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _credentials(call: Call) -> "Credentials | None":
 def _placed(call: Call) -> tuple[str, str]:
     """The digest whose files an earlier call wrote here, and the directory that relative paths are resolved against;
     empty if none did, or podwatch.toml is gone."""
-    from podwatch.client.trusted import read_trusted
+    from podwatch.client.trusted_file import read_trusted
     from podwatch.policy.bootstrap import CONFIG_NAME
 
     with suppress(OSError, ValueError, KeyError, TypeError, ConfigurationError):

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from podwatch.cli.common import Where, ask, clean, common, find_daemon, json_option, print_json, say
-from podwatch.client.api import NotRunning, call
-from podwatch.client.format import ago, from_rfc3339, size
+from podwatch.client.ask_daemon import NotRunning, call
+from podwatch.client.times_and_sizes import ago, from_rfc3339, size
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, UsageError
 from podwatch.domain.finding import counted
 
@@ -408,7 +408,7 @@ def prune(where: Where, dry_run: bool, as_json: bool) -> None:
 
 def describe_plan(plan: dict[str, Any]) -> list[str]:
     """One line per checkpoint or path, then the message."""
-    from podwatch.client.format import size
+    from podwatch.client.times_and_sizes import size
 
     lines = []
     for entry in plan.get("entries") or []:

@@ -323,8 +323,8 @@ def adopt(where: Where, pid: int | None, dry_run: bool, as_json: bool) -> None:
     a secret: it refuses a command with a secret argument, and only lists the names of secret variables.
     """
     from podwatch.cli import detect
-    from podwatch.client.trusted import read_trusted
-    from podwatch.config.edit import set_values
+    from podwatch.client.trusted_file import read_trusted
+    from podwatch.config.edit_toml import set_values
     from podwatch.config.loading import load_settings, load_text
     from podwatch.domain.errors import ConfigurationError
 
@@ -420,7 +420,7 @@ def _without_resume(trainer: "Trainer", settings: "Settings", *, ours: bool) -> 
 
 
 def _refuse_secrets(argv: Sequence[str]) -> None:
-    from podwatch.config.keys import looks_secret
+    from podwatch.config.setting_names import looks_secret
     from podwatch.domain.errors import ConfigurationError
     from podwatch.incidents import scrub
     from podwatch.policy.command_diff import grouped
@@ -439,7 +439,7 @@ def _refuse_secrets(argv: Sequence[str]) -> None:
 def _running(where: Where) -> int:
     """The pid of the launcher that podwatch watches; without a daemon, of the only trainer that runs here."""
     from podwatch.cli import detect
-    from podwatch.client.api import live_status
+    from podwatch.client.ask_daemon import live_status
     from podwatch.domain.errors import HostError, UsageError
 
     found = find_daemon(where)

@@ -16,7 +16,7 @@ from podwatch.checkpoints.layouts import recognised
 from podwatch.checkpoints.layouts.base import Site
 from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.prime_rl_run import RunDirectory, hints, run_directory, runs_below
-from podwatch.config.keys import looks_secret
+from podwatch.config.setting_names import looks_secret
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.manifest import valid_run_id
 

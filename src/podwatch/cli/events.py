@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from podwatch.cli.common import Where, clean, common, find_daemon, json_option, moment, print_json
-from podwatch.client.api import NotRunning, ask_status, call
-from podwatch.client.format import amount, from_rfc3339, local, span
+from podwatch.client.ask_daemon import NotRunning, ask_status, call
+from podwatch.client.times_and_sizes import amount, from_rfc3339, local, span
 from podwatch.domain.errors import HostError, PermissionDenied, PodwatchError, UsageError
 from podwatch.domain.secrets import scrub
 

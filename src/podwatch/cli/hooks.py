@@ -41,7 +41,7 @@ def list_(where: Where, as_json: bool) -> None:
 
 
 def _document(hook: "HookSettings", kept: dict[str, Any]) -> dict[str, Any]:
-    from podwatch.client.format import rfc3339
+    from podwatch.client.times_and_sizes import rfc3339
     from podwatch.domain.secrets import scrub_all, scrub_argv
 
     last = kept.get("last") or None

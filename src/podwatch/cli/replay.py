@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.common import Where, clean, common, json_option, moment, print_json
-from podwatch.client.format import rfc3339, span
+from podwatch.client.times_and_sizes import rfc3339, span
 from podwatch.domain.errors import HostError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from podwatch.cli.common import Where, clean, common, find_daemon, json_option, print_json
-from podwatch.client.format import size, span
+from podwatch.client.times_and_sizes import size, span
 from podwatch.domain.errors import Busy, ConfigurationError, HostError, RemoteError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from podwatch.cli.offline import checked_run_id, guarded_here, require_store, st
 from podwatch.cli.runs_check import check, watch
 from podwatch.cli.runs_copy import copy
 from podwatch.cli.runs_show import completed_table, diff, show, summary_document
-from podwatch.client.format import ago, amount, rfc3339, size
+from podwatch.client.times_and_sizes import ago, amount, rfc3339, size
 from podwatch.domain.errors import ExitCode, IntegrityError, PermissionDenied, UsageError
 
 if TYPE_CHECKING:

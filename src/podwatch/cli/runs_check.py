@@ -13,7 +13,7 @@ import click
 
 from podwatch.cli.common import Where, clean, colours, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id
-from podwatch.client.text import fit, repaint
+from podwatch.client.terminal_text import fit, repaint
 
 if TYPE_CHECKING:
     from podwatch.policy.run_check import Evidence, Judgement, Limits

@@ -7,7 +7,7 @@ import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id
-from podwatch.client.format import size
+from podwatch.client.times_and_sizes import size
 from podwatch.domain.errors import ExitCode, IntegrityError, UsageError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import click
 from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id
 from podwatch.cli.runs_check import opened, store_option
-from podwatch.client.format import ago, amount, rfc3339, size, span
+from podwatch.client.times_and_sizes import ago, amount, rfc3339, size, span
 
 if TYPE_CHECKING:
     from podwatch.policy.run_summary import Summary, Texts

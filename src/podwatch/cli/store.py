@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
-from podwatch.client.format import ago, size
+from podwatch.client.times_and_sizes import ago, size
 from podwatch.domain.errors import IntegrityError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.layouts import process_names
-from podwatch.client.format import ago, gib
+from podwatch.client.times_and_sizes import ago, gib
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PermissionDenied
 from podwatch.domain.process import ProcessIdentity
@@ -68,7 +68,7 @@ class Found:
     blind: str = ""
 
     def to_dict(self, ended: Mapping[Stray, str]) -> dict[str, Any]:
-        from podwatch.client.format import rfc3339
+        from podwatch.client.times_and_sizes import rfc3339
 
         return {
             "processes": [

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
-from podwatch.client.api import NotRunning, ask_status
+from podwatch.client.ask_daemon import NotRunning, ask_status
 from podwatch.domain.errors import Busy
 
 POLL_SECONDS = 1.0

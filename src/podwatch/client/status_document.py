@@ -5,7 +5,7 @@ are removed from every value, because the trainer wrote some of them.
 from collections.abc import Mapping
 from typing import Any
 
-from podwatch.client.format import from_rfc3339
+from podwatch.client.times_and_sizes import from_rfc3339
 
 Document = Mapping[str, Any]
 

@@ -7,14 +7,14 @@ Pure. ``status_verdict.py`` words the verdict, ``status_document.py`` reads the 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from podwatch.client.format import ago, amount, from_rfc3339, gib, local, size, span
 from podwatch.client.status_document import Document, age_of, clean, entries, now_of, section
 from podwatch.client.status_verdict import (
     NOT_BACKED_UP,
     not_backed_up,
     verdict,
 )
-from podwatch.client.text import bar, cut, wrap
+from podwatch.client.terminal_text import bar, cut, wrap
+from podwatch.client.times_and_sizes import ago, amount, from_rfc3339, gib, local, size, span
 
 GREEN, YELLOW, RED, BOLD, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 _TONES = {"ok": GREEN, "warning": YELLOW, "critical": RED, "unknown": YELLOW}

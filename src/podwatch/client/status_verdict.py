@@ -1,7 +1,7 @@
 """The first line of the status: one sentence about the state of training. Pure."""
 
-from podwatch.client.format import ago, from_rfc3339, local, span
 from podwatch.client.status_document import Document, age_of, clean, entries, now_of, section
+from podwatch.client.times_and_sizes import ago, from_rfc3339, local, span
 
 NOT_BACKED_UP = "NOT BACKED UP: checkpoints exist on this pod only"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from podwatch.config import plugins
-from podwatch.config.section import Section, check, check_section, section, setting
+from podwatch.config.section_base import Section, check, check_section, section, setting
 from podwatch.config.store_kinds import EXAMPLES, KINDS
 from podwatch.config.units import Duration, Ratio, Size
 from podwatch.domain.gang import MOST_NODES

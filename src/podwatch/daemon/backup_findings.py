@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import SAVES, Concern
-from podwatch.client.format import span
+from podwatch.client.times_and_sizes import span
 from podwatch.config.units import format_size
 from podwatch.detection.clock_jumps import TOLD_SECONDS
 from podwatch.domain.checkpoint import CheckpointSet

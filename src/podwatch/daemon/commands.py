@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from podwatch.api.control import Handler
+from podwatch.api.control_socket import Handler
 from podwatch.daemon.components import Components
 from podwatch.daemon.host import Host
 from podwatch.daemon.loop_wiring import DaemonLoops

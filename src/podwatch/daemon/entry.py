@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from podwatch.config.child import load_in_child
-from podwatch.config.directory import move_to_root
+from podwatch.config.command_directory import move_to_root
 from podwatch.config.loading import LoadedSettings, named_file
+from podwatch.config.loading_child import load_in_child
 from podwatch.config.settings import RecoverySettings, Settings
 from podwatch.daemon.environment_variables import BY_HAND, FRESH, RETRY, SILENT_SECONDS, TAKE_OVER, UNDER_INIT
 from podwatch.daemon.paths import RunPaths, guard_paths
@@ -50,7 +50,7 @@ def run_daemon(
     """Run until stopped; returns the exit code. Raises PodwatchError if it cannot start. ``job``: run as an engine's
     job (docs/jobs.md); SIGTERM and SIGINT end it with 86 from the first moment on.
 
-    Changes the working directory to ``/``; relative paths keep their meaning (config/directory.py)."""
+    Changes the working directory to ``/``; relative paths keep their meaning (config/command_directory.py)."""
     few_arenas()
     if UNDER_INIT not in os.environ:  # the typed process; init restarts the daemon with the same id
         os.environ.pop(BY_HAND, None)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from podwatch import __version__
-from podwatch.api.control import ControlServer, Handler
-from podwatch.api.http import HttpServer, Source
-from podwatch.client.discover import SNAPSHOT, Endpoint, own_endpoint, write_document, write_endpoint
+from podwatch.api.control_socket import ControlServer, Handler
+from podwatch.api.http_endpoints import HttpServer, Source
+from podwatch.client.find_daemon import SNAPSHOT, Endpoint, own_endpoint, write_document, write_endpoint
 from podwatch.config.settings import Settings
 from podwatch.daemon.checkpoint_loop import Rescans
 from podwatch.daemon.components import Components, Foundation

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from podwatch.checkpoints.layouts import trainer_logs
 from podwatch.checkpoints.layouts.base import Concern
 from podwatch.checkpoints.layouts.command_line import steps_in_use, toml_documents
-from podwatch.config.keys import known_keys
 from podwatch.config.loading import ETC
+from podwatch.config.setting_names import known_keys
 from podwatch.config.settings import HttpSettings, Settings
 from podwatch.daemon.notifications import all_urls, heartbeat_urls
 from podwatch.detection.log_rules import effective

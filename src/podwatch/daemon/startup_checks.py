@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from podwatch.client.discover import SNAPSHOT
+from podwatch.client.find_daemon import SNAPSHOT
 from podwatch.config.settings import Settings
 from podwatch.daemon import maintenance
 from podwatch.daemon.paths import RunLock, RunPaths, guard_paths, unmade_paths

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from podwatch import __version__
 from podwatch.checkpoints.layouts.base import counts_saves
-from podwatch.client.format import rfc3339
+from podwatch.client.times_and_sizes import rfc3339
 from podwatch.daemon.components import Components
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.maintenance import Maintenance, described

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
-from podwatch.config.directory import TYPED_IN
+from podwatch.config.command_directory import TYPED_IN
 from podwatch.config.loading import LoadedSettings
 from podwatch.daemon.components import Components
 from podwatch.daemon.shutdown import BackgroundTasks

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from podwatch.client.format import span
+from podwatch.client.times_and_sizes import span
 from podwatch.daemon.notifications import EventBus
 from podwatch.domain.event import Event, EventName
 from podwatch.journal import AsyncJournal, Journal

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from podwatch.client.format import rfc3339
+from podwatch.client.times_and_sizes import rfc3339
 from podwatch.config.settings import HookSettings, Settings
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Emit, Event, EventName

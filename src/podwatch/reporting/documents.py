@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from podwatch.client.format import rfc3339
+from podwatch.client.times_and_sizes import rfc3339
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Event, Incident
 from podwatch.domain.finding import Finding

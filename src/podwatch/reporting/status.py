@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from podwatch.client.format import rfc3339
+from podwatch.client.times_and_sizes import rfc3339
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.secrets import scrub, scrub_all

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from podwatch.api.http import HttpServer
+from podwatch.api.http_endpoints import HttpServer
 from podwatch.domain.event import Event
 from podwatch.domain.snapshot import Desired, Snapshot, observed
 from podwatch.policy.overall_status import RecoveryView

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from podwatch.cli.check.report import DEADLINE_SECONDS, Line, in_time
-from podwatch.client.format import gib
+from podwatch.client.times_and_sizes import gib
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
 from podwatch.recovery.gpus_and_ports_free import port_taken
@@ -164,8 +164,8 @@ def http(settings: Settings) -> Iterator[Line]:
     if not settings.http.enabled:
         yield Line("http", "warn", "off: no /healthz, no metrics, no progress pings", "set [http] enabled = true")
         return
-    from podwatch.api.access import beyond_loopback
-    from podwatch.api.server import bind
+    from podwatch.api.http_access import beyond_loopback
+    from podwatch.api.http_server import bind
     from podwatch.daemon.settings_in_force import http_password
 
     listener = bind(settings.http.host, settings.http.port)

@@ -10,7 +10,7 @@ from statistics import median
 
 from podwatch.cli.check.report import Line, Sets, in_time
 from podwatch.cli.offline import credentials
-from podwatch.client.format import size, span
+from podwatch.client.times_and_sizes import size, span
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.stores.base import ObjectStore, StoredObject

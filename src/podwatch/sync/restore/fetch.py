@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from podwatch.client.format import size as in_words
+from podwatch.client.times_and_sizes import size as in_words
 from podwatch.domain.errors import HostError, IntegrityError
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink, check_links
 from podwatch.stores.base import OpenStore

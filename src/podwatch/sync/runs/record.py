@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from podwatch.client.format import from_rfc3339
+from podwatch.client.times_and_sizes import from_rfc3339
 from podwatch.domain.earlier_attempts import LastEnd, parse_verdict
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys

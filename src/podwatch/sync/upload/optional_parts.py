@@ -19,7 +19,7 @@ from podwatch import __version__
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.checkpoints.layouts.base import PartDir, PartFiles
 from podwatch.checkpoints.scan import is_temporary, scan_part
-from podwatch.client.format import size as in_words
+from podwatch.client.times_and_sizes import size as in_words
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, FileEntry
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError

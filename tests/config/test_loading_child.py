@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.config import child
-from podwatch.config.child import load_in_child
+from podwatch.config import loading_child as child
 from podwatch.config.last_good import save_last_good
 from podwatch.config.loading import load_settings
+from podwatch.config.loading_child import load_in_child
 from podwatch.config.problems import ConfigurationProblems
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import scrub
@@ -116,7 +116,7 @@ def test_settings_of_another_version_are_loaded_here(file: Path, monkeypatch: py
 def test_what_a_package_prints_does_not_mix_with_the_answer(file: Path) -> None:
     code = """
 import sys
-from podwatch.config import child
+from podwatch.config import loading_child as child
 load = child.Request.load
 child.Request.load = lambda request, environ: print("loud", flush=True) or load(request, environ)
 sys.exit(child.main())"""
@@ -130,7 +130,7 @@ def test_the_process_that_asks_does_not_load_what_validates(file: Path) -> None:
     code = f"""
 import os, sys
 from pathlib import Path
-from podwatch.config.child import load_in_child
+from podwatch.config.loading_child import load_in_child
 loaded = load_in_child(Path({str(file)!r}), os.environ, {{}}, "")
 assert loaded.settings.gpu.poll == 3.0
 print([name for name in sys.modules if name.startswith("pydantic")])"""

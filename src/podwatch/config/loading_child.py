@@ -1,7 +1,7 @@
 """Loads the settings in a process that ends: what validates them takes 9 MiB, which a daemon would hold until its end.
 
-``python -m podwatch.config.child`` reads a ``Request`` from its standard input and writes the settings, or the error,
-to its standard output; both as pickles, because the two are one program with the same rights.
+``python -m podwatch.config.loading_child`` reads a ``Request`` from its standard input and writes the settings, or the
+error, to its standard output; both as pickles, because the two are one program with the same rights.
 """
 
 import contextlib
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.config.keys import known_keys
 from podwatch.config.last_good import load_or_last_good
 from podwatch.config.loading import LoadedSettings, learn_secrets, load_settings
+from podwatch.config.setting_names import known_keys
 from podwatch.domain.errors import PodwatchError
 
 SECONDS = 60.0
@@ -52,7 +52,7 @@ def load_in_child(
 
 def _ask(request: Request, environ: Mapping[str, str]) -> object:
     """What the child answers; None if it could not, whatever the reason."""
-    command = [sys.executable, "-P", "-m", "podwatch.config.child"]
+    command = [sys.executable, "-P", "-m", "podwatch.config.loading_child"]
     try:
         done = subprocess.run(
             command,

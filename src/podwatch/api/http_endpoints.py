@@ -1,6 +1,6 @@
 """The HTTP endpoints: health, status, metrics, events, progress pings, the page. Read-only apart from pings.
 
-``access.py`` decides who gets an answer; ``server.py`` serves, and bounds requests in size and time. Responses come
+``http_access.py`` decides who gets an answer; ``http_server.py`` serves, and bounds requests in size and time. Responses come
 from memory, except events, which come from the journal.
 """
 
@@ -17,8 +17,8 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from podwatch.api.access import HEADERS, HostCheck, HostRule, PasswordCheck, unchecked
-from podwatch.api.server import CONNECTION_SECONDS, HEAD_SECONDS, LoopServer, bind, make_server, refused_scope
+from podwatch.api.http_access import HEADERS, HostCheck, HostRule, PasswordCheck, unchecked
+from podwatch.api.http_server import CONNECTION_SECONDS, HEAD_SECONDS, LoopServer, bind, make_server, refused_scope
 from podwatch.domain.event import Event
 from podwatch.domain.secrets import scrub
 from podwatch.reporting.documents import SCHEMA_VERSION, event_document, incident_document

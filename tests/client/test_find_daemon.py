@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from podwatch.client.discover import (
+from podwatch.client.find_daemon import (
     Endpoint,
     choose,
     find_runs,
@@ -17,7 +17,7 @@ from podwatch.client.discover import (
     start_ticks,
     write_endpoint,
 )
-from podwatch.client.format import ago, from_rfc3339, rfc3339, size, span
+from podwatch.client.times_and_sizes import ago, from_rfc3339, rfc3339, size, span
 from podwatch.domain.errors import ConfigurationError, UsageError
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from podwatch.client.discover import Found, Holder, holder, locate, read_hints, searched, training_lives
-from podwatch.client.format import ago, from_rfc3339, rfc3339
+from podwatch.client.find_daemon import Found, Holder, holder, locate, read_hints, searched, training_lives
+from podwatch.client.times_and_sizes import ago, from_rfc3339, rfc3339
 from podwatch.domain.errors import Busy, ExitCode, HostError, InternalError, PermissionDenied, PodwatchError
 
 # -- status over HTTP ------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.client import discover
-from podwatch.client.discover import locate, own_endpoint, read_hints, write_endpoint
-from podwatch.client.trusted import fuse_user, read_trusted
+from podwatch.client import find_daemon
+from podwatch.client.find_daemon import locate, own_endpoint, read_hints, write_endpoint
+from podwatch.client.trusted_file import fuse_user, read_trusted
 from podwatch.config.loading import load_settings
 from podwatch.domain.errors import ConfigurationError
 from tests.support.strangers import UID, needs_root
@@ -91,7 +91,7 @@ def test_on_a_read_only_mount_owner_and_mode_do_not_matter(
     (tmp_path / "mount").mkdir()
     code = (
         "import sys; from pathlib import Path\nfrom podwatch.domain.errors import ConfigurationError\n"
-        "from podwatch.client.discover import read_hints\nfrom podwatch.config.loading import load_settings\n"
+        "from podwatch.client.find_daemon import read_hints\nfrom podwatch.config.loading import load_settings\n"
         "for read in (lambda p: read_hints(p, {}), lambda p: load_settings(Path(p), environ={}).settings):\n"
         "    try: print(read(sys.argv[1]).run_id)\n"
         "    except ConfigurationError: print('refused')\n"
@@ -130,10 +130,10 @@ def test_another_users_file_in_the_current_directory_leads_no_command_to_his_dae
 ) -> None:
     """Without a daemon, commands look at ./podwatch.toml. His names a state directory with a living endpoint."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("podwatch.client.discover.USUAL_CONFIGS", ("podwatch.toml",))
-    real = discover.runtime_roots  # without this machine's own /run/podwatch and /var/lib/podwatch
+    monkeypatch.setattr("podwatch.client.find_daemon.USUAL_CONFIGS", ("podwatch.toml",))
+    real = find_daemon.runtime_roots  # without this machine's own /run/podwatch and /var/lib/podwatch
     monkeypatch.setattr(
-        discover, "runtime_roots", lambda *given: [root for root in real(*given) if root.is_relative_to(tmp_path)]
+        find_daemon, "runtime_roots", lambda *given: [root for root in real(*given) if root.is_relative_to(tmp_path)]
     )
     (tmp_path / "his" / "run" / "x").mkdir(parents=True)
     write_endpoint(tmp_path / "his" / "run" / "x", own_endpoint("x", started_wall=1.0))

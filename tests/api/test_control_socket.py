@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.api.control import MAX_LINE, ControlServer
-from podwatch.client.api import NotRunning, RemoteRefusal, call
+from podwatch.api.control_socket import MAX_LINE, ControlServer
+from podwatch.client.ask_daemon import NotRunning, RemoteRefusal, call
 from podwatch.domain.errors import Busy, ExitCode, InternalError, PermissionDenied, PodwatchError, UsageError
 
 

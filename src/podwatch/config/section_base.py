@@ -1,7 +1,7 @@
 """The base of the sections of the settings: frozen dataclasses, which need no library.
 
 ``validation.py`` builds pydantic's models from them. pydantic takes 9 MiB, so the daemon leaves validation to a
-process that ends (``child.py``), and holds only these.
+process that ends (``loading_child.py``), and holds only these.
 """
 
 import types

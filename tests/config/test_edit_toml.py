@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.config.edit import literal, set_values
+from podwatch.config.edit_toml import literal, set_values
 from podwatch.domain.errors import ConfigurationError
 
 COMMAND, CWD, ENV = ("trainer", "command"), ("trainer", "cwd"), ("trainer", "env")

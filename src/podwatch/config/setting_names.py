@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, get_args, get_origin
 
-from podwatch.config.section import Section, SettingInfo, settings_of
+from podwatch.config.section_base import Section, SettingInfo, settings_of
 from podwatch.config.settings import Settings
 
 ENV_PREFIX = "PODWATCH_"

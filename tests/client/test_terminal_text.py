@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.client.text import CUT, EMPTY, FULL, bar, columns_of, cut, encodable, wrap
+from podwatch.client.terminal_text import CUT, EMPTY, FULL, bar, columns_of, cut, encodable, wrap
 
 WORDS = st.text(st.sampled_from("ab1 -\u00e9\u4e2d\u6587\uff21\U0001f600e\u0301 "), max_size=60)
 

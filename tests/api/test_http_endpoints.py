@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.api import server as serving
-from podwatch.api.http import HttpServer
-from podwatch.api.server import bind
-from podwatch.client.api import fetch_status
+from podwatch.api import http_server as serving
+from podwatch.api.http_endpoints import HttpServer
+from podwatch.api.http_server import bind
+from podwatch.client.ask_daemon import fetch_status
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.secrets import register
