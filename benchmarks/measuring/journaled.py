@@ -19,8 +19,8 @@ from podwatch.stores.credentials import Credentials
 from podwatch.stores.s3_credentials import S3Credentials
 from podwatch.sync.interfaces import FEATURES
 from podwatch.sync.upload.uploader import Sender
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
-from podwatch.system.workers import Worker
 
 BEAT = 0.02
 """Seconds: a loop like the daemon's asks to be woken this often, a hundred times as often as the real one."""

@@ -16,7 +16,7 @@ from podwatch.domain.gang import GangEnd, GangRecord, NodeFailure, Place
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.gang import ECHO_SECONDS
 from podwatch.policy.restart import LOG_LINES_KEPT
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.support.clock import ManualClock
 
 NODES = NodesSettings(wait=20.0, silence=10.0)

@@ -19,8 +19,8 @@ from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy import alerts
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
-from podwatch.system.workers import Worker
 from tests.reporting import views
 
 GAVE_UP = Event(EventName.GAVE_UP, 1.7e9, "gave up: five restarts in two hours", Severity.CRITICAL)

@@ -11,7 +11,7 @@ from podwatch.domain.event import EventName
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.cost_totals import Price
 from podwatch.policy.time_ledger import LEDGER_KEY, Use, from_dict, look
-from podwatch.reporting.view import DaemonView
+from podwatch.reporting.daemon_view import DaemonView
 from tests.reporting import views
 from tests.support.clock import ManualClock
 

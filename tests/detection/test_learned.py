@@ -11,8 +11,8 @@ from podwatch.detection.engine import initial
 from podwatch.detection.learned import SAVES_KEPT, STARTS_KEPT, STEPS_KEPT, Learned
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import Journal
+from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.status import build_status
-from podwatch.reporting.view import DaemonView
 from tests.detection.looks import GIB, world
 
 ABOUT = ("run-a prime-rl", "[0] [1]")

@@ -23,8 +23,8 @@ from podwatch.hooks.while_stopped import Batch, NoRoom
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy import evaluation as policy_module
 from podwatch.policy.evaluation import Result, Target
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
-from podwatch.system.workers import Worker
 
 GB = 10**9
 

@@ -19,8 +19,8 @@ from podwatch.domain.run import IntentKind
 from podwatch.hooks import hook_runner
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.hooks import INTERRUPTED_AT_MOST
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
-from podwatch.system.workers import Worker
 
 RECORD = "import json,sys; d=json.load(sys.stdin); open(sys.argv[1],'a').write(json.dumps(d)+chr(10))"
 

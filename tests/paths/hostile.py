@@ -21,8 +21,8 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
 from podwatch.domain.run import Intent, IntentKind
 from podwatch.journal.journal import Journal
-from podwatch.system.openat import HIDDEN, as_user
-from podwatch.system.workspace import Workspace
+from podwatch.system.open_by_descriptor import HIDDEN, as_user
+from podwatch.system.own_directories import Workspace
 
 T, E = 61_017, 61_018
 """The trainer's user, and a stranger."""
@@ -218,8 +218,8 @@ def at_call(number: int, act: Callable[[], object]) -> Iterator[list[int]]:
     """``act`` happens just before the ``number``-th system call on a path that podwatch makes: a seam between judging
     and acting, whatever the code in between. Yields [calls seen]."""
     import podwatch.system.files as files
-    import podwatch.system.pinned as pinned
-    import podwatch.system.set_aside as aside
+    import podwatch.system.pinned_directories as pinned
+    import podwatch.system.rename_places as aside
 
     seen = [0]
     busy = False

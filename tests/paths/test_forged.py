@@ -22,8 +22,8 @@ from podwatch.retention.carry_out_removal import Remover
 from podwatch.retention.trash_and_quarantine import quarantine_entries
 from podwatch.sync.restore.staging_directory import StagingArea
 from podwatch.system.clock import SystemClock
-from podwatch.system.pinned import HIDDEN, RootReplaced
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import HIDDEN, RootReplaced
 from tests.paths.hostile import E, Site, T, as_root, fresh, in_memory, made, own, saved
 from tests.paths.operations import OPERATIONS
 

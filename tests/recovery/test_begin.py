@@ -262,7 +262,7 @@ async def test_no_command_attaches_but_never_kills(world: World) -> None:
     await podwatch.recovery.begin()
     await podwatch.until(Phase.ATTACHED)
     podwatch.see(1, finding=death(FindingKind.HANG))
-    assert not podwatch.recovery.operation_runner.acting
+    assert not podwatch.recovery.runner.acting
     assert len(world.alive()) == 1
     assert any(f.kind is FindingKind.UNGUARDED for f in podwatch.recovery.findings())
     with pytest.raises(ConfigurationError, match="no command"):
@@ -351,7 +351,7 @@ async def test_waiting_is_not_acting(world: World) -> None:
     podwatch = Podwatch(world)
     await podwatch.recovery.begin()
     await podwatch.until_phase(Phase.BLOCKED)
-    assert podwatch.recovery.operation_runner.acting
+    assert podwatch.recovery.runner.acting
     assert not podwatch.recovery.state.acting
     await podwatch.leave()
 

@@ -13,7 +13,7 @@ from podwatch.domain.snapshot import GpuSample, GpuState, SensorState, observed,
 from podwatch.policy.restart import RestartHistory
 from podwatch.recovery import durable_state, gpus_and_ports_free, quarantine
 from podwatch.recovery.start_plan import added_arguments, changed_configs, config_digests
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.support.clock import ManualClock
 
 GIB = 1 << 30

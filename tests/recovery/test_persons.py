@@ -24,7 +24,7 @@ async def turns(podwatch: Podwatch, seconds: float = 40.0) -> None:
     end = podwatch.world.clock.now + seconds
     while podwatch.world.clock.now < end:
         podwatch.see()
-        while podwatch.recovery.operation_runner.acting:
+        while podwatch.recovery.runner.acting:
             await asyncio.sleep(0.001)
 
 
@@ -107,7 +107,7 @@ async def test_several_are_told_and_one_is_taken_at_a_persons_word(world: World)
     assert notes(podwatch) == [(FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL)]
     started = await podwatch.recovery.requests.start()
     assert [c.launcher.pid for c in started.choose_from] == [first.launcher.pid, second.launcher.pid]
-    assert (podwatch.recovery.desired, podwatch.recovery.operation_runner.acting) == (Desired.STOPPED, False)
+    assert (podwatch.recovery.desired, podwatch.recovery.runner.acting) == (Desired.STOPPED, False)
     with pytest.raises(UsageError, match="process 1 is not a trainer"):
         await podwatch.recovery.requests.start(attach=1)
     started = await podwatch.recovery.requests.start(attach=second.launcher.pid)
@@ -173,7 +173,7 @@ async def test_what_is_left_of_the_old_tree_is_no_new_trainer(world: World) -> N
     world.clock.advance(20)
     object.__setattr__(ended, "at", world.clock.now)
     podwatch.recovery.consider(ended, ())
-    while podwatch.recovery.operation_runner.acting:
+    while podwatch.recovery.runner.acting:
         await asyncio.sleep(0.001)
     assert podwatch.recovery.handle is not None
     assert podwatch.recovery.handle.launcher == first.launcher
@@ -204,7 +204,7 @@ async def test_what_ran_beside_it_all_the_time_is_no_restart_by_hand(
         world.clock.advance(20)
         object.__setattr__(snapshot, "at", world.clock.now)
         podwatch.recovery.consider(snapshot, ())
-        while podwatch.recovery.operation_runner.acting:
+        while podwatch.recovery.runner.acting:
             await asyncio.sleep(0.001)
         assert podwatch.recovery.handle is not None
         assert podwatch.recovery.handle.launcher == (second if taken else first).launcher

@@ -121,7 +121,7 @@ async def test_nothing_begins_once_podwatch_leaves(world: World) -> None:
     await podwatch.recovery.close()
     await asyncio.wait([request])
     await asyncio.sleep(0.05)
-    assert not podwatch.recovery.operation_runner.acting
+    assert not podwatch.recovery.runner.acting
     assert (len(world.alive()), len(world.plans)) == (1, 1)
     await podwatch.journal.close()
 

@@ -251,7 +251,7 @@ async def test_findings_of_another_start_or_unconfirmed_ones_kill_nothing(world:
     other = replace(stale, trainer=observed(TrainerSample(start_id="other", alive=True), 0.0))
     podwatch.recovery.consider(other, (death(),))
     podwatch.recovery.consider(podwatch.snapshot(19), (replace(death(), confirmed=False),))
-    assert not podwatch.recovery.operation_runner.acting
+    assert not podwatch.recovery.runner.acting
     await podwatch.leave()
 
 
@@ -265,7 +265,7 @@ async def test_observe_only_reports(world: World) -> None:
     await adopt(podwatch.recovery.context, world.kept)  # type: ignore[arg-type]
     for _ in range(3):
         podwatch.see(3, finding=death())
-    assert not podwatch.recovery.operation_runner.acting
+    assert not podwatch.recovery.runner.acting
     assert len(world.alive()) == 1
     told = [e for e in world.events if e.name is EventName.FINDING_RAISED]
     assert len(told) == 1
@@ -305,7 +305,7 @@ async def test_a_command_that_never_worked_gets_two_tries_and_is_to_blame(world:
     await podwatch.until(Phase.CONFIRMING)
     podwatch.see(finding=death())
     await podwatch.until(Phase.GAVE_UP)
-    assert podwatch.recovery.operation_runner.ready, "nothing is tried in an hour: daemon/end_of_run.py ends podwatch"
+    assert podwatch.recovery.runner.ready, "nothing is tried in an hour: daemon/end_of_run.py ends podwatch"
     assert podwatch.recovery.context.blame is Blame.COMMAND
     assert len(world.plans) == 2
     assert world.alive() == []
@@ -318,7 +318,7 @@ async def test_a_command_that_does_not_exist_is_tried_once(world: World) -> None
     podwatch = Podwatch(world)
     await podwatch.recovery.begin()
     await podwatch.until(Phase.GAVE_UP)
-    assert podwatch.recovery.operation_runner.ready
+    assert podwatch.recovery.runner.ready
     assert podwatch.recovery.context.blame is Blame.COMMAND
     assert any("gave up: the command /bin/train does not exist" in f.summary for f in podwatch.recovery.findings())
     assert len(podwatch.journal.sync.incidents()) == 1
@@ -452,7 +452,7 @@ async def test_resumed_wrong_is_stopped_and_never_chosen_again(world: World) -> 
     podwatch.see(18, finding=death())
     await podwatch.until(Phase.CONFIRMING)
     podwatch.see(2)
-    assert not podwatch.recovery.operation_runner.acting, "one sighting is not enough"
+    assert not podwatch.recovery.runner.acting, "one sighting is not enough"
     podwatch.see(3)
     await podwatch.until(Phase.CONFIRMING)
     assert world.plans[-1].step == 10

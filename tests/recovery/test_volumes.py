@@ -17,7 +17,7 @@ from podwatch.recovery import quarantine
 from podwatch.retention.carry_out_removal import Remover
 from podwatch.retention.trash_and_quarantine import quarantine_entries
 from podwatch.system.clock import SystemClock
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.support.small_disk import small_mount
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")

@@ -33,7 +33,7 @@ async def training(world: World, standing: Standing) -> Podwatch:
 
 async def settled(podwatch: Podwatch) -> None:
     podwatch.see()
-    while podwatch.recovery.operation_runner.acting:
+    while podwatch.recovery.runner.acting:
         await asyncio.sleep(0.001)
 
 

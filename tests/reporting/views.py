@@ -39,7 +39,7 @@ from podwatch.policy.overall_status import RecoveryView
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
 from podwatch.policy.time_ledger import Ledger, Loss, Use
 from podwatch.recovery.failure import given_up
-from podwatch.reporting.view import Counters, DaemonView
+from podwatch.reporting.daemon_view import Counters, DaemonView
 from podwatch.sync.interfaces import SyncStatus, UploadPace
 from tests.detection.looks import world
 

@@ -15,7 +15,7 @@ from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, T
 from podwatch.retention.carry_out_removal import Remover
 from podwatch.retention.trash_and_quarantine import move_to_trash, quarantine_entries, removable, trash_entries
 from podwatch.system.clock import SystemClock
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 
 
 class Pod:

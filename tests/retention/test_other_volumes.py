@@ -13,7 +13,7 @@ from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, T
 from podwatch.retention.carry_out_removal import Remover
 from podwatch.retention.trash_and_quarantine import trash_entries
 from podwatch.system.clock import SystemClock
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.support.small_disk import small_mount
 
 MIB = 1 << 20

@@ -44,8 +44,8 @@ from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.other_trainers import ALONE, Beside
 from podwatch.recovery import Phase, RecordHolder, Recovery, RestoreSource
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
+from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import identify
-from podwatch.system.workspace import Workspace
 from podwatch.trainer.base import Candidate, Look, StartPlan, StopReport, TrainerHandle
 from tests.support.clock import AutoClock
 

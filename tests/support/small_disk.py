@@ -25,9 +25,9 @@ from podwatch.retention.carry_out_removal import Remover
 from podwatch.retention.free_space import Disks, Pruner
 from podwatch.retention.trash_and_quarantine import SetAsideUsage
 from podwatch.sensors.disk import DiskSensor
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from podwatch.domain.lease import HolderState, Pod
 from podwatch.domain.manifest import Keys, Pointer
 from podwatch.policy.lease import LeaseAction, Timing, next_pointer
 from podwatch.stores.base import StoredObject
-from podwatch.stores.fenced import TooLate
+from podwatch.stores.fenced_writes import TooLate
 from podwatch.sync.lease.protocol import (
     Create,
     Delete,

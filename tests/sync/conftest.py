@@ -32,7 +32,7 @@ from podwatch.sync.restore.restore import Restorer, StorePlace
 from podwatch.sync.restore.start_child import FetchProcess
 from podwatch.sync.syncer import Syncer
 from podwatch.system.clock import SystemClock
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.hurry import hurrying
 from tests.support.s3server import BUCKET as S3_BUCKET

@@ -16,7 +16,7 @@ from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.restore import Patience
 from podwatch.sync.restore.staging_directory import StagingArea
 from podwatch.sync.restore.start_child import FetchProcess
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.sync.conftest import World
 from tests.sync.test_fetch import job, stored
 from tests.sync.test_restore import fresh, tree

@@ -20,7 +20,7 @@ from podwatch.domain.run import IntentKind
 from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.lease import LeaseAction, Timing
 from podwatch.stores.base import ObjectStore
-from podwatch.stores.fenced import TooLate, put_before
+from podwatch.stores.fenced_writes import TooLate, put_before
 from podwatch.sync.lease.protocol import (
     Create,
     LeaseProtocol,

@@ -17,8 +17,8 @@ import pytest
 from podwatch.domain.process import ProcessIdentity
 from podwatch.recovery import stale_files
 from podwatch.system import procfs
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.procfs import boot_id, patiently, pid_namespace
-from podwatch.system.workers import Worker
 from podwatch.trainer import find_trainers, keeper
 from podwatch.trainer.process_tree import AllOurs, LocalTree, Process, in_session, marked
 from tests.support.known_trainers import ROLES

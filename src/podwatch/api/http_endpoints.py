@@ -1,7 +1,7 @@
 """The HTTP endpoints: health, status, metrics, events, progress pings, the page. Read-only apart from pings.
 
-``http_access.py`` decides who gets an answer; ``http_server.py`` serves, and bounds requests in size and time. Responses come
-from memory, except events, which come from the journal.
+``http_access.py`` decides who gets an answer; ``http_server.py`` serves, and bounds requests in size and time.
+Responses come from memory, except events, which come from the journal.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from podwatch.api.http_access import HEADERS, HostCheck, HostRule, PasswordCheck
 from podwatch.api.http_server import CONNECTION_SECONDS, HEAD_SECONDS, LoopServer, bind, make_server, refused_scope
 from podwatch.domain.event import Event
 from podwatch.domain.secrets import scrub
-from podwatch.reporting.documents import SCHEMA_VERSION, event_document, incident_document
+from podwatch.reporting.daemon_view import DaemonView
+from podwatch.reporting.json_documents import SCHEMA_VERSION, event_document, incident_document
 from podwatch.reporting.status import build_status
-from podwatch.reporting.view import DaemonView
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

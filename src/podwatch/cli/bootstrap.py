@@ -179,7 +179,7 @@ def _fetched(call: Call, placed: str, key: "Credentials | None") -> "tuple[Fetch
     """What the store holds, and why the key can only read. None: the store does not help, and this pod has the files of
     an earlier call that this call allows."""
     from podwatch.domain.manifest import Keys
-    from podwatch.stores.open import open_store, parse_store_url
+    from podwatch.stores.open_store import open_store, parse_store_url
     from podwatch.sync.runs.bootstrap import can_write, fetch
 
     keys = Keys(call.run_id, parse_store_url(call.store).prefix)
@@ -271,7 +271,7 @@ def _settings(call: Call, fetched: "Fetched", config: "PlannedFile", *, continui
 
 def _problems(call: Call, fetched: "Fetched", files: "list[PlannedFile]", settings: "Settings | None") -> list[str]:
     """What the operator must do before anything starts, a line each."""
-    from podwatch.stores.open import parse_store_url
+    from podwatch.stores.open_store import parse_store_url
 
     found = []
     for file in files:

@@ -144,7 +144,7 @@ def fetch(where: Where) -> dict[str, Any]:
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.cli.offline import load, look, noted
     from podwatch.domain.checkpoint import newest_complete
-    from podwatch.reporting.documents import checkpoint_document, remote_document
+    from podwatch.reporting.json_documents import checkpoint_document, remote_document
 
     settings = load(where)
     kept = noted(settings)
@@ -179,7 +179,7 @@ def check(where: Where, step: int | None) -> list[dict[str, Any]]:
             pass
     from podwatch.cli.offline import load, look
     from podwatch.domain.errors import UsageError
-    from podwatch.reporting.documents import inspection_document
+    from podwatch.reporting.json_documents import inspection_document
 
     catalogue = look(load(where))
     if step is not None and all(s.step != step for s in catalogue.sets):
@@ -270,7 +270,7 @@ def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str,
     with; the notes give the reason."""
     from podwatch.checkpoints.hash_check import INTEGRITY, compare, compare_own
     from podwatch.cli.offline import load, look
-    from podwatch.reporting.documents import inspection_document
+    from podwatch.reporting.json_documents import inspection_document
 
     settings = load(where)
     catalogue = look(settings)
@@ -341,7 +341,7 @@ def _gently(work: Callable[[], T]) -> T:
 
 def _open(settings: Any) -> "ObjectStore":
     from podwatch.cli.offline import credentials
-    from podwatch.stores.open import open_store
+    from podwatch.stores.open_store import open_store
 
     return open_store(settings.sync.store, credentials(settings), writer_id="verify")
 

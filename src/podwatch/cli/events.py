@@ -62,7 +62,7 @@ def fetch_events(where: Where, *, after_id: int = 0, since_wall: float = 0.0, li
         except NotRunning:
             pass  # it has just stopped
     from podwatch.cli.offline import read_journal
-    from podwatch.reporting.documents import event_document
+    from podwatch.reporting.json_documents import event_document
 
     with read_journal(where) as journal:
         found_events = journal.events(after_id=after_id, since_wall=since_wall, limit=limit)
@@ -114,7 +114,7 @@ def fetch_incidents(where: Where, incident_id: int | None) -> list[dict[str, Any
         except NotRunning:
             pass  # it has just stopped
     from podwatch.cli.offline import read_journal
-    from podwatch.reporting.documents import incident_document
+    from podwatch.reporting.json_documents import incident_document
 
     with read_journal(where) as journal:
         account = kept_account(journal)

@@ -135,7 +135,7 @@ def document(result: "Replay") -> dict[str, Any]:
 
 
 def _told(told: "Told") -> dict[str, Any]:
-    from podwatch.reporting.documents import finding_document
+    from podwatch.reporting.json_documents import finding_document
 
     seconds = max(0.0, told.at - told.since)
     return {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from podwatch.journal.journal import Journal
     from podwatch.sync.restore.restore import Restorer, RestoreReport
     from podwatch.system.clock import Clock
-    from podwatch.system.workspace import Workspace
+    from podwatch.system.own_directories import Workspace
 
 
 PATIENCE_SECONDS = 600.0

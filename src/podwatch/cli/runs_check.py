@@ -137,7 +137,7 @@ def opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
     """The store, its prefix, and the configured run ("" with ``url``, which needs no configuration)."""
     from podwatch.cli.offline import load, store_and_prefix
     from podwatch.stores.credentials import credentials_from_environment
-    from podwatch.stores.open import open_store, parse_store_url
+    from podwatch.stores.open_store import open_store, parse_store_url
 
     if not url:
         settings = load(where)

@@ -121,7 +121,7 @@ def sweep(where: Where, dry_run: bool, as_json: bool) -> None:
     from podwatch.cli.offline import journal_path, load, look
     from podwatch.domain.manifest import Keys
     from podwatch.journal.journal import Journal
-    from podwatch.stores.open import parse_store_url
+    from podwatch.stores.open_store import parse_store_url
     from podwatch.sync.store_removal import Sweeper
     from podwatch.system.clock import SystemClock
 
@@ -173,7 +173,7 @@ def _inventory(settings: "Settings") -> "tuple[list[StoredSave], str, float]":
 
     from podwatch.domain.manifest import Keys
     from podwatch.stores.base import store_time
-    from podwatch.stores.open import parse_store_url
+    from podwatch.stores.open_store import parse_store_url
     from podwatch.sync.inventory import inventory
 
     store = _open(settings)

@@ -23,7 +23,7 @@ from podwatch.policy.replacement import (
     observed,
     unrecorded,
 )
-from podwatch.stores.fenced import TooLate
+from podwatch.stores.fenced_writes import TooLate
 
 MOST_ROUNDS = 12
 """Further looks of one ``--once``: four at a silent heartbeat, two destroyed machines, a claim, a request and its

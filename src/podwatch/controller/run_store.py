@@ -27,7 +27,7 @@ from podwatch.policy.lease import CLAIM_WAIT_SECONDS, CONFIRMED_SECONDS, winner
 from podwatch.policy.replacement import Facts
 from podwatch.policy.run_check import Beat, parse_beat
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
-from podwatch.stores.fenced import put_before
+from podwatch.stores.fenced_writes import put_before
 from podwatch.stores.part_reader import StreamSource
 
 SMALL = 1 << 20

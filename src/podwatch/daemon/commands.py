@@ -18,7 +18,7 @@ from podwatch.domain.run import Mutation, MutationGuard
 from podwatch.journal import Journal
 from podwatch.recovery import quarantine
 from podwatch.recovery.clean import Cleaned, request_clean
-from podwatch.reporting.documents import (
+from podwatch.reporting.json_documents import (
     checkpoint_document,
     event_document,
     incident_document,

@@ -32,9 +32,9 @@ from podwatch.sensors.inference import Servers
 from podwatch.sensors.log_rules import LogRulesSensor
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import PingInbox, ProgressSensor
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.start_and_adopt import KeeperJob, KeeperLauncher
 

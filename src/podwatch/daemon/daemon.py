@@ -50,10 +50,10 @@ from podwatch.recovery.stop import tell_to_end
 from podwatch.reporting import logging as log
 from podwatch.sensors.gpu import GpuReader
 from podwatch.system import procfs
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.child import give_back, settle
 from podwatch.system.clock import Clock, SystemClock
 from podwatch.system.sd_notify import make_notifier
-from podwatch.system.workers import Worker
 from podwatch.trainer.command_marks import end_interrupted
 from podwatch.trainer.start_and_adopt import KeeperJob
 

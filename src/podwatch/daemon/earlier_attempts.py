@@ -32,13 +32,13 @@ from podwatch.policy.exit_code import JobEnd
 from podwatch.recovery.start_plan import config_digests, working_directory
 from podwatch.stores.base import ObjectStore, OpenStore, store_time
 from podwatch.stores.credentials import credentials_for
-from podwatch.stores.open import open_store
+from podwatch.stores.open_store import open_store
 from podwatch.sync.interfaces import rfc3339
 from podwatch.sync.upload.child_job import keys_for
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.files import read_file
 from podwatch.system.procfs import boot_id, machine_id
-from podwatch.system.workers import Worker
 
 ANSWER_SECONDS: Final = 10.0
 """Limit of one read, and of one write. B2 needs one second; the job's start waits for the first."""

@@ -28,7 +28,7 @@ from podwatch.hooks.while_stopped import Batch, NoRoom
 from podwatch.journal import Journal
 from podwatch.policy.evaluation import BEST_PIN, Result, Target
 from podwatch.sync.restore.restore import Restorer
-from podwatch.system.workers import Worker
+from podwatch.system.blocking_calls import Worker
 
 FREE_GPU_BYTES: Final = 1 << 30
 """A GPU with less in use is free: a context of a monitor or a display takes a few hundred MB."""

@@ -63,11 +63,11 @@ from podwatch.recovery.failure import LINE_SHOWN, SAYS_WHY
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import Phase
 from podwatch.sensors.base import Sensor
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.openat import NODES
+from podwatch.system.open_by_descriptor import NODES
+from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import boot_id, machine_id
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
 
 if TYPE_CHECKING:
     from podwatch.sync.syncer import Syncer

@@ -18,7 +18,7 @@ from podwatch.domain.snapshot import Desired
 from podwatch.hooks.hook_runner import Desk, Hooks
 from podwatch.hooks.start_child import problem_of
 from podwatch.journal import Journal
-from podwatch.system.workers import Worker
+from podwatch.system.blocking_calls import Worker
 
 FACTS_SECONDS = 10.0
 """For a few stats in the checkpoint's directory; a hook runs without the facts if the file system does not answer."""

@@ -23,9 +23,9 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.journal import AsyncJournal
 from podwatch.reporting.status import build_status
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.sd_notify import Notifier
-from podwatch.system.workers import Worker
 
 WRITE_SECONDS = READ_SECONDS = 10.0
 

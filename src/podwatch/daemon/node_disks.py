@@ -49,7 +49,7 @@ from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, T
 from podwatch.stores.credentials import Credentials, credentials_for
 from podwatch.sync.interfaces import RunIdentity
 from podwatch.sync.upload import child_job as jobs
-from podwatch.system.workers import Worker
+from podwatch.system.blocking_calls import Worker
 
 if TYPE_CHECKING:
     from podwatch.sync.syncer import Syncer

@@ -24,11 +24,11 @@ from podwatch.domain.secrets import register_address
 from podwatch.domain.snapshot import Snapshot
 from podwatch.domain.thresholds import NoticePolicy
 from podwatch.journal import AsyncJournal, Journal
+from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.logging import log_event
-from podwatch.reporting.view import DaemonView
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.files import opened
-from podwatch.system.workers import Worker
 from podwatch.trainer.environment import build_environment
 
 # -- event bus -------------------------------------------------------------------------------------------------------

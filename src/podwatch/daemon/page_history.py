@@ -10,8 +10,8 @@ from podwatch.daemon.time_ledger import Accountant
 from podwatch.domain.event import Event, EventName
 from podwatch.policy.time_ledger import Use
 from podwatch.recording.history import DAY, Moment, append, last_day
-from podwatch.reporting.view import DaemonView
-from podwatch.system.workers import Worker
+from podwatch.reporting.daemon_view import DaemonView
+from podwatch.system.blocking_calls import Worker
 
 DEADLINE_SECONDS: Final = 5.0
 MOST_WAITING: Final = 600

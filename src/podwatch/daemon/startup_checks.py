@@ -37,10 +37,10 @@ from podwatch.domain.run import Mutation
 from podwatch.journal import Journal, load_run_record
 from podwatch.journal.standby import Obstacle
 from podwatch.recovery import durable_state as recovery_memory
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.files import atomic_write, read_small
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 
 OPEN_SECONDS: Final = 30.0
 """A disk that has not opened a file of a few MiB by then hangs; SQLite waits 5 s for a lock, several times."""

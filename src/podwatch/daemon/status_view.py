@@ -35,9 +35,9 @@ from podwatch.policy.overall_status import RecoveryView
 from podwatch.recording.history import Moment
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import Phase, RecoveryState
-from podwatch.reporting.documents import account_document
+from podwatch.reporting.daemon_view import Counters, DaemonView
+from podwatch.reporting.json_documents import account_document
 from podwatch.reporting.status import build_status
-from podwatch.reporting.view import Counters, DaemonView
 from podwatch.sync.interfaces import SyncStatus
 
 _PHASES = frozenset(map(str, Phase))

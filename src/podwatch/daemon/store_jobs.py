@@ -30,7 +30,7 @@ from podwatch.recovery.state import RecordHolder
 from podwatch.sensors.log_tail import Sources
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import credentials_for
-from podwatch.stores.open import open_store
+from podwatch.stores.open_store import open_store
 from podwatch.sync.interfaces import features_of
 from podwatch.sync.upload.child_job import keys_for
 from podwatch.system.files import read_file

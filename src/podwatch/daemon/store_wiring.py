@@ -31,13 +31,13 @@ from podwatch.journal import Journal
 from podwatch.recovery.state import RecordHolder
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials, credentials_for
-from podwatch.stores.open import open_store, same_filesystem
+from podwatch.stores.open_store import open_store, same_filesystem
 from podwatch.sync.interfaces import RunIdentity, features_of
 from podwatch.sync.upload.child_job import keys_for
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
+from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import boot_id, from_here, machine_id, start_ticks
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
 from podwatch.trainer.base import TrainerHandle
 
 if TYPE_CHECKING:

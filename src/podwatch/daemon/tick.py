@@ -39,7 +39,7 @@ from podwatch.journal import Journal
 from podwatch.policy.lost_saves import Kept, safekeeping
 from podwatch.recording.recorder import Recorder
 from podwatch.sync.interfaces import SyncStatus
-from podwatch.system.workers import Worker
+from podwatch.system.blocking_calls import Worker
 
 if TYPE_CHECKING:
     from podwatch.hooks.evaluation import Evaluations

@@ -12,7 +12,7 @@ from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.cost_totals import Account, Price, account
 from podwatch.policy.overall_status import TrainingState
 from podwatch.policy.time_ledger import LEDGER_KEY, Ledger, Use, advance, fold, from_dict, look, to_dict
-from podwatch.reporting.view import DaemonView
+from podwatch.reporting.daemon_view import DaemonView
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import boot_id
 

@@ -56,9 +56,9 @@ from podwatch.retention.carry_out_removal import Remover
 from podwatch.retention.trash_and_quarantine import SetAsideUsage
 from podwatch.sensors.inference import Servers
 from podwatch.sync.interfaces import OwnSets
+from podwatch.system.blocking_calls import Worker
+from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import boot_id
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
 from podwatch.trainer.find_trainers import run_of
 from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions

@@ -33,8 +33,8 @@ from podwatch.policy.hooks import (
     to_dict,
 )
 from podwatch.policy.store_retention import in_order, milestones
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock, either
-from podwatch.system.workers import Worker
 
 SCHEMA_VERSION: Final = 1
 PAGE: Final = 500

@@ -18,8 +18,8 @@ from podwatch.config.settings import CheckSettings, HookSettings, Settings
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.secrets import scrub
 from podwatch.system import procfs
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.child import scrubbed_environment
-from podwatch.system.workers import Worker
 from podwatch.trainer import command_marks
 from podwatch.trainer.environment import build_environment
 

@@ -21,9 +21,9 @@ from podwatch.journal import AsyncJournal, load_run_record, save_run_record
 from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.policy.other_trainers import Beside
 from podwatch.sensors.base import Sensor
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from podwatch.trainer.base import Launcher, TrainerHandle
 
 R = TypeVar("R")

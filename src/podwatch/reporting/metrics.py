@@ -16,7 +16,7 @@ from podwatch.domain.snapshot import Health, SensorState
 from podwatch.policy.cost_totals import Account
 from podwatch.policy.overall_status import Overall, TrainingState
 from podwatch.policy.time_ledger import TOTALLED
-from podwatch.reporting.view import DaemonView, ViewSource
+from podwatch.reporting.daemon_view import DaemonView, ViewSource
 
 UPLOAD_PRIORITIES = ("lowest", "raised", "ordinary")
 

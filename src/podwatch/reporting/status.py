@@ -9,7 +9,8 @@ from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.secrets import scrub, scrub_all
 from podwatch.domain.snapshot import DiskSample, HostSample, SensorState
 from podwatch.policy.overall_status import Reason, TrainingState, step_late
-from podwatch.reporting.documents import (
+from podwatch.reporting.daemon_view import DaemonView
+from podwatch.reporting.json_documents import (
     SCHEMA_VERSION,
     account_document,
     checkpoint_document,
@@ -17,7 +18,6 @@ from podwatch.reporting.documents import (
     incident_document,
     pause_document,
 )
-from podwatch.reporting.view import DaemonView
 
 # -- status document -------------------------------------------------------------------------------------------------
 

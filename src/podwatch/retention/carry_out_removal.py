@@ -23,9 +23,9 @@ from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan
 from podwatch.retention.trash_and_quarantine import Moved, move_to_trash, other_trashes, removable, trash_entries
 from podwatch.system.clock import Clock
 from podwatch.system.files import Removed
-from podwatch.system.pinned import Identity, PinnedTree
-from podwatch.system.set_aside import corners_of
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import Identity, PinnedTree
+from podwatch.system.rename_places import corners_of
 
 YIELD_EVERY_ENTRIES = 32
 YIELD_SECONDS = 0.002

@@ -29,8 +29,8 @@ from podwatch.policy.local_retention import (
 from podwatch.retention.carry_out_removal import Remover
 from podwatch.retention.trash_and_quarantine import SetAsideUsage
 from podwatch.sensors.disk import DiskSensor
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.workers import Worker
 
 # -- pruner ----------------------------------------------------------------------------------------------------------
 

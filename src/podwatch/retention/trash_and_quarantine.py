@@ -16,9 +16,9 @@ from pathlib import Path
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError
 from podwatch.policy.local_retention import QuarantineEntry, SpareEntry
-from podwatch.system.pinned import Identity, PinnedTree
-from podwatch.system.set_aside import corners, corners_of
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import Identity, PinnedTree
+from podwatch.system.rename_places import corners, corners_of
 
 INDEX_BYTES = 16 << 20
 """Limit of an index: the paths of a quarantine of thousands of entries are a few MiB."""

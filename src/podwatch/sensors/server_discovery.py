@@ -14,8 +14,8 @@ from podwatch.domain.process import ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Health, Reading, ServerKind, TrainerSample
 from podwatch.sensors.base import end_task
 from podwatch.sensors.inference import Discovery, probe
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.workers import Worker
 from podwatch.trainer.process_roles import is_router, port_of
 
 TRIES = 30

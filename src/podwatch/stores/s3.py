@@ -30,6 +30,7 @@ from podwatch.stores.base import (
     Upload,
     not_ours,
 )
+from podwatch.stores.http_transfer import BLOCK, Answer, Body, Retry, WireBroken
 from podwatch.stores.part_reader import XXH3, FileSource, PartStream, Source, StreamSource, part_hashes
 from podwatch.stores.receive import receive
 from podwatch.stores.s3_credentials import S3Credentials
@@ -37,7 +38,6 @@ from podwatch.stores.s3_errors import Kind, Refused
 from podwatch.stores.s3_features import CHECKSUM_MODE, META, Features, Probe, hash_headers, same_composite
 from podwatch.stores.s3_session import Call, S3Session, base64_of, hex_of, not_intact
 from podwatch.stores.s3_sign import quoted_path
-from podwatch.stores.wire import BLOCK, Answer, Body, Retry, WireBroken
 
 _CONTENT_TYPE = "application/octet-stream"
 _AT_ONCE = 16

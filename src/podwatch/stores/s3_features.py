@@ -14,10 +14,10 @@ from typing import Protocol
 
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.manifest import WRITER_TAG
+from podwatch.stores.http_transfer import Answer
 from podwatch.stores.s3_errors import Kind, Refused
 from podwatch.stores.s3_session import Call, S3Session, base64_of
 from podwatch.stores.s3_xml import complete_document, parse
-from podwatch.stores.wire import Answer
 
 META = f"x-amz-meta-{WRITER_TAG}"
 _DATA = b"podwatch finds out what this store does\n"

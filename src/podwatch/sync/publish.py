@@ -18,7 +18,7 @@ from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.journal import Journal
 from podwatch.policy.lease import next_pointer
 from podwatch.stores.base import ObjectStore, StoredObject
-from podwatch.stores.fenced import put_before, replace_before
+from podwatch.stores.fenced_writes import put_before, replace_before
 from podwatch.sync.interfaces import Lease, RunIdentity, RunSource, rfc3339
 from podwatch.sync.lease.protocol import LeaseClock
 from podwatch.sync.lease.protocol import Superseded as Superseded

@@ -15,11 +15,11 @@ from typing import BinaryIO, TypeVar
 from podwatch.domain.errors import Busy, HostError, PermissionDenied, PodwatchError
 from podwatch.domain.instance import Instance
 from podwatch.domain.process import ProcessIdentity
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.child import scrubbed_environment
 from podwatch.system.clock import Clock
 from podwatch.system.files import atomic_write, read_small
 from podwatch.system.procfs import from_here, is_alive, patiently
-from podwatch.system.workers import Worker
 from podwatch.trainer import find_trainers, keeper_client, process_tree
 from podwatch.trainer.base import Candidate, CannotExecute, Look, MayNotExecute, StartPlan
 from podwatch.trainer.environment import for_training

@@ -11,9 +11,9 @@ from podwatch.domain.errors import Busy
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
 from podwatch.domain.snapshot import Reading, SensorState, Supervision, observed, unobserved
 from podwatch.system import procfs
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import is_alive, patiently
-from podwatch.system.workers import Worker
 from podwatch.trainer.base import Saving, StopReport, attached_id
 from podwatch.trainer.find_trainers import copied_environment
 from podwatch.trainer.keeper_client import (

@@ -17,7 +17,7 @@ from podwatch.recovery import quarantine
 from podwatch.retention.carry_out_removal import Remover
 from podwatch.sync.interfaces import RunIdentity
 from podwatch.system.clock import SystemClock
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.support.checkpoints import ManualClock
 from tests.support.layout_makers import deepspeed, lightning, run
 from tests.sync.conftest import World

@@ -43,7 +43,7 @@ from podwatch.policy.lease import (
     winner,
 )
 from podwatch.stores.base import ObjectStore, StoredObject
-from podwatch.stores.fenced import Boottime, put_before
+from podwatch.stores.fenced_writes import Boottime, put_before
 from podwatch.sync.interfaces import Memory, TrainingFacts, rfc3339
 
 # -- store requests ---------------------------------------------------------------------------------------------------

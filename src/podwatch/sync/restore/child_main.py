@@ -11,7 +11,7 @@ from typing import Any
 
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
 from podwatch.stores.base import TOTAL
-from podwatch.stores.open import load, open_store, parse_store_url
+from podwatch.stores.open_store import load, open_store, parse_store_url
 from podwatch.sync.child_protocol import JsonLinesOut, end_with_input, first_line, leave
 from podwatch.sync.restore.child_job import FetchJob
 from podwatch.sync.restore.fetch import Fetching

@@ -11,13 +11,13 @@ from typing import Any
 
 from podwatch.domain.errors import Busy, IntegrityError, PodwatchError, RemoteError
 from podwatch.stores.base import TOTAL
-from podwatch.stores.open import load, open_store
+from podwatch.stores.open_store import load, open_store
 from podwatch.sync.child_protocol import JsonLinesOut, job_line, leave
 from podwatch.sync.upload.child_job import UploadJob
 from podwatch.sync.upload.send_parts import Sending, SourceChanged, SourceForeign
 from podwatch.system.child import die_with_parent
 from podwatch.system.files import FileLock
-from podwatch.system.pinned import RootReplaced
+from podwatch.system.pinned_directories import RootReplaced
 
 
 class _Sent:

@@ -20,7 +20,7 @@ from podwatch.sync.read_back import read_back
 from podwatch.sync.upload.child_job import JobFile, UploadJob
 from podwatch.sync.upload.ownership import foreign
 from podwatch.system.files import open_dir_below
-from podwatch.system.pinned import open_pinned, open_regular
+from podwatch.system.pinned_directories import open_pinned, open_regular
 
 
 class SourceChanged(PodwatchError):  # noqa: N818

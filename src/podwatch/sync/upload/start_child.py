@@ -17,12 +17,12 @@ from podwatch.domain.errors import HostError, InternalError, PodwatchError, Remo
 from podwatch.policy.upload_cpu_priority import Level
 from podwatch.stores.base import ChildCalls, Progress
 from podwatch.stores.credentials import Credentials
-from podwatch.stores.open import parse_store_url
+from podwatch.stores.open_store import parse_store_url
 from podwatch.sync.child_protocol import parse_line
 from podwatch.sync.upload.child_job import UploadJob
 from podwatch.system import procfs
 from podwatch.system.child import Given, give, run_child, scrubbed_environment
-from podwatch.system.pinned import RootReplaced
+from podwatch.system.pinned_directories import RootReplaced
 
 # -- systemd unit of the child ---------------------------------------------------------------------------------------
 # With a cgroup for each service, nice and autogroup no longer count between services: a child in podwatch's own

@@ -25,10 +25,10 @@ from podwatch.sync.upload.cpu_priority import Priority, watched
 from podwatch.sync.upload.hardlinks import Held, Holder
 from podwatch.sync.upload.ownership import check_contents, owners_of
 from podwatch.sync.upload.start_child import Children, ChildReplaced, OwnUnit, SetVoid, Upload, UploadStopped
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.pinned import RootReplaced
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import RootReplaced
 
 Write = Callable[[Journal], None]
 OUTRUN = "sync.outrun"

@@ -1,6 +1,6 @@
 """Loads NVIDIA's library and calls ``nvmlInit``, in a process that can hang or crash instead of podwatch.
 
-Run by path, as ``python -I -S -E nvml_probe_worker.py LIBRARY SECONDS DESCRIPTOR``: standard library only, no podwatch
+Run by path, as ``python -I -S -E nvml_trial_child.py LIBRARY SECONDS DESCRIPTOR``: standard library only, no podwatch
 import. It writes one line per stage to DESCRIPTOR: ``loading``; then ``absent TEXT`` (the loader's message), or
 ``loaded`` and ``answered CODE`` (what ``nvmlInit`` returned). ``nvmlInit`` initializes no GPU, so it is cheap where the
 driver keeps none initialized.

@@ -40,7 +40,7 @@ from podwatch.system.files import (
     sync_descriptor,
     write_at,
 )
-from podwatch.system.openat import (
+from podwatch.system.open_by_descriptor import (
     HIDDEN,
     KEPT,
     OTHERS_WRITE,

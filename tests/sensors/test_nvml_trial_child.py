@@ -42,7 +42,7 @@ def no_child_is_left() -> Iterator[None]:
 
 
 def trials() -> list[int]:
-    return [pid for pid in procfs.all_pids() if any("nvml_probe_worker" in word for word in procfs.command(pid))]
+    return [pid for pid in procfs.all_pids() if any("nvml_trial_child" in word for word in procfs.command(pid))]
 
 
 def refused(trial: TrialLoad) -> ReaderUnavailable:

@@ -8,7 +8,7 @@ import pytest
 
 from podwatch.domain.errors import ConfigurationError, PermissionDenied
 from podwatch.stores.credentials import Credentials, credentials_from_environment
-from podwatch.stores.open import StoreLocation, open_store, parse_store_url, same_filesystem
+from podwatch.stores.open_store import StoreLocation, open_store, parse_store_url, same_filesystem
 
 
 def test_urls(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_same_filesystem(tmp_path: Path) -> None:
 def test_b2sdk_is_imported_only_when_needed(tmp_path: Path) -> None:
     code = f"""
 import sys
-from podwatch.stores.open import open_store
+from podwatch.stores.open_store import open_store
 open_store("file://{tmp_path}", None, writer_id="w")
 assert "b2sdk" not in sys.modules and "requests" not in sys.modules
 """

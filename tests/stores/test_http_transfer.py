@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from podwatch.stores.b2_session import reached_directly
+from podwatch.stores.http_transfer import BLOCK, Bytes, Wire, WireBroken, WireTimeout
 from podwatch.stores.part_reader import PartStream, StreamSource
-from podwatch.stores.wire import BLOCK, Bytes, Wire, WireBroken, WireTimeout
 
 TIMEOUTS = (5.0, 5.0)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"

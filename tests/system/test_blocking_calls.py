@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from podwatch.system.workers import Worker, WorkerStuck
+from podwatch.system.blocking_calls import Worker, WorkerStuck
 
 
 async def test_results_errors_and_order() -> None:
@@ -92,7 +92,7 @@ async def test_renew_gives_a_fresh_thread() -> None:
 def test_a_hung_call_does_not_hold_the_interpreter() -> None:
     code = (
         "import asyncio, time\n"
-        "from podwatch.system.workers import Worker\n"
+        "from podwatch.system.blocking_calls import Worker\n"
         "async def main():\n"
         "    try: await Worker('x').call(time.sleep, 3600, timeout=0.05)\n"
         "    except TimeoutError: print('late')\n"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from podwatch.domain.errors import HostError
 from podwatch.system.files import DIRECTORY_FLAGS, rename_at
-from podwatch.system.pinned import HIDDEN, PinnedTree, RootReplaced
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import HIDDEN, PinnedTree, RootReplaced
 
 _PARTIAL = ".partial"
 _ELSEWHERE = (errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS)

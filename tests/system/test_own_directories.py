@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import HostError
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 
 
 def test_beside_the_output_directory(tmp_path: Path) -> None:
