@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from podwatch.detection.engine import DETECTORS
+from podwatch.detection.run_detectors import DETECTORS
 from podwatch.domain.errors import ExitCode
 from podwatch.domain.finding import DEATHS, Finding, FindingKind, Severity
 from podwatch.policy.alerts import topic_of

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from podwatch.cli.root import cli
-from podwatch.detection.engine import advance, initial
+from podwatch.detection.run_detectors import advance, initial
 from podwatch.domain.errors import HostError, UsageError
 from podwatch.domain.snapshot import Snapshot
 from podwatch.domain.thresholds import DetectionPolicy, Policies

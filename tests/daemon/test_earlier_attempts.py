@@ -15,8 +15,8 @@ from podwatch.config.settings import Settings
 from podwatch.daemon.earlier_attempts import JobVerdicts, VerdictFile, digest, policy_of
 from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.event import Event
-from podwatch.domain.instance import Instance
 from podwatch.domain.manifest import Keys
+from podwatch.domain.pod_identity import Instance
 from podwatch.domain.run import Lineage
 from podwatch.policy.earlier_attempts import Attempt, VerdictPolicy
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from podwatch.detection.engine import DetectionState, advance, initial
 from podwatch.detection.learned import Learned
+from podwatch.detection.run_detectors import DetectionState, advance, initial
 from podwatch.domain.finding import Finding, FindingKind, Verdict
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (

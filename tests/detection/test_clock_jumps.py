@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.detection.clock_jumps import ClocksState, Moment, begin_anew, happened
-from podwatch.detection.engine import DetectionState, advance, initial
+from podwatch.detection.run_detectors import DetectionState, advance, initial
 from podwatch.detection.windows import NOT_HELD, Held, Rhythm
 from podwatch.domain.finding import Finding, FindingKind, Verdict
 from podwatch.domain.process import ProcessRole

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.detection.base import Look
-from podwatch.detection.engine import DETECTORS, DetectionState, advance, initial
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import follow
+from podwatch.detection.run_detectors import DETECTORS, DetectionState, advance, initial
 from podwatch.domain.finding import Agreement, Finding, FindingKind, Verdict
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import ExitCode, IntegrityError
-from podwatch.domain.instance import Instance
 from podwatch.domain.lease import Claim, Control
+from podwatch.domain.pod_identity import Instance
 from podwatch.domain.replacement import (
     Billed,
     Listing,

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import cache
 
 from podwatch.daemon.backup_findings import backup_findings
-from podwatch.detection.engine import advance, initial
 from podwatch.detection.learned import Learned
 from podwatch.detection.one_failure import Healing, fold
+from podwatch.detection.run_detectors import advance, initial
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.event import Incident
 from podwatch.domain.finding import Finding, FindingKind, Severity

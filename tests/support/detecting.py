@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from podwatch.detection.engine import advance, initial
+from podwatch.detection.run_detectors import advance, initial
 from podwatch.detection.signals import lasting_seconds
 from podwatch.domain.finding import Finding, FindingKind
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample

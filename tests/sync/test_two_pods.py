@@ -13,9 +13,9 @@ import pytest
 
 from podwatch.daemon.store_wiring import attempt_ended, this_pod
 from podwatch.domain.errors import RemoteError
-from podwatch.domain.instance import Instance
 from podwatch.domain.lease import HolderState, Pod
 from podwatch.domain.manifest import Manifest, ManifestFile, Pointer, sha1_hex
+from podwatch.domain.pod_identity import Instance
 from podwatch.domain.run import IntentKind
 from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.lease import LeaseAction, Timing

@@ -9,7 +9,7 @@ import pytest
 
 from podwatch.stores.local import LocalStore
 from podwatch.sync.upload.child_job import JobFile, UploadJob
-from podwatch.sync.upload.ownership import check_contents, foreign, owners_of
+from podwatch.sync.upload.file_owners import check_contents, foreign, owners_of
 from podwatch.sync.upload.send_parts import Sending, SourceChanged, SourceForeign
 from podwatch.sync.upload.start_child import SetForeign, SetVoid
 from podwatch.system.pinned_directories import PinnedTree, RootReplaced

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import Busy
-from podwatch.domain.instance import Instance
+from podwatch.domain.pod_identity import Instance
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
 from podwatch.trainer import keeper_client

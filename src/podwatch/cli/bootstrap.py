@@ -252,7 +252,7 @@ def _planned(call: Call, fetched: "Fetched", *, continuing: bool) -> "tuple[list
 
 
 def _settings(call: Call, fetched: "Fetched", config: "PlannedFile", *, continuing: bool) -> "Settings | None":
-    from podwatch.cli.assumed import Given
+    from podwatch.cli.job_assumptions import Given
     from podwatch.config.loading import load_text
 
     if config.state == "refused":

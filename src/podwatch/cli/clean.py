@@ -12,7 +12,7 @@ from podwatch.domain.errors import ExitCode, UsageError
 from podwatch.domain.finding import counted
 
 if TYPE_CHECKING:
-    from podwatch.cli.strays import Stray
+    from podwatch.cli.stray_gpu_processes import Stray
     from podwatch.config.settings import Settings
     from podwatch.domain.event import Event
     from podwatch.journal import AsyncJournal
@@ -164,21 +164,21 @@ async def _alone(where: Where) -> dict[str, Any]:
 
 
 def _gpu(where: Where, *, dry_run: bool, yes: bool, as_json: bool) -> None:
-    from podwatch.cli import strays
+    from podwatch.cli import stray_gpu_processes
     from podwatch.cli.offline import load
 
     settings = load(where)
-    found = strays.look(settings, attached=_attached(where))
+    found = stray_gpu_processes.look(settings, attached=_attached(where))
     chosen = [] if dry_run else _chosen(found.strays, yes=yes, as_json=as_json)
-    ended = strays.end(chosen)
+    ended = stray_gpu_processes.end(chosen)
     if as_json:
         print_json({"schema_version": 1, **found.to_dict(ended)})
     elif not sys.stdin.isatty() or yes or dry_run or not found.strays:
-        click.echo("\n".join(strays.describe(found)))
+        click.echo("\n".join(stray_gpu_processes.describe(found)))
     for stray, how in ended.items():
         if not as_json:
             click.echo(f"{stray}: {how}")
-    if any(how == strays.STUCK for how in ended.values()):
+    if any(how == stray_gpu_processes.STUCK for how in ended.values()):
         raise click.exceptions.Exit(int(ExitCode.FAILED))
 
 
@@ -188,7 +188,7 @@ def _chosen(found: "tuple[Stray, ...]", *, yes: bool, as_json: bool) -> "list[St
         return [stray for stray in found if stray.leftover]
     if as_json or not sys.stdin.isatty():
         return []
-    from podwatch.cli.strays import line
+    from podwatch.cli.stray_gpu_processes import line
 
     return [s for s in found if not s.interactive and click.confirm(f"{clean(line(s))}\nEnd it?", err=True)]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from podwatch.cli.assumed import Given, assume, given_options
 from podwatch.cli.common import Where, common
+from podwatch.cli.job_assumptions import Given, assume, given_options
 from podwatch.domain.errors import UsageError
 
 

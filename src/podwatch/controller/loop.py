@@ -12,7 +12,7 @@ from typing import Protocol
 from podwatch.controller.providers import OutcomeUnknown, ProviderError
 from podwatch.controller.run_store import ControllerClock, RunStore
 from podwatch.domain.errors import ExitCode, PodwatchError, RemoteError
-from podwatch.domain.instance import LABEL_VARIABLE
+from podwatch.domain.pod_identity import LABEL_VARIABLE
 from podwatch.domain.replacement import LONGEST_CALL_SECONDS, Listing, Record, settled
 from podwatch.policy.replacement import (
     Action,

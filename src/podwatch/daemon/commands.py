@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from podwatch.api.control_socket import Handler
 from podwatch.daemon.components import Components
-from podwatch.daemon.host import Host
+from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.maintenance import MOST_SECONDS, Maintenance, described
 from podwatch.daemon.status_view import Remembered, StatusSource

@@ -24,7 +24,7 @@ from podwatch.daemon.end_of_run import EndOfRun, FinalSync, clear_survivors, end
 from podwatch.daemon.end_pod import make_pod_ender
 from podwatch.daemon.entry import silent_seconds
 from podwatch.daemon.environment_variables import BY_HAND, UNDER_INIT
-from podwatch.daemon.host import STEP_SECONDS, Endpoints, Host, open_host
+from podwatch.daemon.host_and_endpoints import STEP_SECONDS, Endpoints, Host, open_host
 from podwatch.daemon.loop_wiring import DaemonLoops, make_loops, make_recorder
 from podwatch.daemon.maintenance import KEY as PAUSE
 from podwatch.daemon.maintenance import Maintenance

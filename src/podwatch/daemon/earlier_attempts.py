@@ -24,8 +24,8 @@ from podwatch.domain.earlier_attempts import Host, RunVerdict, parse_verdict, ve
 from podwatch.domain.errors import PodwatchError, RemoteError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.instance import instance
 from podwatch.domain.manifest import Keys
+from podwatch.domain.pod_identity import instance
 from podwatch.domain.run import Lineage
 from podwatch.policy.earlier_attempts import Attempt, VerdictPolicy, advanced, ask_hosts, at_end, at_start, began
 from podwatch.policy.exit_code import JobEnd

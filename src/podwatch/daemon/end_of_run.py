@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 from podwatch.config.settings import RecoverySettings
 from podwatch.daemon.components import Components
 from podwatch.daemon.environment_variables import JOB_PIPE, UNDER_INIT
-from podwatch.daemon.host import Host
+from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.instance import grace_seconds, instance
+from podwatch.domain.pod_identity import grace_seconds, instance
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import PERMANENT, JobEnd, Outcome, Situation, Verdict, ended, judge, of_error, withdrawn
 from podwatch.policy.lease import LeaseAction

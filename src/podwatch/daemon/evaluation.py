@@ -11,7 +11,7 @@ from typing import Any, Final
 from podwatch.checkpoints.layouts import kind_of
 from podwatch.daemon.components import Components
 from podwatch.daemon.hooks import FACTS_SECONDS, CheckpointFacts, facts_of
-from podwatch.daemon.host import Host
+from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.status_view import Remembered
 from podwatch.daemon.store_wiring import make_restorer

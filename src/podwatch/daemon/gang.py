@@ -35,7 +35,7 @@ from podwatch.domain.gang import (
     parse_report,
     place_of,
 )
-from podwatch.domain.instance import instance
+from podwatch.domain.pod_identity import instance
 from podwatch.domain.run import Mutation
 from podwatch.domain.snapshot import GpuSample
 from podwatch.incidents import decisive, scrub, secret_values

@@ -11,8 +11,8 @@ from podwatch.daemon.backup_findings import kept_branch
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop
 from podwatch.daemon.components import READ_SO_FAR, Components
 from podwatch.daemon.sensing_loop import SensingLoop
-from podwatch.detection.engine import initial
 from podwatch.detection.learned import Learned
+from podwatch.detection.run_detectors import initial
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, Severity

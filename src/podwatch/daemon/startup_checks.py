@@ -35,7 +35,7 @@ from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import Mutation
 from podwatch.journal import Journal, load_run_record
-from podwatch.journal.standby import Obstacle
+from podwatch.journal.memory_journal import Obstacle
 from podwatch.recovery import durable_state as recovery_memory
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock

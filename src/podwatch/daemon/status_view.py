@@ -16,10 +16,10 @@ from podwatch.daemon.notifications import EventBus
 from podwatch.daemon.page_history import History
 from podwatch.daemon.shutdown import Exit
 from podwatch.daemon.time_ledger import Accountant
-from podwatch.detection.engine import DetectionState, second_signals
 from podwatch.detection.one_failure import Watched, present
 from podwatch.detection.operator_ends import trainer_gone_at
 from podwatch.detection.progress import target_reached
+from podwatch.detection.run_detectors import DetectionState, second_signals
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Finding
@@ -32,7 +32,7 @@ from podwatch.policy.cost_totals import Price
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.lost_saves import not_stored
 from podwatch.policy.overall_status import RecoveryView
-from podwatch.recording.history import Moment
+from podwatch.recording.page_history import Moment
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import Phase, RecoveryState
 from podwatch.reporting.daemon_view import Counters, DaemonView

@@ -21,8 +21,8 @@ from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.instance import instance
 from podwatch.domain.lease import Pod
+from podwatch.domain.pod_identity import instance
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.run import Mutation, MutationGuard, identity
 from podwatch.domain.secrets import scrub_argv

@@ -23,7 +23,7 @@ from podwatch.daemon.backup_findings import (
     upload_findings,
 )
 from podwatch.daemon.components import LEARNED, Components
-from podwatch.daemon.host import Host
+from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.maintenance import Maintenance
 from podwatch.daemon.notifications import Notifying, OpenFindings

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from podwatch.domain.earlier_attempts import MOST_HOSTS, BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
 from podwatch.domain.errors import ExitCode
-from podwatch.domain.instance import NO_INSTANCE, Instance
+from podwatch.domain.pod_identity import NO_INSTANCE, Instance
 from podwatch.domain.run import Lineage
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.restart import PASSING_FAULTS

@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from podwatch.detection.engine import DetectionState, advance, confirming, initial
 from podwatch.detection.learned import Learned
+from podwatch.detection.run_detectors import DetectionState, advance, confirming, initial
 from podwatch.domain.finding import Finding, Verdict
 from podwatch.domain.snapshot import Snapshot
 from podwatch.domain.thresholds import Policies

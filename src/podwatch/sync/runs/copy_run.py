@@ -29,7 +29,7 @@ from podwatch.sync.inventory import inventory
 from podwatch.sync.publish import checked_manifest, in_store, newest_pointer, pointer_as_stored, proof_of, read_optional
 from podwatch.sync.read_back import read_back
 from podwatch.sync.runs.archive import signs
-from podwatch.sync.runs.notes import Notes
+from podwatch.sync.runs.copied_so_far import Notes
 from podwatch.system.clock import Clock
 
 WRITER = "copy"

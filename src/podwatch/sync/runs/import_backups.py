@@ -28,7 +28,7 @@ from podwatch.stores.part_reader import StreamSource, part_spans
 from podwatch.sync.interfaces import rfc3339
 from podwatch.sync.publish import checked_manifest, in_store, pointer_as_stored, proof_of
 from podwatch.sync.read_back import hashes_of
-from podwatch.sync.runs.notes import Notes
+from podwatch.sync.runs.copied_so_far import Notes
 from podwatch.system.clock import Clock
 from podwatch.system.pinned_directories import PinnedTree
 

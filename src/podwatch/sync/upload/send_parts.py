@@ -18,7 +18,7 @@ from podwatch.stores.part_reader import FileSource, part_sha1, part_spans
 from podwatch.sync.connections import RateLimit, WorkerPool
 from podwatch.sync.read_back import read_back
 from podwatch.sync.upload.child_job import JobFile, UploadJob
-from podwatch.sync.upload.ownership import foreign
+from podwatch.sync.upload.file_owners import foreign
 from podwatch.system.files import open_dir_below
 from podwatch.system.pinned_directories import open_pinned, open_regular
 

@@ -107,12 +107,12 @@ def _open(
 ) -> list[tuple[str, object, str]]:
     """(key, value, reason) of each setting that can be detected."""
     from podwatch.checkpoints.layouts.prime_rl_run import hints, run_directory
-    from podwatch.cli import detect
+    from podwatch.cli import detect_machine
 
     found: list[tuple[str, object, str]] = []
-    output_dir, how = detect.output_dir_of(command, cwd)
-    run_id = detect.run_id_of(command, cwd, environ, output_dir)
-    if detect.layout_of(command) == "prime-rl" and hints(command, cwd, "").new_flags:
+    output_dir, how = detect_machine.output_dir_of(command, cwd)
+    run_id = detect_machine.run_id_of(command, cwd, environ, output_dir)
+    if detect_machine.layout_of(command) == "prime-rl" and hints(command, cwd, "").new_flags:
         says = run_directory(command, cwd)
         if says.path is not None:
             output_dir, how = says.path, "prime-rl's run directory, from run.name in the command or its configuration"
@@ -127,9 +127,9 @@ def _open(
         ("trainer.cwd", str(cwd), "the current directory"),
     ]
     if not {"gpu.inference", "gpu.trainer"} & known:
-        gpus, problem = detect.find_gpus()
-        gpus, hidden = detect.visible_gpus(gpus, environ)
-        inference, training, sure = detect.gpu_split(gpus, detect.trainer_config(command, cwd))
+        gpus, problem = detect_machine.find_gpus()
+        gpus, hidden = detect_machine.visible_gpus(gpus, environ)
+        inference, training, sure = detect_machine.gpu_split(gpus, detect_machine.trainer_config(command, cwd))
         why = problem or hidden or sure
         found += [("gpu.inference", list(inference), why), ("gpu.trainer", list(training), why)]
     if "state_dir" not in known:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.detection.engine import DetectionState, advance, initial
 from podwatch.detection.learned import Learned
+from podwatch.detection.run_detectors import DetectionState, advance, initial
 from podwatch.domain.finding import Agreement, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import TICKS_PER_SECOND, ExitStatus, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (

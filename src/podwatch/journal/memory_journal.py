@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from podwatch.journal import opening
+from podwatch.journal import open_database
 from podwatch.system.files import atomic_write, fsync_dir, read_small
 
 UNKNOWN_IDS: Final = 1_000_000_000
@@ -131,7 +131,7 @@ def begin(source: sqlite3.Connection | None, kept: Kept | None, merge: Merge, *,
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA cache_size = -256")
-        opening.migrate(connection, ":memory:")
+        open_database.migrate(connection, ":memory:")
         if source is not None:
             copy_rows(source, connection, events=EVENTS_KEPT)
         if kept is not None and kept.token in _tokens(connection):
@@ -165,7 +165,7 @@ def _take_up(connection: sqlite3.Connection, kept: Kept, merge: Merge, *, known:
 
 def copy_rows(source: sqlite3.Connection, target: sqlite3.Connection, *, events: int | None = None) -> None:
     """Every row that this podwatch understands (of ``events`` only the newest), and the ids that come next."""
-    older = opening.version_of(source) < opening.SCHEMA_VERSION
+    older = open_database.version_of(source) < open_database.SCHEMA_VERSION
     there = {row[0] for row in source.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     for table in KEYS:
         if table not in there and older:

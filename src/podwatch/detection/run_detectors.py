@@ -11,12 +11,12 @@ from podwatch.detection import (
     blind_sensors,
     checkpoint_overdue,
     clock_jumps,
-    exits,
     gpu_faults,
     hang,
     host_resources,
     inference_health,
     log_rules,
+    process_exits,
     silent_death,
     training_metrics,
 )
@@ -35,7 +35,7 @@ S = TypeVar("S")
 DETECTORS: tuple[Detector[Any], ...] = (
     silent_death.DETECTOR,
     inference_health.DETECTOR,
-    exits.DETECTOR,
+    process_exits.DETECTOR,
     hang.DETECTOR,
     blind_sensors.DETECTOR,
     host_resources.DETECTOR,

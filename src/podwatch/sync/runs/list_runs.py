@@ -16,7 +16,7 @@ from podwatch.stores.base import ObjectStore, StoredObject, store_time
 from podwatch.sync.inventory import LastWord, parse_last_word
 from podwatch.sync.publish import read_pointer
 from podwatch.sync.runs.archive import read_record
-from podwatch.sync.runs.record import read_summary
+from podwatch.sync.runs.stored_record import read_summary
 
 OLD_STEP = re.compile(r"^step_(0|[1-9]\d{0,17})/")
 _MANIFEST = re.compile(r"^step_(\d{1,18})/([^/]+)/manifest\.json\Z")
