@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from podwatch.cli import controller, evaluation, hooks, wait
+from podwatch.cli import controller, evaluation, hooks, training
 from podwatch.config.loading import load_text
 from podwatch.controller.loop import Look
 from podwatch.daemon.commands import Commands
@@ -49,8 +49,8 @@ def names(document: Any) -> set[str]:
 
 def test_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     end = Verdict(ExitCode.DO_NOT_RUN, Outcome.GAVE_UP, "The command fails.", Blame.COMMAND).to_dict()
-    monkeypatch.setattr(wait, "ask_status", lambda *_: {"running": True, "run_id": "r", "end": end})
-    done = CliRunner().invoke(wait.command, ["--json"])
+    monkeypatch.setattr(training, "ask_status", lambda *_: {"running": True, "run_id": "r", "end": end})
+    done = CliRunner().invoke(training.wait, ["--json"])
     assert names(json.loads(done.stdout)) == promised("wait --json")
     assert done.exit_code == ExitCode.DO_NOT_RUN
 

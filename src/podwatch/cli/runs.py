@@ -168,7 +168,7 @@ def _say(quiet: bool, line: str) -> None:
 
 if TYPE_CHECKING:
     from podwatch.sync.runs.archive import ArchivePlan
-    from podwatch.sync.runs.list_runs import RemoteRun
+    from podwatch.sync.runs.read_runs import RemoteRun
 
 
 @click.group("runs", short_help="All runs in the store: check, watch, list, archive, restore, import.")
@@ -194,7 +194,7 @@ def list_command(where: Where, completed: bool, as_json: bool) -> None:
     import time
 
     from podwatch.cli.offline import load
-    from podwatch.sync.runs.list_runs import list_runs
+    from podwatch.sync.runs.read_runs import list_runs
 
     settings = load(where)
     now = time.time()

@@ -157,7 +157,7 @@ def opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
 def _judged(store: "ObjectStore", prefix: str, run_id: str, limits: "Limits") -> "list[tuple[Evidence, Judgement]]":
     from podwatch.domain.manifest import Keys
     from podwatch.policy.run_check import judge
-    from podwatch.sync.runs.read_for_check import read_evidence, run_ids
+    from podwatch.sync.runs.read_runs import read_evidence, run_ids
 
     names = [checked_run_id(run_id)] if run_id else run_ids(store, prefix)
     found = (read_evidence(store, Keys(name, prefix), time.time) for name in names)

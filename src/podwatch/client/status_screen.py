@@ -1,16 +1,21 @@
 """Render the status document as text: the verdict in the first line, then facts, then what the operator must do; or as
 one line for monitoring plugins.
 
-Pure. ``status_verdict.py`` words the verdict, ``status_document.py`` reads the fields.
+Pure. ``status_verdict.py`` words the verdict and reads the fields.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from podwatch.client.status_document import Document, age_of, clean, entries, now_of, section
 from podwatch.client.status_verdict import (
     NOT_BACKED_UP,
+    Document,
+    age_of,
+    clean,
+    entries,
     not_backed_up,
+    now_of,
+    section,
     verdict,
 )
 from podwatch.client.terminal_text import bar, cut, wrap

@@ -16,7 +16,7 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.stores.open_store import open_store, same_filesystem
 from podwatch.stores.s3_features import Features
-from podwatch.sync.runs.list_runs import OLD_STEP
+from podwatch.sync.runs.read_runs import OLD_STEP
 from podwatch.sync.upload.child_job import keys_for
 
 SKEW_SECONDS = 120.0

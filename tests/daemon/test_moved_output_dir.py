@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.daemon.run_directory import take_along
+from podwatch.daemon.moved_output_dir import take_along
 from podwatch.domain.run import Lineage, RunRecord
 from podwatch.domain.snapshot import Desired
 from podwatch.journal.run_record import load_run_record, save_run_record
