@@ -24,7 +24,7 @@ from podwatch.domain.lease import Claim, Control, Sign, parse_claim_name, parse_
 from podwatch.domain.manifest import Keys
 from podwatch.domain.replacement import Listing, Record, Rules, parse_record, parse_rules, record_document, store_tag
 from podwatch.policy.lease import CLAIM_WAIT_SECONDS, CONFIRMED_SECONDS, winner
-from podwatch.policy.replacement import Facts
+from podwatch.policy.rented_machines import Facts
 from podwatch.policy.run_check import Beat, parse_beat
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
 from podwatch.stores.fenced_writes import put_before
