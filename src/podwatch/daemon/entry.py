@@ -65,13 +65,13 @@ def run_daemon(
     move_to_root(os.environ)
     loaded = seated(load_in_child(config_path, os.environ, overrides, run_name, last_good=True), job=job)
     if (detach or job or os.getpid() == 1) and UNDER_INIT not in os.environ:
-        from podwatch.daemon import init
+        from podwatch.daemon.start_init import start_init
 
         for name, given in ((TAKE_OVER, take_over), (FRESH, fresh), (RETRY, retry)):
             if given:
                 os.environ[name] = secrets.token_hex(8)
         paths = guard_paths(loaded.settings.state_dir, loaded.settings.run_id, os.environ)
-        return init.main(
+        return start_init(
             _own_command(config_path, run_name, overrides, adopt_existing, job),
             detach=detach,
             log_path=_log_path(paths),
