@@ -7,7 +7,6 @@ from podwatch.daemon import environment_variables, init
 
 RARE = (
     "podwatch.daemon.init",
-    "podwatch.daemon.start_init",
     "podwatch.reporting.page",
     "podwatch.sync.runs.bootstrap",
     "podwatch.sync.syncer",

@@ -1,7 +1,7 @@
 # ruff: noqa: PTH108, PTH116, PTH123, PTH208
 """podwatch's own init: PID 1 of a container, or the small parent that ``--detach`` leaves behind.
 
-Standard library only, and run as a file (start_init.py: ``python -I -S -E init.py ... -- COMMAND``), so that it stays
+Standard library only, and run as a file (entry.py: ``python -I -S -E init.py ... -- COMMAND``), so that it stays
 small and works where the rest of podwatch cannot be loaded any more. It does four things:
 
 * reaps orphans: keepers whose daemon ended, and other processes of a container;
