@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podwatch.api import server as serving
-from podwatch.api.http import MAX_EVENTS, MAX_NUMBER, whole_number
-from tests.api.test_http import TOKEN, Rig
+from podwatch.api import http_server as serving
+from podwatch.api.http_endpoints import MAX_EVENTS, MAX_NUMBER, whole_number
+from tests.api.test_http_endpoints import TOKEN, Rig
 
 PROBE_SECONDS = 10.0
 """A probe's deadline on a machine that does other things as well; shut out, it would never be answered."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from podwatch.domain.run import Intent, IntentKind
 from podwatch.recovery import quarantine
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 
 
 def podwatch(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

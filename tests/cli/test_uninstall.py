@@ -22,7 +22,7 @@ from podwatch.policy.uninstall import KeptFile, StoredFile, is_stored
 from podwatch.recovery import quarantine
 from podwatch.stores.local import LocalStore
 from podwatch.system.files import FileLock
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.support.put_file import put_file
 from tests.support.stored_set import NOW, point
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.config.explain import mask_argv, render_reference, render_toml, to_json, to_toml
-from podwatch.config.keys import known_keys, walk
 from podwatch.config.loading import load_text
+from podwatch.config.setting_names import known_keys, walk
 
 MINIMAL = 'run_id = "r1"\n[trainer]\noutput_dir = "/data/out"\n'
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"

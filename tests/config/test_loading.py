@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.config.keys import looks_secret
 from podwatch.config.loading import changes_needing_restart, find_file, load_settings, load_text
 from podwatch.config.problems import ConfigurationProblems
-from podwatch.config.section import Section, settings_of
+from podwatch.config.section_base import Section, settings_of
+from podwatch.config.setting_names import looks_secret
 from podwatch.domain.errors import ConfigurationError, ExitCode
 
 MINIMAL = 'run_id = "r1"\n[trainer]\noutput_dir = "/data/out"\n'

@@ -22,11 +22,11 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.gang import Place
 from podwatch.domain.manifest import Manifest
 from podwatch.journal.async_journal import AsyncJournal
-from podwatch.retention.removal import Remover
+from podwatch.retention.carry_out_removal import Remover
 from podwatch.sync.syncer import Syncer
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.daemon.test_gang import Node
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.checkpoints import dcp_files

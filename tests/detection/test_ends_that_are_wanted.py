@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.finding import FindingKind, Severity
-from podwatch.domain.policy import LogRule, Policies
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.snapshot import Desired, Health, InferenceSample, LogMatch, RequiredExit, TrainingMetrics, observed
+from podwatch.domain.thresholds import LogRule, Policies
 from tests.detection.looks import GIB, URL, World, process
 
 RULE = LogRule("engine-dead", "x", critical=True, says="vLLM's engine died", supports=("silent-death",))

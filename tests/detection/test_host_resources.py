@@ -12,7 +12,6 @@ from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress
 from podwatch.detection.windows import QUIET
 from podwatch.domain.finding import Finding, Severity, Verdict
-from podwatch.domain.policy import Policies, ResourcePolicy
 from podwatch.domain.snapshot import (
     FileUse,
     HostSample,
@@ -23,6 +22,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
+from podwatch.domain.thresholds import Policies, ResourcePolicy
 
 GIB = 1 << 30
 FINE = HostSample(

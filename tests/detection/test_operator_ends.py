@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.detection.engine import advance, initial
 from podwatch.detection.operator_ends import (
     ATTACH_EXIT_WAIT_SECONDS,
     INTERRUPTED,
@@ -16,6 +15,7 @@ from podwatch.detection.operator_ends import (
     follow,
     operator_wait,
 )
+from podwatch.detection.run_detectors import advance, initial
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole
 from podwatch.domain.snapshot import ATTACHED_ID, LogMatch, Snapshot, Supervision, TrainerSample, observed
 from tests.support.pods.deaths import ATTACHED, OWN, ROUTER, SHARED, TP, Fault, seconds, shape_for, strike

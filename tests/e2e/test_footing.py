@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.journal.opening import SCHEMA_VERSION
+from podwatch.journal.open_database import SCHEMA_VERSION
 from tests.support.asking import kill_engine, reasons, running, says
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig, alive, end_all

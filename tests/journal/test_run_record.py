@@ -11,7 +11,7 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.run import EarlierSave, Lineage, RunRecord, StartRecord
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import load_run_record, save_run_record
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 
 RECORD = RunRecord(
     run_id="bs4",

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.instance import Instance
 from podwatch.domain.lease import (
     Claim,
     Control,
@@ -22,6 +21,7 @@ from podwatch.domain.lease import (
     sign_document,
 )
 from podwatch.domain.manifest import Pointer
+from podwatch.domain.pod_identity import Instance
 from podwatch.policy.lease import (
     CLAIM_WAIT_SECONDS,
     CONFIRMED_SECONDS,

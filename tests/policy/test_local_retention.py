@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState, newest_complete
-from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
+from podwatch.domain.thresholds import DiskPolicy
 from podwatch.policy.local_retention import (
     YIELDING,
     Protection,
@@ -19,7 +19,7 @@ from podwatch.policy.local_retention import (
     Trigger,
     plan_removal,
 )
-from podwatch.retention.pruner import plan_document
+from podwatch.retention.free_space import plan_document
 
 POLICY = DiskPolicy()
 GB = 1_000_000_000

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.policy import RestartPolicy
+from podwatch.domain.thresholds import RestartPolicy
 from podwatch.policy.exit_code import Blame
 from podwatch.policy.restart import (
     Action,

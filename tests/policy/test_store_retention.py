@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.domain.policy import RemotePolicy
+from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.store_retention import plan_remote
 
 HOUR = 3600.0

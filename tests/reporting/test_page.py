@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from podwatch.reporting import html as made
 from podwatch.reporting import page
-from podwatch.reporting.documents import incident_document
+from podwatch.reporting.json_documents import incident_document
 from podwatch.reporting.status import build_status
 from tests.reporting import views
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.policy.accounting import Use
-from podwatch.recording.history import DAY, Moment
+from podwatch.policy.time_ledger import Use
+from podwatch.recording.page_history import DAY, Moment
 from podwatch.reporting.html import Html
 from podwatch.reporting.plots import BUCKET, BUCKETS, HEIGHT, Segment, paces, path, plots, segments
 from tests.reporting.test_page import Read

@@ -20,7 +20,7 @@ from podwatch.domain.snapshot import Reading, SensorState, Supervision, TrainerS
 from podwatch.sensors.processes import MIN_SIGHTINGS, REPLACEMENT_WINDOW, ProcessSensor, RequiredExits
 from podwatch.system.clock import SystemClock
 from podwatch.trainer.base import StopReport
-from podwatch.trainer.roles import RolePatterns
+from podwatch.trainer.process_roles import RolePatterns
 from tests.sensors.waiting import until
 
 

@@ -17,9 +17,9 @@ from podwatch.domain.snapshot import Health, Reading, SensorState, ServerKind, T
 from podwatch.sensors.inference import InferenceSensor
 from podwatch.sensors.server_discovery import ServerFinder, listening
 from podwatch.system.clock import SystemClock
-from podwatch.trainer.handle import _local_sockets
+from podwatch.trainer.process_roles import port_of
 from podwatch.trainer.process_tree import sample
-from podwatch.trainer.roles import port_of
+from podwatch.trainer.trainer_handle import _local_sockets
 from tests.sensors.waiting import until
 from tests.support.known_trainers import ROLES
 

@@ -21,10 +21,10 @@ from podwatch.domain.manifest import Manifest
 from podwatch.stores.base import ObjectStore
 from podwatch.sync import connections
 from podwatch.sync.restore import worker_processes
-from podwatch.sync.restore.child_process import FetchProcess
+from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.fetch import Fetching
-from podwatch.sync.restore.job import Fetched, FetchJob
-from podwatch.sync.restore.staged_files import COMPLETE, DIFFERS, PIECE, Pieces, StagedFile
+from podwatch.sync.restore.pieces_on_disk import COMPLETE, DIFFERS, PIECE, Pieces, StagedFile
+from podwatch.sync.restore.start_child import FetchProcess
 from podwatch.sync.restore.worker_processes import MOST_DEATHS, RATE_OF_ONE, Order, Workers, how_many
 from podwatch.system import procfs
 from podwatch.system.child import scrubbed_environment
@@ -209,7 +209,7 @@ def test_no_process_is_left(b2: World, tmp_path: Path, how: str) -> None:
     # What FetchProcess does, in a process between us and the child that can be killed.
     program = (
         "import os, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-P', '-m', 'podwatch.sync.restore.child', str(os.getpid())],\n"
+        "child = subprocess.Popen([sys.executable, '-P', '-m', 'podwatch.sync.restore.child_main', str(os.getpid())],\n"
         "                         stdin=subprocess.PIPE, cwd='/')\n"
         "child.stdin.write(sys.stdin.buffer.readline()); child.stdin.flush()\n"
         "sys.stdin.buffer.read(1); child.stdin.close(); child.wait(); sys.stdin.buffer.read()\n"

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.policy import DiskPolicy
+from podwatch.domain.thresholds import DiskPolicy
 
 SAVES_KEPT = 32
 """Enough for three milestones at every tenth save."""
