@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.stores.wire import IDLE_CHECK, Body, Bytes, Wire, WireBroken, WireTimeout
+from podwatch.stores.http_transfer import IDLE_CHECK, Body, Bytes, Wire, WireBroken, WireTimeout
 
 CERTIFICATE = Path(__file__).parent.parent / "support" / "localhost.pem"
 TIMEOUTS = (5.0, 5.0)
