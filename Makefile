@@ -63,8 +63,8 @@ demo: $(STAMP)   ## a simulated pod whose inference engine dies silently, and wh
 test: $(STAMP)   ## the default test suite
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-test-slow: $(STAMP)  ## what takes long of the same suite: many cases, many kills, many real processes
-	@$(BIN)/python -m pytest $(PARALLEL) --no-loadscope-reorder -m slow $(ARGS)
+test-slow: $(STAMP)  ## what takes long of the same suite: many cases and examples, many kills, many real processes
+	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(PARALLEL) --no-loadscope-reorder -m 'slow or hypothesis' $(ARGS)
 
 test-pythons: $(STAMP)  ## the default suite under every other supported Python found here (or PYTHONS=...)
 	@for python in $${PYTHONS:-$$(sh tools/other-pythons $(BIN)/python)}; do \
@@ -150,7 +150,7 @@ chaos: $(TORCH)/.installed  ## a real torch run under kills of every kind, its w
 	    $(TORCH)/bin/python -m pytest -q tests/suites/chaos $(ARGS)
 
 crash: $(STAMP)  ## kill -9 at N random points (default 100): make crash N=1000
-	@PODWATCH_CRASH_ROUNDS=$(CRASH) $(BIN)/python -m pytest tests -m '' -k crash --timeout 3600 $(ARGS)
+	@HYPOTHESIS_PROFILE=full PODWATCH_CRASH_ROUNDS=$(CRASH) $(BIN)/python -m pytest tests -m '' -k crash --timeout 3600 $(ARGS)
 
 hours: $(STAMP)  ## simulated healthy hours without a false restart, and as many ends and reloads of engines again: make hours HOURS=10000
 	@$(BIN)/python benchmarks/false_restarts.py --hours $(or $(HOURS),1000) --jobs 2 $(ARGS)
