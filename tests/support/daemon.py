@@ -114,7 +114,7 @@ class DaemonProcess:
             return "(no log)"
         return "\n".join([line for line in log[:-1] if '"checkpoint-complete"' not in line][-lines:] + log[-1:])
 
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 60.0) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60.0 * PATIENCE) -> int:
         """End the daemon (training goes on) and return its exit code."""
         assert self.process is not None
         if self.process.poll() is None:
