@@ -16,6 +16,9 @@ PARALLEL := -n 3 --dist loadfile
 # The tests start hundreds of interpreters: without byte code each of them compiles podwatch again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# For large packages, of which the tests import little: only what is imported is compiled, at its first import.
+LAZY     := --quiet --disable-pip-version-check --no-compile
+
 # One file for every supported Python, on Linux; the wheels of both processors are among the hashes.
 LOCK     := --quiet --universal --python-version 3.11 --generate-hashes --no-build --custom-compile-command 'make lock'
 
@@ -34,25 +37,28 @@ $(LINT): $(STAMP)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]'
 	@touch $@
 
+# TORCH=.venv-trainers: what needs torch uses the venv of the real trainers, which has the same torch (the gate).
+ifneq ($(TORCH),$(TRAINERS))
 $(TORCH)/.installed: pyproject.toml
 	@sh tools/make-venv $(TORCH)
-	@$(TORCH)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 numpy -e '.[test]'
+	@$(TORCH)/bin/pip install $(LAZY) torch==2.13.0 numpy -e '.[test]'
 	@touch $@
+endif
 
 $(TRAINERS)/.installed: pyproject.toml
 	@sh tools/make-venv $(TRAINERS)
-	@$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 numpy transformers==5.23.0 \
+	@$(TRAINERS)/bin/pip install $(LAZY) torch==2.13.0 numpy transformers==5.23.0 \
 	    accelerate==1.15.0 lightning==2.6.6 -e '.[test]'
 	@touch $@
 
 $(ENGINES)/.installed: pyproject.toml
 	@sh tools/make-venv $(ENGINES)
-	@$(ENGINES)/bin/pip install --quiet --disable-pip-version-check kubernetes-validate==1.37.0 \
+	@$(ENGINES)/bin/pip install $(LAZY) kubernetes-validate==1.37.0 \
 	    check-jsonschema==0.39.0 -e '.[test]'
 	@sh tools/make-venv $(ENGINES)-sky
-	@$(ENGINES)-sky/bin/pip install --quiet --disable-pip-version-check skypilot==0.14.1
+	@$(ENGINES)-sky/bin/pip install $(LAZY) skypilot==0.14.1
 	@sh tools/make-venv $(ENGINES)-dstack
-	@$(ENGINES)-dstack/bin/pip install --quiet --disable-pip-version-check dstack==0.22.5
+	@$(ENGINES)-dstack/bin/pip install $(LAZY) dstack==0.22.5
 	@touch $@
 
 setup: $(STAMP)  ## only set up .venv
