@@ -103,7 +103,15 @@ def start(
 def podwatch(
     *arguments: str, env: Mapping[str, str], cwd: Path | None = None, stdin: int | None = None, timeout: float = 150.0
 ) -> subprocess.CompletedProcess[str]:
-    """``python -m podwatch arguments``, as ``subprocess.run`` with ``capture_output`` and ``text`` returns it."""
+    """``python -m podwatch arguments``, as ``subprocess.run`` with ``capture_output`` and ``text`` returns it.
+
+    With a PYTHONPATH of the test's own it is a new interpreter: that is read at its start."""
+    if env.get("PYTHONPATH", str(ROOT)) not in ("", str(ROOT)):
+        return subprocess.run(
+            [sys.executable, "-m", "podwatch", *arguments],
+            cwd=cwd, env=env, stdin=subprocess.DEVNULL if stdin is None else stdin, capture_output=True, text=True,
+            timeout=timeout,
+        )  # fmt: skip
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, Path(os.devnull).open() as nothing:
         streams = [nothing.fileno() if stdin is None else stdin, out.fileno(), err.fileno()]
         child = start("podwatch.__main__", arguments, cwd=cwd or Path.cwd(), env=env, streams=streams)
