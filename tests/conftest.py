@@ -161,10 +161,12 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(*COLLECTIONS)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+    yield  # -m and -k leave out: the cases are chosen among the others
     most = config.getoption("--cases")
     if most:
         tests: dict[str, list[pytest.Item]] = {}
