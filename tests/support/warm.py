@@ -14,6 +14,7 @@ import importlib
 import io
 import json
 import os
+import pkgutil
 import select
 import signal
 import socket
@@ -26,15 +27,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from podwatch import cli
+
 ROOT = Path(__file__).parents[2]
 IMPORTED = (
-    "podwatch.cli.root", "podwatch.cli.check", "podwatch.cli.checkpoints", "podwatch.cli.clean", "podwatch.cli.config",
-    "podwatch.cli.events", "podwatch.cli.install", "podwatch.cli.restore", "podwatch.cli.runs",
-    "podwatch.cli.runs_check", "podwatch.cli.runs_copy", "podwatch.cli.runs_show", "podwatch.cli.status",
-    "podwatch.cli.store", "podwatch.cli.training", "podwatch.cli.uninstall", "podwatch.config.validation",
-    "podwatch.daemon.daemon", "podwatch.stores.b2", "podwatch.sync.restore.restore", "podwatch.sync.runs.list",
-    "podwatch.sync.syncer", "tests.cli.fake_daemon",
-)  # fmt: skip
+    *(f"podwatch.cli.{module.name}" for module in pkgutil.iter_modules(cli.__path__)),
+    "podwatch.config.validation",
+    "podwatch.daemon.daemon",
+    "podwatch.stores.b2",
+    "podwatch.sync.restore.restore",
+    "podwatch.sync.syncer",
+    "tests.cli.fake_daemon",
+)
 
 
 class Started:
