@@ -109,5 +109,9 @@ async def serve(root: Path, state: str) -> None:
     await asyncio.Event().wait()
 
 
-if __name__ == "__main__":
+def main() -> None:
     asyncio.run(serve(Path(sys.argv[1]), sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -19,6 +19,7 @@ from podwatch.journal import Journal
 from podwatch.system.procfs import identify
 from tests.e2e.conftest import make_rig, nvml_library, rig  # noqa: F401 - fixtures
 from tests.recovery.conftest import quick_dir, world  # noqa: F401 - fixtures
+from tests.support import warm
 from tests.support.asking import running, status
 from tests.support.recovery_world import Podwatch, Store, World
 from tests.support.rig import Rig
@@ -48,16 +49,14 @@ def pod(tmp_path: Path) -> tuple[Path, Path]:
 
 def podwatch(config: Path, *arguments: str, answer: str | None = None) -> subprocess.CompletedProcess[str]:
     """``answer``: typed on a terminal."""
-    command = [sys.executable, "-m", "podwatch", "-c", str(config), *arguments]
+    command = ("-c", str(config), *arguments)
     environ = {**os.environ, "PODWATCH_RUNTIME_DIR": str(config.parent / "run")}
     if answer is None:
-        return subprocess.run(
-            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=150
-        )
+        return warm.podwatch(*command, env=environ)
     master, slave = pty.openpty()
     os.write(master, f"{answer}\n".encode())
     try:
-        return subprocess.run(command, env=environ, stdin=slave, capture_output=True, text=True, timeout=150)
+        return warm.podwatch(*command, env=environ, stdin=slave)
     finally:
         os.close(master)
         os.close(slave)

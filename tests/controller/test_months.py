@@ -74,7 +74,7 @@ def test_a_controller_that_keeps_no_money_for_late_looks_is_found(monkeypatch: p
         monkeypatch.setattr(f"podwatch.policy.{module}.LOOK_MARGIN_SECONDS", -3600.0)
     kinds = Kinds(faults=0.0, every=60.0, deaths=("gone",))
     rules = {"max_spend_total": 4.0}
-    done = [play(seed, hours=14.0, rules=rules, finishes=False, kinds=kinds) for seed in range(3)]
+    done = (play(seed, hours=14.0, rules=rules, finishes=False, kinds=kinds) for seed in range(3))
     assert any("of max_spend_total 4.00" in problem for one in done for problem in one.problems)
 
 

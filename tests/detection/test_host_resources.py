@@ -23,6 +23,7 @@ from podwatch.domain.snapshot import (
     unobserved,
 )
 from podwatch.domain.thresholds import Policies, ResourcePolicy
+from tests.support.examples import examples
 
 GIB = 1 << 30
 FINE = HostSample(
@@ -156,7 +157,7 @@ def test_swap_is_compared_with_the_start_of_training() -> None:
     st.floats(0.0, 30.0),
     st.floats(0.0, 60.0),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_latch_is_raised_and_cleared_only_after_its_times(
     looks: list[tuple[bool | None, bool, float]], hold: float, release: float
 ) -> None:

@@ -26,6 +26,7 @@ from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import HIDDEN, RootReplaced
 from tests.paths.hostile import E, Site, T, as_root, fresh, in_memory, made, own, saved
 from tests.paths.operations import OPERATIONS
+from tests.support.examples import examples
 
 pytestmark = as_root
 
@@ -118,7 +119,7 @@ NAMES = st.one_of(
 
 
 @given(name=NAMES)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_a_name_that_is_not_one_plain_segment_moves_nothing(name: str) -> None:
     with in_memory() as memory, fresh(memory) as site:
         place = site.workspace.probe()

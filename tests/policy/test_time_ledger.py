@@ -17,6 +17,7 @@ from podwatch.domain.event import Event, EventName
 from podwatch.journal import Journal
 from podwatch.policy.cost_totals import account
 from podwatch.policy.time_ledger import TOTALLED, Ledger, Loss, Use, advance, fold, from_dict, look, to_dict
+from tests.support.examples import examples
 
 WALL = 1_769_832_000.0
 STEP = 10.0
@@ -309,7 +310,7 @@ def check(run: Simulated, ledger: Ledger) -> None:
         assert loss.times == run.failures[cause], cause
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(ACTIONS, max_size=12))
 def test_equal_to_the_truth_to_the_second(actions: list[tuple[object, ...]]) -> None:
     run = simulated(actions)
@@ -334,7 +335,7 @@ def test_the_same_from_the_real_journal(
     check(run, look(fold(read), run.t + run.offset, step=run.position))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.lists(ACTIONS, max_size=8), st.integers(0, 100))
 def test_a_ledger_that_was_kept_continues_where_it_was(actions: list[tuple[object, ...]], at: int) -> None:
     """Also after the journal dropped the events before it."""

@@ -20,6 +20,7 @@ from podwatch.policy.upload_cpu_priority import (
     slow_because_of_cpu,
     step,
 )
+from tests.support.examples import examples
 
 T = Timing(look=3, settle=6, patience=60, patience_most=960, report=30)
 BUSY = Look(at=0, left_bytes=1000, rate=1.0, usual_rate=1.0, cpu_wait=0.9)
@@ -176,7 +177,7 @@ looks = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(looks, st.floats(0.1, 200)), max_size=60))
 def test_every_change_is_one_step_with_its_cause(seen: list[tuple[Look, float]]) -> None:
     standing, at = Standing(), 0.0
@@ -205,7 +206,7 @@ def test_every_change_is_one_step_with_its_cause(seen: list[tuple[Look, float]])
     assert quiet.level is Level.LOWEST
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(looks, looks, st.floats(0, 1))
 def test_changes_grow_rare_whatever_repeats(one: Look, other: Look, mix: float) -> None:
     """However two states of the pod alternate, an hour has few changes once patience has grown."""

@@ -83,7 +83,7 @@ def test_a_line_is_json_for_other_programs() -> None:
     assert json.loads(to_line(Moment(NOW, "down"))) == {"t": NOW, "u": "down"}
 
 
-@pytest.mark.parametrize("ahead", [86_400.0 * 365, 3 * 86_400.0])
+@pytest.mark.parametrize("ahead", [86_400.0 * 365, pytest.param(3 * 86_400.0, marks=pytest.mark.slow)])
 def test_entries_of_a_clock_that_was_ahead_never_drop_the_real_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
 ) -> None:

@@ -15,6 +15,7 @@ from podwatch.recovery import durable_state, gpus_and_ports_free, quarantine
 from podwatch.recovery.start_plan import added_arguments, changed_configs, config_digests
 from podwatch.system.own_directories import Workspace
 from tests.support.clock import ManualClock
+from tests.support.examples import examples
 
 GIB = 1 << 30
 
@@ -124,7 +125,7 @@ def test_config_files_are_found_in_every_spelling(quick_dir: Path) -> None:
 MEMORY = st.integers(0, 80 * GIB)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(MEMORY, MEMORY, st.booleans())
 def test_free_means_at_most_the_margin_above_the_base(used: int, base: int, configured: bool) -> None:
     sample = GpuSample(0, "u", "n", memory_used_bytes=used)

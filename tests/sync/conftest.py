@@ -324,10 +324,11 @@ def s3careless(s3server: S3Server, s3: World) -> World:
     return s3
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("s3", "s3versions", "s3careless")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("local", "s3", "s3versions", "s3careless")]
+"""What is particular to each store is in tests/stores/test_conformance.py, of the default suite."""
 
 
-@pytest.fixture(params=["local", "b2", *SLOW], ids=lambda name: {"local": "file"}.get(name, name))
+@pytest.fixture(params=["b2", *SLOW], ids=lambda name: {"local": "file"}.get(name, name))
 def world(request: pytest.FixtureRequest) -> World:
     made: World = request.getfixturevalue(request.param)
     return made

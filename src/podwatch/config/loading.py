@@ -306,8 +306,16 @@ def _json_or_text(text: str) -> object:
 
 
 def _must_exist(path: Path, named_by: str) -> Path:
-    if not path.is_file():
-        what = "is a directory" if path.is_dir() else "does not exist"
+    try:
+        is_file, is_directory = path.is_file(), path.is_dir()
+    except OSError as error:  # a directory above it is closed to this user
+        raise ConfigurationError(
+            f"{error.strerror}: cannot read the configuration given by {named_by}",
+            where=str(path),
+            fix="let podwatch's user enter every directory above it",
+        ) from error
+    if not is_file:
+        what = "is a directory" if is_directory else "does not exist"
         raise ConfigurationError(
             f"the configuration given by {named_by} {what}",
             where=str(path),

@@ -2,8 +2,8 @@
 by-products, which are outside checkpoints (docs/disk.md; promises 8 and 9).
 
 A trash entry is called ``<intent id>.<step>.<n>``: the rename is itself the removal's intent, and needs
-neither a new directory nor space, so it works on a disk that is 100 % full. ``retention/carry_out_removal.py`` empties the trash:
-before the first removal of a plan, after each one, and at podwatch's start (``sweep_trash``).
+neither a new directory nor space, so it works on a disk that is 100 % full. ``retention/carry_out_removal.py`` empties
+the trash: before the first removal of a plan, after each one, and at podwatch's start (``sweep_trash``).
 """
 
 import contextlib
