@@ -20,7 +20,14 @@ from podwatch.checkpoints.other_nodes import NodeLister
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.node_files import NodeList, NodeStep, digest_of, list_document, parse_list
 from podwatch.policy.resume import awaited
-from tests.support.checkpoints import ManualClock, dcp_operations, finish, safetensors_bytes, take
+from tests.support.checkpoints import (
+    ManualClock,
+    dcp_operations,
+    finish,
+    safetensors_bytes,
+    take,
+    torch_zip_bytes,
+)
 
 SETTLE, WEAK = 5.0, 60.0
 
@@ -61,7 +68,7 @@ class Nodes:
         self.others = Others()
         self.catalogue = Catalogue(dcp_layout(self.disks[0]), self.clock, settle=SETTLE, settle_weak=WEAK)
         self.catalogue.join(self.others)
-        self.lister = NodeLister(dcp_layout(self.disks[1]), (self.disks[1],), self.clock, SETTLE)
+        self.lister = NodeLister(dcp_layout(self.disks[1]), (self.disks[1],), self.clock, SETTLE, WEAK)
 
     def spread(self, whole: Path) -> None:
         """Put the files as ranks with a disk of their own would have saved them."""
@@ -188,6 +195,29 @@ def test_a_shard_of_another_size_on_another_node(nodes: Nodes, tmp_path: Path) -
     assert nodes.settled(80)[8].completeness is Completeness.DAMAGED
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_a_record_that_was_never_written_on_another_node(nodes: Nodes, tmp_path: Path, number: int) -> None:
+    """Name, size, time, beginning and end are right. Node 0 has the index; node 1 checks its shard without it."""
+    nodes.spread(save(tmp_path))
+    shard = nodes.disks[1] / "step_8" / "__1_0.distcp"
+    whole, status = shard.read_bytes(), shard.stat()
+    begins = [at for at in range(len(whole)) if whole.startswith(b"PK\x03\x04", at) and _is_record(whole, at)]
+    begin = begins[number]
+    end = [*begins, len(whole)][number + 1]
+    shard.write_bytes(whole[: begin + (number == 0)] + bytes(end - begin - (number == 0)) + whole[end:])
+    os.utime(shard, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    found = nodes.settled(80)[8]
+    assert found.completeness is not Completeness.COMPLETE
+    assert "__1_0.distcp" in found.reason
+    shard.write_bytes(whole)
+    assert nodes.settled(80)[8].complete, "and once it is whole"
+
+
+def _is_record(data: bytes, at: int) -> bool:
+    """Whether an archive begins here, not only one of its entries."""
+    return at == 0 or data.startswith(b"PK\x05\x06", at - 22)
+
+
 def test_two_nodes_with_different_files_of_one_name(nodes: Nodes, tmp_path: Path) -> None:
     """They are not one checkpoint: the store would hold one of them only."""
     nodes.spread(save(tmp_path))
@@ -247,6 +277,23 @@ def test_a_node_lists_what_has_settled(nodes: Nodes, tmp_path: Path) -> None:
     assert [(f.path, f.problem) for f in one.files] == [("__1_0.distcp", "")]
     (nodes.disks[1] / "step_8" / "__1_0.distcp").write_bytes(b"")
     assert [s.settled for s in nodes.lister.look()] == [False], "it is written again"
+
+
+def test_a_file_that_may_still_be_filled_settles_later(nodes: Nodes) -> None:
+    """Ranges of it were never written: a writer can have allocated it before, or it is a sparse copy."""
+    data = torch_zip_bytes({}, (bytes(1 << 20),))
+    shard = nodes.disks[1] / "step_8" / "__1_0.distcp"
+    shard.parent.mkdir()
+    with shard.open("wb") as file:
+        file.write(data[: 1 << 18])
+        file.seek(3 << 18)
+        file.write(data[3 << 18 :])
+    assert shard.read_bytes() == data
+    nodes.lister.look()
+    nodes.clock.advance(SETTLE + 1)
+    assert [s.settled for s in nodes.lister.look()] == [False]
+    nodes.clock.advance(WEAK)
+    assert [(s.settled, s.files[0].problem) for s in nodes.lister.look()] == [(True, "")]
 
 
 def test_node_0_alone_finds_a_checkpoint_complete(tmp_path: Path) -> None:

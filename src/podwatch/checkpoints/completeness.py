@@ -15,7 +15,7 @@ from pathlib import Path
 from podwatch.checkpoints import set_identity
 from podwatch.checkpoints.expected_files import Expected, Ledger
 from podwatch.checkpoints.formats import dcp, torch_zip
-from podwatch.checkpoints.formats.files import can_check, check_file, has_hole
+from podwatch.checkpoints.formats.files import HOLE_FROM, can_check, check_file, has_hole
 from podwatch.checkpoints.layouts.base import Judgement, Layout, Marker, PartDir, PartFiles
 from podwatch.checkpoints.other_nodes import OtherNodes, joined, still_written
 from podwatch.checkpoints.reboot_check import RebootCheck
@@ -30,8 +30,6 @@ BLIND = (
     "the structural check does not find flipped bits or lost pages inside tensor data; "
     "`podwatch checkpoints verify --deep` compares every byte with the hashes taken at upload"
 )
-HOLE_FROM = 64 * 1024
-"""Bytes. Smaller files have few blocks, and the check of their format sees more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from podwatch.checkpoints.formats import dcp, sandbox
-from podwatch.checkpoints.formats.files import check_file
+from podwatch.checkpoints.formats import dcp, sandbox, torch_zip
+from podwatch.checkpoints.formats.files import HOLE_FROM, check_file, has_hole
 from podwatch.checkpoints.layouts.base import Layout, PartDir
 from podwatch.checkpoints.scan import Scan, is_temporary, scan_part, without_linked
 from podwatch.checkpoints.set_identity import fingerprint
@@ -81,16 +81,19 @@ class _Tracked:
     fingerprint: bytes
     since: float
     polls: int = 1
+    odd: bool | None = None
+    """A file has ranges that were never written, or no end to check; None before the files were examined."""
     step: NodeStep | None = None
     """Once it has settled."""
 
 
 class NodeLister:
     """Lists the checkpoints on this node's disk. Blocks; one thread at a time. ``settle``: seconds without a change
-    after which a step has settled."""
+    after which a step has settled; ``settle_weak``: the same where a file looks as if it were still being written."""
 
-    def __init__(self, layout: Layout, roots: Sequence[Path], clock: Clock, settle: float) -> None:
-        self._layout, self._roots, self._clock, self._settle = layout, roots, clock, settle
+    def __init__(self, layout: Layout, roots: Sequence[Path], clock: Clock, settle: float, settle_weak: float) -> None:
+        self._layout, self._roots, self._clock = layout, roots, clock
+        self._settle, self._settle_weak = settle, settle_weak
         self._tracked: dict[int, _Tracked] = {}
 
     def look(self) -> tuple[NodeStep, ...]:
@@ -119,9 +122,22 @@ class NodeLister:
             if tracked.polls < 2 or quiet < self._settle:
                 return NodeStep(step, files)
             roots = {s.found.part.name: s.found.part.path for s in scans}
+            if tracked.odd is None:
+                tracked.odd = any(_odd(f, roots[f.part] / f.path) for f in files)
+            if tracked.odd and quiet < self._settle_weak:
+                return NodeStep(step, files)
             with sandbox.session():
                 tracked.step = NodeStep(step, tuple(_checked(f, roots[f.part]) for f in files), settled=True)
         return tracked.step
+
+
+def _odd(file: FileEntry, path: Path) -> bool:
+    """As ``completeness.find_odd`` does for the files of node 0."""
+    try:
+        hole = file.size >= HOLE_FROM and has_hole(path)
+        return hole or (torch_zip.is_torch_name(path.name) and torch_zip.is_legacy(path))
+    except OSError:
+        return False  # its check says why
 
 
 def _checked(file: FileEntry, root: Path) -> FileEntry:

@@ -240,7 +240,8 @@ class OwnDisk:
         self._changed = changed
         self._complete: StepDigests = {}
         self._mark = 0
-        self._lister = NodeLister(run.layout, run.workspace.roots, run.clock, settings.checkpoints.settle)
+        times = settings.checkpoints
+        self._lister = NodeLister(run.layout, run.workspace.roots, run.clock, times.settle, times.settle_weak)
         self._worker, self._sending, self._directory = Worker("own disk"), Worker("own uploads"), Worker("reports")
         self._steps: tuple[NodeStep, ...] = ()
         self._upload: asyncio.Task[None] | None = None
