@@ -247,6 +247,10 @@ class CompletenessChecker:
     def _scan(self, parts: Sequence[PartDir], others: Sequence[NodeStep]) -> tuple[list[Scan], str]:
         return joined([scan_part(p, self._roots) for p in parts], others)
 
+    def unknown(self) -> str:
+        """Why not every node's disk is known; empty if it is, and for a run whose checkpoints are all here."""
+        return "" if self.others is None else self.others.unknown()
+
     def _elsewhere(self, step: int) -> tuple[NodeStep, ...]:
         return () if self.others is None else tuple(self.others.steps(step))
 
@@ -378,8 +382,8 @@ class CompletenessChecker:
         if self.others is None:
             return ""
         if self.others.looked() <= seen.mark:  # a node that does not look any more shows an old list
-            return self.others.unknown() or "the other nodes have not looked at their disks since it was last changed"
-        return self.others.unknown() or still_written(seen.others, range(1, len(seen.others) + 1))
+            return self.unknown() or "the other nodes have not looked at their disks since it was last changed"
+        return self.unknown() or still_written(seen.others, range(1, len(seen.others) + 1))
 
     def check_suspects(self, steps: Mapping[int, Sequence[PartDir]], states: Mapping[int, Known]) -> None:
         """Run the hole test and the medium check on checkpoints from before a reboot, newest first, as time allows."""

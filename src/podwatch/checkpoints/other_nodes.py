@@ -81,10 +81,10 @@ class _Tracked:
     fingerprint: bytes
     since: float
     polls: int = 1
-    odd: bool | None = None
-    """A file has ranges that were never written, or no end to check; None before the files were examined."""
     step: NodeStep | None = None
-    """Once it has settled."""
+    """Once nothing changed for ``settle``."""
+    odd: bool = False
+    """Its files look sound, but one has ranges that were never written, or no end to check."""
 
 
 class NodeLister:
@@ -115,19 +115,19 @@ class NodeLister:
             tracked = self._tracked[step] = _Tracked(mark, now)
         else:
             tracked.polls += 1
+        changed = max((s.changed_ns for s in scans), default=0) / 1e9
+        quiet = max(now - tracked.since, self._clock.wall() - changed)
         if tracked.step is None:
             files = tuple(sorted(f for s in scans for f in s.found.files if not is_temporary(f.path)))
-            changed = max((s.changed_ns for s in scans), default=0) / 1e9
-            quiet = max(now - tracked.since, self._clock.wall() - changed)
             if tracked.polls < 2 or quiet < self._settle:
                 return NodeStep(step, files)
             roots = {s.found.part.name: s.found.part.path for s in scans}
-            if tracked.odd is None:
-                tracked.odd = any(_odd(f, roots[f.part] / f.path) for f in files)
-            if tracked.odd and quiet < self._settle_weak:
-                return NodeStep(step, files)
             with sandbox.session():
                 tracked.step = NodeStep(step, tuple(_checked(f, roots[f.part]) for f in files), settled=True)
+            sound = not any(f.problem for f in tracked.step.files)
+            tracked.odd = sound and any(_odd(f, roots[f.part] / f.path) for f in files)
+        if tracked.odd and quiet < self._settle_weak:
+            return replace(tracked.step, settled=False)
         return tracked.step
 
 

@@ -85,6 +85,9 @@ class _Store:
 
     @property
     def stored(self) -> frozenset[tuple[int, str]] | None:
+        if (own := self.parts.own_disk) is not None:
+            stored = own.stored
+            return frozenset((s.step, s.save_id) for s in self.parts.checkpoints.catalogue.sets if s.step in stored)
         syncer = self.parts.syncer
         return None if syncer is None else syncer.status().stored
 
@@ -92,6 +95,8 @@ class _Store:
     def verified(self) -> int:
         """The newest safe step of the current lineage: earlier quarantined checkpoints can expire. The pointer's step
         counts, not the highest one: a higher step of an earlier lineage proves nothing."""
+        if (own := self.parts.own_disk) is not None:
+            return own.newest_stored
         if self.parts.syncer is not None:
             last = self.parts.syncer.status().last_step
             return -1 if last is None else last
@@ -101,6 +106,8 @@ class _Store:
     async def abandon(self, step: int) -> None:
         if self.parts.syncer is not None:
             await self.parts.syncer.abandon(step)
+        if self.parts.own_disk is not None:
+            await self.parts.own_disk.abandon(step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,9 @@ class _Trainer:
         found = dict.fromkeys(parts.recovery.state.protect, Protection.RESUME_SOURCE)
         if parts.syncer is not None:
             for step in parts.syncer.protect:
+                found.setdefault(step, Protection.UPLOADING)
+        if parts.own_disk is not None:
+            for step in parts.own_disk.uploading:
                 found.setdefault(step, Protection.UPLOADING)
         for reader in parts.checkpoints.readers:
             for step in reader.reading:
