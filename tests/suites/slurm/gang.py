@@ -311,7 +311,9 @@ def a_killed_engine(run: GangTraining, root: Path, rank: int) -> None:
         kinds = ("silent-death", "required-child-exited") if name == node else ("node-failed",)
         assert incidents[0]["kind"] in kinds, incidents[0]
         assert re.search("engine|inference server", incidents[0]["summary"])
-        assert name == node or f"node {rank} ({node}) failed" in incidents[0]["summary"]
+        assert f"node {rank} ({node}) failed" in json.dumps(incidents[0]), "it names the node"
+        shown = {one["signal"] for one in incidents[0]["evidence"]}
+        assert {"node 0 (n1)", "node 1 (n2)"} <= shown, "and shows where each one was"
     run.finished_well(job, root)
     first, second = (run.lives(name)[-1] for name in lab.nodes)
     assert first["step"] == second["step"] != ""
