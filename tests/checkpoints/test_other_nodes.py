@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podwatch.checkpoints import other_nodes
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts import PrimeRLLayout, kind_of
 from podwatch.checkpoints.layouts.base import Layout, PartFiles, Site
-from podwatch.checkpoints.other_nodes import NodeLister
+from podwatch.checkpoints.other_nodes import CHECK_SECONDS, NodeLister
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.node_files import NodeList, NodeStep, digest_of, list_document, parse_list
 from podwatch.policy.resume import awaited
@@ -216,6 +217,44 @@ def test_a_record_that_was_never_written_on_another_node(nodes: Nodes, tmp_path:
 def _is_record(data: bytes, at: int) -> bool:
     """Whether an archive begins here, not only one of its entries."""
     return at == 0 or data.startswith(b"PK\x05\x06", at - 22)
+
+
+def test_a_part_that_its_node_finds_damaged_later(nodes: Nodes, tmp_path: Path) -> None:
+    """Node 1 was started again after its power failed: name, size and time are those of before, the content is not."""
+    nodes.spread(save(tmp_path))
+    assert nodes.settled()[8].complete
+    shard = nodes.disks[1] / "step_8" / "__1_0.distcp"
+    status = shard.stat()
+    shard.write_bytes(bytes(status.st_size))
+    os.utime(shard, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    nodes.lister = NodeLister(dcp_layout(nodes.disks[1]), (nodes.disks[1],), nodes.clock, SETTLE, WEAK)
+    nodes.hear()
+    assert not nodes.others.lists[0].of(8).settled
+    assert [s.complete for s in nodes.catalogue.rescan()] == [True], "it has not been checked again yet"
+    assert not nodes.settled()[8].complete
+
+
+def test_a_look_has_a_limit_for_its_checks(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks that take long, on a slow disk, are spread over several looks; meanwhile it has not settled."""
+    nodes.spread(save(tmp_path))
+    for name in ("a.json", "b.json", "c.json"):
+        (nodes.disks[1] / "step_8" / name).write_text("{")
+    checked: list[str] = []
+
+    def check(path: Path) -> str:
+        checked.append(path.name)
+        nodes.clock.advance(CHECK_SECONDS * 0.7)
+        return f"{path.name} is damaged"
+
+    monkeypatch.setattr(other_nodes, "check_file", check)
+    nodes.lister.look()
+    nodes.clock.advance(SETTLE + 1)
+    assert [s.settled for s in nodes.lister.look()] == [False]
+    assert checked == ["a.json", "b.json"]
+    (one,) = nodes.lister.look()
+    assert one.settled
+    assert checked == ["a.json", "b.json", "c.json"], "each once"
+    assert one.problems == ("a.json is damaged", "b.json is damaged", "c.json is damaged")
 
 
 def test_two_nodes_with_different_files_of_one_name(nodes: Nodes, tmp_path: Path) -> None:

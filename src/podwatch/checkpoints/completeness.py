@@ -17,7 +17,7 @@ from podwatch.checkpoints.expected_files import Expected, Ledger
 from podwatch.checkpoints.formats import dcp, torch_zip
 from podwatch.checkpoints.formats.files import HOLE_FROM, can_check, check_file, has_hole
 from podwatch.checkpoints.layouts.base import Judgement, Layout, Marker, PartDir, PartFiles
-from podwatch.checkpoints.other_nodes import OtherNodes, joined, still_written
+from podwatch.checkpoints.other_nodes import OtherNodes, alike, joined, still_written
 from podwatch.checkpoints.reboot_check import RebootCheck
 from podwatch.checkpoints.scan import Scan, scan_part
 from podwatch.checkpoints.set_identity import Guard, Shape, belongs, guard_of, holds, own_files
@@ -319,7 +319,9 @@ class CompletenessChecker:
         """The last result if its judgement still describes these files: they are the same, all were read, and no
         tracker changed. The sizes of a settled one follow its by-products."""
         known = seen.before
-        if known is None or seen.error or (known.others != seen.others and not known.settled):
+        if known is None or seen.error:
+            return None
+        if known.others != seen.others and not (known.settled and alike(known.others, seen.others)):
             return None
         guard = self._guard(seen.scans, known.judgement)
         if known.judgement.rests_on and guard != known.guard:

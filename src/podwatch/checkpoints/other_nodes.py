@@ -3,8 +3,8 @@
 """
 
 import errno
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -67,6 +67,12 @@ def _with(scan: Scan, added: Collection[FileEntry]) -> Scan:
     return replace(scan, found=replace(scan.found, present=True, files=files))
 
 
+def alike(before: Sequence[NodeStep], now: Sequence[NodeStep]) -> bool:
+    """Whether the nodes have found nothing else wrong with the same files: a node that is started again checks them
+    again."""
+    return [s.problems for s in before] == [s.problems for s in now] or any(not s.settled for s in now)
+
+
 def still_written(others: Sequence[NodeStep], nodes: Sequence[int]) -> str:
     """Which node's files have not settled; empty if all have. ``nodes``: the rank of each."""
     busy = next((rank for rank, other in zip(nodes, others, strict=True) if not other.settled), None)
@@ -75,14 +81,19 @@ def still_written(others: Sequence[NodeStep], nodes: Sequence[int]) -> str:
 
 # -- each other node: its own disk -------------------------------------------------------------------------------------
 
+CHECK_SECONDS = 10.0
+"""Spent on checks of files in one look: a look that lasts longer shows node 0 a disk that does not answer."""
+
 
 @dataclass(slots=True)
 class _Tracked:
     fingerprint: bytes
     since: float
     polls: int = 1
+    checked: dict[FileEntry, FileEntry] = field(default_factory=dict)
+    """With what is wrong with each, once nothing changed for ``settle``."""
     step: NodeStep | None = None
-    """Once nothing changed for ``settle``."""
+    """Once all of them are checked."""
     odd: bool = False
     """Its files look sound, but one has ranges that were never written, or no end to check."""
 
@@ -95,9 +106,12 @@ class NodeLister:
         self._layout, self._roots, self._clock = layout, roots, clock
         self._settle, self._settle_weak = settle, settle_weak
         self._tracked: dict[int, _Tracked] = {}
+        self._until = 0.0
+        """When this look stops to check files; the next one continues."""
 
     def look(self) -> tuple[NodeStep, ...]:
         """Raises OSError where the disk cannot be read whole."""
+        self._until = self._clock.monotonic() + CHECK_SECONDS
         steps, _, _ = without_linked(self._layout, self._roots, self._layout.steps())
         found = {step: self._step(step, steps[step]) for step in sorted(steps)}
         self._tracked = {step: tracked for step, tracked in self._tracked.items() if step in found}
@@ -122,13 +136,25 @@ class NodeLister:
             if tracked.polls < 2 or quiet < self._settle:
                 return NodeStep(step, files)
             roots = {s.found.part.name: s.found.part.path for s in scans}
-            with sandbox.session():
-                tracked.step = NodeStep(step, tuple(_checked(f, roots[f.part]) for f in files), settled=True)
+            if not self._check(files, roots, tracked.checked):
+                return NodeStep(step, files)
+            tracked.step = NodeStep(step, tuple(tracked.checked[f] for f in files), settled=True)
             sound = not any(f.problem for f in tracked.step.files)
             tracked.odd = sound and any(_odd(f, roots[f.part] / f.path) for f in files)
         if tracked.odd and quiet < self._settle_weak:
             return replace(tracked.step, settled=False)
         return tracked.step
+
+    def _check(self, files: Sequence[FileEntry], roots: Mapping[str, Path], known: dict[FileEntry, FileEntry]) -> bool:
+        """Check the files that are not in ``known``, and add them; false if this look has no time left for all."""
+        with sandbox.session():
+            for file in files:
+                if file in known:
+                    continue
+                if self._clock.monotonic() > self._until:
+                    return False
+                known[file] = _checked(file, roots[file.part])
+        return True
 
 
 def _odd(file: FileEntry, path: Path) -> bool:

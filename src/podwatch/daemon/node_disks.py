@@ -439,7 +439,7 @@ class OwnDisk:
         if self._considered == (known := (orders.abandoned, asked, orders.newest)):
             return
         order = self._order
-        if order is not None and (order.step, order.save_id) in orders.abandoned:
+        if order is not None and to_cancel([(order.step, order.save_id)], orders.abandoned, asked, orders.newest):
             self._order = None
             if self._upload is not None:
                 await _ended(self._upload)

@@ -37,6 +37,11 @@ class NodeStep:
         """Identifies the files: names, sizes and times."""
         return digest_of(self.files)
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with each file that is not whole."""
+        return tuple(f.problem for f in self.files if f.problem)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeList:
