@@ -18,11 +18,13 @@ from podwatch.config.settings import NodesSettings
 from podwatch.daemon import loops, node_disks
 from podwatch.daemon.gang import Gang, GangFiles
 from podwatch.daemon.node_disks import OtherDisks, OwnDisk
-from podwatch.domain.checkpoint import Completeness
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs
 from podwatch.domain.errors import HostError
 from podwatch.domain.gang import Place
 from podwatch.domain.manifest import Manifest
+from podwatch.domain.run import EarlierSave, Lineage, RunRecord
 from podwatch.journal.async_journal import AsyncJournal
+from podwatch.policy.local_retention import Protection
 from podwatch.policy.resume import awaited
 from podwatch.retention.removal import Remover
 from podwatch.sync.syncer import Syncer
@@ -440,3 +442,26 @@ async def test_parts_of_an_upload_that_is_given_up_are_cancelled(pair: Pair, why
     assert pair.first.pointer() is None
     assert pair.first.violations() == []
     await until(lambda: pair.own.uploading == set())
+
+
+@pytest.mark.parametrize(("newest", "kept"), [(-1, True), (40, True), (48, False)])
+def test_a_node_keeps_an_earlier_branch_until_the_new_one_is_in_the_store(newest: int, kept: bool) -> None:
+    """As node 0 does; that a checkpoint of the new branch is complete is not enough."""
+    line = Lineage("l2", "l1", 40)
+
+    def found(step: int, held: HeldAs | None) -> CheckpointSet:
+        return CheckpointSet(step, "dcp", Completeness.COMPLETE, (), 1, 1, 1.0, f"s{step}", held_as=held)
+
+    sets = (found(48, None), found(56, HeldAs.EARLIER_BRANCH))
+    parts: Any = SimpleNamespace(
+        own_disk=SimpleNamespace(uploading=frozenset({48}), newest_stored=newest),
+        syncer=None,
+        recovery=SimpleNamespace(state=SimpleNamespace(protect=())),
+        checkpoints=SimpleNamespace(readers=[], catalogue=SimpleNamespace(sets=sets)),
+        training=SimpleNamespace(
+            record=SimpleNamespace(current=RunRecord("run", line, earlier=(EarlierSave(56, "s56", 1.0, "l1"),)))
+        ),
+    )
+    protected = loops._Trainer(parts).protected
+    assert protected[48] is Protection.UPLOADING
+    assert (protected.get(56) is Protection.EARLIER_NEWEST) == kept

@@ -22,6 +22,7 @@ from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import CheckpointMark, Desired, Snapshot
 from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import next_save_in, steps_per_save
+from podwatch.policy.lineage import kept_step
 from podwatch.policy.local_retention import Protection
 from podwatch.recording.format import Header
 from podwatch.recording.recorder import Recorder
@@ -139,13 +140,21 @@ class _Trainer:
         for reader in parts.checkpoints.readers:
             for step in reader.reading:
                 found.setdefault(step, Protection.READING)
-        sets, sync = parts.checkpoints.catalogue.sets, parts.syncer.status() if parts.syncer is not None else None
-        if (kept := kept_branch(sets, parts.training.record.current, sync)) is not None:
+        sets = parts.checkpoints.catalogue.sets
+        if (kept := self._kept(sets)) is not None:
             for one in sets:
                 if one.earlier:
                     found.setdefault(one.step, Protection.EARLIER_BRANCH)
             found[kept] = Protection.EARLIER_NEWEST
         return found
+
+    def _kept(self, sets: tuple[CheckpointSet, ...]) -> int | None:
+        """The newest checkpoint of an earlier branch that must stay on this pod for now."""
+        parts, record = self.parts, self.parts.training.record.current
+        if parts.own_disk is None or record is None or not record.earlier:
+            return kept_branch(sets, record, None if parts.syncer is None else parts.syncer.status())
+        newest = parts.own_disk.newest_stored
+        return kept_step(sets, record.lineage, has_store=True, stored=None if newest < 0 else newest)
 
     @property
     def first_seen_wall(self) -> float:
