@@ -394,6 +394,7 @@ async def test_a_node_knows_which_of_its_parts_are_in_the_store(pair: Pair) -> N
         await pair.looks_until(lambda s=step: pair.stored(s))
     await until(lambda: pair.own.stored == {5, 10})
     assert pair.own.newest_stored == 10
+    await until(lambda: [step for step, _ in pair.second.journal.unfinished()] == [10])  # its journal does not grow
     second = pair.second.catalogue
     second.leave_to_node_0(pair.own.found_complete)
     parts: Any = SimpleNamespace(own_disk=pair.own, syncer=None, checkpoints=SimpleNamespace(catalogue=second))

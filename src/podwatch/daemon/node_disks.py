@@ -525,13 +525,13 @@ class NodeSender:
         return tuple(_sent(done[f.remote]) for f in files)
 
     async def cancel(self, step: int, save_id: str) -> None:
-        """Cancel the unfinished parts of this checkpoint in the store, and forget them."""
+        """Cancel the unfinished parts of this checkpoint in the store, and forget what was sent of it."""
         begun = await self._run.journal.run(Journal.begun, step, save_id)
         uploads = [Upload(one.key, one.upload) for one in begun.values() if one.upload]
         if uploads:
             with contextlib.suppress(PodwatchError):
                 await self._worker.call(self._cancel, uploads)
-            await self._run.journal.run(Journal.forget_save, step, save_id)
+        await self._run.journal.run(Journal.forget_save, step, save_id)
 
     def _cancel(self, uploads: Sequence[Upload]) -> None:
         """Blocks."""
