@@ -12,15 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podwatch.checkpoints import other_nodes
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts import PrimeRLLayout, kind_of
 from podwatch.checkpoints.layouts.base import Layout, PartFiles, Site
-from podwatch.checkpoints.other_nodes import NodeLister
+from podwatch.checkpoints.other_nodes import CHECK_SECONDS, NodeLister
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.node_files import NodeList, NodeStep, digest_of, list_document, parse_list
 from podwatch.policy.resume import awaited
-from tests.support.checkpoints import ManualClock, dcp_operations, finish, safetensors_bytes, take
+from tests.support.checkpoints import (
+    ManualClock,
+    dcp_operations,
+    finish,
+    safetensors_bytes,
+    take,
+    torch_zip_bytes,
+)
 from tests.support.examples import examples
 
 SETTLE, WEAK = 5.0, 60.0
@@ -62,7 +70,7 @@ class Nodes:
         self.others = Others()
         self.catalogue = Catalogue(dcp_layout(self.disks[0]), self.clock, settle=SETTLE, settle_weak=WEAK)
         self.catalogue.join(self.others)
-        self.lister = NodeLister(dcp_layout(self.disks[1]), (self.disks[1],), self.clock, SETTLE)
+        self.lister = NodeLister(dcp_layout(self.disks[1]), (self.disks[1],), self.clock, SETTLE, WEAK)
 
     def spread(self, whole: Path) -> None:
         """Put the files as ranks with a disk of their own would have saved them."""
@@ -189,6 +197,67 @@ def test_a_shard_of_another_size_on_another_node(nodes: Nodes, tmp_path: Path) -
     assert nodes.settled(80)[8].completeness is Completeness.DAMAGED
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_a_record_that_was_never_written_on_another_node(nodes: Nodes, tmp_path: Path, number: int) -> None:
+    """Name, size, time, beginning and end are right. Node 0 has the index; node 1 checks its shard without it."""
+    nodes.spread(save(tmp_path))
+    shard = nodes.disks[1] / "step_8" / "__1_0.distcp"
+    whole, status = shard.read_bytes(), shard.stat()
+    begins = [at for at in range(len(whole)) if whole.startswith(b"PK\x03\x04", at) and _is_record(whole, at)]
+    begin = begins[number]
+    end = [*begins, len(whole)][number + 1]
+    shard.write_bytes(whole[: begin + (number == 0)] + bytes(end - begin - (number == 0)) + whole[end:])
+    os.utime(shard, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    found = nodes.settled(80)[8]
+    assert found.completeness is not Completeness.COMPLETE
+    assert "__1_0.distcp" in found.reason
+    shard.write_bytes(whole)
+    assert nodes.settled(80)[8].complete, "and once it is whole"
+
+
+def _is_record(data: bytes, at: int) -> bool:
+    """Whether an archive begins here, not only one of its entries."""
+    return at == 0 or data.startswith(b"PK\x05\x06", at - 22)
+
+
+def test_a_part_that_its_node_finds_damaged_later(nodes: Nodes, tmp_path: Path) -> None:
+    """Node 1 was started again after its power failed: name, size and time are those of before, the content is not."""
+    nodes.spread(save(tmp_path))
+    assert nodes.settled()[8].complete
+    shard = nodes.disks[1] / "step_8" / "__1_0.distcp"
+    status = shard.stat()
+    shard.write_bytes(bytes(status.st_size))
+    os.utime(shard, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    nodes.lister = NodeLister(dcp_layout(nodes.disks[1]), (nodes.disks[1],), nodes.clock, SETTLE, WEAK)
+    nodes.hear()
+    assert not nodes.others.lists[0].of(8).settled
+    assert [s.complete for s in nodes.catalogue.rescan()] == [True], "it has not been checked again yet"
+    assert not nodes.settled()[8].complete
+
+
+def test_a_look_has_a_limit_for_its_checks(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks that take long, on a slow disk, are spread over several looks; meanwhile it has not settled."""
+    nodes.spread(save(tmp_path))
+    for name in ("a.json", "b.json", "c.json"):
+        (nodes.disks[1] / "step_8" / name).write_text("{")
+    checked: list[str] = []
+
+    def check(path: Path) -> str:
+        checked.append(path.name)
+        nodes.clock.advance(CHECK_SECONDS * 0.7)
+        return f"{path.name} is damaged"
+
+    monkeypatch.setattr(other_nodes, "check_file", check)
+    nodes.lister.look()
+    nodes.clock.advance(SETTLE + 1)
+    assert [s.settled for s in nodes.lister.look()] == [False]
+    assert checked == ["a.json", "b.json"]
+    (one,) = nodes.lister.look()
+    assert one.settled
+    assert checked == ["a.json", "b.json", "c.json"], "each once"
+    assert one.problems == ("a.json is damaged", "b.json is damaged", "c.json is damaged")
+
+
 def test_two_nodes_with_different_files_of_one_name(nodes: Nodes, tmp_path: Path) -> None:
     """They are not one checkpoint: the store would hold one of them only."""
     nodes.spread(save(tmp_path))
@@ -248,6 +317,23 @@ def test_a_node_lists_what_has_settled(nodes: Nodes, tmp_path: Path) -> None:
     assert [(f.path, f.problem) for f in one.files] == [("__1_0.distcp", "")]
     (nodes.disks[1] / "step_8" / "__1_0.distcp").write_bytes(b"")
     assert [s.settled for s in nodes.lister.look()] == [False], "it is written again"
+
+
+def test_a_file_that_may_still_be_filled_settles_later(nodes: Nodes) -> None:
+    """Ranges of it were never written: a writer can have allocated it before, or it is a sparse copy."""
+    data = torch_zip_bytes({}, (bytes(1 << 20),))
+    shard = nodes.disks[1] / "step_8" / "__1_0.distcp"
+    shard.parent.mkdir()
+    with shard.open("wb") as file:
+        file.write(data[: 1 << 18])
+        file.seek(3 << 18)
+        file.write(data[3 << 18 :])
+    assert shard.read_bytes() == data
+    nodes.lister.look()
+    nodes.clock.advance(SETTLE + 1)
+    assert [s.settled for s in nodes.lister.look()] == [False]
+    nodes.clock.advance(WEAK)
+    assert [(s.settled, s.files[0].problem) for s in nodes.lister.look()] == [(True, "")]
 
 
 def test_node_0_alone_finds_a_checkpoint_complete(tmp_path: Path) -> None:

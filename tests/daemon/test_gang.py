@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -205,7 +205,11 @@ async def test_one_failure_has_one_name_and_one_code_on_all_nodes(cluster: Clust
     (found,) = leader.judged((EXITED,))
     assert (found.kind, found.verdict, found.confirmed) == (FindingKind.NODE_FAILED, Verdict.RESTART, True)
     assert "node 1 (n1) failed" in found.summary
-    assert other.judged((EXITED,)) == (EXITED,), "the node that failed acts on its own finding"
+    (own_finding,) = other.judged((EXITED,))
+    assert replace(own_finding, evidence=EXITED.evidence) == EXITED, "the node that failed acts on its own finding"
+    shown = {e.signal: e.value for e in own_finding.evidence}
+    assert "node 1 (n1) failed" in shown["reason"]
+    assert {"node 0 (n0)", "node 1 (n1)"} <= shown.keys(), "its incident shows the last step of all"
     assert other.findings() == ()
     own = JobEnd(Outcome.GAVE_UP, "the trainer ended")
     last = asyncio.create_task(other.agree(own))

@@ -15,13 +15,17 @@ from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts import kind_of
 from podwatch.checkpoints.layouts.base import Site
 from podwatch.config.settings import NodesSettings
-from podwatch.daemon import node_disks
+from podwatch.daemon import loop_wiring, node_disks
 from podwatch.daemon.gang import Gang, GangFiles
 from podwatch.daemon.node_disks import OtherDisks, OwnDisk
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs
 from podwatch.domain.errors import HostError
 from podwatch.domain.gang import Place
 from podwatch.domain.manifest import Manifest
+from podwatch.domain.run import EarlierSave, Lineage, RunRecord
 from podwatch.journal.async_journal import AsyncJournal
+from podwatch.policy.local_retention import Protection
+from podwatch.policy.resume import awaited
 from podwatch.retention.carry_out_removal import Remover
 from podwatch.sync.syncer import Syncer
 from podwatch.system.blocking_calls import Worker
@@ -89,6 +93,10 @@ class Pair:
         self.own = OwnDisk(world.settings, run, self.gangs[1], deletion, lambda: None)
         self.own_task = asyncio.create_task(self.own.run())
 
+    async def end_own(self) -> None:
+        self.own_task.cancel()
+        await self.own.close()
+
     def look(self) -> None:
         self.first.scan()
         assert self.syncer is not None
@@ -101,9 +109,9 @@ class Pair:
 
         await until(met)
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, size: int = 1_500_000) -> None:
         """As torch does: both ranks write their shards, then rank 0 the index."""
-        files = dcp_files(1_500_000, ranks=2)
+        files = dcp_files(size, ranks=2)
         for name in ("__1_0.distcp", "__0_0.distcp", ".metadata"):
             path = (self.second if name == PART else self.first).output / f"step_{step}" / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,8 +174,7 @@ async def test_nothing_is_published_while_a_part_is_missing(pair: Pair) -> None:
     await pair.looks_until(lambda: pair.others.steps(5) and pair.others.steps(5)[0].files)
     await pair.looks_until(lambda: pair.others.steps(5)[0].settled)
     await pair.looks_until(lambda: pair.first.catalogue.sets[0].complete)
-    pair.own_task.cancel()
-    await pair.own.close()
+    await pair.end_own()
     await pair.looks_until(lambda: "upload-started" in pair.first.names())
     store = pair.first.store()
     await pair.looks_until(lambda: any(o.key.endswith("__0_0.distcp") for o in store.list("run/")))
@@ -184,8 +191,7 @@ async def test_nothing_is_published_while_a_part_is_missing(pair: Pair) -> None:
 async def test_an_old_list_of_a_node_is_no_evidence(pair: Pair) -> None:
     """Node 1's list is from before this save, and its look does not return: its disk hangs, say."""
     await pair.looks_until(lambda: pair.others.looked() > 0)
-    pair.own_task.cancel()
-    await pair.own.close()
+    await pair.end_own()
     root = pair.first.output / "step_10"
     root.mkdir(parents=True)
     for name, data in dcp_files(1000, ranks=1).items():  # whole without node 1
@@ -218,8 +224,7 @@ async def test_a_part_that_changes_during_the_upload_voids_it(pair: Pair) -> Non
     await pair.looks_until(lambda: pair.others.steps(5) and pair.others.steps(5)[0].files)
     await pair.looks_until(lambda: pair.others.steps(5)[0].settled)
     await pair.looks_until(lambda: pair.first.catalogue.sets[0].complete)
-    pair.own_task.cancel()
-    await pair.own.close()
+    await pair.end_own()
     await pair.looks_until(lambda: "upload-started" in pair.first.names())
     pair.part(5).write_bytes(os.urandom(pair.part(5).stat().st_size))
     pair.begin_own()
@@ -238,8 +243,7 @@ async def test_a_node_that_restarts_sends_nothing_again(pair: Pair) -> None:
     store = pair.first.store()
     before = sorted((o.key, o.file_id) for o in store.list("run/podwatch/step_"))
     store.close()
-    pair.own_task.cancel()
-    await pair.own.close()
+    await pair.end_own()
     pair.begin_own()
     pair.syncer.retry(5, "x")  # type: ignore[union-attr]
     for _ in range(20):
@@ -302,8 +306,7 @@ async def test_a_restore_brings_each_node_what_it_needs(pair: Pair, reshards: bo
 @pytest.mark.slow
 async def test_a_shard_that_lost_its_bytes_is_never_published(pair: Pair) -> None:
     """Its size and time are right: after a power failure, say. Node 0 cannot open it."""
-    pair.own_task.cancel()
-    await pair.own.close()
+    await pair.end_own()
     pair.save(5)
     part = pair.part(5)
     status = part.stat()
@@ -355,3 +358,121 @@ async def test_an_error_that_stays_voids_the_checkpoint(pair: Pair, error: Excep
     pair.save(5)
     await pair.looks_until(lambda: "upload-abandoned" in pair.first.names())
     assert pair.first.pointer() is None
+
+
+async def test_a_verdict_of_node_0_is_about_the_files_that_it_has_judged(pair: Pair) -> None:
+    """Node 1 writes its part again, and node 0 has read the new list, but has not judged it yet."""
+    pair.save(5)
+    await pair.looks_until(lambda: pair.stored(5))
+    await until(lambda: pair.own.stored == {5})
+    before = pair.others.steps(5)[0].digest
+    pair.others._changed = lambda: None  # type: ignore[method-assign]
+    pair.part(5).write_bytes(os.urandom(1000))
+    await until(lambda: pair.others.steps(5)[0].digest != before)
+    mark = pair.others.mark()
+    await until(lambda: pair.others.looked() > mark)
+    assert pair.first.catalogue.sets[0].complete, "it was not judged again"
+    assert pair.own._orders.complete[5] == {1: before}
+    assert pair.own.stored == set()
+
+
+async def test_what_a_node_does_not_look_at_any_more_is_not_known(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its disk hangs, say. What was complete is neither used nor removed until it looks again, and no upload is given
+    up."""
+    monkeypatch.setattr(node_disks, "MARK_SECONDS", 0.1)
+    pair.save(5)
+    await pair.looks_until(lambda: pair.stored(5))
+    (known,) = pair.first.catalogue.sets
+    assert known.complete
+    await pair.end_own()
+    monkeypatch.setattr(node_disks, "STALE_SECONDS", 1.0)
+    await pair.looks_until(lambda: not pair.first.catalogue.sets[0].complete)
+    (found,) = pair.first.catalogue.sets
+    assert found.completeness is Completeness.WRITING
+    assert "node 1 has not looked at its disk" in found.reason
+    assert awaited([found]) == found, "a start waits for it"
+    pair.begin_own()
+    await pair.looks_until(lambda: pair.first.catalogue.sets[0].complete)
+    assert pair.first.catalogue.sets[0].save_id == known.save_id
+    assert "upload-abandoned" not in pair.first.names()
+
+
+async def test_a_node_knows_which_of_its_parts_are_in_the_store(pair: Pair) -> None:
+    """By the files that it has, not by the number of the step: its pruner deletes no last copy."""
+    for step in (5, 10):
+        pair.save(step)
+        await pair.looks_until(lambda s=step: pair.stored(s))
+    await until(lambda: pair.own.stored == {5, 10})
+    assert pair.own.newest_stored == 10
+    await until(lambda: [step for step, _ in pair.second.journal.unfinished()] == [10])  # its journal does not grow
+    second = pair.second.catalogue
+    second.leave_to_node_0(pair.own.found_complete)
+    parts: Any = SimpleNamespace(own_disk=pair.own, syncer=None, checkpoints=SimpleNamespace(catalogue=second))
+    view = loop_wiring._Store(parts)
+
+    def stored() -> set[int]:
+        second.rescan()
+        complete = {(s.step, s.save_id) for s in second.sets if s.complete}
+        return {step for step, _ in complete & (view.stored or set())}
+
+    await pair.looks_until(lambda: stored() == {5, 10})
+    pair.part(5).write_bytes(os.urandom(1000))
+    await pair.looks_until(lambda: stored() == {10})
+    assert view.verified == 10
+    assert pair.own.uploading == set()
+
+
+@pytest.mark.parametrize("why", ["given up by node 0", "left by an earlier attempt", "its disk needs the space"])
+async def test_parts_of_an_upload_that_is_given_up_are_cancelled(pair: Pair, why: str) -> None:
+    """Node 1 has parts of a large file in the store. They cost until they are cancelled; a sweep does so after a
+    day."""
+    server = pair.first.server
+    assert server is not None
+
+    def begun() -> list[str]:
+        return [v["name"] for v in server.versions() if v["action"] == "start" and v["name"].endswith(PART)]
+
+    pair.save(5, size=18_000_000)
+    server.fault("b2_upload_part", "slow", seconds=60, skip=6, count=500)
+    await pair.looks_until(lambda: begun() and any(b.parts for b in pair.second.journal.begun().values()))
+    assert pair.own.uploading == {5}
+    if why == "left by an earlier attempt":
+        await pair.end_own()
+        pair.others.order = lambda *_: None  # type: ignore[method-assign]
+        shutil.rmtree(pair.part(5).parent)
+        server.admin("clear")
+        pair.begin_own()
+    elif why == "given up by node 0":
+        pair.part(5).write_bytes(os.urandom(1000))
+    else:
+        await pair.own.abandon(5)
+    server.admin("clear")
+    await pair.looks_until(lambda: "upload-abandoned" in pair.first.names())
+    await until(lambda: begun() == [])
+    await until(lambda: not pair.second.journal.begun())
+    assert pair.first.pointer() is None
+    assert pair.first.violations() == []
+    await until(lambda: pair.own.uploading == set())
+
+
+@pytest.mark.parametrize(("newest", "kept"), [(-1, True), (40, True), (48, False)])
+def test_a_node_keeps_an_earlier_branch_until_the_new_one_is_in_the_store(newest: int, kept: bool) -> None:
+    """As node 0 does; that a checkpoint of the new branch is complete is not enough."""
+    line = Lineage("l2", "l1", 40)
+
+    def found(step: int, held: HeldAs | None) -> CheckpointSet:
+        return CheckpointSet(step, "dcp", Completeness.COMPLETE, (), 1, 1, 1.0, f"s{step}", held_as=held)
+
+    sets = (found(48, None), found(56, HeldAs.EARLIER_BRANCH))
+    parts: Any = SimpleNamespace(
+        own_disk=SimpleNamespace(uploading=frozenset({48}), newest_stored=newest),
+        syncer=None,
+        recovery=SimpleNamespace(state=SimpleNamespace(protect=())),
+        checkpoints=SimpleNamespace(readers=[], catalogue=SimpleNamespace(sets=sets)),
+        training=SimpleNamespace(
+            record=SimpleNamespace(current=RunRecord("run", line, earlier=(EarlierSave(56, "s56", 1.0, "l1"),)))
+        ),
+    )
+    protected = loop_wiring._Trainer(parts).protected
+    assert protected[48] is Protection.UPLOADING
+    assert (protected.get(56) is Protection.EARLIER_NEWEST) == kept

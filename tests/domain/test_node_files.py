@@ -31,6 +31,9 @@ ORDERS = NodeOrders(
     UploadOrder(5, 8, "ab12", "writer", {1: "d1"}, {1: ("checkpoint/sub/a.bin",)}, ("checkpoint/sub/a.bin",)),
     {8: {1: "d1"}},
     {4: {1: "d0", 2: "d2"}},
+    (8,),
+    8,
+    ((6, "cd34"),),
 )
 SENT = SentFiles(
     "boot:1", 5, 7, True, "", False, (SentFile("checkpoint/a", 7, 5, 0o640, "key", "id", ("ff",), ("ee",)),)

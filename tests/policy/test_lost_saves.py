@@ -6,7 +6,7 @@ import pytest
 
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.policy.lost_saves import FEW_SAVES, Kept, safekeeping
+from podwatch.policy.lost_saves import FEW_SAVES, Kept, safekeeping, to_wait_for
 
 WHY = "optimizer.bin is empty"
 WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL
@@ -120,3 +120,15 @@ def test_what_a_newer_save_has_overtaken_is_rejected_though_it_counts_as_being_w
     assert (told.kind, told.severity) == (FindingKind.NOT_COMPLETE, WARNING)
     assert "the newest complete one is step 5, 12 steps would be lost if training died now" in told.summary
     assert f"step 10: abandoned by the trainer: {WHY}" in [f"{e.signal}: {e.value}" for e in told.evidence]
+
+
+def test_a_finished_run_waits_for_a_checkpoint_that_can_still_be_found_complete() -> None:
+    """Its last one, while a disk of another node is not known: ending now would report that all is stored."""
+    complete, half = made(5, Completeness.COMPLETE), made(10, Completeness.WRITING)
+    unknown = replace(half, settles_in=0.0)
+    assert to_wait_for((complete, half), None, settled=False) == 10
+    assert to_wait_for((complete, half), None, settled=True) is None, "an interrupted save"
+    assert to_wait_for((complete, unknown), None, settled=True) == 10
+    assert to_wait_for((unknown,), 5, settled=True) == 10
+    assert to_wait_for((unknown,), 10, settled=True) is None, "it is in the store"
+    assert to_wait_for((made(15, Completeness.COMPLETE), unknown), None, settled=True) is None

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.node_files import NodeList, NodeStep
-from podwatch.policy.gang import to_delete
+from podwatch.policy.gang import to_cancel, to_delete
 
 STEPS = st.frozensets(st.integers(0, 12), max_size=8)
 
@@ -31,3 +31,20 @@ def test_never_too_much(
         assert step not in present, "node 0 still has its part"
         assert newest in present, "node 0's disk is there"
         assert step in stored or step in seen, "node 0 has deleted it, or the store has it"
+
+
+UPLOADS = st.frozensets(st.tuples(st.integers(0, 12), st.sampled_from("ab")), max_size=8)
+
+
+@given(begun=UPLOADS, abandoned=UPLOADS, asked=st.tuples(st.integers(0, 12), st.sampled_from("ab")) | st.none(),
+       newest=st.integers(-1, 12))  # fmt: skip
+def test_what_can_still_be_finished_is_not_cancelled(
+    begun: frozenset[tuple[int, str]],
+    abandoned: frozenset[tuple[int, str]],
+    asked: tuple[int, str] | None,
+    newest: int,
+) -> None:
+    cancelled = to_cancel(begun, abandoned, asked, newest)
+    assert asked not in cancelled, "node 0 asks for it"
+    for one in begun:
+        assert (one in cancelled) == (one != asked and (one in abandoned or one[0] < newest))

@@ -1,83 +1,36 @@
 """A node that follows starts only from the very checkpoint that node 0 announces."""
 
-import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from podwatch.recovery import Phase
 from podwatch.recovery.resume_point import files_of
+from tests.support.recovery_nodes import Attempt, Side, leave_all, two_worlds
 from tests.support.recovery_world import FlatLayout, Podwatch, World
-
-
-@dataclass
-class Record:
-    """What node 0 has announced, once it has."""
-
-    written: asyncio.Event = field(default_factory=asyncio.Event)
-    step: int | None = None
-    files: str = ""
-    refusals: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Side:
-    """One node's side of the record: what recovery needs of a gang."""
-
-    record: Record
-    leads: bool
-    own_disks: bool = False
-
-    async def gather(self) -> None: ...
-
-    async def announce(self, step: int | None, files: str) -> None:
-        self.record.step, self.record.files = step, files
-        self.record.written.set()
-
-    async def prepare(self, step: int, save_id: str) -> None: ...
-
-    async def prepared(self) -> None: ...
-
-    async def awaited(self, fetch: Callable[[int, str], Awaitable[None]]) -> tuple[int | None, str]:
-        await self.record.written.wait()
-        return self.record.step, self.record.files
-
-    def cannot_start(self, why: str) -> None:
-        self.record.refusals.append(why)
 
 
 class Nodes:
     """Two nodes with a directory each, which show the same once ``see_the_same`` was called."""
 
     def __init__(self, root: Path) -> None:
-        self.first, self.second = World(root / "n0"), World(root / "n1")
-        for world in (self.first, self.second):
-            world.output.mkdir(parents=True)
-            (world.root / "state").mkdir()
-        record = Record()
-        self.leader = Podwatch(self.first, gang=Side(record, leads=True))
-        self.other = Podwatch(self.second, gang=Side(record, leads=False))
-        self.record = record
+        self.first, self.second = two_worlds(root)
+        self.attempt = Attempt()
+        self.leader = Podwatch(self.first, gang=Side(self.attempt, leads=True))
+        self.other = Podwatch(self.second, gang=Side(self.attempt, leads=False))
 
     def see_the_same(self) -> None:
         shutil.rmtree(self.second.output)
         shutil.copytree(self.first.output, self.second.output)
-
-    async def close(self) -> None:
-        for podwatch in (self.leader, self.other):
-            await podwatch.leave()
-        for world in (self.first, self.second):
-            world.close()
 
 
 @pytest.fixture
 async def nodes(quick_dir: Path) -> AsyncIterator[Nodes]:
     made = Nodes(quick_dir)
     yield made
-    await made.close()
+    await leave_all(made.leader, made.other)
 
 
 async def begun(nodes: Nodes) -> None:
@@ -106,7 +59,7 @@ async def test_a_node_that_sees_another_checkpoint_than_node_0_does_not_start(no
     assert f"node 0 starts from step 40, {what}" in nodes.other.recovery.state.detail
     assert "must be the same directories on all nodes" in nodes.other.recovery.state.detail
     assert not nodes.second.plans
-    assert nodes.record.refusals[0] == nodes.other.recovery.state.detail
+    assert nodes.attempt.refusals[0] == nodes.other.recovery.state.detail
     nodes.see_the_same()
     await nodes.other.until(Phase.CONFIRMING)
     assert [plan.step for plan in nodes.second.plans] == [40]
@@ -120,13 +73,13 @@ async def test_a_node_that_sees_the_same_checkpoint_starts_from_it(nodes: Nodes,
     await begun(nodes)
     await nodes.other.until(Phase.CONFIRMING)
     assert [plan.step for plan in nodes.second.plans] == [plan.step for plan in nodes.first.plans] == [step]
-    assert bool(nodes.record.files) is (step is not None)
+    assert bool(nodes.attempt.files) is (step is not None)
 
 
 async def test_the_record_of_an_older_podwatch_names_no_files(nodes: Nodes) -> None:
     nodes.second.save(40)
-    nodes.record.step = 40
-    nodes.record.written.set()
+    nodes.attempt.step = 40
+    nodes.attempt.ready.set()
     await nodes.other.recovery.begin()
     await nodes.other.until(Phase.CONFIRMING)
     assert [plan.step for plan in nodes.second.plans] == [40]

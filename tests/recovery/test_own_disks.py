@@ -1,8 +1,8 @@
 """Two nodes with a disk of their own each: a start uses only what the store has, and what no node can lose."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,53 +12,8 @@ from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal
 from podwatch.recovery import Phase
 from podwatch.recovery.resume_point import ResumeChooser
+from tests.support.recovery_nodes import Attempt, Side, leave_all, two_worlds
 from tests.support.recovery_world import Podwatch, Store, World
-
-
-@dataclass
-class Attempt:
-    """What the nodes of one attempt know of each other."""
-
-    prepare: list[tuple[int, str]] = field(default_factory=list)
-    """The saves that rank 0 has ordered, in order."""
-    done: int = 0
-    """Orders that the other node has carried out."""
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    step: int | None = None
-    files: str = ""
-    refusals: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Side:
-    attempt: Attempt
-    leads: bool
-    own_disks: bool = True
-
-    async def gather(self) -> None: ...
-
-    async def prepare(self, step: int, save_id: str) -> None:
-        self.attempt.prepare.append((step, save_id))
-
-    async def prepared(self) -> None:
-        while self.attempt.done < len(self.attempt.prepare):
-            await asyncio.sleep(0.001)
-
-    async def announce(self, step: int | None, files: str) -> None:
-        assert self.attempt.done == len(self.attempt.prepare), "a node has not fetched its part"
-        self.attempt.step, self.attempt.files = step, files
-        self.attempt.ready.set()
-
-    async def awaited(self, fetch: Callable[[int, str], Awaitable[None]]) -> tuple[int | None, str]:
-        while not self.attempt.ready.is_set():
-            if self.attempt.done < len(self.attempt.prepare):
-                await fetch(*self.attempt.prepare[self.attempt.done])
-                self.attempt.done += 1
-            await asyncio.sleep(0.001)
-        return self.attempt.step, self.attempt.files
-
-    def cannot_start(self, why: str) -> None:
-        self.attempt.refusals.append(why)
 
 
 class Backup:
@@ -79,17 +34,13 @@ class Backup:
 
 class Nodes:
     def __init__(self, root: Path) -> None:
-        self.first, self.second = World(root / "n0"), World(root / "n1")
-        for world in (self.first, self.second):
-            world.output.mkdir(parents=True)
-            (world.root / "state").mkdir()
+        self.first, self.second = two_worlds(root)
         self.attempt = Attempt()
         self.stores = (Store(self.first), Store(self.second))
         self.backup = Backup(self.stores[0])
-        self.leader = Podwatch(
-            self.first, gang=Side(self.attempt, leads=True), restore=self.stores[0], backup=self.backup
-        )
-        self.other = Podwatch(self.second, gang=Side(self.attempt, leads=False), restore=self.stores[1])
+        first, second = (Side(self.attempt, leads=leads, own_disks=True) for leads in (True, False))
+        self.leader = Podwatch(self.first, gang=first, restore=self.stores[0], backup=self.backup)
+        self.other = Podwatch(self.second, gang=second, restore=self.stores[1])
 
     def store_has(self, *steps: int) -> None:
         self.stores[0].saves = [StoredSave(step, f"s{step}", "line1", step) for step in steps]
@@ -103,18 +54,12 @@ class Nodes:
         await self.other.until(Phase.CONFIRMING)
         return [plan.step for plan in self.first.plans], [plan.step for plan in self.second.plans]
 
-    async def close(self) -> None:
-        for podwatch in (self.leader, self.other):
-            await podwatch.leave()
-        for world in (self.first, self.second):
-            world.close()
-
 
 @pytest.fixture
 async def nodes(quick_dir: Path) -> AsyncIterator[Nodes]:
     made = Nodes(quick_dir)
     yield made
-    await made.close()
+    await leave_all(made.leader, made.other)
 
 
 def steps_on(world: World) -> set[str]:

@@ -198,6 +198,8 @@ class Catalogue:
         self._sets: tuple[CheckpointSet, ...] = ()
         self._saving = False
         self._open: tuple[Path, ...] = ()
+        self._unknown = ""
+        """Why the other nodes' disks are not known, at the last rescan."""
         self._problem = ""
         self._held_back = held_back
         self._marked: tuple[tuple[CheckpointSet, ...], int, tuple[CheckpointSet, ...]] = ((), 0, ())
@@ -336,6 +338,8 @@ class Catalogue:
         """Whether everything is as at the last listing, and settled. Reads only the guards, lists no directory."""
         if self._listed is None or self._clock.monotonic() - self._listed >= LOOK_AROUND:
             return False
+        if self._unknown != self._settling.unknown():
+            return False
         if any(stamp(path) != (mtime_ns, inode) for path, mtime_ns, inode in self._roots):
             return False
         return all(self._settling.as_before(step, known) for step, known in self._known.items())
@@ -397,12 +401,24 @@ class Catalogue:
                 )
             else:
                 known.settled = True
-        self._sets = tuple(self._known[s].set for s in sorted(self._known))
+        self._unknown = self._settling.unknown()
+        self._sets = tuple(self._as_known(self._known[s]) for s in sorted(self._known))
         self._saving = any(k.moving for k in self._known.values())
         unsettled = [k for k in self._known.values() if k.set.completeness is Completeness.WRITING][-_NEWEST:]
         self._open = tuple(
             Path(p.path) for k in unsettled for p in k.set.parts if p.required and (p.size_bytes or p.complete)
         )
+
+    def _as_known(self, known: Known) -> CheckpointSet:
+        """With what was judged of the other nodes' disks. While one is not known, nothing that was complete is certain:
+        it is neither used nor removed."""
+        found = known.set
+        if not found.complete or self._settling.others is None:
+            return found
+        if not self._unknown:
+            return replace(found, elsewhere=tuple(other.digest for other in known.others))
+        later = self._windows.need(known.judgement.marker, slow=self._settling.slow)
+        return replace(found, completeness=Completeness.WRITING, save_id="", reason=self._unknown, settles_in=later)
 
     def _overtaken(self, found: CheckpointSet, judgement: Judgement) -> bool:
         """Whether a trainer that waits for each save has started the missing part of a newer save since this one last

@@ -16,9 +16,9 @@ from podwatch.checkpoints import checkpoint_identity
 from podwatch.checkpoints.checkpoint_identity import Guard, Shape, belongs, guard_of, holds, own_files
 from podwatch.checkpoints.expected_files import Expected, Ledger
 from podwatch.checkpoints.formats import dcp, torch_zip
-from podwatch.checkpoints.formats.files import can_check, check_file, has_hole
+from podwatch.checkpoints.formats.files import HOLE_FROM, can_check, check_file, has_hole
 from podwatch.checkpoints.layouts.base import Judgement, Layout, Marker, PartDir, PartFiles
-from podwatch.checkpoints.other_nodes import OtherNodes, joined, still_written
+from podwatch.checkpoints.other_nodes import OtherNodes, alike, joined, still_written
 from podwatch.checkpoints.reboot_check import RebootCheck
 from podwatch.checkpoints.scan import Scan, scan_part
 from podwatch.checkpoints.settle_time import Held, SettleTimes, held_open
@@ -30,8 +30,6 @@ BLIND = (
     "the structural check does not find flipped bits or lost pages inside tensor data; "
     "`podwatch checkpoints verify --deep` compares every byte with the hashes taken at upload"
 )
-HOLE_FROM = 64 * 1024
-"""Bytes. Smaller files have few blocks, and the check of their format sees more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +247,10 @@ class CompletenessChecker:
     def _scan(self, parts: Sequence[PartDir], others: Sequence[NodeStep]) -> tuple[list[Scan], str]:
         return joined([scan_part(p, self._roots) for p in parts], others)
 
+    def unknown(self) -> str:
+        """Why not every node's disk is known; empty if it is, and for a run whose checkpoints are all here."""
+        return "" if self.others is None else self.others.unknown()
+
     def _elsewhere(self, step: int) -> tuple[NodeStep, ...]:
         return () if self.others is None else tuple(self.others.steps(step))
 
@@ -317,7 +319,9 @@ class CompletenessChecker:
         """The last result if its judgement still describes these files: they are the same, all were read, and no
         tracker changed. The sizes of a settled one follow its by-products."""
         known = seen.before
-        if known is None or seen.error or (known.others != seen.others and not known.settled):
+        if known is None or seen.error:
+            return None
+        if known.others != seen.others and not (known.settled and alike(known.others, seen.others)):
             return None
         guard = self._guard(seen.scans, known.judgement)
         if known.judgement.rests_on and guard != known.guard:
@@ -380,8 +384,8 @@ class CompletenessChecker:
         if self.others is None:
             return ""
         if self.others.looked() <= seen.mark:  # a node that does not look any more shows an old list
-            return self.others.unknown() or "the other nodes have not looked at their disks since it was last changed"
-        return self.others.unknown() or still_written(seen.others, range(1, len(seen.others) + 1))
+            return self.unknown() or "the other nodes have not looked at their disks since it was last changed"
+        return self.unknown() or still_written(seen.others, range(1, len(seen.others) + 1))
 
     def check_suspects(self, steps: Mapping[int, Sequence[PartDir]], states: Mapping[int, Known]) -> None:
         """Run the hole test and the medium check on checkpoints from before a reboot, newest first, as time allows."""

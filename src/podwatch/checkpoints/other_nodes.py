@@ -3,14 +3,14 @@
 """
 
 import errno
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from podwatch.checkpoints.checkpoint_identity import fingerprint
-from podwatch.checkpoints.formats import dcp, sandbox
-from podwatch.checkpoints.formats.files import check_file
+from podwatch.checkpoints.formats import dcp, sandbox, torch_zip
+from podwatch.checkpoints.formats.files import HOLE_FROM, check_file, has_hole
 from podwatch.checkpoints.layouts.base import Layout, PartDir
 from podwatch.checkpoints.scan import Scan, is_temporary, scan_part, without_linked
 from podwatch.domain.checkpoint import FileEntry
@@ -67,6 +67,12 @@ def _with(scan: Scan, added: Collection[FileEntry]) -> Scan:
     return replace(scan, found=replace(scan.found, present=True, files=files))
 
 
+def alike(before: Sequence[NodeStep], now: Sequence[NodeStep]) -> bool:
+    """Whether the nodes have found nothing else wrong with the same files: a node that is started again checks them
+    again."""
+    return [s.problems for s in before] == [s.problems for s in now] or any(not s.settled for s in now)
+
+
 def still_written(others: Sequence[NodeStep], nodes: Sequence[int]) -> str:
     """Which node's files have not settled; empty if all have. ``nodes``: the rank of each."""
     busy = next((rank for rank, other in zip(nodes, others, strict=True) if not other.settled), None)
@@ -75,26 +81,37 @@ def still_written(others: Sequence[NodeStep], nodes: Sequence[int]) -> str:
 
 # -- each other node: its own disk -------------------------------------------------------------------------------------
 
+CHECK_SECONDS = 10.0
+"""Spent on checks of files in one look: a look that lasts longer shows node 0 a disk that does not answer."""
+
 
 @dataclass(slots=True)
 class _Tracked:
     fingerprint: bytes
     since: float
     polls: int = 1
+    checked: dict[FileEntry, FileEntry] = field(default_factory=dict)
+    """With what is wrong with each, once nothing changed for ``settle``."""
     step: NodeStep | None = None
-    """Once it has settled."""
+    """Once all of them are checked."""
+    odd: bool = False
+    """Its files look sound, but one has ranges that were never written, or no end to check."""
 
 
 class NodeLister:
     """Lists the checkpoints on this node's disk. Blocks; one thread at a time. ``settle``: seconds without a change
-    after which a step has settled."""
+    after which a step has settled; ``settle_weak``: the same where a file looks as if it were still being written."""
 
-    def __init__(self, layout: Layout, roots: Sequence[Path], clock: Clock, settle: float) -> None:
-        self._layout, self._roots, self._clock, self._settle = layout, roots, clock, settle
+    def __init__(self, layout: Layout, roots: Sequence[Path], clock: Clock, settle: float, settle_weak: float) -> None:
+        self._layout, self._roots, self._clock = layout, roots, clock
+        self._settle, self._settle_weak = settle, settle_weak
         self._tracked: dict[int, _Tracked] = {}
+        self._until = 0.0
+        """When this look stops to check files; the next one continues."""
 
     def look(self) -> tuple[NodeStep, ...]:
         """Raises OSError where the disk cannot be read whole."""
+        self._until = self._clock.monotonic() + CHECK_SECONDS
         steps, _, _ = without_linked(self._layout, self._roots, self._layout.steps())
         found = {step: self._step(step, steps[step]) for step in sorted(steps)}
         self._tracked = {step: tracked for step, tracked in self._tracked.items() if step in found}
@@ -112,16 +129,41 @@ class NodeLister:
             tracked = self._tracked[step] = _Tracked(mark, now)
         else:
             tracked.polls += 1
+        changed = max((s.changed_ns for s in scans), default=0) / 1e9
+        quiet = max(now - tracked.since, self._clock.wall() - changed)
         if tracked.step is None:
             files = tuple(sorted(f for s in scans for f in s.found.files if not is_temporary(f.path)))
-            changed = max((s.changed_ns for s in scans), default=0) / 1e9
-            quiet = max(now - tracked.since, self._clock.wall() - changed)
             if tracked.polls < 2 or quiet < self._settle:
                 return NodeStep(step, files)
             roots = {s.found.part.name: s.found.part.path for s in scans}
-            with sandbox.session():
-                tracked.step = NodeStep(step, tuple(_checked(f, roots[f.part]) for f in files), settled=True)
+            if not self._check(files, roots, tracked.checked):
+                return NodeStep(step, files)
+            tracked.step = NodeStep(step, tuple(tracked.checked[f] for f in files), settled=True)
+            sound = not any(f.problem for f in tracked.step.files)
+            tracked.odd = sound and any(_odd(f, roots[f.part] / f.path) for f in files)
+        if tracked.odd and quiet < self._settle_weak:
+            return replace(tracked.step, settled=False)
         return tracked.step
+
+    def _check(self, files: Sequence[FileEntry], roots: Mapping[str, Path], known: dict[FileEntry, FileEntry]) -> bool:
+        """Check the files that are not in ``known``, and add them; false if this look has no time left for all."""
+        with sandbox.session():
+            for file in files:
+                if file in known:
+                    continue
+                if self._clock.monotonic() > self._until:
+                    return False
+                known[file] = _checked(file, roots[file.part])
+        return True
+
+
+def _odd(file: FileEntry, path: Path) -> bool:
+    """As ``completeness.find_odd`` does for the files of node 0."""
+    try:
+        hole = file.size >= HOLE_FROM and has_hole(path)
+        return hole or (torch_zip.is_torch_name(path.name) and torch_zip.is_legacy(path))
+    except OSError:
+        return False  # its check says why
 
 
 def _checked(file: FileEntry, root: Path) -> FileEntry:

@@ -1,7 +1,7 @@
 """The components of one daemon, in groups by subject, and what they are built from. ``wiring`` builds them."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from podwatch.checkpoints.catalogue import Catalogue, HeldBack
 from podwatch.checkpoints.file_events import Watcher
@@ -207,3 +207,9 @@ class Components:
     @property
     def syncer(self) -> "Syncer | None":
         return self.store.syncer
+
+    @property
+    def own_disk(self) -> "OwnDisk | None":
+        """Of a node above 0 with a disk of its own."""
+        leads = self.gang is None or self.gang.leads
+        return None if leads else cast("OwnDisk | None", self.disks)

@@ -17,7 +17,6 @@ from podwatch.daemon.components import Components
 from podwatch.daemon.environment_variables import JOB_PIPE, UNDER_INIT
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
-from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
@@ -25,6 +24,7 @@ from podwatch.domain.pod_identity import grace_seconds, instance
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import PERMANENT, JobEnd, Outcome, Situation, Verdict, ended, judge, of_error, withdrawn
 from podwatch.policy.lease import LeaseAction
+from podwatch.policy.lost_saves import to_wait_for
 from podwatch.recovery.state import Phase
 from podwatch.sync.interfaces import Unstored
 from podwatch.system import procfs
@@ -189,11 +189,8 @@ class FinalSync:
             return Unstored(refused=(f"the last checkpoint ({why})",))
         parts.syncer.notify()
         left = await parts.syncer.unstored()
-        newest = max((s.step for s in sets if s.complete and not s.held), default=-1)
-        writing = [s.step for s in sets if s.step > newest and s.completeness is Completeness.WRITING]
-        if writing and waited < SETTLE_SECONDS:
-            return Unstored((*left.pending, f"the checkpoint of step {max(writing)}"), left.refused)
-        return left
+        step = to_wait_for(sets, parts.syncer.status().last_step, settled=waited >= SETTLE_SECONDS)
+        return left if step is None else Unstored((*left.pending, f"the checkpoint of step {step}"), left.refused)
 
     def _progress(self, left: Unstored, seconds: float) -> None:
         syncer = self._parts.syncer

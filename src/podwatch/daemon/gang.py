@@ -562,7 +562,10 @@ class Gang:
         local = next((f for f in findings if f.confirmed and f.verdict is Verdict.RESTART), None)
         if self.end is not None:
             if local is not None and self.end.rank == self.place.rank:
-                return tuple(findings)
+                return tuple(
+                    replace(f, evidence=(*f.evidence, *self._all_nodes(self.end))) if f is local else f
+                    for f in findings
+                )
             return (*(f for f in findings if f.verdict is not Verdict.RESTART), self._finding(self.end))
         if local is None:
             return tuple(findings)
@@ -594,8 +597,15 @@ class Gang:
             "nothing, the engine starts all nodes again",
             verdict=Verdict.RESTART,
             confirmed=True,
-            evidence=tuple(_evidence(s.report) for s in self._members_seen()),
+            evidence=self._last_steps(),
         )
+
+    def _all_nodes(self, end: GangEnd) -> tuple[Evidence, ...]:
+        """For the incident on the node that is the reason, which otherwise shows that node alone."""
+        return (Evidence("reason", end.reason, Agreement.AGREES), *self._last_steps())
+
+    def _last_steps(self) -> tuple[Evidence, ...]:
+        return tuple(_evidence(s.report) for s in self._members_seen())
 
     async def _explain(self, finding: Finding) -> None:
         self._report = replace(self._report, failure=await self._known().explain(finding))

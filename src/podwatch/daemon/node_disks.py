@@ -44,10 +44,12 @@ from podwatch.domain.node_files import (
 )
 from podwatch.journal import Journal
 from podwatch.journal.records import UploadedObject
-from podwatch.policy.gang import to_delete
+from podwatch.policy.gang import to_cancel, to_delete
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
+from podwatch.stores.base import Upload
 from podwatch.stores.credentials import Credentials, credentials_for
-from podwatch.sync.interfaces import RunIdentity
+from podwatch.stores.open_store import open_store
+from podwatch.sync.interfaces import RunIdentity, SyncStatus, features_of
 from podwatch.sync.upload import child_job as jobs
 from podwatch.system.blocking_calls import Worker
 
@@ -62,6 +64,13 @@ DELETE_AGAIN_SECONDS: Final = 600.0
 """Between two attempts to delete the same files."""
 FILES_SECONDS: Final = 30.0
 """A disk or directory that takes longer for a look has not answered."""
+MARK_SECONDS: Final = 10.0
+"""Between two requests of node 0 for a new look, also if nothing has changed on its own disk."""
+STALE_SECONDS: Final = 60.0
+"""What a node's disk showed longer ago is not known any more: longer than a look that is still answered, shorter than
+``[nodes] silence``."""
+ABANDONED_KEPT: Final = 100
+"""Abandoned uploads that the other nodes are told of: a node hears of each within seconds."""
 
 
 class OtherDisks:
@@ -80,10 +89,16 @@ class OtherDisks:
         """The listing of each node that was read last."""
         self._looked: Mapping[int, int] = {}
         """Rank -> the mark of its list."""
+        self._mark_times: dict[int, float] = {}
+        """Mark -> when it was written (monotonic): a look that carries it began later."""
+        self._looked_at: Mapping[int, float] = {}
+        """Rank -> a time (monotonic) after which its newest look began."""
         self._marked = False
         """Someone waits for looks that begin from now on."""
         self._orders = NodeOrders(gang.process, mark=int(run.clock.wall() * 1000))  # above those of a podwatch before
         self._written: NodeOrders | None = None
+        self._number = 0
+        """Of the newest order to upload."""
         self._answers: dict[int, SentFiles] = {}
         self._seen: set[int] = set()
         """Steps that were on this node's disk since it looks."""
@@ -101,6 +116,10 @@ class OtherDisks:
                 return f"node {rank} has not listed its checkpoints yet"
             if found.problem:
                 return f"node {rank} cannot list its checkpoints: {found.problem}"
+            if (at := self._looked_at.get(rank)) is None:
+                return f"node {rank} has not looked at its disk yet"
+            if self._run.clock.monotonic() - at > STALE_SECONDS:
+                return f"node {rank} has not looked at its disk for more than {STALE_SECONDS:.0f} s"
         return ""
 
     def steps(self, step: int) -> Sequence[NodeStep]:
@@ -124,12 +143,19 @@ class OtherDisks:
         paths = {rank: tuple(sorted(f"{f.part}/{f.path}" for f in wanted if f.node == rank)) for rank in ranks}
         self._asked = {rank: sum(f.size for f in wanted if f.node == rank) for rank in ranks}
         number = int(self._run.clock.wall() * 1000)  # also of a restarted podwatch: an old answer is none to this order
-        if self._orders.upload is not None:
-            number = max(number, self._orders.upload.number + 1)
+        number = self._number = max(number, self._number + 1)
         again = tuple(sorted(refused))
         upload = UploadOrder(number, asked.step, asked.save_id, self._writer_id(), digests, paths, again)
         self._answers = {}
-        self._orders = replace(self._orders, upload=upload)
+        abandoned = tuple(one for one in self._orders.abandoned if one != (asked.step, asked.save_id))
+        self._orders = replace(self._orders, upload=upload, abandoned=abandoned)
+
+    def abandon(self, step: int, save_id: str) -> None:
+        order = self._orders.upload
+        ours = order is not None and (order.step, order.save_id) == (step, save_id)
+        others = tuple(one for one in self._orders.abandoned if one != (step, save_id))
+        abandoned = (*others, (step, save_id))[-ABANDONED_KEPT:]
+        self._orders = replace(self._orders, upload=None if ours else order, abandoned=abandoned)
 
     def _writer_id(self) -> str:
         return "" if self._syncer is None else self._syncer.writer_id
@@ -147,6 +173,8 @@ class OtherDisks:
             if len(answers) < len(order.digests) and self._run.clock.monotonic() - began > ANSWER_SECONDS:
                 fix = "podwatch asks again; if this lasts, check the disks of the nodes"
                 raise RemoteError("a node does not answer when it is asked to upload", where="[nodes]", fix=fix)
+            if changed := self._changed_on(order, {rank for rank, answer in known.items() if answer.done}):
+                raise SetVoid(f"its files on node {changed} changed", where=f"step {order.step}")
             for answer in answers:
                 if answer.changed:
                     raise SetVoid(f"another node: {answer.failed}", where=f"step {order.step}")
@@ -157,6 +185,12 @@ class OtherDisks:
             if len(answers) == len(order.digests) and all(a.done for a in answers):
                 return [file for answer in answers for file in answer.files]
             await self._run.clock.sleep(LOOK_SECONDS / 2)
+
+    def _changed_on(self, order: UploadOrder, done: Collection[int]) -> int | None:
+        """The first node whose files are not those of the order any more, of those that have not sent all."""
+        lists = self._lists
+        asked = ((rank, digest) for rank, digest in order.digests.items() if rank in lists and rank not in done)
+        return next((rank for rank, digest in asked if lists[rank].of(order.step).digest != digest), None)
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
@@ -171,7 +205,7 @@ class OtherDisks:
         self._worker.close()
 
     async def _turn(self) -> None:
-        members, files, run_id = self._gang.members, self._gang.files, self._run.config.settings.run_id
+        members, run_id = self._gang.members, self._run.config.settings.run_id
         if not members:
             return
         lists, looked = dict(self._lists), dict(self._looked)
@@ -188,45 +222,64 @@ class OtherDisks:
                 looked[rank] = report.looked
         changed, self._lists = lists != self._lists, lists
         self._looked = looked  # after the lists: the catalogue asks in another thread
+        self._looked_at = {rank: self._mark_times[mark] for rank, mark in looked.items() if mark in self._mark_times}
         if changed:
             self._changed()  # a checkpoint can have become complete
-        complete, gone = self._about_steps()
-        marked, self._marked = self._marked, False
-        mark = self._orders.mark + marked
-        self._orders = replace(self._orders, mark=mark, complete=complete, gone=gone)
-        if self._orders != self._written:
-            orders = self._orders
-            data = orders_document(orders, run_id)
-            await self._worker.call(files.put, ORDERS, self._gang.process, data, timeout=FILES_SECONDS)
-            self._written = orders
+        await self._write_orders()
         if (order := self._orders.upload) is not None:
             for rank in order.digests:
-                data = await self._worker.call(files.get, SENT, members[rank], timeout=FILES_SECONDS)
+                data = await self._worker.call(self._gang.files.get, SENT, members[rank], timeout=FILES_SECONDS)
                 answer = parse_sent(data, run_id)
                 if answer is not None and answer.process == members[rank]:
                     self._answers[rank] = answer
+
+    async def _write_orders(self) -> None:
+        now = self._run.clock.monotonic()
+        due = now - max(self._mark_times.values(), default=-math.inf) >= MARK_SECONDS
+        marked, self._marked = self._marked or due, False
+        status = SyncStatus() if self._syncer is None else self._syncer.status()
+        sets = self._catalogue.sets
+        complete, gone = self._about_steps(sets, status)
+        stored = tuple(s.step for s in sets if s.step in complete and (s.step, s.save_id) in status.stored)
+        orders = self._orders = replace(
+            self._orders,
+            mark=self._orders.mark + marked,
+            complete=complete,
+            gone=gone,
+            stored=stored,
+            newest=self._newest(status),
+        )
+        if orders != self._written:
+            data = orders_document(orders, self._run.config.settings.run_id)
+            await self._worker.call(self._gang.files.put, ORDERS, self._gang.process, data, timeout=FILES_SECONDS)
+            self._written = orders
+            oldest = min(self._looked.values(), default=0)
+            times = {mark: at for mark, at in self._mark_times.items() if mark >= oldest}
+            self._mark_times = {orders.mark: now, **times}
+
+    def _newest(self, status: SyncStatus) -> int:
+        return -1 if self._syncer is None else status.newest_of.get(self._syncer.lineage, -1)
 
     def _get_list(self, process: str) -> tuple[NodeList | None, str]:
         """The list of a node, and what identifies it. Blocks."""
         data = self._gang.files.get(LIST, process)
         return parse_list(data, self._run.config.settings.run_id), hashlib.sha256(data).hexdigest()[:32]
 
-    def _about_steps(self) -> tuple[StepDigests, StepDigests]:
+    def _about_steps(self, sets: Sequence[CheckpointSet], status: SyncStatus) -> tuple[StepDigests, StepDigests]:
         """The checkpoints that are complete, and those that the others shall delete."""
         if self._catalogue.problem or self._syncer is None:
             return self._orders.complete, self._orders.gone
-        sets, lists, status = self._catalogue.sets, self._lists, self._syncer.status()
         present = {found.step for found in sets}
         self._seen |= present
         complete = {
-            found.step: {rank: one.of(found.step).digest for rank, one in lists.items()}
+            found.step: dict(enumerate(found.elsewhere, 1))  # as judged: the lists can be newer
             for found in sets
             if found.complete
         }
-        stored, newest = {step for step, _ in status.stored}, status.newest_of.get(self._syncer.lineage, -1)
+        stored = {step for step, _ in status.stored}
         if self._run.handle is None or self._run.acting:  # a start can need any of them
             return complete, {}
-        return complete, to_delete(lists.values(), present, self._seen, stored, newest)
+        return complete, to_delete(self._lists.values(), present, self._seen, stored, self._newest(status))
 
 
 class OwnDisk:
@@ -238,9 +291,10 @@ class OwnDisk:
         """``changed`` is called on the loop when node 0 has judged something."""
         self._settings, self._run, self._gang, self._deletion = settings, run, gang, deletion
         self._changed = changed
-        self._complete: StepDigests = {}
-        self._mark = 0
-        self._lister = NodeLister(run.layout, run.workspace.roots, run.clock, settings.checkpoints.settle)
+        self._orders = NodeOrders("")
+        """The newest that node 0 has written, of this attempt or an earlier one."""
+        times = settings.checkpoints
+        self._lister = NodeLister(run.layout, run.workspace.roots, run.clock, times.settle, times.settle_weak)
         self._worker, self._sending, self._directory = Worker("own disk"), Worker("own uploads"), Worker("reports")
         self._steps: tuple[NodeStep, ...] = ()
         self._upload: asyncio.Task[None] | None = None
@@ -248,6 +302,9 @@ class OwnDisk:
         self._answered: SentFiles | None = None
         self._order: UploadOrder | None = None
         self._deleting: asyncio.Task[None] | None = None
+        self._cancelling: asyncio.Task[None] | None = None
+        self._considered: object = None
+        """The orders by which unfinished uploads were cancelled last."""
         self._tried: dict[tuple[int, str], float] = {}
         """(step, digest) of deletions, and when."""
         self._listed: tuple[tuple[NodeStep, ...], str] | None = None
@@ -256,7 +313,10 @@ class OwnDisk:
     def found_complete(self, step: int, found: Sequence[PartFiles]) -> bool:
         """As ``checkpoints.completeness.FoundComplete``. In any thread."""
         files = [f for p in found if p.part.required or p.part.uploaded for f in p.files if not is_temporary(f.path)]
-        return self._complete.get(step, {}).get(self._gang.place.rank) == digest_of(files)
+        return self._is_complete(step, digest_of(files))
+
+    def _is_complete(self, step: int, digest: str) -> bool:
+        return self._orders.complete.get(step, {}).get(self._gang.place.rank) == digest
 
     async def run(self) -> None:
         """Until podwatch ends."""
@@ -265,17 +325,38 @@ class OwnDisk:
                 await self._turn()
             await self._run.clock.sleep(LOOK_SECONDS)
 
+    # -- for the pruner: what node 0 knows of the store ---------------------------------------------------------------
+
     @property
-    def reading(self) -> frozenset[int]:
-        """As ``daemon.components.Reader``: the step that is being uploaded."""
+    def uploading(self) -> frozenset[int]:
+        """The step that is being uploaded, or is not published yet."""
         order = self._order
-        return frozenset() if order is None or self._answer.failed else frozenset({order.step})
+        if order is None or self._answer.failed or order.step in self.stored:
+            return frozenset()
+        return frozenset({order.step})
+
+    @property
+    def stored(self) -> frozenset[int]:
+        """Steps whose part on this disk is of a checkpoint that is whole in the store."""
+        stored = set(self._orders.stored)
+        return frozenset(s.step for s in self._steps if s.step in stored and self._is_complete(s.step, s.digest))
+
+    @property
+    def newest_stored(self) -> int:
+        """The newest step of this lineage in the store; -1 where none is known."""
+        return self._orders.newest
+
+    async def abandon(self, step: int) -> None:
+        """Stop the upload of ``step``, which must be removed: node 0 gives it up."""
+        if self._order is not None and self._order.step == step and self._upload is not None:
+            await _ended(self._upload)
+            why = "its disk needs the space for the next save"
+            self._answer = replace(self._answer, done=False, failed=why, changed=True)
 
     async def close(self) -> None:
-        for task in (self._upload, self._deleting):
+        for task in (self._upload, self._deleting, self._cancelling):
             if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                await _ended(task)
         await self._sender.close()
         for worker in (self._worker, self._sending, self._directory):
             worker.close()
@@ -288,13 +369,14 @@ class OwnDisk:
         orders = parse_orders(data, self._settings.run_id)
         if orders is None or orders.process != leader:
             return
-        self._mark = orders.mark
-        if orders.complete != self._complete:
-            self._complete = orders.complete
+        changed, self._orders = orders.complete != self._orders.complete, orders
+        if changed:
             self._changed()
         if self._deleting is None or self._deleting.done():
             self._deleting = asyncio.create_task(self._delete(orders), name="own deletions")
         await self._obey(orders.upload)
+        if self._cancelling is None or self._cancelling.done():
+            self._cancelling = asyncio.create_task(self._cancel(orders), name="own abandoned uploads")
         if self._answer != self._answered:
             answer = self._answer
             document = sent_document(answer, self._settings.run_id)
@@ -303,7 +385,7 @@ class OwnDisk:
 
     async def _list(self) -> None:
         """Publish this node's list where it has changed."""
-        rank, process, problem, mark = self._gang.place.rank, self._gang.process, "", self._mark
+        rank, process, problem, mark = self._gang.place.rank, self._gang.process, "", self._orders.mark
         try:
             self._steps = await self._worker.call(self._lister.look, timeout=FILES_SECONDS)
         except OSError as error:  # a timeout of a hung disk too: the next look waits until this one returns
@@ -326,9 +408,10 @@ class OwnDisk:
     async def _obey(self, order: UploadOrder | None) -> None:
         if order is None or self._gang.place.rank not in order.digests or order.number == self._answer.number:
             return
+        if self._cancelling is not None and not self._cancelling.done():
+            return  # at the next turn: it can be about the same checkpoint
         if self._upload is not None:
-            self._upload.cancel()
-            await asyncio.gather(self._upload, return_exceptions=True)
+            await _ended(self._upload)
         self._order, self._answer = order, SentFiles(self._gang.process, order.number)
         self._upload = asyncio.create_task(self._send(order), name="own part")
 
@@ -349,6 +432,22 @@ class OwnDisk:
             text = str(error) or type(error).__name__
             self._answer = replace(self._answer, failed=text, changed=True)
 
+    async def _cancel(self, orders: NodeOrders) -> None:
+        """Cancel in the store what node 0 has given up, or what an earlier attempt left: unfinished parts cost. A sweep
+        finds what cannot be cancelled now."""
+        asked = None if orders.upload is None else (orders.upload.step, orders.upload.save_id)
+        if self._considered == (known := (orders.abandoned, asked, orders.newest)):
+            return
+        order = self._order
+        if order is not None and to_cancel([(order.step, order.save_id)], orders.abandoned, asked, orders.newest):
+            self._order = None
+            if self._upload is not None:
+                await _ended(self._upload)
+        begun = await self._run.journal.run(Journal.unfinished)
+        for step, save_id in to_cancel(begun, orders.abandoned, asked, orders.newest):
+            await self._sender.cancel(step, save_id)
+        self._considered = known
+
     # -- deletion -----------------------------------------------------------------------------------------------------
 
     async def _delete(self, orders: NodeOrders) -> None:
@@ -358,7 +457,7 @@ class OwnDisk:
             if not (one.settled and one.files and orders.gone.get(one.step, {}).get(rank) == one.digest):
                 continue
             key = (one.step, one.digest)
-            if one.step not in self.reading and now - self._tried.get(key, -math.inf) > DELETE_AGAIN_SECONDS:
+            if one.step not in self.uploading and now - self._tried.get(key, -math.inf) > DELETE_AGAIN_SECONDS:
                 self._tried[key] = now
                 await self._deletion.worker.call(self._remove, one)
 
@@ -425,6 +524,28 @@ class NodeSender:
             raise SetVoid("the files of this checkpoint changed while this node sent them", where=where)
         return tuple(_sent(done[f.remote]) for f in files)
 
+    async def cancel(self, step: int, save_id: str) -> None:
+        """Cancel the unfinished parts of this checkpoint in the store, and forget what was sent of it."""
+        begun = await self._run.journal.run(Journal.begun, step, save_id)
+        uploads = [Upload(one.key, one.upload) for one in begun.values() if one.upload]
+        if uploads:
+            with contextlib.suppress(PodwatchError):
+                await self._worker.call(self._cancel, uploads)
+        await self._run.journal.run(Journal.forget_save, step, save_id)
+
+    def _cancel(self, uploads: Sequence[Upload]) -> None:
+        """Blocks."""
+        url = self._settings.sync.store
+        known = features_of(self._run.journal.sync, url)
+        store = open_store(
+            url, credentials_for(self._settings), writer_id=self._identity.writer_id, connections=1, features=known
+        )
+        try:
+            for upload in uploads:
+                store.cancel_large(upload)
+        finally:
+            store.close()
+
     def _contents(self, order: UploadOrder) -> SetContents:
         """Raises HostError, OSError. Blocks."""
         found = parts_on_disk(self._run, order.step)
@@ -460,6 +581,11 @@ class NoSets:
 
     def contents(self, step: int) -> SetContents:
         raise HostError(f"node 0 judges step {step}")
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _sent(one: UploadedObject) -> SentFile:

@@ -120,7 +120,6 @@ def _disks(
     if not gang.leads:
         own = OwnDisk(settings, run, gang, deletion, checkpoints.rescans.wake)
         checkpoints.catalogue.leave_to_node_0(own.found_complete)
-        checkpoints.readers.append(own)
         return own
     others = OtherDisks(run, gang, checkpoints.catalogue, store.syncer, checkpoints.rescans.wake)
     checkpoints.catalogue.join(others)

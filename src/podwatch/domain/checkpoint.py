@@ -107,6 +107,9 @@ class CheckpointSet:
     held_as: HeldAs | None = None
     remainder: bool = False
     """It was complete and was deleted (not by podwatch): only parts outside the deleted directory are left."""
+    elsewhere: tuple[str, ...] = ()
+    """Of a complete one that is spread over several nodes: what identifies the files that each other node has of it, by
+    rank from 1 (``NodeStep.digest``)."""
 
     @property
     def complete(self) -> bool:

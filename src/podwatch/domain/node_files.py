@@ -37,6 +37,11 @@ class NodeStep:
         """Identifies the files: names, sizes and times."""
         return digest_of(self.files)
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with each file that is not whole."""
+        return tuple(f.problem for f in self.files if f.problem)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeList:
@@ -72,13 +77,17 @@ class NodeOrders:
     """Written by node 0 alone. ``process``: its own. ``complete``: the checkpoints that node 0 has found complete;
     ``gone``: those whose part it has deleted, so that the others shall delete theirs. Each as step -> rank -> digest of
     the files of that node. ``mark`` grows: a node's look at its disk that begins after it has read one shows what was
-    there after node 0 had written it."""
+    there after node 0 had written it. ``stored``: those of ``complete`` that are whole in the store; ``newest``: the
+    newest step of this lineage there, -1 for none. ``abandoned``: (step, save id) of uploads that were given up."""
 
     process: str
     mark: int = 0
     upload: UploadOrder | None = None
     complete: StepDigests = field(default_factory=dict)
     gone: StepDigests = field(default_factory=dict)
+    stored: tuple[int, ...] = ()
+    newest: int = -1
+    abandoned: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +172,9 @@ def _entry(found: Any, rank: int) -> FileEntry:
 
 def orders_document(orders: NodeOrders, run_id: str) -> bytes:
     upload = None if orders.upload is None else asdict(orders.upload)
-    steps = {"complete": orders.complete, "gone": orders.gone}
+    steps = {"complete": orders.complete, "gone": orders.gone, "stored": orders.stored, "newest": orders.newest}
     head = {"run_id": run_id, "process": orders.process, "mark": orders.mark}
-    return _bytes({**head, "upload": upload, **steps})
+    return _bytes({**head, "upload": upload, **steps, "abandoned": orders.abandoned})
 
 
 def parse_orders(data: bytes, run_id: str) -> NodeOrders | None:
@@ -176,8 +185,16 @@ def parse_orders(data: bytes, run_id: str) -> NodeOrders | None:
             {int(step): _ranks(ranks) for step, ranks in dict(doc.get(name, {})).items()}
             for name in ("complete", "gone")
         )
-        ordered = None if upload is None else _upload(upload)
-        return NodeOrders(_text(doc["process"]), _whole(doc.get("mark", 0)), ordered, complete, gone)
+        return NodeOrders(
+            _text(doc["process"]),
+            _whole(doc.get("mark", 0)),
+            None if upload is None else _upload(upload),
+            complete,
+            gone,
+            tuple(_whole(step) for step in _many(doc.get("stored", []))),
+            _signed(doc.get("newest", -1)),
+            tuple((_whole(step), _text(save_id)) for step, save_id in _many(doc.get("abandoned", []))),
+        )
     except (KeyError, TypeError, ValueError):
         return None
 

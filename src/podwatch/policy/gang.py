@@ -232,6 +232,18 @@ def to_delete(
     return gone
 
 
+def to_cancel(
+    begun: Iterable[tuple[int, str]],
+    abandoned: Collection[tuple[int, str]],
+    asked: tuple[int, str] | None,
+    newest: int,
+) -> list[tuple[int, str]]:
+    """Where each node has a disk of its own: which of a node's unfinished uploads (step, save id) will not be finished.
+    ``abandoned``: those that node 0 has given up; ``asked``: the one that it asks for; ``newest``: the newest step of
+    this lineage in the store. As ``policy.uploads.sort_begun``."""
+    return [one for one in begun if one != asked and (one in abandoned or one[0] < newest)]
+
+
 def as_job_end(end: GangEnd) -> JobEnd:
     """The end that every node of the attempt has."""
     try:

@@ -180,3 +180,14 @@ def _merge(found: list[Finding], leader: Finding, old: Finding, *absorbed: Findi
     gone = {id(f) for f in absorbed}
     found[:] = [leader if f is old else f for f in found if id(f) not in gone]
     return leader
+
+
+def to_wait_for(sets: Iterable[CheckpointSet], stored: int | None, *, settled: bool) -> int | None:
+    """The step of a checkpoint that is not complete yet, and that a finished run waits for; None if there is none.
+    ``stored``: the newest step in the store. ``settled``: nothing more will be written. Then only one counts that can
+    still be found complete: of nodes with a disk of their own, while one of the disks is not known."""
+    known = tuple(sets)
+    newest = max((s.step for s in known if s.complete and not s.held), default=-1)
+    least = max(newest, -1 if stored is None else stored) if settled else newest
+    writing = (s for s in known if s.step > least and s.completeness is Completeness.WRITING)
+    return max((s.step for s in writing if not settled or s.settles_in is not None), default=None)

@@ -148,6 +148,10 @@ class NodeUploads(Protocol):
         they are not the files of the order any more, RemoteError if a node cannot send them now."""
         ...
 
+    def abandon(self, step: int, save_id: str) -> None:
+        """Let each node cancel what it has begun to upload of this checkpoint: it will not be finished."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Unstored:

@@ -688,6 +688,8 @@ class Syncer:
         """Of an upload that will not be finished, keep nothing: no links here, and no parts in the store, which
         cost."""
         self._tally.abandoned((step, save_id))
+        if self.nodes is not None:
+            self.nodes.abandon(step, save_id)
         await self._sender.drop(step, save_id)
         begun = await self._journal.run(Journal.begun, step, save_id)
         for upload in begun.values():  # a sweep finds what cannot be cancelled now

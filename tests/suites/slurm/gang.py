@@ -1,23 +1,28 @@
 """A torchrun over all nodes of the lab as a Slurm job: ``sbatch examples/engines/slurm-nodes.sbatch``, with podwatch on
 each node, one output directory that all share, and the same ranks once more that nobody touches."""
 
+import contextlib
+import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from podwatch.simulation.pod import free_port
 from tests.suites.slurm.lab import Lab
-from tests.suites.slurm.training import GONE, PATIENCE, SlurmTraining
+from tests.suites.slurm.training import GONE, PATIENCE, SlurmTraining, ends
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
-from tests.support.nvml import NvmlWorld, build_nvml
+from tests.support.nvml import GIB, NvmlWorld, build_nvml
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "engines" / "slurm-nodes.sbatch"
 PROGRAM = Path(__file__).with_name("programs") / "gang_train.py"
+ENGINE = PROGRAM.with_name("engine.py")
 STEPS, INTERVAL = 48, 8
 TORCHRUN = str(Path(sys.executable).parent / "torchrun")
 
@@ -47,6 +52,42 @@ class UntouchedRanks:
             self._process.wait()
 
 
+class EngineMemory(threading.Thread):
+    """Shows on GPU 0 of each node what the engine there holds while it lives, as the driver does."""
+
+    def __init__(self, worlds: dict[str, NvmlWorld], control: Path) -> None:
+        super().__init__(daemon=True)
+        self._worlds, self._control, self._ended = worlds, control, threading.Event()
+        self._shown = dict.fromkeys(worlds, 0)
+
+    def run(self) -> None:
+        while not self._ended.wait(0.05):
+            for name, world in self._worlds.items():
+                used = 60 * GIB if _locked(self._control / f"engine-{name}.lock") else 0
+                if used != self._shown[name]:
+                    self._shown[name] = used
+                    with contextlib.suppress(OSError):  # the node is off, and its disk with it
+                        world.set_memory(0, used)
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+def _locked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def arguments(output: Path) -> list[str]:
     return ["--output_dir", str(output), "--steps", str(STEPS), "--interval", str(INTERVAL)]
 
@@ -64,6 +105,7 @@ class GangTraining:
         self.output = (lab.root / "disk" / name if own_disks else self.directory) / "outputs"
         self.store = B2Server(root / "b2").start()
         self.reference = UntouchedRanks(root, len(lab.nodes))
+        self._memory: EngineMemory | None = None
         self.environ = {
             "PATH": f"{Path(sys.executable).parent}:{lab.environ['PATH']}",
             "B2_ENVIRONMENT": self.store.url, "B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY,
@@ -72,13 +114,15 @@ class GangTraining:
         self.configure()
 
     def configure(self) -> None:
-        port = free_port()
-        command = [
-            "sh", "-c",
-            f'exec {TORCHRUN} --nnodes="$PODWATCH_NODE_COUNT" --node-rank="$PODWATCH_NODE_RANK" --nproc-per-node=1'
-            f' --max-restarts=0 --master-addr=127.0.0.1 --master-port={port} {PROGRAM} "$@"',
-            "torchrun", *arguments(self.output),
-        ]  # fmt: skip
+        ranks = (
+            f'{TORCHRUN} --nnodes="$PODWATCH_NODE_COUNT" --node-rank="$PODWATCH_NODE_RANK" --nproc-per-node=1'
+            f' --max-restarts=0 --master-addr=127.0.0.1 --master-port={free_port()} {PROGRAM} "$@"'
+        )
+        script = f"exec {ranks}"
+        if self._memory is not None:  # a launcher as prime-rl's: it starts both, and ignores an exit code of 0
+            here = f'"{self.control}/engine-$SLURMD_NODENAME.lock" "{self.control}/engine.$SLURMD_NODENAME"'
+            script = f"{sys.executable} -S {ENGINE} {here} & {ranks}; code=$?; kill $!; wait $!; exit $code"
+        command = ["sh", "-c", script, "torchrun", *arguments(self.output)]
         (self.directory / "podwatch.toml").write_text(f"""
 run_id = "{self.run_id}"
 state_dir = "{self.lab.root}/disk/{self.run_id}/state"
@@ -92,6 +136,9 @@ max_steps = {STEPS}
 stop_grace = "2s"
 save_grace = "2s"
 [gpu]
+poll = "0.5s"
+inference = {[] if self._memory is None else [0]}
+[inference]
 poll = "0.5s"
 [recovery]
 end_grace = "15s"
@@ -126,14 +173,24 @@ port = 0
 
     def with_gpus(self) -> dict[str, NvmlWorld]:
         """One busy GPU on each node, as NVML shows it, and a hang that counts after 10 s."""
+        worlds = self._gpus()
+        with (self.directory / "podwatch.toml").open("a") as out:
+            out.write('[hang]\nfloor = "10s"\nagree = "2s"\n')
+        return worlds
+
+    def with_engines(self) -> None:
+        """An inference server on each node, whose engine holds GPU 0."""
+        self._memory = EngineMemory(self._gpus(), self.control)
+        self._memory.start()
+        self.configure()
+
+    def _gpus(self) -> dict[str, NvmlWorld]:
         inside = self.lab.root / "disk" / "gpus"
         worlds = {name: NvmlWorld(node.disk / inside.name) for name, node in self.lab.nodes.items()}
         for world in worlds.values():
             world.set_load(0, utilization=80)
         library = build_nvml(self.directory / "lib")
         self.environ |= {**NvmlWorld.environment(worlds["n1"], library), "NVML_STANDIN": str(inside)}
-        with (self.directory / "podwatch.toml").open("a") as out:
-            out.write('[hang]\nfloor = "10s"\nagree = "2s"\n')
         return worlds
 
     # -- the job
@@ -182,6 +239,12 @@ port = 0
     podwatch = SlurmTraining.podwatch
     quick = SlurmTraining.quick
 
+    def incidents(self, node: str) -> list[dict[str, Any]]:
+        """What led to each incident on this node since it was booted, oldest first."""
+        directory = self.lab.nodes[node].disk / self.run_id / "state"
+        found = sorted(directory.rglob("incidents/*/finding.json"), key=lambda path: path.stat().st_mtime_ns)
+        return [json.loads(path.read_text()) for path in found]
+
     def wait_stored(self, step: int, job: int) -> None:
         self.wait(lambda: self.stored() >= step, f"step {step} is in the store", job)
         assert self.stored() < STEPS, "the run ended before anything happened to it"
@@ -208,5 +271,70 @@ port = 0
         )
 
     def close(self) -> None:
+        if self._memory is not None:
+            self._memory.stop()
         self.reference.close()
         self.store.stop()
+
+
+def name_of(test: str) -> str:
+    """A run's name, one for each case of a test."""
+    return re.sub(r"[^a-z0-9]+", "-", test.removeprefix("test_")).strip("-")
+
+
+# -- what happens alike on a shared directory and on disks of the nodes' own -------------------------------------------
+
+
+def a_killed_engine(run: GangTraining, root: Path, rank: int) -> None:
+    """The engine of one node gets SIGKILL while its ranks wait for the next order: its server ends with code 0, its
+    memory is free, and training lives. All nodes end, continue from the same step, and the weights are the same."""
+    lab, node = run.lab, f"n{rank + 1}"
+    run.with_engines()
+    (run.control / "hold").touch()
+    job = run.submit()
+    run.wait_stored(INTERVAL, job)
+    order = run.control / f"engine.{node}"
+    order.touch()
+    run.wait(lambda: not order.exists(), "the engine is killed", job)
+    run.wait(lambda: lab.job(job).get("Restarts") == "1", "Slurm starts the job again", job)
+    found = {name: run.incidents(name) for name in lab.nodes}
+    (run.control / "hold").unlink()
+    run.quick()
+    run.wait_completed(job)
+    said = run.said(job)
+    assert set(ends(said)) == {86}, said
+    named = re.search(rf"node {rank} \({node}\) failed: [^\"]*?(engine|inference server)[^\"]*", said)
+    assert named, said
+    assert not re.search(rf"node {1 - rank} \(n\d\) failed", said), said
+    for name, incidents in found.items():
+        assert len(incidents) == 1, f"{name}: {incidents}"
+        kinds = ("silent-death", "required-child-exited") if name == node else ("node-failed",)
+        assert incidents[0]["kind"] in kinds, incidents[0]
+        assert re.search("engine|inference server", incidents[0]["summary"])
+        assert f"node {rank} ({node}) failed" in json.dumps(incidents[0]), "it names the node"
+        shown = {one["signal"] for one in incidents[0]["evidence"]}
+        assert {"node 0 (n1)", "node 1 (n2)"} <= shown, "and shows where each one was"
+    run.finished_well(job, root)
+    first, second = (run.lives(name)[-1] for name in lab.nodes)
+    assert first["step"] == second["step"] != ""
+
+
+def a_killed_podwatch(run: GangTraining, root: Path, node: str) -> None:
+    """SIGKILL for one podwatch: its training ends with it, srun ends the other, and nothing is left on either. Slurm
+    does not rerun such a job; a new one continues."""
+    lab = run.lab
+    job = run.submit()
+    run.wait_stored(INTERVAL, job)
+    running = lab.nodes[node].processes()
+    podwatch = next((pid for pid, command in running.items() if "init.py" in command), None)
+    assert podwatch is not None, f"no podwatch on {node}: {running}"
+    os.kill(podwatch, signal.SIGKILL)
+    run.wait(lambda: lab.state(job) in ("FAILED", "PENDING"), "the job ends", job)
+    lab.wait(lab.idle, 60, "nothing is left on the nodes")
+    lab.run("scancel", str(job))
+    second = run.submit()
+    (run.control / "hold").unlink(missing_ok=True)
+    run.quick()
+    run.wait(lambda: lab.state(second) == "COMPLETED", "the next job completes", second, 180)
+    run.finished_well(second, root)
+    assert all(run.lives(name)[-1]["step"] for name in lab.nodes), "it continued"

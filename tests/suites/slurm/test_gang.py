@@ -7,13 +7,12 @@ PODWATCH_SLURM=gate runs one scenario: a killed rank. Without it all of them run
 
 import os
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.suites.slurm.gang import INTERVAL, GangTraining
+from tests.suites.slurm.gang import INTERVAL, GangTraining, a_killed_engine, a_killed_podwatch, name_of
 from tests.suites.slurm.lab import MISSING, Lab
 from tests.suites.slurm.training import ends
 
@@ -40,8 +39,7 @@ def lab(cluster: Lab) -> Lab:
 
 @pytest.fixture
 def run(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[GangTraining]:
-    name = request.node.name.removeprefix("test_").partition("[")[0].replace("_", "-")
-    made = GangTraining(lab, tmp_path, name)
+    made = GangTraining(lab, tmp_path, name_of(request.node.name))
     yield made
     lab.run("scancel", "--full", "-u", "root")
     lab.wait(lab.idle, 40, "every job is gone")
@@ -86,6 +84,12 @@ def test_a_killed_rank_of_node_0(run: GangTraining, lab: Lab, tmp_path: Path) ->
 
 
 @nightly
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_engine(run: GangTraining, tmp_path: Path, rank: int) -> None:
+    a_killed_engine(run, tmp_path, rank)
+
+
+@nightly
 def test_a_hang_names_the_node_whose_rank_stands_still(run: GangTraining, lab: Lab, tmp_path: Path) -> None:
     """The rank of node 1 stands still and its GPU idles; that of node 0 waits for it inside a collective, which keeps
     its GPU busy, as NCCL's does. Neither log shows an error."""
@@ -126,25 +130,8 @@ def test_a_node_dies(run: GangTraining, lab: Lab, tmp_path: Path, name: str) -> 
 
 @nightly
 @pytest.mark.parametrize("name", ["n1", "n2"])
-def test_podwatch_killed_on_one_node_ends_both(run: GangTraining, lab: Lab, tmp_path: Path, name: str) -> None:
-    """SIGKILL for one podwatch: its training ends with it, srun ends the other, and nothing is left on either. Slurm
-    does not rerun such a job; a new one continues."""
-    job = run.submit()
-    run.wait_stored(EARLY, job)
-    for pid, command in lab.nodes[name].processes().items():
-        if "init.py" in command:
-            os.kill(pid, signal.SIGKILL)
-            break
-    else:
-        raise AssertionError(f"no podwatch on {name}: {lab.nodes[name].processes()}")
-    run.wait(lambda: lab.state(job) in ("FAILED", "PENDING"), "the job ends", job)
-    lab.wait(lab.idle, 60, "nothing is left on the nodes")
-    lab.run("scancel", str(job))
-    second = run.submit()
-    run.quick()
-    run.wait(lambda: lab.state(second) == "COMPLETED", "the next job completes", second, 180)
-    run.finished_well(second, tmp_path)
-    assert all(run.lives(node)[-1]["step"] for node in ("n1", "n2")), "it continued"
+def test_podwatch_killed_on_one_node_ends_both(run: GangTraining, tmp_path: Path, name: str) -> None:
+    a_killed_podwatch(run, tmp_path, name)
 
 
 @nightly

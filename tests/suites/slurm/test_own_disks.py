@@ -4,15 +4,12 @@ index of each checkpoint, node 1 its shard; only together, and in the store, the
 PODWATCH_SLURM=gate runs one scenario: a killed rank. Without it all of them run (`make test-slurm`, `make nightly`).
 """
 
-import os
-import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.suites.slurm.gang import GangTraining
+from tests.suites.slurm.gang import GangTraining, a_killed_engine, a_killed_podwatch, name_of
 from tests.suites.slurm.lab import MISSING, Lab
 from tests.suites.slurm.test_gang import EARLY, cluster, codes, lab, nightly
 
@@ -23,8 +20,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.skipif(bool(MISSING), reason
 
 @pytest.fixture
 def run(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[GangTraining]:
-    name = "own-" + re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_")).strip("-")
-    made = GangTraining(lab, tmp_path, name, own_disks=True)
+    made = GangTraining(lab, tmp_path, "own-" + name_of(request.node.name), own_disks=True)
     (made.control / "hold").touch()  # training waits for what the test does
     yield made
     lab.run("scancel", "--full", "-u", "root")
@@ -58,6 +54,12 @@ def test_a_killed_rank(run: GangTraining, lab: Lab, tmp_path: Path) -> None:
 
 
 @nightly
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_engine(run: GangTraining, tmp_path: Path, rank: int) -> None:
+    a_killed_engine(run, tmp_path, rank)
+
+
+@nightly
 @pytest.mark.parametrize("name", ["n1", "n2"])
 def test_a_node_loses_its_disk(run: GangTraining, lab: Lab, tmp_path: Path, name: str) -> None:
     """Power off, and the machine comes back with an empty disk."""
@@ -75,22 +77,6 @@ def test_a_node_loses_its_disk(run: GangTraining, lab: Lab, tmp_path: Path, name
 
 @nightly
 @pytest.mark.parametrize("name", ["n1", "n2"])
-def test_podwatch_killed(run: GangTraining, lab: Lab, tmp_path: Path, name: str) -> None:
-    """SIGKILL for one podwatch, also in the middle of an upload of its part; a new job continues."""
-    job = run.submit()
-    run.wait_stored(EARLY, job)
-    for pid, command in lab.nodes[name].processes().items():
-        if "init.py" in command:
-            os.kill(pid, signal.SIGKILL)
-            break
-    else:
-        raise AssertionError(f"no podwatch on {name}: {lab.nodes[name].processes()}")
-    run.wait(lambda: lab.state(job) in ("FAILED", "PENDING"), "the job ends", job)
-    lab.wait(lab.idle, 60, "nothing is left on the nodes")
-    lab.run("scancel", str(job))
-    second = run.submit()
-    (run.control / "hold").unlink()
-    run.quick()
-    run.wait(lambda: lab.state(second) == "COMPLETED", "the next job completes", second, 180)
-    run.finished_well(second, tmp_path)
-    assert all(run.lives(node)[-1]["step"] for node in ("n1", "n2")), "it continued"
+def test_podwatch_killed(run: GangTraining, tmp_path: Path, name: str) -> None:
+    """Also in the middle of an upload of its part."""
+    a_killed_podwatch(run, tmp_path, name)

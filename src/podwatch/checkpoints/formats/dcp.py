@@ -91,23 +91,18 @@ def check(directory: Path, files: Mapping[str, Shard]) -> DcpVerdict:
     )
 
 
-_ARCHIVE, _ARCHIVE_END = b"PK\x03\x04", b"PK\x05\x06"
-_HEAD, _TAIL = 4096, 65_557
-"""Bytes: a beginning that no writer leaves all zero; the longest end of an archive."""
+_HEAD = 4096
+"""Bytes: a beginning that no writer leaves all zero."""
 
 
 def check_shard(path: Path) -> str:
-    """What is wrong with one shard, without its index; empty if nothing is seen. Finds a beginning or an end that was
-    never written, not what is between. Raises OSError."""
+    """What is wrong with one shard, without its index; empty if nothing is seen. Finds a beginning and records that
+    were never written, as ``check_records`` does with the index. Raises OSError."""
     with opened(path) as file:
         head = file.read(_HEAD)
         if head and not any(head):
             return "begins with zeros: it was never written"
-        if head.startswith(_ARCHIVE):
-            file.seek(max(0, file.seek(0, 2) - _TAIL))
-            if _ARCHIVE_END not in file.read(_TAIL):
-                return "has no end: it was not written whole"
-    return ""
+        return torch_zip.check_chain(file)
 
 
 def check_records(directory: Path, elsewhere: Collection[str] = ()) -> tuple[str, ...]:

@@ -65,6 +65,8 @@ def check_json(path: Path) -> str:
 # right mid-write. A hit means "suspect", never "bad": sparse copies and compressing filesystems have holes too, and
 # some FUSE filesystems always answer "no hole".
 
+HOLE_FROM = 64 * 1024
+"""Bytes. Smaller files have few blocks, and the check of their format sees more."""
 _ON_PURPOSE = ContextVar("sparse on purpose", default=False)
 
 

@@ -18,6 +18,8 @@ _END = b"PK\x05\x06"
 _END64 = b"PK\x06\x06"
 _MOST_ENTRIES = 300_000
 """One entry per tensor; reading more would need hundreds of megabytes."""
+_ENDS = 98
+"""Bytes of the end records that torch writes: end record, locator and short end record."""
 _LEAST = 26
 """Bytes of a header signature and an end record."""
 LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f920")
@@ -50,9 +52,9 @@ def is_legacy(path: Path) -> bool:
 def _entries(file: BinaryIO) -> int:
     """The number of entries in its end records; 0 if they are not where torch puts them."""
     size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - 98))
+    file.seek(max(0, size - _ENDS))
     tail = file.read()
-    if len(tail) == 98 and tail.startswith(_END64):
+    if len(tail) == _ENDS and tail.startswith(_END64):
         return int.from_bytes(tail[32:40], "little")
     return int.from_bytes(tail[-12:-10], "little") if tail[-22:].startswith(_END) else 0
 
@@ -99,6 +101,37 @@ def bad_records(fd: int, spans: Sequence[tuple[int, int]]) -> list[int]:
             bad.append(offset)
         head = end[22:]
     return bad
+
+
+def check_chain(file: BinaryIO) -> str:
+    """What is wrong with a file that is a sequence of ``torch.save`` archives, one directly after the other; empty if
+    nothing is, or if it neither begins nor ends as an archive. Reads a few bytes of each, backwards: the end record of
+    an archive gives the place of its beginning."""
+    fd, end = file.fileno(), file.seek(0, os.SEEK_END)
+    last = os.pread(fd, _ENDS, max(0, end - _ENDS))
+    if os.pread(fd, 4, 0) != _ZIP and not last[-22:].startswith(_END):
+        return ""
+    for _ in range(_MOST_ENTRIES):
+        begin = _beginning(last, end)
+        if begin is None or os.pread(fd, 4, begin) != _ZIP:
+            return f"has a record before byte {end} that was not written whole"
+        if begin == 0:
+            return ""
+        end, last = begin, os.pread(fd, min(_ENDS, begin), max(0, begin - _ENDS))
+    return f"has more than {_MOST_ENTRIES} records: not written by torch"
+
+
+def _beginning(tail: bytes, end: int) -> int | None:
+    """Where the archive begins whose last bytes are ``tail``, and which ends at ``end``; None if it has no end."""
+    if len(tail) < 22 or not tail[-22:].startswith(_END):
+        return None
+    if len(tail) == _ENDS and tail.startswith(_END64):
+        directory, after = (int.from_bytes(tail[at : at + 8], "little") for at in (40, 48))
+        begin = end - _ENDS - directory - after
+    else:
+        directory, after = (int.from_bytes(tail[at : at + 4], "little") for at in (-10, -6))
+        begin = end - 22 - directory - after
+    return begin if 0 <= begin < end else None
 
 
 def read_values(path: Path) -> Mapping[str, object] | None:
