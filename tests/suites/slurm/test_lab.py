@@ -84,10 +84,14 @@ def test_a_successor_runs_on_the_other_node(plain: Lab) -> None:
 
 def test_a_job_of_two_nodes_has_a_successor(plain: Lab) -> None:
     run = Successors(plain, "two-nodes", "nodes.md", "slurm-nodes.sbatch")
-    run.submit("86 86 0 0 0 0")  # the first 86 can end the other node before it has noted its start
-    plain.wait(lambda: run.jobs()[-1]["JobState"] == "COMPLETED", 60, "a successor completes")
-    assert [job["NumNodes"] for job in run.jobs()] == ["2"] * len(run.jobs())
-    assert [job["JobState"] for job in run.jobs()[:-1]] == ["FAILED"] * (len(run.jobs()) - 1) != []
+    first = run.submit("wait wait 0 0")
+    plain.wait(lambda: len(run.podwatch.starts) == 2, 60, "both nodes have their handlers for signals")
+    plain.run("scancel", "--signal=TERM", str(first))  # for the steps: both end with 86
+    plain.wait(
+        lambda: len(run.jobs()) == 2 and run.jobs()[-1]["JobState"] == "COMPLETED", 60, "the successor completes"
+    )
+    assert [(job["JobState"], job["NumNodes"]) for job in run.jobs()] == [("FAILED", "2"), ("COMPLETED", "2")]
+    assert len(run.podwatch.starts) == 4
 
 
 def test_a_typo_has_no_successor(plain: Lab) -> None:
