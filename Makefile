@@ -16,6 +16,9 @@ PARALLEL := -n 3 --dist loadfile
 # The tests start hundreds of interpreters: without byte code each of them compiles podwatch again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# For large packages, of which the tests import little: only what is imported is compiled, at its first import.
+LAZY     := --quiet --disable-pip-version-check --no-compile
+
 # One file for every supported Python, on Linux; the wheels of both processors are among the hashes.
 LOCK     := --quiet --universal --python-version 3.11 --generate-hashes --no-build --custom-compile-command 'make lock'
 
@@ -34,25 +37,28 @@ $(LINT): $(STAMP)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]'
 	@touch $@
 
+# TORCH=.venv-trainers: what needs torch uses the venv of the real trainers, which has the same torch (the gate).
+ifneq ($(TORCH),$(TRAINERS))
 $(TORCH)/.installed: pyproject.toml
 	@sh tools/make-venv $(TORCH)
-	@$(TORCH)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 numpy -e '.[test]'
+	@$(TORCH)/bin/pip install $(LAZY) torch==2.13.0 numpy -e '.[test]'
 	@touch $@
+endif
 
 $(TRAINERS)/.installed: pyproject.toml
 	@sh tools/make-venv $(TRAINERS)
-	@$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 numpy transformers==5.23.0 \
+	@$(TRAINERS)/bin/pip install $(LAZY) torch==2.13.0 numpy transformers==5.23.0 \
 	    accelerate==1.15.0 lightning==2.6.6 -e '.[test]'
 	@touch $@
 
 $(ENGINES)/.installed: pyproject.toml
 	@sh tools/make-venv $(ENGINES)
-	@$(ENGINES)/bin/pip install --quiet --disable-pip-version-check kubernetes-validate==1.37.0 \
+	@$(ENGINES)/bin/pip install $(LAZY) kubernetes-validate==1.37.0 \
 	    check-jsonschema==0.39.0 -e '.[test]'
 	@sh tools/make-venv $(ENGINES)-sky
-	@$(ENGINES)-sky/bin/pip install --quiet --disable-pip-version-check skypilot==0.14.1
+	@$(ENGINES)-sky/bin/pip install $(LAZY) skypilot==0.14.1
 	@sh tools/make-venv $(ENGINES)-dstack
-	@$(ENGINES)-dstack/bin/pip install --quiet --disable-pip-version-check dstack==0.22.5
+	@$(ENGINES)-dstack/bin/pip install $(LAZY) dstack==0.22.5
 	@touch $@
 
 setup: $(STAMP)  ## only set up .venv
@@ -63,8 +69,8 @@ demo: $(STAMP)   ## a simulated pod whose inference engine dies silently, and wh
 test: $(STAMP)   ## the default test suite
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-test-slow: $(STAMP)  ## what takes long of the same suite: many cases, many kills, many real processes
-	@$(BIN)/python -m pytest $(PARALLEL) --no-loadscope-reorder -m slow $(ARGS)
+test-slow: $(STAMP)  ## what takes long of the same suite: many cases and examples, many kills, many real processes
+	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(PARALLEL) --no-loadscope-reorder -m 'slow or hypothesis' $(ARGS)
 
 test-pythons: $(STAMP)  ## the default suite under every other supported Python found here (or PYTHONS=...)
 	@for python in $${PYTHONS:-$$(sh tools/other-pythons $(BIN)/python)}; do \
@@ -150,7 +156,7 @@ chaos: $(TORCH)/.installed  ## a real torch run under kills of every kind, its w
 	    $(TORCH)/bin/python -m pytest -q tests/suites/chaos $(ARGS)
 
 crash: $(STAMP)  ## kill -9 at N random points (default 100): make crash N=1000
-	@PODWATCH_CRASH_ROUNDS=$(CRASH) $(BIN)/python -m pytest tests -m '' -k crash --timeout 3600 $(ARGS)
+	@HYPOTHESIS_PROFILE=full PODWATCH_CRASH_ROUNDS=$(CRASH) $(BIN)/python -m pytest tests -m '' -k crash --timeout 3600 $(ARGS)
 
 hours: $(STAMP)  ## simulated healthy hours without a false restart, and as many ends and reloads of engines again: make hours HOURS=10000
 	@$(BIN)/python benchmarks/false_restarts.py --hours $(or $(HOURS),1000) --jobs 2 $(ARGS)

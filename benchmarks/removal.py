@@ -25,10 +25,10 @@ from benchmarks.measuring import Figures, parser, percentile
 from podwatch.domain.event import Event
 from podwatch.journal.journal import Journal
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
-from podwatch.retention.removal import Remover
+from podwatch.retention.carry_out_removal import Remover
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 
 LIMIT_MS = 50.0
 BEAT = 0.01

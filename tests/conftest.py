@@ -10,12 +10,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from podwatch.domain import secrets
+from tests.support.examples import examples
 
-# The same cases each time: a gate must not be green today and red tomorrow. HYPOTHESIS_PROFILE=random (or long, with
-# `make fuzz`) looks for new ones.
+# The same cases each time: a gate must not be green today and red tomorrow. HYPOTHESIS_PROFILE=full tries all of them
+# (`make test-slow`); random (or long, with `make fuzz`) looks for new ones.
 # No deadline: that would be one of the wall clock, on a machine that does other things as well.
-settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-if not os.environ.get("HYPOTHESIS_PROFILE"):
+settings.register_profile(
+    "steady", max_examples=examples(), derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+if os.environ.get("HYPOTHESIS_PROFILE", "full") == "full":
     settings.load_profile("steady")
 
 SLOW = (
@@ -38,6 +41,7 @@ SLOW = (
     "tests/cli/test_store.py",
     "tests/controller/test_controller.py",
     "tests/daemon/test_init.py",
+    "tests/e2e/test_added_store.py",
     "tests/e2e/test_artefacts.py",
     "tests/e2e/test_bad_input.py",
     "tests/e2e/test_beside.py",
@@ -47,7 +51,10 @@ SLOW = (
     "tests/e2e/test_disk_at_proportions.py",
     "tests/e2e/test_families.py",
     "tests/e2e/test_footing.py",
+    "tests/e2e/test_foreign.py",
     "tests/e2e/test_full_disk.py",
+    "tests/e2e/test_heartbeats.py",
+    "tests/e2e/test_implausible_steps.py",
     "tests/e2e/test_interrupts.py",
     "tests/e2e/test_life_judged.py",
     "tests/e2e/test_more_families.py",
@@ -107,7 +114,7 @@ SLOW = (
     "tests/sync/test_sweeping.py",
     "tests/sync/test_two_pods.py",
     "tests/sync/test_two_pods_schedules.py",
-    "tests/sync/test_upload_priority.py",
+    "tests/sync/test_cpu_priority.py",
     "tests/trainer/test_crash.py",
     "tests/trainer/test_hung_reads.py",
     "tests/trainer/test_keeper_program.py",
@@ -154,10 +161,12 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(*COLLECTIONS)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+    yield  # -m and -k leave out: the cases are chosen among the others
     most = config.getoption("--cases")
     if most:
         tests: dict[str, list[pytest.Item]] = {}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from podwatch.detection.engine import DETECTORS
+from podwatch.detection.run_detectors import DETECTORS
 from podwatch.domain.errors import ExitCode
 from podwatch.domain.finding import DEATHS, Finding, FindingKind, Severity
 from podwatch.policy.alerts import topic_of
@@ -34,7 +34,7 @@ ELSEWHERE = {
     FindingKind.CLOCK_JUMP: {"info"},
     FindingKind.SUSPENDED: {"warning"},
 }
-"""Severities that are computed, not written beside the kind: policy/backup.py, recovery/restart.py, clock_jumps.py."""
+"""Severities that are computed: policy/lost_saves.py, recovery/restart.py, clock_jumps.py."""
 RESTARTED = {*DEATHS, FindingKind.RESUMED_WRONG}
 
 README = ROOT / "README.md"

@@ -168,9 +168,9 @@ def fetch_with_podwatch(url: str, target: str, listed: str) -> tuple[float, floa
     """Seconds, and the peaks of all its processes together: RSS and PSS in MiB."""
     from podwatch.domain.manifest import ManifestFile
     from podwatch.stores.credentials import Credentials
-    from podwatch.sync.restore.child_process import FetchProcess
-    from podwatch.sync.restore.job import FetchJob
-    from podwatch.system.pinned import pin_of
+    from podwatch.sync.restore.child_job import FetchJob
+    from podwatch.sync.restore.start_child import FetchProcess
+    from podwatch.system.pinned_directories import pin_of
 
     files = tuple(
         ManifestFile(f"trainer/{name}", "trainer", size, 1, 0o644, PREFIX + name, file_id, tuple(hashes), tuple(fast))

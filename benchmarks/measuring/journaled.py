@@ -14,13 +14,13 @@ from podwatch.config.settings import Settings
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import UploadedObject
-from podwatch.policy.upload_priority import Level
+from podwatch.policy.upload_cpu_priority import Level
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.s3_credentials import S3Credentials
-from podwatch.sync.types import FEATURES
+from podwatch.sync.interfaces import FEATURES
 from podwatch.sync.upload.uploader import Sender
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
-from podwatch.system.workers import Worker
 
 BEAT = 0.02
 """Seconds: a loop like the daemon's asks to be woken this often, a hundred times as often as the real one."""
@@ -91,7 +91,7 @@ def sender_for(url: str, home: str, paths: list[Path], store: str = f"b2://{BUCK
 async def send_one(sender: Sender, home: str, paths: list[Path], save_id: str) -> dict[str, UploadedObject]:
     """All ``paths``, in one directory, as one checkpoint. Returns what is in the store then."""
     part = SimpleNamespace(part=SimpleNamespace(name="trainer", path=paths[0].parent))
-    contents = cast(Any, SimpleNamespace(set=SimpleNamespace(step=1, save_id=save_id), parts=[part]))
+    contents = cast(Any, SimpleNamespace(set=SimpleNamespace(step=1, save_id=save_id), parts=[part], files=()))
     todo = job_for(paths, f"b2://{BUCKET}", save_id, Path(home) / "lock").files
     done: dict[str, UploadedObject] = {}
     await sender.upload(contents, todo, done, lambda _: None)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.api.control import MAX_CONNECTIONS, MAX_LINE
-from tests.api.test_control import Rig
+from podwatch.api.control_socket import MAX_CONNECTIONS, MAX_LINE
+from tests.api.test_control_socket import Rig
 
 CROWDS = {
     "silent": b"",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints import completeness
+from podwatch.checkpoints import completeness_check
 from podwatch.checkpoints.catalogue import LOOK_AROUND, Catalogue
 from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts import CustomLayout, HFLayout, PrimeRLLayout
@@ -449,8 +449,10 @@ def test_unchanged_sets_are_not_judged_again(out: Path, monkeypatch: pytest.Monk
     bench = prime(out)
     bench.settle()
     looked: list[object] = []
-    real = completeness.scan_part
-    monkeypatch.setattr(completeness, "scan_part", lambda part, roots: (looked.append(part), real(part, roots))[1])
+    real = completeness_check.scan_part
+    monkeypatch.setattr(
+        completeness_check, "scan_part", lambda part, roots: (looked.append(part), real(part, roots))[1]
+    )
     monkeypatch.setattr(PrimeRLLayout, "judge", lambda *_: pytest.fail("judged again"))
     os.utime(out)  # something may have changed
     bench.poll(10)

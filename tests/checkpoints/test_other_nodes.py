@@ -21,6 +21,7 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.node_files import NodeList, NodeStep, digest_of, list_document, parse_list
 from podwatch.policy.resume import awaited
 from tests.support.checkpoints import ManualClock, dcp_operations, finish, safetensors_bytes, take
+from tests.support.examples import examples
 
 SETTLE, WEAK = 5.0, 60.0
 
@@ -215,7 +216,7 @@ def test_a_complete_one_whose_other_part_is_gone_or_changed(nodes: Nodes, tmp_pa
     assert now.save_id != before.save_id
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(random=st.randoms(use_true_random=False))
 def test_complete_only_while_every_file_is_there(tmp_path_factory: pytest.TempPathFactory, random: Random) -> None:
     """Any sequence of deletions and returns of files on both nodes."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from podwatch.checkpoints.catalogue import LOOK_AROUND, Catalogue, RunMemory
-from podwatch.checkpoints.completeness import CHECKED_DEEPER
+from podwatch.checkpoints.completeness_check import CHECKED_DEEPER
 from podwatch.checkpoints.formats.torch_zip import LEGACY_MAGIC
 from podwatch.checkpoints.layouts import CustomLayout, PrimeRLLayout
 from podwatch.checkpoints.reboot_check import NoMemory, RebootCheck
@@ -331,7 +331,7 @@ def test_a_trainer_that_saves_something_else_now_is_learned_anew(out: Path) -> N
 
 
 def test_leases_delay_a_set_without_a_marker(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podwatch.checkpoints.completeness.held_open", told)
+    monkeypatch.setattr("podwatch.checkpoints.completeness_check.held_open", told)
     directory = write_custom(out, 5)
     bench = Bench(custom(out), leases=True)
     with (directory / "data.raw").open("r+b"):

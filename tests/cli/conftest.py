@@ -2,10 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import warm
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +19,7 @@ class Machine:
         self.runtime = directory / "run"
         self.runtime.mkdir()
         (directory / "cwd").mkdir()
-        self.daemons: list[subprocess.Popen[str]] = []
+        self.daemons: list[warm.Started] = []
         self.env = {
             "PATH": os.environ["PATH"],
             "HOME": str(directory),
@@ -28,26 +29,25 @@ class Machine:
             "LC_ALL": "C.UTF-8",
         }
 
-    def daemon(self, state: str = "running", *, name: str = "") -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cli.fake_daemon", str(self.runtime), state],
-            stdout=subprocess.PIPE, text=True, cwd=ROOT, env=self.env,
-        )  # fmt: skip
-        self.daemons.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    def daemon(self, state: str = "running") -> warm.Started:
+        reader, writer = os.pipe()
+        with os.fdopen(reader) as said, os.fdopen(writer, "w") as out, Path(os.devnull).open() as nothing:
+            streams = [nothing.fileno(), out.fileno(), 2]
+            process = warm.start(
+                "tests.cli.fake_daemon", [str(self.runtime), state], cwd=ROOT, env=self.env, streams=streams
+            )
+            self.daemons.append(process)
+            out.close()
+            assert said.readline() == "ready\n"
         return process
 
     def podwatch(self, *arguments: str, **extra_env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "podwatch", *arguments],
-            capture_output=True, text=True, timeout=150, cwd=self.directory / "cwd", env={**self.env, **extra_env},
-        )  # fmt: skip
+        return warm.podwatch(*arguments, cwd=self.directory / "cwd", env={**self.env, **extra_env})
 
     def end(self) -> None:
         for process in self.daemons:
             process.kill()
-            process.communicate()
+            process.wait()
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.api.control import ControlServer
-from podwatch.api.http import HttpServer
-from podwatch.client.discover import CONTROL, SNAPSHOT, own_endpoint, write_document, write_endpoint
+from podwatch.api.control_socket import ControlServer
+from podwatch.api.http_endpoints import HttpServer
+from podwatch.client.find_daemon import CONTROL, SNAPSHOT, own_endpoint, write_document, write_endpoint
 from podwatch.domain.errors import Busy
 from podwatch.domain.event import Event, EventName
-from podwatch.reporting.documents import event_document, incident_document
+from podwatch.reporting.daemon_view import DaemonView
+from podwatch.reporting.json_documents import event_document, incident_document
 from podwatch.reporting.status import build_status
-from podwatch.reporting.view import DaemonView
 from tests.reporting import views
 
 
@@ -109,5 +109,9 @@ async def serve(root: Path, state: str) -> None:
     await asyncio.Event().wait()
 
 
-if __name__ == "__main__":
+def main() -> None:
     asyncio.run(serve(Path(sys.argv[1]), sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

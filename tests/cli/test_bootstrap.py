@@ -377,7 +377,7 @@ def test_a_second_call_continues_with_what_is_here(pods: Pods) -> None:
 
 def test_a_key_that_can_only_read(pods: Pods, tmp_path: Path) -> None:
     from podwatch.stores.credentials import Credentials
-    from podwatch.stores.open import open_store
+    from podwatch.stores.open_store import open_store
 
     with B2Server(tmp_path / "b2") as server:
         server.add_key("readonly00001", "its-secret-value", capabilities=["listBuckets", "listFiles", "readFiles"])

@@ -10,7 +10,7 @@ from podwatch.daemon.components import LEARNED
 from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.journal.journal import Journal
-from podwatch.policy.accounting import LEDGER_KEY, Ledger, Loss, Use, to_dict
+from podwatch.policy.time_ledger import LEDGER_KEY, Ledger, Loss, Use, to_dict
 
 MB = 1_000_000
 

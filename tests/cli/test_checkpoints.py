@@ -11,7 +11,7 @@ from podwatch.daemon import held_back_findings
 from podwatch.domain.run import EarlierSave, Lineage, RunRecord
 from podwatch.journal import save_run_record
 from podwatch.journal.journal import Journal
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.cli.test_restore import (
     stored,  # noqa: F401 - a fixture
     write_config,

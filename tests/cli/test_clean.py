@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.cli import strays
-from podwatch.domain.policy import Policies, RestartPolicy
+from podwatch.cli import stray_gpu_processes
+from podwatch.domain.thresholds import Policies, RestartPolicy
 from podwatch.journal import Journal
 from podwatch.system.procfs import identify
 from tests.e2e.conftest import make_rig, nvml_library, rig  # noqa: F401 - fixtures
 from tests.recovery.conftest import quick_dir, world  # noqa: F401 - fixtures
+from tests.support import warm
 from tests.support.asking import running, status
 from tests.support.recovery_world import Podwatch, Store, World
 from tests.support.rig import Rig
@@ -48,16 +49,14 @@ def pod(tmp_path: Path) -> tuple[Path, Path]:
 
 def podwatch(config: Path, *arguments: str, answer: str | None = None) -> subprocess.CompletedProcess[str]:
     """``answer``: typed on a terminal."""
-    command = [sys.executable, "-m", "podwatch", "-c", str(config), *arguments]
+    command = ("-c", str(config), *arguments)
     environ = {**os.environ, "PODWATCH_RUNTIME_DIR": str(config.parent / "run")}
     if answer is None:
-        return subprocess.run(
-            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=150
-        )
+        return warm.podwatch(*command, env=environ)
     master, slave = pty.openpty()
     os.write(master, f"{answer}\n".encode())
     try:
-        return subprocess.run(command, env=environ, stdin=slave, capture_output=True, text=True, timeout=150)
+        return warm.podwatch(*command, env=environ, stdin=slave)
     finally:
         os.close(master)
         os.close(slave)
@@ -93,7 +92,7 @@ def test_without_a_daemon_everything_is_set_aside_and_comes_back(tmp_path: Path)
 
 async def test_what_the_store_holds_of_the_old_line_is_not_fetched_again(world: World) -> None:  # noqa: F811
     """Also where nothing was ever started here: sets from before podwatch, and a store that knows the run."""
-    from podwatch.domain.stored import StoredSave
+    from podwatch.domain.stored_checkpoint import StoredSave
     from podwatch.recovery import Phase
     from podwatch.recovery.clean import clean_alone
 
@@ -214,7 +213,7 @@ def in_the_pod(cards: list[str], tmp_path: Path, body: str) -> str:
 import os, subprocess, sys
 from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
-from podwatch.cli import strays
+from podwatch.cli import stray_gpu_processes as strays
 from podwatch.config.settings import Settings
 settings = Settings.model_validate({{"run_id": "r", "state_dir": Path({str(tmp_path)!r}) / "state",
                     "trainer": {{"output_dir": {str(tmp_path / "out")!r}}}, "gpu": {{"inference": [6]}}}})
@@ -302,7 +301,7 @@ def test_a_session_whose_number_is_another_processs_by_now_makes_no_leftover(car
         """
 from podwatch.system.procfs import identify
 from podwatch.trainer.keeper_client import KeeperRecord
-import podwatch.cli.strays as module
+import podwatch.cli.stray_gpu_processes as module
 stranger = subprocess.Popen([sys.executable, "-c", HOLD, "mild"], stdout=subprocess.PIPE, text=True,
                             start_new_session=True)
 started.append(stranger)
@@ -355,8 +354,10 @@ def test_a_successor_with_the_same_pid_is_never_ended() -> None:
         identity = identify(process.pid)
         assert identity is not None
         older = type(identity)(identity.pid, identity.start_ticks - 1, identity.boot_id, identity.pid_namespace)
-        stray = strays.Stray(older, "root", time.time(), "sleep", (0,), True, "does not belong to this run", False)
-        assert strays.end([stray], term=0.1) == {stray: "had already ended"}
+        stray = stray_gpu_processes.Stray(
+            older, "root", time.time(), "sleep", (0,), True, "does not belong to this run", False
+        )
+        assert stray_gpu_processes.end([stray], term=0.1) == {stray: "had already ended"}
         assert process.poll() is None
     finally:
         process.send_signal(signal.SIGKILL)

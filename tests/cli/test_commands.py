@@ -187,7 +187,7 @@ def test_logs_print_the_end_and_follow_a_rotation(machine):
     log.write_text("".join(f"line {n}\n" for n in range(200)))
     run = machine.runtime / "r"
     run.mkdir()
-    from podwatch.client.discover import Endpoint, write_document, write_endpoint
+    from podwatch.client.find_daemon import Endpoint, write_document, write_endpoint
 
     write_endpoint(run, Endpoint("r", 1, stopped_wall=time.time()))
     write_document(run / "status.json", {"training": {"log_path": str(log)}})

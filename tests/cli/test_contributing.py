@@ -13,13 +13,13 @@ import pytest
 from podwatch.detection.base import Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress
-from podwatch.domain.policy import Policies
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import HostSample, SensorState, Snapshot, observed
+from podwatch.domain.thresholds import Policies
 from podwatch.reporting.notify import NotSent
 from podwatch.sensors.log_tail import StepLine, StepLines, clean
 from podwatch.system.clock import SystemClock
-from podwatch.trainer.roles import Roles
+from podwatch.trainer.process_roles import Roles
 from tests.cli.conftest import ROOT, Machine
 from tests.sensors.waiting import until
 from tests.support.package import PAGE, examples
@@ -46,7 +46,7 @@ def test_every_name_is_in_the_file_that_is_said_to_hold_it() -> None:
     for name, file in pairs:
         assert re.search(rf"\b{name}\b", file_of(file).read_text()), (name, file)
     for name in ("parse_store_url", "open_store", "load"):
-        assert f"def {name}(" in file_of("stores/open.py").read_text()
+        assert f"def {name}(" in file_of("stores/open_store.py").read_text()
 
 
 @pytest.fixture

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.cli import detect
-from podwatch.cli.assumed import Given, assume
+from podwatch.cli import detect_machine
 from podwatch.cli.common import Where
+from podwatch.cli.job_assumptions import Given, assume
 from podwatch.config.loading import load_settings
 from podwatch.domain.errors import UsageError
 
-GPUS = (detect.Gpu(0, "H100", 0, 1, "GPU-a"), detect.Gpu(1, "H100", 0, 1, "GPU-b"))
+GPUS = (detect_machine.Gpu(0, "H100", 0, 1, "GPU-a"), detect_machine.Gpu(1, "H100", 0, 1, "GPU-b"))
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(detect, "find_gpus", lambda: (GPUS, ""))
+    monkeypatch.setattr(detect_machine, "find_gpus", lambda: (GPUS, ""))
     return tmp_path
 
 

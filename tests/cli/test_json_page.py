@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from podwatch.cli import controller, evaluation, hooks, wait
+from podwatch.cli import controller, evaluation, hooks, training
 from podwatch.config.loading import load_text
 from podwatch.controller.loop import Look
 from podwatch.daemon.commands import Commands
 from podwatch.domain.errors import ExitCode, RemoteError
-from podwatch.hooks import child
-from podwatch.hooks.runner import HookLine
+from podwatch.hooks import start_child
+from podwatch.hooks.hook_runner import HookLine
 from podwatch.policy.bootstrap import StartFile, StartRecord
 from podwatch.policy.evaluation import Result
 from podwatch.policy.exit_code import Blame, Outcome, Verdict
@@ -54,8 +54,8 @@ def names(document: Any, free: tuple[str, ...] = FREE) -> set[str]:
 
 def test_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     end = Verdict(ExitCode.DO_NOT_RUN, Outcome.GAVE_UP, "The command fails.", Blame.COMMAND).to_dict()
-    monkeypatch.setattr(wait, "ask_status", lambda *_: {"running": True, "run_id": "r", "end": end})
-    done = CliRunner().invoke(wait.command, ["--json"])
+    monkeypatch.setattr(training, "ask_status", lambda *_: {"running": True, "run_id": "r", "end": end})
+    done = CliRunner().invoke(training.wait, ["--json"])
     assert names(json.loads(done.stdout)) == promised("wait --json")
     assert done.exit_code == ExitCode.DO_NOT_RUN
 
@@ -76,13 +76,13 @@ def test_hooks_list(config: Path) -> None:
     told: list[Any] = []
     desk = SimpleNamespace(clock=SimpleNamespace(wall=lambda: 1.0), emit=told.append)
     line = HookLine(hook, desk)  # type: ignore[arg-type]
-    line._report(Occasion("checkpoint", "checkpoint:1", 1.0, step=1), child.Result(3), 1, None)
+    line._report(Occasion("checkpoint", "checkpoint:1", 1.0, step=1), start_child.Result(3), 1, None)
     document = hooks._document(hook, {"failures": 1, "last": dict(line._last)})
     assert names({"hooks": [document]}) == promised("hooks list --json")
     assert document["last"]["exit_code"] == told[0].fields["exit_code"] == 3
     done = CliRunner().invoke(hooks.command, ["list", "-c", str(config), "--json"])
     assert json.loads(done.stdout)["hooks"] == [{**document, "failures": 0, "last": None}]
-    line._report(Occasion("checkpoint", "checkpoint:1", 1.0, step=1), child.Result(3), 1, 10.0)
+    line._report(Occasion("checkpoint", "checkpoint:1", 1.0, step=1), start_child.Result(3), 1, 10.0)
     assert line._last["retry_in_seconds"] == 10.0
     assert "retry_in_seconds" in note("hooks list --json")
 

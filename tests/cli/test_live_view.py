@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.client.status_screen import render
-from podwatch.client.text import fit, repaint
+from podwatch.client.terminal_text import fit, repaint
 from podwatch.reporting.status import build_status
 from tests.reporting import views
 from tests.support.ptys import Screen

@@ -94,6 +94,7 @@ def test_relative_paths_mean_the_directory_in_which_the_command_was_typed(tmp_pa
 def launches() -> list[tuple[str, list[str]]]:
     """Each list or tuple in our sources that begins a Python of ours: where, and its first words."""
     found = []
+    pythons = ("sys.executable", "self._python", "self._plan.python", "python")
     source = Path(podwatch.__file__).parent
     for file in source.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -101,7 +102,7 @@ def launches() -> list[tuple[str, list[str]]]:
             if isinstance(node, ast.Call):
                 words = node.args
             for position, word in enumerate(words):
-                if ast.unparse(word) in ("sys.executable", "self._python", "self._plan.python", "python"):
+                if isinstance(word, ast.Name | ast.Attribute) and ast.unparse(word) in pythons:
                     rest = [ast.unparse(w).strip("'\"") for w in words[position + 1 :]]
                     if rest and rest[0].startswith("-"):
                         found.append((f"{file.relative_to(source)}:{node.lineno}", rest))
@@ -112,6 +113,6 @@ def test_every_python_that_we_start_leaves_the_current_directory_out() -> None:
     """-I implies -P. The simulated trainers of the demo are scripts: their own directory comes first."""
     found = launches()
     assert len(found) >= 9, found
-    simulated = ("simulation/launcher.py", "simulation/processes.py")
+    simulated = ("simulation/simulated_rl.py", "simulation/processes.py")
     wrong = [f for f in found if f[1][0] not in ("-I", "-P") and not f[0].startswith(simulated)]
     assert wrong == []

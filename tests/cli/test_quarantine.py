@@ -1,17 +1,17 @@
 """``podwatch quarantine`` without a daemon: list what a restart set aside, and put it back."""
 
+import os
 import subprocess
-import sys
 from pathlib import Path
 
 from podwatch.domain.run import Intent, IntentKind
 from podwatch.recovery import quarantine
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
+from tests.support import warm
 
 
 def podwatch(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "podwatch", "-c", str(config), "quarantine", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=150)
+    return warm.podwatch("-c", str(config), "quarantine", *arguments, env=os.environ)
 
 
 def test_what_was_set_aside_is_listed_and_comes_back(tmp_path: Path) -> None:

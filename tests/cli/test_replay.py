@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from podwatch.cli.root import cli
-from podwatch.detection.engine import advance, initial
+from podwatch.detection.run_detectors import advance, initial
 from podwatch.domain.errors import HostError, UsageError
-from podwatch.domain.policy import DetectionPolicy, Policies
 from podwatch.domain.snapshot import Snapshot
+from podwatch.domain.thresholds import DetectionPolicy, Policies
 from podwatch.recording.format import Header, SegmentWriter, write_recording
 from tests.support.pods.deaths import engine_dies
 from tests.support.pods.healthy import Run
@@ -61,7 +61,7 @@ def document(*arguments: object) -> dict[str, object]:
 
 
 def died(found: dict[str, object]) -> list[float]:
-    from podwatch.client.format import from_rfc3339
+    from podwatch.client.times_and_sizes import from_rfc3339
 
     times = [from_rfc3339(t) for t in found["would_restart_at"]]  # type: ignore[attr-defined]
     return [t - WALL - BEGIN for t in times if t is not None]

@@ -7,14 +7,14 @@ import pytest
 
 from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.layouts import make_layout
-from podwatch.client.discover import own_endpoint, write_endpoint
+from podwatch.client.find_daemon import own_endpoint, write_endpoint
 from podwatch.config.settings import Settings
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.run import Lineage, RunRecord
 from podwatch.journal import load_run_record, save_run_record
 from podwatch.stores.local import LocalStore
 from podwatch.system.clock import SystemClock
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.support.put_file import put_file
 
 PART_SIZE = 5_000_000

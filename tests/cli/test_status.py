@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from podwatch.client.discover import Endpoint, own_endpoint, write_document, write_endpoint
+from podwatch.client.find_daemon import Endpoint, own_endpoint, write_document, write_endpoint
 from podwatch.reporting.status import build_status
 from tests.reporting import views
 from tests.support.pod import eventually

@@ -22,7 +22,8 @@ from podwatch.policy.uninstall import KeptFile, StoredFile, is_stored
 from podwatch.recovery import quarantine
 from podwatch.stores.local import LocalStore
 from podwatch.system.files import FileLock
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
+from tests.support import warm
 from tests.support.put_file import put_file
 from tests.support.stored_set import NOW, point
 
@@ -86,10 +87,7 @@ class Pod:
         master, slave = pty.openpty()
         os.write(master, typed.encode())
         try:
-            ended = subprocess.run(
-                [sys.executable, "-m", "podwatch", *line],
-                env=environ, stdin=slave, capture_output=True, text=True, timeout=150,
-            )  # fmt: skip
+            ended = warm.podwatch(*line, env=environ, stdin=slave)
         finally:
             os.close(master)
             os.close(slave)

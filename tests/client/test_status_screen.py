@@ -11,7 +11,7 @@ import pytest
 
 from podwatch.client.status_screen import plugin_line, render, rows
 from podwatch.client.status_verdict import verdict
-from podwatch.client.text import CUT, EMPTY, FULL, columns_of, encodable
+from podwatch.client.terminal_text import CUT, EMPTY, FULL, columns_of, encodable
 from podwatch.reporting.status import build_status
 from tests.reporting import views
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from podwatch.cli.config import config
-from podwatch.cli.detect import (
+from podwatch.cli.detect_machine import (
     Gpu,
     gpu_split,
     layout_of,
@@ -101,7 +101,7 @@ def test_init_never_overwrites_without_force(tmp_path: Path) -> None:
 
 
 def test_init_without_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podwatch.cli.detect.find_trainers", lambda: ())
+    monkeypatch.setattr("podwatch.cli.detect_machine.find_trainers", lambda: ())
     monkeypatch.chdir(tmp_path)
     result = run("init")
     assert result.exit_code == 0, result.output
@@ -110,7 +110,7 @@ def test_init_without_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_search_sees_the_process_and_only_its_top(trainer: "subprocess.Popen[bytes]") -> None:
-    from podwatch.cli.detect import find_trainers
+    from podwatch.cli.detect_machine import find_trainers
 
     deadline = time.monotonic() + 60
     while trainer.pid not in dict(find_trainers()):
@@ -301,7 +301,7 @@ def sleeper(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
 def test_init_writes_what_matters_and_full_writes_all(
     sleeper: "subprocess.Popen[bytes]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("podwatch.cli.detect.find_gpus", lambda: (gpus(4), ""))
+    monkeypatch.setattr("podwatch.cli.detect_machine.find_gpus", lambda: (gpus(4), ""))
     brief, full = tmp_path / "brief.toml", tmp_path / "full.toml"
     assert run("init", "-o", str(brief), "--pid", str(sleeper.pid)).exit_code == 0
     assert run("init", "-o", str(full), "--pid", str(sleeper.pid), "--full").exit_code == 0

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.config.explain import mask_argv, render_reference, render_toml, to_json, to_toml
-from podwatch.config.keys import known_keys, walk
 from podwatch.config.loading import load_text
+from podwatch.config.setting_names import known_keys, walk
+from tests.support.examples import examples
 
 MINIMAL = 'run_id = "r1"\n[trainer]\noutput_dir = "/data/out"\n'
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -61,7 +62,7 @@ def test_argv_masks_the_value_only() -> None:
     assert mask_argv(["x", "--api-key", "v", "--flag", "KEY=v"]) == ["x", "--api-key", "***", "--flag", "KEY=***"]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.dictionaries(st.text(max_size=5), st.lists(st.text())))
 def test_toml_literals_are_toml(value: dict[str, list[str]]) -> None:
     def whole(text: str) -> str:

@@ -3,11 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.config.keys import looks_secret
 from podwatch.config.loading import changes_needing_restart, find_file, load_settings, load_text
 from podwatch.config.problems import ConfigurationProblems
-from podwatch.config.section import Section, settings_of
+from podwatch.config.section_base import Section, settings_of
+from podwatch.config.setting_names import looks_secret
 from podwatch.domain.errors import ConfigurationError, ExitCode
+from podwatch.system.open_by_descriptor import as_user
 
 MINIMAL = 'run_id = "r1"\n[trainer]\noutput_dir = "/data/out"\n'
 
@@ -245,6 +246,16 @@ def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> N
     file = write(tmp_path / "p.toml", MINIMAL, mode)
     with pytest.raises(ConfigurationError, match=f"chmod go-w {file}"):
         load_settings(file, environ={})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acting as another user needs root")
+def test_a_named_file_below_a_closed_directory_is_a_permission_error_with_its_fix(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o700)
+    file = write(tmp_path / "closed" / "p.toml", MINIMAL)
+    with as_user(61_018), pytest.raises(ConfigurationError, match="Permission denied: cannot read") as caught:
+        find_file(file, environ={})
+    assert caught.value.where == str(file)
+    assert "enter every directory" in caught.value.fix
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="chown needs root")

@@ -14,21 +14,22 @@ from podwatch.config.units import (
     parse_ratio,
     parse_size,
 )
+from tests.support.examples import examples
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.floats(min_value=0, max_value=1e9, allow_nan=False))
 def test_durations_come_back_exactly(seconds: float) -> None:
     assert parse_duration(format_duration(seconds)) == seconds
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.integers(min_value=0, max_value=1 << 60))
 def test_sizes_come_back_exactly(size: int) -> None:
     assert parse_size(exact_size(size)) == size
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.floats(min_value=0, max_value=1, allow_nan=False))
 def test_ratios_come_back_exactly(ratio: float) -> None:
     assert parse_ratio(format_ratio(ratio)) == ratio

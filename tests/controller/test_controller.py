@@ -23,7 +23,7 @@ from podwatch.policy.replacement import Action
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
-from podwatch.stores.open import open_store
+from podwatch.stores.open_store import open_store
 from podwatch.stores.s3 import S3Store
 from podwatch.stores.s3_credentials import S3Credentials
 from tests.support import provider_commands

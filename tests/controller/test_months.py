@@ -70,10 +70,11 @@ def test_spending_above_a_cap_is_found_to_the_second() -> None:
 
 
 def test_a_controller_that_keeps_no_money_for_late_looks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podwatch.policy.replacement.LOOK_MARGIN_SECONDS", -3600.0)
+    for module in ("rented_machines", "replacement"):
+        monkeypatch.setattr(f"podwatch.policy.{module}.LOOK_MARGIN_SECONDS", -3600.0)
     kinds = Kinds(faults=0.0, every=60.0, deaths=("gone",))
     rules = {"max_spend_total": 4.0}
-    done = [play(seed, hours=14.0, rules=rules, finishes=False, kinds=kinds) for seed in range(3)]
+    done = (play(seed, hours=14.0, rules=rules, finishes=False, kinds=kinds) for seed in range(3))
     assert any("of max_spend_total 4.00" in problem for one in done for problem in one.problems)
 
 
@@ -89,5 +90,6 @@ def test_a_pod_that_an_outage_of_the_store_kept_silent_is_not_replaced(seed: int
 
 
 def test_a_controller_that_trusts_its_first_look_after_an_outage_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podwatch.policy.replacement.WATCHED_SECONDS", 0.0)
+    for module in ("rented_machines", "replacement"):
+        monkeypatch.setattr(f"podwatch.policy.{module}.WATCHED_SECONDS", 0.0)
     assert any("although pod-1 trains" in problem for seed in range(3) for problem in after_an_outage(seed))

@@ -13,7 +13,7 @@ from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.snapshot import Reading, SensorState, Supervision, TrainerSample, observed, unobserved
 from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.policy.uploads import Outcome, Tally
-from podwatch.sync.types import SyncStatus, UploadPace
+from podwatch.sync.interfaces import SyncStatus, UploadPace
 
 
 def test_a_restart_by_init_after_a_freeze_is_a_warning_for_ten_minutes() -> None:

@@ -13,8 +13,8 @@ from podwatch.checkpoints.layouts.base import Site
 from podwatch.daemon.checkpoint_loop import KEPT, Announced, CheckpointLoop, Rescans
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.event import Event
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
-from podwatch.system.workers import Worker
 from tests.support.layout_makers import run
 from tests.support.layout_makers.core import TRACKER, verl_fsdp
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from podwatch.config.settings import NodesSettings
 from podwatch.daemon.gang import READ_AT_ONCE, Gang, GangFiles, NodeHere
+from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.gang import GangEnd, GangRecord, NodeFailure, Place
-from podwatch.domain.verdict import Host
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.gang import ECHO_SECONDS
 from podwatch.policy.restart import LOG_LINES_KEPT
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.support.clock import ManualClock
 
 NODES = NodesSettings(wait=20.0, silence=10.0)

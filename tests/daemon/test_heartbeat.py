@@ -9,12 +9,12 @@ import pytest
 
 from podwatch.daemon.status_view import heartbeat_fields
 from podwatch.detection.learned import Learned
-from podwatch.domain.instance import Instance
 from podwatch.domain.lease import Claim, HolderState, Pod, parse_sign, sign_document
+from podwatch.domain.pod_identity import Instance
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.run_check import Evidence, Limits, judge, parse_beat
 from podwatch.recovery.state import Phase
-from podwatch.reporting.view import DaemonView
+from podwatch.reporting.daemon_view import DaemonView
 from tests.reporting import views
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schema/heartbeat.schema.json").read_text())

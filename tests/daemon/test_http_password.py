@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.config.settings import HttpSettings
-from podwatch.daemon.configuration import http_password
+from podwatch.daemon.settings_in_force import http_password
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import scrub
 

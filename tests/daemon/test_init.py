@@ -281,8 +281,8 @@ def test_pid_one_tells_the_daemon_first_then_training(box: Box) -> None:
 
 def _detach(box: Box, body: str) -> "subprocess.CompletedProcess[str]":
     code = (
-        "import sys; from pathlib import Path; from podwatch.daemon import init\n"
-        "r = Path(sys.argv[1]); sys.exit(init.main(sys.argv[2:], detach=True, log_path=r / 'l' / 'log', run_dir=r))"
+        "import sys; from pathlib import Path; from podwatch.daemon.entry import start_init\n"
+        "r = Path(sys.argv[1]); sys.exit(start_init(sys.argv[2:], detach=True, log_path=r / 'l' / 'log', run_dir=r))"
     )
     command = [sys.executable, "-c", code, str(box.root), *box.daemon(body)]
     return subprocess.run(command, capture_output=True, text=True, timeout=40)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from podwatch.config.keys import known_keys
+from podwatch.config.setting_names import known_keys
 from podwatch.config.settings import Settings
-from podwatch.daemon import store as store_module
-from podwatch.daemon.configuration import policies_from, waits_for_restart
+from podwatch.daemon import store_wiring as store_module
+from podwatch.daemon.settings_in_force import policies_from, waits_for_restart
 from podwatch.daemon.shutdown import briefly, end_tasks
-from podwatch.daemon.store import StoreRestore
-from podwatch.system.workers import Worker
+from podwatch.daemon.store_wiring import StoreRestore
+from podwatch.system.blocking_calls import Worker
 
 
 async def test_a_task_that_swallows_a_cancellation_is_ended_all_the_same() -> None:
@@ -68,7 +68,7 @@ def test_a_hung_disk_does_not_hold_the_exit() -> None:
     code = """
 import asyncio, time
 from podwatch.daemon.shutdown import briefly
-from podwatch.system.workers import Worker
+from podwatch.system.blocking_calls import Worker
 async def main():
     await briefly(Worker("disk").call(time.sleep, 600), 0.05)
 asyncio.run(main())

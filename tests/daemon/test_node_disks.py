@@ -22,11 +22,11 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.gang import Place
 from podwatch.domain.manifest import Manifest
 from podwatch.journal.async_journal import AsyncJournal
-from podwatch.retention.removal import Remover
+from podwatch.retention.carry_out_removal import Remover
 from podwatch.sync.syncer import Syncer
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.daemon.test_gang import Node
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.checkpoints import dcp_files
@@ -198,6 +198,7 @@ async def test_an_old_list_of_a_node_is_no_evidence(pair: Pair) -> None:
     await pair.looks_until(lambda: pair.stored(10))
 
 
+@pytest.mark.slow
 async def test_a_node_that_has_lost_its_part(pair: Pair) -> None:
     """Its disk is new: this checkpoint lacks what the last one had of it, although the index does not name it."""
     pair.save(5)
@@ -210,6 +211,7 @@ async def test_a_node_that_has_lost_its_part(pair: Pair) -> None:
     assert pair.stored(5)
 
 
+@pytest.mark.slow
 async def test_a_part_that_changes_during_the_upload_voids_it(pair: Pair) -> None:
     """Node 1 writes its part again with the same size: the store never names a mixture."""
     pair.save(5)
@@ -228,6 +230,7 @@ async def test_a_part_that_changes_during_the_upload_voids_it(pair: Pair) -> Non
     assert pair.first.violations() == []
 
 
+@pytest.mark.slow
 async def test_a_node_that_restarts_sends_nothing_again(pair: Pair) -> None:
     pair.save(5)
     await pair.looks_until(lambda: pair.stored(5))
@@ -248,6 +251,7 @@ async def test_a_node_that_restarts_sends_nothing_again(pair: Pair) -> None:
     assert [e for e in pair.second.events if str(e.name) == "upload-started"] == sent
 
 
+@pytest.mark.slow
 async def test_an_object_that_the_store_lost_is_sent_again(pair: Pair) -> None:
     """Node 0 asks for it by name; the journal of node 1 says that it is there."""
     pair.save(5)
@@ -262,6 +266,7 @@ async def test_an_object_that_the_store_lost_is_sent_again(pair: Pair) -> None:
     assert (again.path, again.size) == (path, pair.part(5).stat().st_size)
 
 
+@pytest.mark.slow
 async def test_what_node_0_deletes_goes_from_node_1_too(pair: Pair) -> None:
     for step in (5, 10):
         pair.save(step)
@@ -276,6 +281,7 @@ async def test_what_node_0_deletes_goes_from_node_1_too(pair: Pair) -> None:
     assert pair.part(10).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reshards", [True, False])
 async def test_a_restore_brings_each_node_what_it_needs(pair: Pair, reshards: bool) -> None:
     """A trainer that can load with another number of ranks reads all files on each node; others read their own."""
@@ -293,6 +299,7 @@ async def test_a_restore_brings_each_node_what_it_needs(pair: Pair, reshards: bo
     assert report.downloaded_bytes == (rest if reshards else 0), "what is there is not fetched again"
 
 
+@pytest.mark.slow
 async def test_a_shard_that_lost_its_bytes_is_never_published(pair: Pair) -> None:
     """Its size and time are right: after a power failure, say. Node 0 cannot open it."""
     pair.own_task.cancel()
@@ -311,6 +318,7 @@ async def test_a_shard_that_lost_its_bytes_is_never_published(pair: Pair) -> Non
     assert pair.first.violations() == []
 
 
+@pytest.mark.slow
 async def test_nothing_is_deleted_while_training_starts(pair: Pair) -> None:
     """A start may need an older step, which node 1 has fetched before node 0."""
     for step in (5, 10):
@@ -326,6 +334,7 @@ async def test_nothing_is_deleted_while_training_starts(pair: Pair) -> None:
     await pair.looks_until(lambda: not pair.part(5).exists())
 
 
+@pytest.mark.slow
 async def test_a_name_that_no_store_can_hold_blocks_its_own_step_only(pair: Pair) -> None:
     pair.save(5)
     (pair.part(5).parent / "note\\1.txt").write_text("x")
@@ -334,6 +343,7 @@ async def test_a_name_that_no_store_can_hold_blocks_its_own_step_only(pair: Pair
     assert not any(s.complete for s in pair.first.catalogue.sets if s.step == 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [HostError("input/output error"), ValueError("a bug")])
 async def test_an_error_that_stays_voids_the_checkpoint(pair: Pair, error: Exception) -> None:
     """It would be the same again: an older checkpoint is better than waiting for this one."""

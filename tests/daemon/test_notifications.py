@@ -11,16 +11,16 @@ from podwatch.checkpoints.layouts import make_layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.components import Store
 from podwatch.daemon.notifications import all_urls, channels_of, make_notifying, policy_from, read_urls
-from podwatch.daemon.store import WandbIds
 from podwatch.daemon.store_jobs import StoreJobs
+from podwatch.daemon.store_wiring import WandbIds
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy import alerts
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
-from podwatch.system.workers import Worker
 from tests.reporting import views
 
 GAVE_UP = Event(EventName.GAVE_UP, 1.7e9, "gave up: five restarts in two hours", Severity.CRITICAL)

@@ -1,8 +1,8 @@
 """What the daemon keeps of a command line."""
 
 from podwatch.detection.signals import summarise
-from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.secrets import scrub
+from podwatch.domain.thresholds import DetectionPolicy
 from tests.support.pods.tree import ENGINE
 
 

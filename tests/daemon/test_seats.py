@@ -7,9 +7,9 @@ import pytest
 
 from podwatch.config.loading import LoadedSettings
 from podwatch.config.settings import Settings
-from podwatch.daemon.configuration import policies_from
 from podwatch.daemon.entry import seated
 from podwatch.daemon.paths import workspace_of
+from podwatch.daemon.settings_in_force import policies_from
 from podwatch.domain.errors import ConfigurationError, ExitCode
 
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2",

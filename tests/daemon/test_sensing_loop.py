@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from podwatch.daemon.sensing_loop import CONFIRM_POLL, SensingLoop, Sensors
-from podwatch.detection.engine import initial
+from podwatch.detection.run_detectors import initial
 from podwatch.domain.finding import Finding
 from podwatch.domain.snapshot import CheckpointMark, Desired, Health, Reading, Snapshot
 from tests.detection.looks import URL, World, world

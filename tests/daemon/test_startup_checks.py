@@ -17,13 +17,13 @@ from podwatch.daemon.startup_checks import Records, StartupChecks, last_pause, m
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event
 from podwatch.domain.run import IntentKind, Mutation, MutationGuard, Pause
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import Journal
-from podwatch.reporting.documents import pause_document
-from podwatch.retention.removal import Remover
+from podwatch.reporting.json_documents import pause_document
+from podwatch.retention.carry_out_removal import Remover
 from podwatch.system.clock import SystemClock
 from podwatch.system.files import atomic_write
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 
 
 def memory_journal(tmp_path: Path, *, known: bool) -> Journal:

@@ -4,7 +4,7 @@ import pytest
 
 from podwatch.daemon.backup_findings import backup_findings
 from podwatch.domain.finding import FindingKind, Severity
-from podwatch.sync.types import SyncStatus
+from podwatch.sync.interfaces import SyncStatus
 
 KEY = "store refuses the key: https://api.backblazeb2.com"
 

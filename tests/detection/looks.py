@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from podwatch.detection.engine import DetectionState, advance, initial
 from podwatch.detection.learned import Learned
+from podwatch.detection.run_detectors import DetectionState, advance, initial
 from podwatch.domain.finding import Finding, FindingKind, Verdict
-from podwatch.domain.policy import DetectionPolicy, Policies
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
     Desired,
@@ -24,6 +23,7 @@ from podwatch.domain.snapshot import (
     TrainerSample,
     observed,
 )
+from podwatch.domain.thresholds import DetectionPolicy, Policies
 
 GIB = 1 << 30
 

@@ -8,7 +8,6 @@ from podwatch.detection.base import Look
 from podwatch.detection.checkpoint_overdue import DETECTOR
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress
-from podwatch.domain.policy import Policies, ResourcePolicy
 from podwatch.domain.snapshot import (
     CheckpointMark,
     ProgressSample,
@@ -18,6 +17,7 @@ from podwatch.domain.snapshot import (
     TrainerSample,
     observed,
 )
+from podwatch.domain.thresholds import Policies, ResourcePolicy
 
 POLICIES = Policies(resources=ResourcePolicy(checkpoint_overdue_floor_seconds=1000.0))
 

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.detection.clock_jumps import ClocksState, Moment, begin_anew, happened
-from podwatch.detection.engine import DetectionState, advance, initial
+from podwatch.detection.run_detectors import DetectionState, advance, initial
 from podwatch.detection.windows import NOT_HELD, Held, Rhythm
 from podwatch.domain.finding import Finding, FindingKind, Verdict
-from podwatch.domain.policy import DetectionPolicy, Policies
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import (
     DiskSample,
@@ -25,6 +24,7 @@ from podwatch.domain.snapshot import (
     TrainerSample,
     observed,
 )
+from podwatch.domain.thresholds import DetectionPolicy, Policies
 from tests.detection.looks import world
 from tests.support.pods.tree import ENGINE, process
 from tests.support.pods.world import GIB

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.detection.corroboration import PROVEN_SECONDS, SEEN_TO_END
-from podwatch.detection.engine import advance, confirming, initial
-from podwatch.domain.policy import Policies
+from podwatch.detection.run_detectors import advance, confirming, initial
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.snapshot import Health, ProcessEnd, Supervision
+from podwatch.domain.thresholds import Policies
 from tests.support.pods.deaths import OWN, ROUTER, TP, engine_dies, server_exits
 from tests.support.pods.healthy import ROLES, Run
 from tests.support.pods.shapes import Shape

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.finding import FindingKind, Severity
-from podwatch.domain.policy import LogRule, Policies
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.snapshot import Desired, Health, InferenceSample, LogMatch, RequiredExit, TrainingMetrics, observed
+from podwatch.domain.thresholds import LogRule, Policies
 from tests.detection.looks import GIB, URL, World, process
+from tests.support.examples import examples
 
 RULE = LogRule("engine-dead", "x", critical=True, says="vLLM's engine died", supports=("silent-death",))
 
@@ -43,7 +44,7 @@ def take_down(found: World, roles: list[ProcessRole], code: int) -> None:
 ROLES = [ProcessRole.ENGINE, ProcessRole.INFERENCE, ProcessRole.ORCHESTRATOR, ProcessRole.TRAINER]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.sampled_from(ROLES), unique=True, min_size=1),
     st.sampled_from([0, 1, 143, -9]),

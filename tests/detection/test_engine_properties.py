@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.detection.base import Look
-from podwatch.detection.engine import DETECTORS, DetectionState, advance, initial
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import follow
+from podwatch.detection.run_detectors import DETECTORS, DetectionState, advance, initial
 from podwatch.domain.finding import Agreement, Finding, FindingKind, Verdict
-from podwatch.domain.policy import DetectionPolicy, LogRule, Policies
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
     CheckpointMark,
@@ -37,6 +36,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
+from podwatch.domain.thresholds import DetectionPolicy, LogRule, Policies
 from tests.detection.looks import GIB, URL, World, kills, process
 
 RULES = (LogRule("engine-dead", "x", supports=("silent-death", "hang", "required-child-exited")),)

@@ -5,8 +5,8 @@ from podwatch.detection.gpu_faults import DETECTOR, TABLE, XidAction, fix, meani
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress
 from podwatch.domain.finding import Finding, Severity, Verdict
-from podwatch.domain.policy import DetectionPolicy, Policies
 from podwatch.domain.snapshot import GpuSample, HostSample, Snapshot, XidEvent, observed
+from podwatch.domain.thresholds import DetectionPolicy, Policies
 
 POLICIES = Policies(detection=DetectionPolicy(inference_gpus=(0,), trainer_gpus=(1,)))
 

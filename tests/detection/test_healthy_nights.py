@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.detection.engine import initial
 from podwatch.detection.learned import Learned
+from podwatch.detection.run_detectors import initial
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.process import ExitStatus, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Health, InferenceSample, RequiredExit, SensorState, unobserved

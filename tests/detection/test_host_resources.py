@@ -12,7 +12,6 @@ from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress
 from podwatch.detection.windows import QUIET
 from podwatch.domain.finding import Finding, Severity, Verdict
-from podwatch.domain.policy import Policies, ResourcePolicy
 from podwatch.domain.snapshot import (
     FileUse,
     HostSample,
@@ -23,6 +22,8 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
+from podwatch.domain.thresholds import Policies, ResourcePolicy
+from tests.support.examples import examples
 
 GIB = 1 << 30
 FINE = HostSample(
@@ -156,7 +157,7 @@ def test_swap_is_compared_with_the_start_of_training() -> None:
     st.floats(0.0, 30.0),
     st.floats(0.0, 60.0),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_latch_is_raised_and_cleared_only_after_its_times(
     looks: list[tuple[bool | None, bool, float]], hold: float, release: float
 ) -> None:

@@ -4,8 +4,7 @@ tests/support/pods/incidents.py says what they hold and makes them anew.
 """
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from podwatch.domain.finding import Agreement, FindingKind, Verdict
 from podwatch.recording.format import read_recording
 from podwatch.recording.replay import Replay, replay
+from tests.support import warm
 
 RECORDINGS = Path(__file__).with_name("recordings")
 NIGHTS = {"incident-a": 15 * 60.0, "incident-b": 3 * 3600.0}
@@ -52,9 +52,7 @@ def test_the_night_would_have_been_saved(name: str) -> None:
 
 def test_the_command_gives_the_same_answer() -> None:
     path = RECORDINGS / "incident-a.jsonl.gz"
-    done = subprocess.run(
-        [sys.executable, "-m", "podwatch", "replay", str(path), "--json"], capture_output=True, text=True, check=True
-    )
+    done = warm.podwatch("replay", str(path), "--json", env=os.environ)
     answer = json.loads(done.stdout)
     assert len(answer["would_restart_at"]) == 1
     assert answer["would_restart_at"][0].startswith("2026-01-06T03:00:")

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.detection.engine import initial
 from podwatch.detection.learned import SAVES_KEPT, STARTS_KEPT, STEPS_KEPT, Learned
+from podwatch.detection.run_detectors import initial
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import Journal
+from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.status import build_status
-from podwatch.reporting.view import DaemonView
 from tests.detection.looks import GIB, world
 
 ABOUT = ("run-a prime-rl", "[0] [1]")

@@ -5,8 +5,8 @@ from podwatch.detection.learned import Learned
 from podwatch.detection.log_rules import DETECTOR
 from podwatch.detection.progress import Progress
 from podwatch.domain.finding import Finding, Severity, Verdict
-from podwatch.domain.policy import LogRule, Policies
 from podwatch.domain.snapshot import LogMatch, Reading, SensorState, Snapshot, observed, unobserved
+from podwatch.domain.thresholds import LogRule, Policies
 
 POLICIES = Policies(
     log_rules=(

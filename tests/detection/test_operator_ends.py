@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.detection.engine import advance, initial
 from podwatch.detection.operator_ends import (
     ATTACH_EXIT_WAIT_SECONDS,
     INTERRUPTED,
@@ -16,8 +15,10 @@ from podwatch.detection.operator_ends import (
     follow,
     operator_wait,
 )
+from podwatch.detection.run_detectors import advance, initial
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole
 from podwatch.domain.snapshot import ATTACHED_ID, LogMatch, Snapshot, Supervision, TrainerSample, observed
+from tests.support.examples import examples
 from tests.support.pods.deaths import ATTACHED, OWN, ROUTER, SHARED, TP, Fault, seconds, shape_for, strike
 from tests.support.pods.healthy import Run
 from tests.support.pods.interrupts import ENDING, interrupt
@@ -49,7 +50,7 @@ def acted_after(shape: Shape, seed: int, ends: dict[ProcessRole, float], status:
     raise AssertionError("the day is over")
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(shape=shapes, seed=st.integers(0, 999), ends=offsets)
 def test_an_attached_run_that_is_interrupted_is_left_to_its_operator(
     shape: Shape, seed: int, ends: dict[ProcessRole, float]
@@ -58,7 +59,7 @@ def test_an_attached_run_that_is_interrupted_is_left_to_its_operator(
     assert ATTACH_EXIT_WAIT_SECONDS - 2.0 <= took <= ATTACH_EXIT_WAIT_SECONDS + LATE
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(seed=st.integers(0, 999), ends=offsets, code=st.sampled_from([1, 130, 143]))
 def test_a_run_of_ours_whose_log_reports_the_interrupt(seed: int, ends: dict[ProcessRole, float], code: int) -> None:
     """``kill -INT`` of a launcher that ends its children and reports an exit code of its own."""
@@ -66,14 +67,14 @@ def test_a_run_of_ours_whose_log_reports_the_interrupt(seed: int, ends: dict[Pro
     assert ATTACH_EXIT_WAIT_SECONDS - 2.0 <= took <= ATTACH_EXIT_WAIT_SECONDS + LATE
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(seed=st.integers(0, 999), ends=offsets, number=st.sampled_from([1, 2, 3, 15]))
 def test_a_run_of_ours_whose_launcher_ends_first(seed: int, ends: dict[ProcessRole, float], number: int) -> None:
     took = acted_after(OWN, seed, ends | {ProcessRole.LAUNCHER: 0.0}, ExitStatus(signal=number), logged=False)
     assert ATTACH_EXIT_WAIT_SECONDS - 2.0 <= took <= ATTACH_EXIT_WAIT_SECONDS + LATE
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(seed=st.integers(0, 999), ends=offsets, other=st.sampled_from([ProcessRole.ORCHESTRATOR, ProcessRole.TRAINER]))
 def test_a_run_of_ours_in_which_another_role_ends_beside_the_engine(
     seed: int, ends: dict[ProcessRole, float], other: ProcessRole

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.detection import engine
+from podwatch.detection import run_detectors
 from podwatch.detection.base import Detector, DetectorResult, Look
-from podwatch.detection.engine import DETECTORS, DetectionState, advance, initial
 from podwatch.detection.learned import Learned
+from podwatch.detection.run_detectors import DETECTORS, DetectionState, advance, initial
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Snapshot
+from podwatch.domain.thresholds import Policies
 
 PAGE = (Path(__file__).parents[2] / "docs" / "detection.md").read_text()
 ROWS = ["watched from", "limit", "for", "confirmed by"]
@@ -70,7 +70,7 @@ class Broken:
 
 
 def test_a_detector_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "DETECTORS", (Broken(), *DETECTORS))
+    monkeypatch.setattr(run_detectors, "DETECTORS", (Broken(), *DETECTORS))
     state, findings = advance(initial(Policies()), Snapshot(at=1.0, wall=1.0), Policies())
     assert [(f.key, f.severity, f.confirmed) for f in findings] == [("sensor-blind:detector-broken", "critical", False)]
     assert state.states["broken"] == 7

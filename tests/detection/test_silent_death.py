@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.detection.engine import second_signals
 from podwatch.detection.learned import Learned
+from podwatch.detection.run_detectors import second_signals
 from podwatch.domain.finding import Agreement, Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import Health, SensorState, unobserved

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.detection.exits import ALONE_SECONDS
 from podwatch.detection.operator_ends import INTERRUPTED
+from podwatch.detection.process_exits import ALONE_SECONDS
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole
 from podwatch.domain.snapshot import ATTACHED_ID, LogMatch, RequiredExit, SensorState, Supervision, unobserved

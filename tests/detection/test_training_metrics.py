@@ -11,8 +11,8 @@ from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress
 from podwatch.detection.training_metrics import DETECTOR
 from podwatch.domain.finding import Finding, Verdict
-from podwatch.domain.policy import Policies, TrainingPolicy
 from podwatch.domain.snapshot import Snapshot, Supervision, TrainerSample, TrainingMetrics, observed
+from podwatch.domain.thresholds import Policies, TrainingPolicy
 
 FINE = {"reward": 0.5, "entropy": 0.4, "kl": 0.01, "grad_norm": 1.0, "loss": 0.1}
 SICK = [("entropy", 0.01, "entropy"), ("kl", 0.9, "kl"), ("grad_norm", 12.0, "grad-norm"), ("loss", math.nan, "loss")]

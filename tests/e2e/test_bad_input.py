@@ -29,6 +29,7 @@ from tests.support.b2server import KEY, KEY_ID, B2Server
 from tests.support.checkpoints import write_prime_rl_step
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
+from tests.support.strangers import public_directory
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else or to mount")
@@ -94,9 +95,20 @@ def test_output_directory_that_does_not_exist_yet(rig: Rig) -> None:
     assert rig.output.is_dir()
 
 
+@pytest.fixture
+def open_rig(nvml_library: Path) -> Iterator[Rig]:
+    """One that every user can reach. Each pytest that starts on this machine closes the directories of all others."""
+    with public_directory() as directory:
+        rig = Rig(directory / "pod", nvml_library)
+        for path in (rig.control, rig.output.parent):
+            path.chmod(0o777)
+        yield rig
+        rig.close()
+
+
 @as_root
-def test_state_directory_that_may_not_be_written(rig: Rig) -> None:
-    _open_for_nobody(rig)
+def test_state_directory_that_may_not_be_written(open_rig: Rig) -> None:
+    rig = open_rig
     (rig.root / "state").mkdir(mode=0o755)
     daemon = _as_nobody(rig, rig.daemon()).start()
     found = daemon.wait_for(lambda: reasons(daemon).get("state-unavailable"), 20, "it guards, and says what is wrong")
@@ -107,10 +119,10 @@ def test_state_directory_that_may_not_be_written(rig: Rig) -> None:
 
 
 @as_root
-def test_output_directory_that_may_not_be_read(rig: Rig) -> None:
+def test_output_directory_that_may_not_be_read(open_rig: Rig) -> None:
     """A guard that cannot see the checkpoints says so; it does not take them for gone, and starts nothing fresh."""
+    rig = open_rig
     write_prime_rl_step(rig.output, 5)
-    _open_for_nobody(rig)
     rig.output.chmod(0o700)
     # Where that user can start no Python, the GPUs are not seen, and a start waits for their release first.
     daemon = _as_nobody(rig, rig.daemon(state_dir=str(rig.root / "own"), gpu__release_wait="1s"))
@@ -123,14 +135,6 @@ def test_output_directory_that_may_not_be_read(rig: Rig) -> None:
     time.sleep(0.5)
     assert not rig.starts
     assert (rig.output / "checkpoints" / "step_5" / "trainer" / ".metadata").exists()
-
-
-def _open_for_nobody(rig: Rig) -> None:
-    for path in (rig.root, *rig.root.parents):
-        if str(path).startswith("/tmp/") and path.owner() == "root":
-            path.chmod(path.stat().st_mode | 0o055)
-    for path in (rig.control, rig.output.parent):
-        path.chmod(0o777)
 
 
 def _as_nobody(rig: Rig, daemon: DaemonProcess) -> DaemonProcess:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from podwatch.journal.opening import SCHEMA_VERSION
-from tests.support.asking import kill_engine, reasons, running, says
+from podwatch.journal.open_database import SCHEMA_VERSION
+from tests.support.asking import kill_engine, reasons, running, says, would_miss_the_engine
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig, alive, end_all
 from tests.support.small_disk import small_mount
@@ -50,6 +50,12 @@ def guards(daemon: DaemonProcess, what: str) -> dict[str, Any]:
 def returned(daemon: DaemonProcess, after: int = 0) -> None:
     daemon.wait_event("state-recovered", 60, after=after)
     daemon.wait_for(lambda: KIND not in reasons(daemon), 30, "the finding is gone")
+
+
+def kill_known_engine(daemon: DaemonProcess, rig: Rig) -> None:
+    """Nothing that an earlier podwatch learned can be read: this one has to have seen the engine for a while itself."""
+    daemon.wait_for(lambda: would_miss_the_engine(daemon), 60, "it has seen the engine")
+    kill_engine(rig)
 
 
 @contextlib.contextmanager
@@ -128,7 +134,7 @@ def test_it_adopts_restarts_and_returns_to_disk(rig: Rig, elsewhere: Path, name:
         assert (adopted["pid"], rig.trainer_pid) == (pid, pid)
         guards(daemon, says_what)
         assert says(daemon, 2)
-        kill_engine(rig)
+        kill_known_engine(daemon, rig)
         closed = daemon.wait_event("incident-closed", 90, after=seen)
         assert closed["resumed_step"] in rig.saved
         assert len(rig.starts) == 2
@@ -351,7 +357,7 @@ def test_what_it_has_no_right_to(rig: Rig, closed: str) -> None:
     else:
         assert daemon.wait_event("trainer-adopted", 40, after=seen)["pid"] == pid
     found = guards(daemon, "cannot be")
-    kill_engine(rig)
+    kill_known_engine(daemon, rig)
     if closed == "database":
         daemon.wait_event("incident-closed", 90, after=seen)
         assert len(rig.starts) == 2

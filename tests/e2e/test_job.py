@@ -117,7 +117,7 @@ def test_an_operators_stop_ends_with_65_and_so_does_the_next_attempt_until_retry
 def test_the_engines_signal_is_a_preemption_however_often_it_comes(
     rig: Rig, elsewhere: Path, number: signal.Signals
 ) -> None:
-    job = Job(rig, sync__store=f"file://{elsewhere}", recovery__end_grace="20s").start()
+    job = Job(rig, sync__store=f"file://{elsewhere}", recovery__end_grace="120s").start()
     running(job.daemon, rig, step=5)
     published(job.daemon)
     for again in (number, signal.SIGTERM, signal.SIGCONT, number):

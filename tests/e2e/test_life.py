@@ -7,6 +7,8 @@ import signal
 import sqlite3
 import time
 
+import pytest
+
 from podwatch.daemon.checkpoint_loop import ANNOUNCED
 from tests.support.asking import kill_engine, messages, reasons, running, says
 from tests.support.rig import Rig, alive
@@ -65,6 +67,7 @@ def written_down(rig: Rig) -> set[int]:
     return {int(step) for (kept,) in rows for step in json.loads(kept)}
 
 
+@pytest.mark.slow
 def test_a_keeper_that_is_killed_is_reported_and_training_is_guarded_on(rig: Rig) -> None:
     daemon = rig.daemon().start()
     trainer = running(daemon, rig, step=5)
@@ -87,6 +90,7 @@ def test_a_keeper_that_is_killed_is_reported_and_training_is_guarded_on(rig: Rig
     assert "keeper-lost" not in reasons(daemon), "the next start has a keeper of its own"
 
 
+@pytest.mark.slow
 def test_what_a_person_wants_is_kept_through_a_restart_of_podwatch(rig: Rig) -> None:
     daemon = rig.daemon().start()
     running(daemon, rig, step=10)

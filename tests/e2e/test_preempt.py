@@ -10,7 +10,7 @@ import pytest
 
 from podwatch.daemon import shutdown
 from podwatch.daemon.shutdown import Budget, fits, system_is_stopping, upload_if_it_fits
-from podwatch.sync.types import SyncStatus
+from podwatch.sync.interfaces import SyncStatus
 from tests.support.asking import leaves_within, messages, published, running
 from tests.support.rig import Rig, alive
 

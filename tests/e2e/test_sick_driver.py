@@ -34,7 +34,7 @@ def gpus(daemon: DaemonProcess) -> dict[str, Any]:
 def trials_of(pid: int) -> list[int]:
     return [
         child for child in procfs.descendants(pid)
-        if any("nvml_probe_worker" in word for word in procfs.command(child))
+        if any("nvml_trial_child" in word for word in procfs.command(child))
     ]  # fmt: skip
 
 

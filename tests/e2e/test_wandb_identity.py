@@ -5,7 +5,7 @@ import shutil
 import signal
 from pathlib import Path
 
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.support.asking import confirmed, published, running
 from tests.support.rig import Rig
 

@@ -18,13 +18,13 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.snapshot import Desired
 from podwatch.hooks import evaluation, while_stopped
 from podwatch.hooks.evaluation import Evaluations, Room
-from podwatch.hooks.runner import Desk
+from podwatch.hooks.hook_runner import Desk
 from podwatch.hooks.while_stopped import Batch, NoRoom
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy import evaluation as policy_module
 from podwatch.policy.evaluation import Result, Target
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
-from podwatch.system.workers import Worker
 
 GB = 10**9
 

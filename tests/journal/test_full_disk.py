@@ -12,7 +12,7 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.run import IntentKind, IntentState, Lineage, RunRecord
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import Journal, load_run_record, save_run_record
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 

@@ -17,10 +17,10 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.secrets import MASK, register
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import Journal, UploadedObject
 from podwatch.journal import journal as journal_module
-from podwatch.journal.opening import SCHEMA_VERSION
+from podwatch.journal.open_database import SCHEMA_VERSION
 
 
 def event(n: int, wall: float = 100.0) -> Event:

@@ -11,7 +11,8 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.run import EarlierSave, Lineage, RunRecord, StartRecord
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import load_run_record, save_run_record
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
+from tests.support.examples import examples
 
 RECORD = RunRecord(
     run_id="bs4",
@@ -33,7 +34,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert load_run_record(place) == RunRecord("bs4", Lineage("l3"))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.binary(max_size=200) | st.integers(0, 600))
 def test_damage_never_crashes_and_keeps_the_file(tmp_path_factory: pytest.TempPathFactory, damage: bytes | int) -> None:
     place = Workspace(tmp_path_factory.mktemp("r") / "out")

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from podwatch.domain.run import IntentKind, IntentState
-from podwatch.journal import Journal, opening
-from podwatch.journal.opening import SCHEMA_VERSION
-from tests.journal.test_standby import filled
+from podwatch.journal import Journal, open_database
+from podwatch.journal.open_database import SCHEMA_VERSION
+from tests.journal.test_memory_journal import filled
 
 
 def run_round(path: Path, at: int, name: str, *, stay: bool) -> list[str]:
@@ -59,14 +59,14 @@ def live(path: Path, at: int, name: str, stay: bool, out: int) -> None:
 
     for called in ("fsync", "replace", "rename", "unlink"):
         setattr(os, called, wrapped(getattr(os, called)))
-    connect = opening.connect
+    connect = open_database.connect
 
     def traced(*args: Any, **kwargs: Any) -> sqlite3.Connection:
         made = connect(*args, **kwargs)
         made.set_trace_callback(point)
         return made
 
-    opening.connect = traced
+    open_database.connect = traced
     journal = Journal.open_for_guard(path)
     if journal.obstacle is not None:
         journal.open_incident("hang", name)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.config.keys import walk
+from podwatch.config.setting_names import walk
 from podwatch.domain.finding import FindingKind
 from tools import pages
 

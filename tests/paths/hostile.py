@@ -21,8 +21,8 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
 from podwatch.domain.run import Intent, IntentKind
 from podwatch.journal.journal import Journal
-from podwatch.system.openat import HIDDEN, as_user
-from podwatch.system.workspace import Workspace
+from podwatch.system.open_by_descriptor import HIDDEN, as_user
+from podwatch.system.own_directories import Workspace
 
 T, E = 61_017, 61_018
 """The trainer's user, and a stranger."""
@@ -218,8 +218,8 @@ def at_call(number: int, act: Callable[[], object]) -> Iterator[list[int]]:
     """``act`` happens just before the ``number``-th system call on a path that podwatch makes: a seam between judging
     and acting, whatever the code in between. Yields [calls seen]."""
     import podwatch.system.files as files
-    import podwatch.system.pinned as pinned
-    import podwatch.system.set_aside as aside
+    import podwatch.system.pinned_directories as pinned
+    import podwatch.system.rename_places as aside
 
     seen = [0]
     busy = False
@@ -252,10 +252,10 @@ def at_call(number: int, act: Callable[[], object]) -> Iterator[list[int]]:
 def quick() -> Iterator[None]:
     """A lock that T keeps exchanging is not waited for, and no lease is asked for."""
     from podwatch.checkpoints import settle_time
-    from podwatch.sync.restore import staging
+    from podwatch.sync.restore import staging_directory
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging, "LOCK_SECONDS", 0.0)
+        patch.setattr(staging_directory, "LOCK_SECONDS", 0.0)
         patch.setattr(settle_time, "_leases", lambda _fd, _path: None)
         yield
 

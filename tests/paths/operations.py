@@ -13,9 +13,9 @@ from podwatch.domain.run import IntentKind, Lineage, RunRecord
 from podwatch.journal import load_run_record, save_run_record
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
-from podwatch.retention.removal import Remover
-from podwatch.retention.trash import SetAsideUsage
-from podwatch.sync.restore.staging import StagingArea
+from podwatch.retention.carry_out_removal import Remover
+from podwatch.retention.trash_and_quarantine import SetAsideUsage
+from podwatch.sync.restore.staging_directory import StagingArea
 from podwatch.sync.upload.hardlinks import Holder
 from podwatch.system.clock import SystemClock
 from tests.paths.hostile import Operation, Site, T

@@ -33,15 +33,15 @@ def test_what_was_put_there_before(memory: Path, name: str) -> None:
     assert feasible > len(FLIPS) / 2
 
 
+@pytest.mark.parametrize("later", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one moment", "half later"])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_what_is_put_there_between_judging_and_acting(memory: Path, name: str) -> None:
+def test_what_is_put_there_between_judging_and_acting(memory: Path, name: str, later: bool) -> None:
     operation = OPERATIONS[name]
     count = calls(operation, memory)
     done = sum(
-        play(memory, operation, flip, [1 + (n * 7919 + turn * (count // 2)) % count for turn in (0, 1)])
-        for n, flip in enumerate(FLIPS)
+        play(memory, operation, flip, [1 + (n * 7919 + later * (count // 2)) % count]) for n, flip in enumerate(FLIPS)
     )
-    assert done > len(FLIPS) / 2, "the attacks happened"
+    assert done > len(FLIPS) / 4, "the attacks happened"
 
 
 SEEN = {
@@ -52,6 +52,7 @@ SEEN = {
 """What was seen to work on an earlier podwatch: tried before every system call."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "flip"), SEEN.items())
 def test_at_every_moment(memory: Path, name: str, flip: str) -> None:
     operation = OPERATIONS[name]

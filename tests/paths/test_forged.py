@@ -18,14 +18,15 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.run import IntentKind, IntentState, Lineage, RunRecord
 from podwatch.journal import load_run_record, save_run_record
 from podwatch.recovery import quarantine
-from podwatch.retention.removal import Remover
-from podwatch.retention.trash import quarantine_entries
-from podwatch.sync.restore.staging import StagingArea
+from podwatch.retention.carry_out_removal import Remover
+from podwatch.retention.trash_and_quarantine import quarantine_entries
+from podwatch.sync.restore.staging_directory import StagingArea
 from podwatch.system.clock import SystemClock
-from podwatch.system.pinned import HIDDEN, RootReplaced
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import HIDDEN, RootReplaced
 from tests.paths.hostile import E, Site, T, as_root, fresh, in_memory, made, own, saved
 from tests.paths.operations import OPERATIONS
+from tests.support.examples import examples
 
 pytestmark = as_root
 
@@ -118,7 +119,7 @@ NAMES = st.one_of(
 
 
 @given(name=NAMES)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_a_name_that_is_not_one_plain_segment_moves_nothing(name: str) -> None:
     with in_memory() as memory, fresh(memory) as site:
         place = site.workspace.probe()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.system.openat import HIDDEN, as_user
+from podwatch.system.open_by_descriptor import HIDDEN, as_user
 from tests.paths.hostile import Site, T, as_root, fresh, in_memory, made, own, run, saved
 from tests.paths.operations import OPERATIONS
 

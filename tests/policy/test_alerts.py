@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from podwatch.domain.event import Change, Event, EventName, Notice, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.policy import NoticePolicy
+from podwatch.domain.thresholds import NoticePolicy
 from podwatch.policy.alerts import NoticeState, from_dict, on_event, on_turn, to_dict, topic_of
 
 DISK = Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, "the next save needs 47 GB, 31 GB are free", 0.0, "prune")

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState, newest_complete
-from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
+from podwatch.domain.thresholds import DiskPolicy
 from podwatch.policy.disk_forecast import (
     MOST_SAVES,
     SAVES_KEPT,

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.gang import (
     GangEnd,
     GangRecord,
@@ -11,7 +12,6 @@ from podwatch.domain.gang import (
     parse_record,
     parse_report,
 )
-from podwatch.domain.verdict import Host
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.gang import (
     MOST_BETWEEN,

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.instance import Instance
 from podwatch.domain.lease import (
     Claim,
     Control,
@@ -22,6 +21,7 @@ from podwatch.domain.lease import (
     sign_document,
 )
 from podwatch.domain.manifest import Pointer
+from podwatch.domain.pod_identity import Instance
 from podwatch.policy.lease import (
     CLAIM_WAIT_SECONDS,
     CONFIRMED_SECONDS,
@@ -41,6 +41,7 @@ from podwatch.policy.lease import (
     watched,
     winner,
 )
+from tests.support.examples import examples
 
 ME = Pod("me", "m1", "b1", "p1", "pod-1")
 OTHER = Pod("other", "m2", "b2", "p1", "pod-2")
@@ -290,7 +291,7 @@ knowns = st.builds(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(knowns)
 def test_whatever_is_known(known: Known) -> None:
     decision = decide(known, TIMING)
@@ -323,7 +324,7 @@ def test_whatever_is_known(known: Known) -> None:
     assert decide(known, TIMING) == decision
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.lists(st.tuples(st.sampled_from(["s", "s", "s", "t", None]), st.floats(-5, 500)), min_size=1, max_size=40))
 def test_only_answered_looks_close_together_count_as_silence(looks: list[tuple[str | None, float]]) -> None:
     watch, total = Watch(), 0.0
@@ -399,7 +400,7 @@ def test_the_owner_goes_on_counting_after_a_late_write() -> None:
     assert not next_pointer(pointer(5, 1, "a"), writer_id="a", generation=4).ok, "another boot of ours, or a copy"
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.integers(0, 5), st.integers(0, 50), st.sampled_from("ab"), st.integers(1, 5), st.integers(0, 50))
 def test_an_allowed_write_never_goes_back(generation: int, seq: int, writer: str, own: int, own_seq: int) -> None:
     decision = next_pointer(pointer(generation, seq, writer), writer_id="a", generation=own, own_seq=own_seq)

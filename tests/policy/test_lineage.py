@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from podwatch.checkpoints.catalogue import HeldBack
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete
-from podwatch.domain.policy import DiskPolicy, RemotePolicy
 from podwatch.domain.run import EarlierSave, Lineage, RunRecord
 from podwatch.domain.snapshot import DiskSample
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
+from podwatch.domain.thresholds import DiskPolicy, RemotePolicy
 from podwatch.policy.lineage import SHOWN_SECONDS, branch_line, departure, is_earlier, kept_step, returned
 from podwatch.policy.local_retention import Protection, RemovalInput, plan_removal
 from podwatch.policy.resume import choose
 from podwatch.policy.store_retention import earlier_newest, plan_remote
-from podwatch.recovery.remembered import Memory
+from podwatch.recovery.durable_state import Memory
 from podwatch.recovery.resume_point import opened
 
 L0 = Lineage("l0")

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState, newest_complete
-from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
+from podwatch.domain.thresholds import DiskPolicy
 from podwatch.policy.local_retention import (
     YIELDING,
     Protection,
@@ -19,7 +19,8 @@ from podwatch.policy.local_retention import (
     Trigger,
     plan_removal,
 )
-from podwatch.retention.pruner import plan_document
+from podwatch.retention.free_space import plan_document
+from tests.support.examples import examples
 
 POLICY = DiskPolicy()
 GB = 1_000_000_000
@@ -279,7 +280,7 @@ def check_last_resort(given_: RemovalInput, plan: RemovalPlan) -> None:
     ], "room is missing only when nothing more may go"  # fmt: skip
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(inputs())
 def test_promise_two_holds_for_any_disk(given_: RemovalInput) -> None:
     plan = plan_removal(given_, POLICY)
@@ -325,7 +326,7 @@ def test_promise_two_holds_for_any_disk(given_: RemovalInput) -> None:
     assert not (plan.trigger is Trigger.NONE and plan.removals)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(inputs(), st.integers(0, 100))
 def test_more_pressure_never_keeps_what_less_pressure_removed(given_: RemovalInput, more: int) -> None:
     def gone(used: int) -> set[tuple[int | None, str]]:
@@ -340,7 +341,7 @@ def test_more_pressure_never_keeps_what_less_pressure_removed(given_: RemovalInp
     assert gone(used) <= gone(min(300, used + more))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(inputs(), st.integers(0, 100), st.integers(0, 50))
 def test_a_bigger_save_or_more_pins_never_cost_a_pinned_set(given_: RemovalInput, bigger: int, files: int) -> None:
     def gone(some: RemovalInput) -> set[int | None]:

@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.domain.policy import RemotePolicy
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
+from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.store_retention import Kind, Occasion, occasions, plan_remote, still_owed
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from podwatch.checkpoints.catalogue import HeldBack
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete, newest_whole
 from podwatch.domain.run import Lineage
-from podwatch.domain.stored import StoredSave
+from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.policy.resume import NO_TRAINING, StepEvidence, choose, implausible
 
 STRAY = 99999999999999999

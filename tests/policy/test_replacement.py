@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import ExitCode, IntegrityError
-from podwatch.domain.instance import Instance
 from podwatch.domain.lease import Claim, Control
+from podwatch.domain.pod_identity import Instance
 from podwatch.domain.replacement import (
     Billed,
     Listing,
@@ -26,7 +26,8 @@ from podwatch.domain.replacement import (
     record_document,
     store_tag,
 )
-from podwatch.policy.replacement import MARK, Action, Decision, Facts, control_wanted, decide, observed, spent
+from podwatch.policy.rented_machines import Facts, observed, spent
+from podwatch.policy.replacement import MARK, Action, Decision, control_wanted, decide
 from podwatch.policy.run_check import Beat
 
 NOW = 1_000_000.0

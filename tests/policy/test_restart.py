@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.policy import RestartPolicy
+from podwatch.domain.thresholds import RestartPolicy
 from podwatch.policy.exit_code import Blame
 from podwatch.policy.restart import (
     Action,
@@ -21,6 +21,7 @@ from podwatch.policy.restart import (
     names_checkpoint,
     succeeded,
 )
+from tests.support.examples import examples
 
 POLICY = RestartPolicy()
 EXIT, DEATH, HANG = FindingKind.TRAINER_EXITED, FindingKind.SILENT_DEATH, FindingKind.HANG
@@ -223,7 +224,7 @@ def test_after_giving_up_there_is_one_try_an_hour_and_a_calm_period_forgives() -
     assert fail(history, 9000.0, kind=DEATH).action is Action.START
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(
     st.lists(
         st.tuples(

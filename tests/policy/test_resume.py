@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.run import Lineage
-from podwatch.domain.stored import StoredSave
+from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.policy.resume import awaited, choose
 
 LINE = Lineage("b", parent="a", parent_step=20)

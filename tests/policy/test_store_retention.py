@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.domain.policy import RemotePolicy
+from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.store_retention import plan_remote
+from tests.support.examples import examples
 
 HOUR = 3600.0
 
@@ -64,7 +65,7 @@ def test_another_generation_waits_a_day() -> None:
     assert removed(given, 40 * HOUR, own_generation=2)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.integers(1, 60), st.integers(0, 12), st.integers(1, 5), st.sets(st.integers(1, 60)))
 def test_milestones_are_the_same_ones_whenever_it_runs(
     count: int, keep_every: int, keep_last: int, moves: set[int]

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from podwatch.detection.learned import Learned
 from podwatch.domain.errors import HostError, UsageError
-from podwatch.domain.policy import DetectionPolicy, LogRule, Policies
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
     CheckpointMark,
@@ -37,6 +36,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
+from podwatch.domain.thresholds import DetectionPolicy, LogRule, Policies
 from podwatch.recording import recorder as recording_module
 from podwatch.recording.codec import Codec, CodecError
 from podwatch.recording.format import (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.journal import opening
+from podwatch.journal import open_database
 from podwatch.recovery import Phase, stale_files
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.state import may_follow
@@ -15,8 +15,8 @@ from tests.support.rig import end_all, naming
 @pytest.fixture(autouse=True)
 def small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Full disks are the journal's own tests; here 2 MiB per database would only cost time."""
-    monkeypatch.setattr(opening, "RESERVED_PAGES", 8)
-    monkeypatch.setattr(opening, "BALLAST_BYTES", 4096)
+    monkeypatch.setattr(open_database, "RESERVED_PAGES", 8)
+    monkeypatch.setattr(open_database, "BALLAST_BYTES", 4096)
 
 
 @pytest.fixture(autouse=True)

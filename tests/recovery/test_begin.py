@@ -11,7 +11,7 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.run import Lineage, RunRecord
 from podwatch.domain.snapshot import GpuSample, SensorState, Supervision, observed, unobserved
-from podwatch.domain.stored import StoredSave
+from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal, save_run_record
 from podwatch.recovery import Phase
 from tests.recovery.test_restart import running

@@ -12,9 +12,9 @@ import pytest
 from podwatch.daemon.status_view import recovery_view
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.policy import DetectionPolicy, Policies
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.snapshot import Desired
+from podwatch.domain.thresholds import DetectionPolicy, Policies
 from podwatch.journal import Journal
 from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.recovery import Phase, stop_for_evaluation

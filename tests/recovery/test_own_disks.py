@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import HostError, PodwatchError, RemoteError
-from podwatch.domain.stored import StoredSave
+from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal
 from podwatch.recovery import Phase
 from podwatch.recovery.resume_point import ResumeChooser

@@ -11,10 +11,11 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.run import Intent, IntentKind
 from podwatch.domain.snapshot import GpuSample, GpuState, SensorState, observed, unobserved
 from podwatch.policy.restart import RestartHistory
-from podwatch.recovery import quarantine, remembered, resources_free
+from podwatch.recovery import durable_state, gpus_and_ports_free, quarantine
 from podwatch.recovery.start_plan import added_arguments, changed_configs, config_digests
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.support.clock import ManualClock
+from tests.support.examples import examples
 
 GIB = 1 << 30
 
@@ -88,17 +89,17 @@ def test_a_full_disk_has_a_spare_directory_ready(place: Workspace, monkeypatch: 
 
 def test_memory_survives_a_reboot_in_its_own_time() -> None:
     clock = ManualClock(monotonic=5_000.0)
-    kept = remembered.Memory(
+    kept = durable_state.Memory(
         history=RestartHistory(ever_worked=True, streak_count=3, streak_started_at=4_000.0, gave_up_at=4_900.0),
         refused={15: "resumed wrong"},
         gpu_base={0: 7},
         below=15,
     )
     data = kept.to_dict(clock)
-    assert remembered.from_dict(data, clock) == kept
+    assert durable_state.from_dict(data, clock) == kept
     after = ManualClock(monotonic=10.0, wall=clock.wall() + 600.0)
     data["boot"] = "another"
-    moved = remembered.from_dict(data, after)
+    moved = durable_state.from_dict(data, after)
     assert moved.history.streak_started_at == pytest.approx(10.0 - 600.0 - 1_000.0)
     assert moved.gpu_base == {}
     assert (moved.refused, moved.below) == ({15: "resumed wrong"}, 15)
@@ -124,31 +125,33 @@ def test_config_files_are_found_in_every_spelling(quick_dir: Path) -> None:
 MEMORY = st.integers(0, 80 * GIB)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(MEMORY, MEMORY, st.booleans())
 def test_free_means_at_most_the_margin_above_the_base(used: int, base: int, configured: bool) -> None:
     sample = GpuSample(0, "u", "n", memory_used_bytes=used)
-    answer = resources_free.look(
+    answer = gpus_and_ports_free.look(
         observed((sample,), 5.0), since=4.0, configured=(0,) if configured else (), base={0: base}, margin=GIB, ports=()
     )
     assert answer.observed
     assert answer.free == (used - base <= GIB)
-    assert resources_free.merge_base({0: base}, {0: used})[0] == min(base, used)
+    assert gpus_and_ports_free.merge_base({0: base}, {0: used})[0] == min(base, used)
 
 
 def test_what_was_not_seen_is_not_called_free_memory() -> None:
     sample = GpuSample(0, "u", "n", memory_used_bytes=0)
-    late = resources_free.look(observed((sample,), 3.0), since=4.0, configured=(), base={}, margin=GIB, ports=())
+    late = gpus_and_ports_free.look(observed((sample,), 3.0), since=4.0, configured=(), base={}, margin=GIB, ports=())
     assert not late.observed
-    blind = resources_free.look(
+    blind = gpus_and_ports_free.look(
         unobserved(SensorState.BLIND, 9.0, "hangs"), since=4.0, configured=(), base={}, margin=GIB, ports=()
     )
     assert not blind.observed
-    absent = resources_free.look(
+    absent = gpus_and_ports_free.look(
         unobserved(SensorState.ABSENT, 9.0, "none"), since=4.0, configured=(), base={}, margin=GIB, ports=()
     )
     assert absent.observed
     lost = GpuSample(1, "u", "n", state=GpuState.LOST)
-    gone = resources_free.look(observed((sample, lost), 5.0), since=4.0, configured=(1,), base={}, margin=GIB, ports=())
+    gone = gpus_and_ports_free.look(
+        observed((sample, lost), 5.0), since=4.0, configured=(1,), base={}, margin=GIB, ports=()
+    )
     assert not gone.free
     assert "fell off the bus" in gone.holders[0]

@@ -10,10 +10,10 @@ import pytest
 from podwatch.domain.errors import Busy, ConfigurationError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
-from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.domain.process import ExitStatus, ProcessIdentity
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.recovery import Phase, resources_free
+from podwatch.domain.thresholds import Policies, RestartPolicy
+from podwatch.recovery import Phase, gpus_and_ports_free
 from podwatch.trainer.base import Candidate, CannotExecute, Look
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Podwatch, World, death, finished
@@ -337,9 +337,9 @@ async def test_who_holds_the_gpu_and_the_port_is_named(world: World, monkeypatch
 
 
 def test_where_nobody_can_be_named_it_says_so() -> None:
-    free = resources_free.Free(("gpu0 holds 3.0 GiB more than before training",), True)
-    assert "no process that podwatch can read" in resources_free.named(free, ()).holders[1]
-    assert resources_free.named(resources_free.Free((), True), ("pid 1",)).holders == ()
+    free = gpus_and_ports_free.Free(("gpu0 holds 3.0 GiB more than before training",), True)
+    assert "no process that podwatch can read" in gpus_and_ports_free.named(free, ()).holders[1]
+    assert gpus_and_ports_free.named(gpus_and_ports_free.Free((), True), ("pid 1",)).holders == ()
 
 
 def test_a_candidate_has_one_name_for_every_podwatch() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from podwatch.domain.errors import HostError
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.domain.snapshot import Desired
+from podwatch.domain.thresholds import Policies, RestartPolicy
 from podwatch.policy.resume import Choice
 from podwatch.recovery import Phase
 from podwatch.recovery.context import Attempt

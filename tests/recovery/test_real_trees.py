@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.policy import Policies, RestartPolicy
+from podwatch.domain.thresholds import Policies, RestartPolicy
 from podwatch.recovery import Phase
-from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
+from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
 from tests.recovery.test_with_keeper import RealTime, running_trainers
 from tests.support.known_trainers import ROLES
 from tests.support.recovery_world import GIB, Podwatch, World, death

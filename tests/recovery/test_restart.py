@@ -11,13 +11,13 @@ from podwatch.daemon.status_view import recovery_view
 from podwatch.detection.one_failure import Healing, fold, reported
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.policy import Policies, RestartPolicy
 from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired, TrainerSample, observed
+from podwatch.domain.thresholds import Policies, RestartPolicy
 from podwatch.journal import Journal
 from podwatch.policy.exit_code import Blame
 from podwatch.recovery import Phase, quarantine
-from podwatch.recovery.runner import adopt
+from podwatch.recovery.operation_runner import adopt
 from podwatch.trainer.base import CannotExecute
 from tests.support.recovery_world import GIB, Killer, Podwatch, World, death, finished, index_of
 
@@ -305,7 +305,7 @@ async def test_a_command_that_never_worked_gets_two_tries_and_is_to_blame(world:
     await podwatch.until(Phase.CONFIRMING)
     podwatch.see(finding=death())
     await podwatch.until(Phase.GAVE_UP)
-    assert podwatch.recovery.runner.ready, "nothing is tried in an hour: daemon/job.py ends podwatch"
+    assert podwatch.recovery.runner.ready, "nothing is tried in an hour: daemon/end_of_run.py ends podwatch"
     assert podwatch.recovery.context.blame is Blame.COMMAND
     assert len(world.plans) == 2
     assert world.alive() == []

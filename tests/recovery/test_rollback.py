@@ -8,7 +8,7 @@ import pytest
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.event import EventName
 from podwatch.domain.run import Lineage
-from podwatch.domain.stored import StoredSave
+from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal
 from podwatch.recovery import Phase
 from podwatch.trainer.base import Candidate

@@ -14,10 +14,10 @@ from podwatch.domain.run import Intent, IntentKind
 from podwatch.journal.journal import Journal
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
-from podwatch.retention.removal import Remover
-from podwatch.retention.trash import quarantine_entries
+from podwatch.retention.carry_out_removal import Remover
+from podwatch.retention.trash_and_quarantine import quarantine_entries
 from podwatch.system.clock import SystemClock
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.support.small_disk import small_mount
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")

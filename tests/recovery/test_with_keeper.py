@@ -14,7 +14,7 @@ import pytest
 from podwatch.domain.event import EventName
 from podwatch.recovery import Phase
 from podwatch.system.clock import Clock
-from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
+from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
 from tests.support.known_trainers import ROLES
 from tests.support.recovery_world import Podwatch, World, death
 
@@ -116,7 +116,7 @@ async def test_a_lock_directory_that_cannot_be_used_is_reported_and_training_sta
 
 async def test_death_crash_and_stop(world: World, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # as long as the keeper's linger, and longer than this test waits for anything
-    monkeypatch.setattr("podwatch.trainer.handle._EXIT_RECORD_WAIT", 60.0)
+    monkeypatch.setattr("podwatch.trainer.trainer_handle._EXIT_RECORD_WAIT", 60.0)
     root = world.root
     world.settings_extra = {"trainer": {"command": [sys.executable, str(script), str(world.output)], "stop_grace": 1}}
     first = life(world, root)

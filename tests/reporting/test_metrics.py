@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from podwatch.domain.snapshot import GpuState
 from podwatch.reporting.metrics import exposition, make_registry
 from podwatch.reporting.status import build_status
-from podwatch.sync.types import UploadPace
+from podwatch.sync.interfaces import UploadPace
 from tests.reporting import views
 
 

@@ -12,12 +12,12 @@ from podwatch.client.status_screen import render
 from podwatch.client.status_verdict import verdict
 from podwatch.daemon.status_view import headline, heartbeat_fields, steps_at_risk
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, observed
-from podwatch.policy.overall import RecoveryView
+from podwatch.policy.overall_status import RecoveryView
+from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.metrics import exposition, make_registry
 from podwatch.reporting.status import build_status
-from podwatch.reporting.view import DaemonView
 from podwatch.reporting.wandb import metrics_of
-from podwatch.sync.types import SyncStatus
+from podwatch.sync.interfaces import SyncStatus
 from tests.reporting import views
 
 LAST = "; the trainer is alive, last step 85"

@@ -11,11 +11,11 @@ import pytest
 from podwatch.detection.one_failure import cost
 from podwatch.domain.event import Change, Event, EventName, Notice
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.policy import NoticePolicy
 from podwatch.domain.snapshot import TrainingMetrics, observed
-from podwatch.policy.accounting import Ledger, Use, advance
+from podwatch.domain.thresholds import NoticePolicy
 from podwatch.policy.alerts import NoticeState, body, channel_of, cost_of, digest_due, lowest_of, on_event, on_turn
-from podwatch.policy.cost import Account, Price, account
+from podwatch.policy.cost_totals import Account, Price, account
+from podwatch.policy.time_ledger import Ledger, Use, advance
 from podwatch.reporting import digest
 from podwatch.reporting.notify import document_of
 from podwatch.reporting.status import build_status

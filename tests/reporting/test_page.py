@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from podwatch.reporting import html as made
 from podwatch.reporting import page
-from podwatch.reporting.documents import incident_document
+from podwatch.reporting.json_documents import incident_document
 from podwatch.reporting.status import build_status
 from tests.reporting import views
+from tests.support.examples import examples
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -170,7 +171,7 @@ def test_a_document_of_another_version_still_renders(document: dict[str, Any]) -
     check(page.render(document))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from(sorted(views.ALL)),
     st.lists(st.sampled_from(HOSTILE) | st.text(max_size=30), min_size=1, max_size=20),

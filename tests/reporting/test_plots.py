@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.policy.accounting import Use
-from podwatch.recording.history import DAY, Moment
+from podwatch.policy.time_ledger import Use
+from podwatch.recording.page_history import DAY, Moment
 from podwatch.reporting.html import Html
 from podwatch.reporting.plots import BUCKET, BUCKETS, HEIGHT, Segment, paces, path, plots, segments
 from tests.reporting.test_page import Read
+from tests.support.examples import examples
 
 NOW = 1_769_832_000.0
 GIB = 1 << 30
@@ -113,7 +114,7 @@ def test_a_line_keeps_its_dips_and_has_holes() -> None:
     assert path(holes, NOW, low=0, high=80) == "M0 4H1M20 4H21"
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.lists(
         st.builds(

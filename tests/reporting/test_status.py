@@ -14,8 +14,8 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Desired, SensorState, observed, unobserved
-from podwatch.policy.overall import RecoveryView
-from podwatch.reporting.documents import event_document
+from podwatch.policy.overall_status import RecoveryView
+from podwatch.reporting.json_documents import event_document
 from podwatch.reporting.status import build_status
 from tests.reporting import views
 
@@ -196,10 +196,10 @@ def test_a_trainer_process_that_ended_is_in_the_first_line(dead):
 
 def test_one_that_may_end_is_not():
     from podwatch.daemon.status_view import trainer_ended_at
-    from podwatch.detection.engine import DetectionState
     from podwatch.detection.operator_ends import Endings
+    from podwatch.detection.run_detectors import DetectionState
     from podwatch.detection.signals import Signals
-    from podwatch.domain.policy import Policies
+    from podwatch.domain.thresholds import Policies
 
     snapshot = views.healthy().snapshot
     state = DetectionState(signals=Signals(endings=Endings(gone=(("trainer", 5.0),))))

@@ -7,14 +7,13 @@ from dataclasses import replace
 from functools import cache
 
 from podwatch.daemon.backup_findings import backup_findings
-from podwatch.detection.engine import advance, initial
 from podwatch.detection.learned import Learned
 from podwatch.detection.one_failure import Healing, fold
+from podwatch.detection.run_detectors import advance, initial
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.event import Incident
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.gang import NodeView
-from podwatch.domain.policy import DetectionPolicy, Policies, RestartPolicy
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
     Desired,
@@ -33,14 +32,15 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
+from podwatch.domain.thresholds import DetectionPolicy, Policies, RestartPolicy
 from podwatch.incidents.bundle import plain
-from podwatch.policy.accounting import Ledger, Loss, Use
-from podwatch.policy.cost import Account, Price, account
-from podwatch.policy.overall import RecoveryView
+from podwatch.policy.cost_totals import Account, Price, account
+from podwatch.policy.overall_status import RecoveryView
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
+from podwatch.policy.time_ledger import Ledger, Loss, Use
 from podwatch.recovery.failure import given_up
-from podwatch.reporting.view import Counters, DaemonView
-from podwatch.sync.types import SyncStatus, UploadPace
+from podwatch.reporting.daemon_view import Counters, DaemonView
+from podwatch.sync.interfaces import SyncStatus, UploadPace
 from tests.detection.looks import world
 
 GB = 10**9

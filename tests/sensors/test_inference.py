@@ -15,6 +15,7 @@ from podwatch.domain.snapshot import Health, InferenceSample, Liveness, SensorSt
 from podwatch.sensors.inference import InferenceSensor, sum_series
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
+from tests.support.examples import examples
 
 METRICS = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -216,7 +217,7 @@ async def test_without_urls_it_is_absent() -> None:
     await sensor.stop()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.text(), st.sampled_from(["vllm:generation_tokens_total", "x"]))
 def test_any_text_is_survived(text: str, name: str) -> None:
     sum_series(text, name)

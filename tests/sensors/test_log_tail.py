@@ -18,6 +18,7 @@ from podwatch.sensors.log_tail import (
     role_of_file,
     split_lines,
 )
+from tests.support.examples import examples
 from tests.support.known_trainers import LINES
 
 COLOURED = b"\x1b[2m12:00:01\x1b[0m\x1b[1m SUCCESS\x1b[0m \x1b[22mStep 80 | Time: 183.22s | Loss: 0.1 | \x1b[0m"
@@ -96,7 +97,7 @@ PIECES = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.lists(PIECES, max_size=12).map(b"".join), st.lists(st.integers(0, 20_000), max_size=8))
 @example(b"x" * (MAX_LINE + 5) + b"\nnext\n", [MAX_LINE, MAX_LINE + 1])
 def test_where_the_chunks_are_cut_makes_no_difference(data: bytes, cuts: list[int]) -> None:
@@ -113,7 +114,7 @@ def test_where_the_chunks_are_cut_makes_no_difference(data: bytes, cuts: list[in
     assert len(carry.begun) <= MAX_LINE
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.one_of(st.binary(max_size=300), st.text(max_size=200).map(str.encode), PIECES))
 def test_arbitrary_bytes_never_raise(raw: bytes) -> None:
     line = clean(raw)
@@ -122,7 +123,7 @@ def test_arbitrary_bytes_never_raise(raw: bytes) -> None:
     has_finish_line(line, "RL trainer finished!")
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.integers(0, 10**9), st.text(alphabet="[]:()0123456789 \x1b|{}'\"abcSUCCESStep", max_size=40))
 def test_a_real_line_is_found_whatever_stood_before_it(step: int, noise: str) -> None:
     real = f"12:00:01 SUCCESS Step {step} | Loss 0.1".encode()

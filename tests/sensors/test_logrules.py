@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from podwatch.checkpoints.layouts import KINDS
 from podwatch.detection.log_rules import effective, shipped
-from podwatch.domain.policy import LogRule
 from podwatch.domain.snapshot import LogMatch, SensorState
+from podwatch.domain.thresholds import LogRule
 from podwatch.sensors import log_rules
 from podwatch.sensors.log_rules import LogRulesSensor, literals, prepare, risky, scan, texts
 from podwatch.sensors.log_tail import FileNews, Sources

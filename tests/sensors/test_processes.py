@@ -20,8 +20,9 @@ from podwatch.domain.snapshot import Reading, SensorState, Supervision, TrainerS
 from podwatch.sensors.processes import MIN_SIGHTINGS, REPLACEMENT_WINDOW, ProcessSensor, RequiredExits
 from podwatch.system.clock import SystemClock
 from podwatch.trainer.base import StopReport
-from podwatch.trainer.roles import RolePatterns
+from podwatch.trainer.process_roles import RolePatterns
 from tests.sensors.waiting import until
+from tests.support.examples import examples
 
 
 def process(pid: int, role: ProcessRole, parent: int = 1, *, state: str = "S") -> ProcessSample:
@@ -182,7 +183,7 @@ def test_a_pid_used_again_is_another_process() -> None:
     assert looks.look(LAUNCHER, reused, times=5) == [30]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.lists(st.sets(st.sampled_from(ALL)), max_size=25))
 def test_nothing_alive_is_ever_reported_and_nothing_twice(history: list[set[ProcessSample]]) -> None:
     looks = Looks()

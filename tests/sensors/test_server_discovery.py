@@ -17,10 +17,11 @@ from podwatch.domain.snapshot import Health, Reading, SensorState, ServerKind, T
 from podwatch.sensors.inference import InferenceSensor
 from podwatch.sensors.server_discovery import ServerFinder, listening
 from podwatch.system.clock import SystemClock
-from podwatch.trainer.handle import _local_sockets
+from podwatch.trainer.process_roles import port_of
 from podwatch.trainer.process_tree import sample
-from podwatch.trainer.roles import port_of
+from podwatch.trainer.trainer_handle import _local_sockets
 from tests.sensors.waiting import until
+from tests.support.examples import examples
 from tests.support.known_trainers import ROLES
 
 SERVER = """
@@ -186,7 +187,7 @@ def test_the_kernels_table() -> None:
     assert listening(six) == {3: ("[0:0:0:0:0:0:0:1]", 8000), 4: ("127.0.0.1", 8000)}
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.text())
 def test_any_table_is_survived(text: str) -> None:
     listening(text)

@@ -6,7 +6,7 @@ import sys
 OPEN = """
 import sys
 from podwatch.stores.credentials import Credentials
-from podwatch.stores.open import open_store
+from podwatch.stores.open_store import open_store
 open_store("b2://some-bucket", Credentials("id", "key"), writer_id="w")
 import requests
 answer = requests.Response()

@@ -17,10 +17,11 @@ from podwatch.controller.loop import AGAIN_SECONDS, Controller, Look
 from podwatch.controller.providers import OutcomeUnknown, ProviderError
 from podwatch.controller.run_store import RunStore
 from podwatch.domain.errors import RemoteError
-from podwatch.domain.instance import Instance
 from podwatch.domain.lease import HolderState
+from podwatch.domain.pod_identity import Instance
 from podwatch.domain.replacement import Listing, Rented, RentedState, parse_record
-from podwatch.policy.replacement import Action, spent
+from podwatch.policy.rented_machines import spent
+from podwatch.policy.replacement import Action
 from podwatch.stores.base import StoredObject
 from podwatch.sync.lease.protocol import ListAll
 from tests.support.controller_money import Bill, Span, highest, overspent

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support import warm
+
 PATIENCE = 3.0
 """Times what a wait takes at most on a machine that does nothing else."""
 
@@ -48,6 +50,8 @@ class DaemonProcess:
 
     def command(self, *arguments: str, timeout: float = 180.0) -> subprocess.CompletedProcess[str]:
         """Another podwatch command with the same configuration."""
+        if arguments[0] != "run":
+            return warm.podwatch("-c", str(self.config), *arguments, env=self.environ, timeout=timeout)
         return subprocess.run(
             [sys.executable, "-m", "podwatch", "-c", str(self.config), *arguments],
             env=self.environ, capture_output=True, text=True, timeout=timeout,
@@ -110,7 +114,7 @@ class DaemonProcess:
             return "(no log)"
         return "\n".join([line for line in log[:-1] if '"checkpoint-complete"' not in line][-lines:] + log[-1:])
 
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 60.0) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60.0 * PATIENCE) -> int:
         """End the daemon (training goes on) and return its exit code."""
         assert self.process is not None
         if self.process.poll() is None:

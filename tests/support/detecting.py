@@ -4,12 +4,12 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from podwatch.detection.engine import advance, initial
+from podwatch.detection.run_detectors import advance, initial
 from podwatch.detection.signals import lasting_seconds
 from podwatch.domain.finding import Finding, FindingKind
-from podwatch.domain.policy import DetectionPolicy, Policies
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, Snapshot, Supervision, TrainerSample, observed
+from podwatch.domain.thresholds import DetectionPolicy, Policies
 from podwatch.sensors.gpu import GpuSensor
 
 TURN = 0.2

@@ -11,7 +11,7 @@ import pytest
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.trainer.base import StartPlan
-from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
+from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
 from tests.support.known_trainers import ROLES
 
 

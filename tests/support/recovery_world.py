@@ -25,7 +25,6 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.policy import Policies
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
     GpuSample,
@@ -39,13 +38,14 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.domain.stored import PublishedSave, StoredSave
+from podwatch.domain.stored_checkpoint import PublishedSave, StoredSave
+from podwatch.domain.thresholds import Policies
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.other_trainers import ALONE, Beside
 from podwatch.recovery import Phase, RecordHolder, Recovery, RestoreSource
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
+from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import identify
-from podwatch.system.workspace import Workspace
 from podwatch.trainer.base import Candidate, Look, StartPlan, StopReport, TrainerHandle
 from tests.support.clock import AutoClock
 

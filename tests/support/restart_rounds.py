@@ -25,13 +25,13 @@ from typing import Any
 
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.process import ProcessIdentity
-from podwatch.journal import opening
+from podwatch.journal import open_database
 from podwatch.recovery import Phase, stale_files
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
-from podwatch.system.pinned import PinnedTree
+from podwatch.system.pinned_directories import PinnedTree
 from podwatch.system.procfs import is_alive
-from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
+from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
 from tests.support import forking
 from tests.support.known_trainers import ROLES
 from tests.support.recovery_world import Killer, Podwatch, World, death
@@ -270,7 +270,7 @@ def work(root: Path, what: str, count: int, seed: int, worker: int) -> None:
 
 def main(root: Path, what: str, count: int, seed: int) -> int:
     # Full disks are the journal's own tests; and a test says nothing about what lies in this machine's /dev/shm.
-    opening.RESERVED_PAGES, opening.BALLAST_BYTES = 8, 4096
+    open_database.RESERVED_PAGES, open_database.BALLAST_BYTES = 8, 4096
     stale_files.PLACES = []  # type: ignore[misc]
 
     def share(worker: int) -> Callable[[], Awaitable[None]]:

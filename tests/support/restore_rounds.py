@@ -18,12 +18,12 @@ from typing import Any
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.run import IntentKind
 from podwatch.journal.journal import Journal
-from podwatch.sync.restore import staging as staging_module
-from podwatch.sync.restore.child_process import FetchProcess
+from podwatch.sync.restore import staging_directory as staging_module
 from podwatch.sync.restore.restore import FetchPace, Restorer, StorePlace
+from podwatch.sync.restore.start_child import FetchProcess
 from podwatch.system import procfs
-from podwatch.system.pinned import PinnedTree
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import PinnedTree
 from tests.support.b2server import BUCKET, B2Server
 from tests.support.forking import kill
 from tests.support.stored_set import put_set

@@ -16,18 +16,18 @@ from podwatch.checkpoints.scan import linked_steps
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event
-from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample, Reading, observed
+from podwatch.domain.thresholds import DiskPolicy
 from podwatch.journal.journal import Journal
 from podwatch.policy.disk_forecast import Forecast
 from podwatch.policy.local_retention import Protection, RemovalPlan
-from podwatch.retention.pruner import Disks, Pruner
-from podwatch.retention.removal import Remover
-from podwatch.retention.trash import SetAsideUsage
+from podwatch.retention.carry_out_removal import Remover
+from podwatch.retention.free_space import Disks, Pruner
+from podwatch.retention.trash_and_quarantine import SetAsideUsage
 from podwatch.sensors.disk import DiskSensor
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 
 
 @contextlib.contextmanager

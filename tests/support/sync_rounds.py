@@ -19,10 +19,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from podwatch.domain.policy import RemotePolicy
 from podwatch.domain.run import IntentKind
-from podwatch.journal import opening
-from podwatch.policy.upload_priority import Level
+from podwatch.domain.thresholds import RemotePolicy
+from podwatch.journal import open_database
+from podwatch.policy.upload_cpu_priority import Level
 from podwatch.sync import store_session
 from podwatch.system import procfs
 from tests.support.b2server import BUCKET, B2Server
@@ -181,7 +181,7 @@ def remove(directory: Path) -> None:
 
 
 def main(root: Path, rounds: int, seed: int) -> int:
-    opening.RESERVED_PAGES, opening.BALLAST_BYTES = 8, 4096  # full disks are the journal's own tests
+    open_database.RESERVED_PAGES, open_database.BALLAST_BYTES = 8, 4096  # full disks are the journal's own tests
     # What was superseded may go at once and not after six hours: its going is part of what is struck.
     store_session.RemotePolicy = functools.partial(RemotePolicy, superseded_grace_seconds=0.0)  # type: ignore[assignment,misc]
     roots = [root / str(n) for n in range(WORKERS)]

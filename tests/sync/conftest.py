@@ -26,13 +26,13 @@ from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
 from podwatch.stores.s3 import S3Store
 from podwatch.stores.s3_credentials import S3Credentials
+from podwatch.sync.interfaces import RunIdentity
 from podwatch.sync.lease.protocol import LeaseClock, LeaseProtocol, LeaseTerms, perform
-from podwatch.sync.restore.child_process import FetchProcess
 from podwatch.sync.restore.restore import Restorer, StorePlace
+from podwatch.sync.restore.start_child import FetchProcess
 from podwatch.sync.syncer import Syncer
-from podwatch.sync.types import RunIdentity
 from podwatch.system.clock import SystemClock
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.hurry import hurrying
 from tests.support.s3server import BUCKET as S3_BUCKET
@@ -324,10 +324,11 @@ def s3careless(s3server: S3Server, s3: World) -> World:
     return s3
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("s3", "s3versions", "s3careless")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("local", "s3", "s3versions", "s3careless")]
+"""What is particular to each store is in tests/stores/test_conformance.py, of the default suite."""
 
 
-@pytest.fixture(params=["local", "b2", *SLOW], ids=lambda name: {"local": "file"}.get(name, name))
+@pytest.fixture(params=["b2", *SLOW], ids=lambda name: {"local": "file"}.get(name, name))
 def world(request: pytest.FixtureRequest) -> World:
     made: World = request.getfixturevalue(request.param)
     return made

@@ -11,7 +11,7 @@ from podwatch.policy.store_retention import Keep
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.sync.inventory import inventory, verify_save
 from podwatch.sync.runs.archive import Archiver, read_record
-from podwatch.sync.runs.list import list_runs
+from podwatch.sync.runs.read_runs import list_runs
 from tests.support.past_runs import past_run, point, save
 from tests.sync.conftest import Shifted, World
 

@@ -16,7 +16,7 @@ from podwatch.journal.records import BegunUpload
 from podwatch.policy.store_retention import ABANDONED_SECONDS, abandoned_uploads
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.credentials import Credentials
-from podwatch.sync.upload.job import UploadJob, taken_up
+from podwatch.sync.upload.child_job import UploadJob, taken_up
 from podwatch.sync.upload.send_parts import Sending, SourceChanged
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.sync.conftest import QUICK

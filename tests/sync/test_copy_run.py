@@ -12,7 +12,7 @@ import pytest
 from podwatch.domain.errors import Busy, IntegrityError, RemoteError
 from podwatch.domain.lease import Claim, Pod, sign_document
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, Proof
-from podwatch.domain.stored import StoredSave
+from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.policy.store_retention import place_copy
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.part_reader import StreamSource

@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 
 from podwatch.domain.lease import Pod
 from podwatch.domain.manifest import Manifest
-from podwatch.domain.policy import RemotePolicy
 from podwatch.domain.run import IntentKind
+from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import BegunUpload, UploadedObject
 from podwatch.policy.lease import Timing
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, perform
 from podwatch.sync.publish import Publisher
-from podwatch.sync.store_retention import RemoteRetention
-from podwatch.sync.upload import job as jobs
+from podwatch.sync.store_removal import RemoteRetention
+from podwatch.sync.upload import child_job as jobs
 from podwatch.sync.upload.send_parts import Sending
 from podwatch.system.clock import SystemClock
-from podwatch.system.pinned import pin_of
+from podwatch.system.pinned_directories import pin_of
 from tests.support.forking import in_child, kill
 from tests.sync.conftest import AtWall, Held, Run, World, until
 

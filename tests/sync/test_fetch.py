@@ -11,9 +11,9 @@ from podwatch.domain.errors import IntegrityError, SaveGone
 from podwatch.domain.manifest import Manifest
 from podwatch.stores import b2_session, receive
 from podwatch.stores.base import ObjectStore
+from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.fetch import Fetching
-from podwatch.sync.restore.job import Fetched, FetchJob
-from podwatch.system.pinned import pin_of
+from podwatch.system.pinned_directories import pin_of
 from tests.support.stored_set import put_set
 from tests.sync.conftest import World
 from tests.sync.test_restore import damage, drop, tree

@@ -10,7 +10,7 @@ import pytest
 
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.sync.upload.hardlinks import Held, Holder
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.sync.conftest import World
 
 

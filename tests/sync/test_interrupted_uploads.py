@@ -12,7 +12,7 @@ import pytest
 
 from podwatch.journal.journal import Journal
 from podwatch.sync.upload.hardlinks import Holder
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.sync.conftest import Run, World, until
 from tests.sync.test_hardlinks import ours
 

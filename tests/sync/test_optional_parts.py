@@ -13,12 +13,12 @@ from podwatch.checkpoints.layouts.base import PartDir
 from podwatch.config.settings import Settings, SyncSettings
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.manifest import Manifest, Proof
-from podwatch.domain.policy import RemotePolicy
+from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.store_retention import EXTRA
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.inventory import Verified, examine_save, inventory, verify_optional, verify_save
 from podwatch.sync.publish import read_manifest, read_optional
-from podwatch.sync.store_retention import RemoteRetention
+from podwatch.sync.store_removal import RemoteRetention
 from podwatch.sync.upload.optional_parts import OptionalParts, look
 from podwatch.system.clock import SystemClock
 from tests.support.checkpoints import write_prime_rl_step

@@ -11,7 +11,7 @@ from podwatch.domain.errors import HostError, IntegrityError, RemoteError
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink, check_links, sha1_hex
 from podwatch.recovery import quarantine
 from podwatch.stores.base import TOTAL
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.support.small_disk import small_mount
 from tests.support.stored_set import put_set
 from tests.sync.conftest import Run, World

@@ -21,10 +21,10 @@ from podwatch.domain.manifest import Manifest
 from podwatch.stores.base import ObjectStore
 from podwatch.sync import connections
 from podwatch.sync.restore import worker_processes
-from podwatch.sync.restore.child_process import FetchProcess
+from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.fetch import Fetching
-from podwatch.sync.restore.job import Fetched, FetchJob
-from podwatch.sync.restore.staged_files import COMPLETE, DIFFERS, PIECE, Pieces, StagedFile
+from podwatch.sync.restore.pieces_on_disk import COMPLETE, DIFFERS, PIECE, Pieces, StagedFile
+from podwatch.sync.restore.start_child import FetchProcess
 from podwatch.sync.restore.worker_processes import MOST_DEATHS, RATE_OF_ONE, Order, Workers, how_many
 from podwatch.system import procfs
 from podwatch.system.child import scrubbed_environment
@@ -135,32 +135,31 @@ def test_what_is_here_is_counted_exactly_after_a_death(
 ) -> None:
     """In this process, where every count is heard: its last one is the set's size, not more and not less.
 
-    Whoever is shot has just reported bytes of a piece that it has not finished. It may finish the piece before the shot
-    comes, so there are several, as many as a restore survives."""
+    The store holds back the rest of each whole piece until all workers are shot, so that none finishes one before."""
     assert b2.server is not None
-    manifest = stored(b2)
-    b2.server.pace(rate=4e6)
+    server, manifest = b2.server, stored(b2)
+    server.pace(rate=4e6)
+    server.fault("b2_download", "stall", count=1000, after_bytes=PIECE_SIZE // 2, seconds=60.0)
     others = set(children(os.getpid()))
     told: list[tuple[int, int]] = []
     shots: list[int] = []
 
-    def lost() -> bool:
-        return any(after[0] < before[0] for before, after in itertools.pairwise(told))
-
     hear = Workers._hear
 
-    def hear_and_shoot(workers: Workers, worker: worker_processes._Worker, boss: worker_processes.Boss) -> None:
-        counts, hand = len(told), set(worker.hand)
+    def hear_and_shoot(workers: Workers, worker: worker_processes._Worker, boss: Fetching) -> None:
         hear(workers, worker, boss)
-        if len(told) > counts and hand == set(worker.hand) and len(shots) < MOST_DEATHS - 1 and not lost():
-            shots.append(worker.pid)
-            shot(worker.pid)
+        fetched = [order for each in workers._workers for order in each.hand.values() if order.length == PIECE_SIZE]
+        if not shots and any(boss._coming.get(order[:3]) for order in fetched):
+            server.admin("clear")
+            shots.extend(each.pid for each in workers._workers)
+            for pid in shots:
+                shot(pid)
 
     monkeypatch.setattr(Workers, "_hear", hear_and_shoot)
     done = Fetching(job(b2, manifest, tmp_path / "s"), b2.store, lambda *counts: told.append(counts)).run()
-    assert shots
+    assert 1 < len(shots) < MOST_DEATHS, "a piece that is dealt to one of them after the other survives them all"
     assert told[-1] == (manifest.total_bytes, done.downloaded)
-    assert lost(), "what was lost is taken off"
+    assert any(after[0] < before[0] for before, after in itertools.pairwise(told)), "what was lost is taken off"
     assert same(b2, tmp_path / "s")
     assert set(children(os.getpid())) == others
 
@@ -209,7 +208,7 @@ def test_no_process_is_left(b2: World, tmp_path: Path, how: str) -> None:
     # What FetchProcess does, in a process between us and the child that can be killed.
     program = (
         "import os, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-P', '-m', 'podwatch.sync.restore.child', str(os.getpid())],\n"
+        "child = subprocess.Popen([sys.executable, '-P', '-m', 'podwatch.sync.restore.child_main', str(os.getpid())],\n"
         "                         stdin=subprocess.PIPE, cwd='/')\n"
         "child.stdin.write(sys.stdin.buffer.readline()); child.stdin.flush()\n"
         "sys.stdin.buffer.read(1); child.stdin.close(); child.wait(); sys.stdin.buffer.read()\n"

@@ -11,8 +11,7 @@ from podwatch.domain.manifest import Keys
 from podwatch.policy.run_summary import difference
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.runs.bootstrap import Start, start_artefacts
-from podwatch.sync.runs.list import list_runs
-from podwatch.sync.runs.record import read_run
+from podwatch.sync.runs.read_runs import list_runs, read_run
 from tests.policy.test_run_summary import BEAT
 from tests.stores.conftest import *  # noqa: F403 - the fixtures of every store
 from tests.support.past_runs import past_run

@@ -18,7 +18,7 @@ from podwatch.domain.manifest import Manifest, check_links
 from podwatch.stores.base import ObjectStore, store_time
 from podwatch.sync.inventory import inventory
 from podwatch.sync.publish import read_manifest
-from podwatch.sync.upload.child_process import SetVoid
+from podwatch.sync.upload.start_child import SetVoid
 from podwatch.sync.upload.uploader import Sender
 from tests.support.hurry import hurrying
 from tests.sync.conftest import Run, World, until
@@ -488,7 +488,7 @@ async def test_the_child_ends_with_its_parent_and_is_nice(b2: World, run: Run) -
     with hurrying():  # it has shown that it is nice: on a busy machine it would not come to send anything
         await until(lambda: any(e["ep"] == "fault" for e in b2.server.events()), 200)  # type: ignore[union-attr]
         seen = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
-        assert b"podwatch.sync.upload.child" in seen
+        assert b"podwatch.sync.upload.child_main" in seen
         assert b"secret-never" not in seen
         await syncer.stop()
     await until(lambda: not Path(f"/proc/{pid}").exists())

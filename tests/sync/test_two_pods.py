@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from podwatch.daemon.store import attempt_ended, this_pod
+from podwatch.daemon.store_wiring import attempt_ended, this_pod
 from podwatch.domain.errors import RemoteError
-from podwatch.domain.instance import Instance
 from podwatch.domain.lease import HolderState, Pod
 from podwatch.domain.manifest import Manifest, ManifestFile, Pointer, sha1_hex
-from podwatch.domain.policy import RemotePolicy
+from podwatch.domain.pod_identity import Instance
 from podwatch.domain.run import IntentKind
+from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.lease import LeaseAction, Timing
 from podwatch.stores.base import ObjectStore
-from podwatch.stores.fenced import TooLate, put_before
+from podwatch.stores.fenced_writes import TooLate, put_before
 from podwatch.sync.lease.protocol import (
     Create,
     LeaseProtocol,
@@ -32,7 +32,7 @@ from podwatch.sync.lease.protocol import (
     perform,
 )
 from podwatch.sync.publish import Publisher, named_by_others, newest_pointer, read_pointer
-from podwatch.sync.store_retention import RemoteRetention
+from podwatch.sync.store_removal import RemoteRetention
 from podwatch.system.procfs import identify
 from tests.sync.conftest import AtWall, Held, World
 

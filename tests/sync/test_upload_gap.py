@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.sync.store_session import StoreSession
 from podwatch.sync.syncer import BEGUN
 from tests.sync.conftest import Run, World, until

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.client import discover
-from podwatch.client.discover import Hints
+from podwatch.client import find_daemon
+from podwatch.client.find_daemon import Hints
 from podwatch.daemon.paths import run_paths
 from podwatch.domain.errors import HostError, PermissionDenied
-from podwatch.sync.restore.staging import _lock
+from podwatch.sync.restore.staging_directory import _lock
 from podwatch.system.files import FileLock
-from podwatch.system.pinned import PinnedTree
+from podwatch.system.pinned_directories import PinnedTree
 from tests.support import strangers
 from tests.support.strangers import needs_root
 
@@ -146,8 +146,8 @@ def test_another_users_lock_with_the_same_inode_number_is_no_podwatch(public: Pa
     public.chmod(0o1777)
     with strangers.staying(hold) as stranger:
         locks.write_text(f"1: FLOCK  ADVISORY  WRITE {stranger} 00:1a:{lock.stat().st_ino} 0 EOF\n")
-        assert discover.holder("run", {}, hints, locks) is None
+        assert find_daemon.holder("run", {}, hints, locks) is None
         locks.write_text(f"1: FLOCK  ADVISORY  WRITE {os.getpid()} 00:1a:{lock.stat().st_ino} 0 EOF\n")
-        found = discover.holder("run", {}, hints, locks)
+        found = find_daemon.holder("run", {}, hints, locks)
         assert found is not None
         assert found.pid == os.getpid()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.client.discover import own_endpoint, read_endpoint, write_endpoint
+from podwatch.client.find_daemon import own_endpoint, read_endpoint, write_endpoint
 from podwatch.config.last_good import last_good_path, load_last_good, save_last_good
 from podwatch.config.loading import load_settings
 from podwatch.trainer.keeper_client import read_end, read_exit, read_record, read_result

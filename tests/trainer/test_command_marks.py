@@ -13,9 +13,9 @@ import pytest
 
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
-from podwatch.trainer import command_marks, discover
+from podwatch.trainer import command_marks, find_trainers
 from podwatch.trainer.command_marks import NAME, Record, left, read_record
-from podwatch.trainer.discover import Run, gather, judge
+from podwatch.trainer.find_trainers import Run, gather, judge
 from podwatch.trainer.process_tree import Process
 from tests.support.known_trainers import ROLES
 from tests.support.other_users import E, as_root
@@ -85,7 +85,7 @@ def test_a_keepers_tree_below_a_marked_process_is_training() -> None:
 def test_the_runs_own_worker_decides_whatever_is_above_it() -> None:
     shell = proc(15, 1, "-bash", name="bash", tty=34816)
     daemon = proc(16, 15, "podwatch run", tty=34816)
-    worker = proc(20, 16, "python -m podwatch.hooks.worker")
+    worker = proc(20, 16, "python -m podwatch.hooks.child_main")
     assert own(shell, daemon, worker, proc(21, 20), marked=(21,)) == [21]
 
 
@@ -247,7 +247,7 @@ def test_what_is_left_is_no_candidate_and_an_operators_process_with_the_same_env
     assert (pid in seen, pid in ours) == (False, True)
     seen, ours, pid = found(environment(path, "e" * 32))
     assert (pid in seen, pid in ours) == (True, False), "a token without a record proves nothing"
-    run = discover.replace(run, state=tmp_path / "another-run")
+    run = find_trainers.replace(run, state=tmp_path / "another-run")
     seen, ours, pid = found(environment(path))
     assert (pid in seen, pid in ours) == (False, True), "another run's evaluation is no trainer of this run"
     with terminal(argv, environ=environment(path)) as person:

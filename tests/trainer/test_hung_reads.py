@@ -17,9 +17,9 @@ import pytest
 from podwatch.domain.process import ProcessIdentity
 from podwatch.recovery import stale_files
 from podwatch.system import procfs
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.procfs import boot_id, patiently, pid_namespace
-from podwatch.system.workers import Worker
-from podwatch.trainer import discover, keeper
+from podwatch.trainer import find_trainers, keeper
 from podwatch.trainer.process_tree import AllOurs, LocalTree, Process, in_session, marked
 from tests.support.known_trainers import ROLES
 from tests.support.pod import eventually
@@ -252,7 +252,7 @@ async def test_podwatch_looks_at_all_others(proc: FakeProc, tmp_path: Path) -> N
     try:
         found = await patiently(
             worker,
-            lambda: discover.gather(discover.Run(str(tmp_path)), ROLES, own_pid=1),
+            lambda: find_trainers.gather(find_trainers.Run(str(tmp_path)), ROLES, own_pid=1),
             timeout=20.0,
             patience=PATIENCE,
         )
@@ -264,7 +264,7 @@ async def test_podwatch_looks_at_all_others(proc: FakeProc, tmp_path: Path) -> N
         assert [i.pid for i in marked("s1")] == [401]
         found = await patiently(
             worker,
-            lambda: discover.gather(discover.Run(str(tmp_path)), ROLES, own_pid=1),
+            lambda: find_trainers.gather(find_trainers.Run(str(tmp_path)), ROLES, own_pid=1),
             timeout=20.0,
             patience=PATIENCE,
         )

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import Busy
-from podwatch.domain.instance import Instance
+from podwatch.domain.pod_identity import Instance
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
 from podwatch.trainer import keeper_client
 from podwatch.trainer.job_survivors import Kept, clear, kept_by_jobs
 from podwatch.trainer.keeper_client import JobRecord, read_record
-from podwatch.trainer.launcher import KeeperJob
+from podwatch.trainer.start_and_adopt import KeeperJob
 from tests.support.pod import Pod, eventually
 
 HERE = Instance("slurm", "7", "0")

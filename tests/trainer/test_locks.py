@@ -19,6 +19,7 @@ from podwatch.domain.errors import Busy
 from podwatch.trainer import keeper, keeper_client
 from podwatch.trainer.keeper import LockDirectory, LockHeldError, lock_directories
 from tests.support import strangers
+from tests.support.examples import examples
 from tests.support.pod import Pod, eventually
 from tests.support.strangers import needs_root
 
@@ -305,7 +306,7 @@ SPOTS = st.sampled_from(["ours", "old-path", "old-inode", "inside-old-root-file"
 
 
 @needs_root
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(SPOTS, st.sampled_from(KINDS)), max_size=4, unique_by=lambda x: x[0]), st.booleans())
 def test_the_first_keeper_starts_and_the_second_does_not(acts: list[tuple[str, str]], leave: bool) -> None:
     """Whatever another user has put there, and whether or not he takes it away between the two."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from podwatch.system import procfs
-from podwatch.trainer.discover import Judged, Run, gather, judge
-from podwatch.trainer.roles import (
+from podwatch.trainer.find_trainers import Judged, Run, gather, judge
+from podwatch.trainer.process_roles import (
     Target,
     named_in_argv,
     named_in_environment,

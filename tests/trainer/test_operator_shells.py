@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.process import ProcessIdentity
-from podwatch.trainer.discover import Run, judge
+from podwatch.trainer.find_trainers import Run, judge
 from podwatch.trainer.operator_shells import (
     barred,
     carries,

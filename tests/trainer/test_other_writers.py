@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system.procfs import identify
-from podwatch.trainer.discover import Process
+from podwatch.trainer.find_trainers import Process
 from podwatch.trainer.other_writers import Other, Others, Run, Seen, in_checkpoint, judge, names, program_of, reads_only
 from tests.support.known_trainers import ROLES
 

@@ -20,7 +20,7 @@ ctypes.CDLL(None).syscall(60, 0)
 
 
 async def test_a_process_that_is_half_gone_is_waited_for(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podwatch.trainer.handle._EXIT_RECORD_WAIT", 60.0)
+    monkeypatch.setattr("podwatch.trainer.trainer_handle._EXIT_RECORD_WAIT", 60.0)
     launcher = pod.launcher()
     (pod.output.parent / "half.py").write_text(HALF_GONE)
     handle = await launcher.start(pod.script(f"{sys.executable} half.py & while ! test -s ready; do :; done; exit 3"))

@@ -3,7 +3,7 @@
 import pytest
 
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
-from podwatch.trainer.roles import RolePatterns
+from podwatch.trainer.process_roles import RolePatterns
 from tests.support.known_trainers import ROLES
 
 PATTERNS = {

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from podwatch.trainer.launcher import KeeperOptions, own_unit, runs_as_service, systemd_argv
+from podwatch.trainer.start_and_adopt import KeeperOptions, own_unit, runs_as_service, systemd_argv
 
 
 def test_the_unit_has_a_fixed_name_and_stands_apart_from_podwatch() -> None:

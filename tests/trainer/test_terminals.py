@@ -12,7 +12,7 @@ import pytest
 
 from podwatch.system import procfs
 from podwatch.trainer.base import Candidate
-from podwatch.trainer.discover import Judged, Run, gather, judge, users_of
+from podwatch.trainer.find_trainers import Judged, Run, gather, judge, users_of
 from tests.support.known_trainers import ROLES
 from tests.support.pod import Pod, eventually
 from tests.support.ptys import terminal

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from podwatch.checkpoints import set_identity
-from podwatch.checkpoints.completeness import (
+from podwatch.checkpoints import checkpoint_identity
+from podwatch.checkpoints.checkpoint_identity import stamp
+from podwatch.checkpoints.completeness_check import (
     CUT_OFF_FACTOR,
     CompletenessChecker,
     FoundComplete,
@@ -30,7 +31,6 @@ from podwatch.checkpoints.layouts.base import Judgement, Layout, PartDir, PartFi
 from podwatch.checkpoints.other_nodes import OtherNodes
 from podwatch.checkpoints.reboot_check import Memory, NoMemory, RebootCheck
 from podwatch.checkpoints.scan import replaced, without_linked
-from podwatch.checkpoints.set_identity import stamp
 from podwatch.checkpoints.settle_time import SettleTimes, slow_to_show
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, HeldAs, SymlinkEntry, newest_complete
 from podwatch.domain.errors import HostError
@@ -39,7 +39,7 @@ from podwatch.policy.lineage import is_earlier
 from podwatch.policy.other_trainers import Span, why_held
 from podwatch.policy.resume import StepEvidence, implausible
 from podwatch.system.clock import Clock
-from podwatch.system.pinned import PinnedTree
+from podwatch.system.pinned_directories import PinnedTree
 
 
 class HeldBack:
@@ -295,16 +295,16 @@ class Catalogue:
             known = self._known.get(step)
         if known is None:
             judgement = self._judge(step, found)
-            now = set_identity.describe(step, self._layout.name, found, judgement)
+            now = checkpoint_identity.describe(step, self._layout.name, found, judgement)
         else:
             judgement, now = known.judgement, known.set
-            if now.complete and now.save_id != set_identity.save_id(found, judgement):
+            if now.complete and now.save_id != checkpoint_identity.save_id(found, judgement):
                 now = replace(now, completeness=Completeness.WRITING, save_id="", reason=_CHANGED)
         others = [s for s in self._sets if s.step != step]
         now = next(s for s in self._held_back.mark((*others, now)) if s.step == step)
         travels = [p for p in found if p.part.uploaded]
         leftovers = frozenset(judgement.leftovers)
-        files = tuple(f for p in travels for f in p.files if set_identity.belongs(f, leftovers))
+        files = tuple(f for p in travels for f in p.files if checkpoint_identity.belongs(f, leftovers))
         return SetContents(now, files, tuple(x for p in travels for x in p.symlinks), found, judgement.world_size)
 
     def inspect(self, step: int) -> Inspection:
@@ -325,7 +325,7 @@ class Catalogue:
             known = self._known.get(step)
             if known is None or not known.set.complete:
                 return problems
-            if set_identity.save_id(found, judgement) == known.set.save_id:
+            if checkpoint_identity.save_id(found, judgement) == known.set.save_id:
                 return problems
             known.settled, self._listed = False, None
         return (_CHANGED, *problems)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from podwatch.checkpoints.checkpoint_identity import fingerprint
 from podwatch.checkpoints.formats import dcp, sandbox
 from podwatch.checkpoints.formats.files import check_file
 from podwatch.checkpoints.layouts.base import Layout, PartDir
 from podwatch.checkpoints.scan import Scan, is_temporary, scan_part, without_linked
-from podwatch.checkpoints.set_identity import fingerprint
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.node_files import MOST_FILES, NodeStep
 from podwatch.system.clock import Clock

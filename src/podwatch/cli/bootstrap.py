@@ -16,7 +16,7 @@ import click
 
 from podwatch.cli.common import Where, clean, common, find_daemon
 from podwatch.cli.offline import checked_run_id
-from podwatch.client.format import size, span
+from podwatch.client.times_and_sizes import size, span
 from podwatch.domain.errors import ConfigurationError, ExitCode, RemoteError, UsageError
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _fetched(call: Call, placed: str, key: "Credentials | None") -> "tuple[Fetch
     """What the store holds, and why the key can only read. None: the store does not help, and this pod has the files of
     an earlier call that this call allows."""
     from podwatch.domain.manifest import Keys
-    from podwatch.stores.open import open_store, parse_store_url
+    from podwatch.stores.open_store import open_store, parse_store_url
     from podwatch.sync.runs.bootstrap import can_write, fetch
 
     keys = Keys(call.run_id, parse_store_url(call.store).prefix)
@@ -219,7 +219,7 @@ def _credentials(call: Call) -> "Credentials | None":
 def _placed(call: Call) -> tuple[str, str]:
     """The digest whose files an earlier call wrote here, and the directory that relative paths are resolved against;
     empty if none did, or podwatch.toml is gone."""
-    from podwatch.client.trusted import read_trusted
+    from podwatch.client.trusted_file import read_trusted
     from podwatch.policy.bootstrap import CONFIG_NAME
 
     with suppress(OSError, ValueError, KeyError, TypeError, ConfigurationError):
@@ -252,7 +252,7 @@ def _planned(call: Call, fetched: "Fetched", *, continuing: bool) -> "tuple[list
 
 
 def _settings(call: Call, fetched: "Fetched", config: "PlannedFile", *, continuing: bool) -> "Settings | None":
-    from podwatch.cli.assumed import Given
+    from podwatch.cli.job_assumptions import Given
     from podwatch.config.loading import load_text
 
     if config.state == "refused":
@@ -271,7 +271,7 @@ def _settings(call: Call, fetched: "Fetched", config: "PlannedFile", *, continui
 
 def _problems(call: Call, fetched: "Fetched", files: "list[PlannedFile]", settings: "Settings | None") -> list[str]:
     """What the operator must do before anything starts, a line each."""
-    from podwatch.stores.open import parse_store_url
+    from podwatch.stores.open_store import parse_store_url
 
     found = []
     for file in files:

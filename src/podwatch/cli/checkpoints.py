@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from podwatch.cli.common import Where, ask, clean, common, find_daemon, json_option, print_json, say
-from podwatch.client.api import NotRunning, call
-from podwatch.client.format import ago, from_rfc3339, size
+from podwatch.client.ask_daemon import NotRunning, call
+from podwatch.client.times_and_sizes import ago, from_rfc3339, size
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, UsageError
 from podwatch.domain.finding import counted
 
@@ -144,7 +144,7 @@ def fetch(where: Where) -> dict[str, Any]:
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.cli.offline import load, look, noted
     from podwatch.domain.checkpoint import newest_complete
-    from podwatch.reporting.documents import checkpoint_document, remote_document
+    from podwatch.reporting.json_documents import checkpoint_document, remote_document
 
     settings = load(where)
     kept = noted(settings)
@@ -179,7 +179,7 @@ def check(where: Where, step: int | None) -> list[dict[str, Any]]:
             pass
     from podwatch.cli.offline import load, look
     from podwatch.domain.errors import UsageError
-    from podwatch.reporting.documents import inspection_document
+    from podwatch.reporting.json_documents import inspection_document
 
     catalogue = look(load(where))
     if step is not None and all(s.step != step for s in catalogue.sets):
@@ -270,7 +270,7 @@ def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str,
     with; the notes give the reason."""
     from podwatch.checkpoints.hash_check import INTEGRITY, compare, compare_own
     from podwatch.cli.offline import load, look
-    from podwatch.reporting.documents import inspection_document
+    from podwatch.reporting.json_documents import inspection_document
 
     settings = load(where)
     catalogue = look(settings)
@@ -341,7 +341,7 @@ def _gently(work: Callable[[], T]) -> T:
 
 def _open(settings: Any) -> "ObjectStore":
     from podwatch.cli.offline import credentials
-    from podwatch.stores.open import open_store
+    from podwatch.stores.open_store import open_store
 
     return open_store(settings.sync.store, credentials(settings), writer_id="verify")
 
@@ -349,7 +349,7 @@ def _open(settings: Any) -> "ObjectStore":
 def _manifest(store: "ObjectStore | None", settings: Any, step: int, save_id: str) -> "tuple[Manifest | None, str]":
     """The manifest of this save, or the reason why there is none."""
     from podwatch.sync.publish import checked_manifest
-    from podwatch.sync.upload.job import keys_for
+    from podwatch.sync.upload.child_job import keys_for
 
     if store is None:
         return None, "bytes not compared: no store is configured, so there are no hashes from an upload"
@@ -408,7 +408,7 @@ def prune(where: Where, dry_run: bool, as_json: bool) -> None:
 
 def describe_plan(plan: dict[str, Any]) -> list[str]:
     """One line per checkpoint or path, then the message."""
-    from podwatch.client.format import size
+    from podwatch.client.times_and_sizes import size
 
     lines = []
     for entry in plan.get("entries") or []:

@@ -12,7 +12,7 @@ from podwatch.domain.errors import ExitCode, UsageError
 from podwatch.domain.finding import counted
 
 if TYPE_CHECKING:
-    from podwatch.cli.strays import Stray
+    from podwatch.cli.stray_gpu_processes import Stray
     from podwatch.config.settings import Settings
     from podwatch.domain.event import Event
     from podwatch.journal import AsyncJournal
@@ -79,15 +79,15 @@ def running_training(settings: "Settings") -> str:
     """The training that runs here, or possibly does, as text; empty if there is none."""
     from podwatch.checkpoints.layouts import process_names
     from podwatch.system.procfs import is_alive
-    from podwatch.trainer import discover
+    from podwatch.trainer import find_trainers
     from podwatch.trainer.keeper_client import read_record
-    from podwatch.trainer.roles import Roles
+    from podwatch.trainer.process_roles import Roles
 
     record = read_record(settings.state_dir / settings.run_id / "keeper")
     if record is not None and is_alive(record.launcher):
         return f"training is running (pid {record.launcher.pid})"
-    run = discover.run_of(settings)
-    found = discover.judge(discover.gather(run, Roles(process_names()), own_pid=os.getpid()), run)
+    run = find_trainers.run_of(settings)
+    found = find_trainers.judge(find_trainers.gather(run, Roles(process_names()), own_pid=os.getpid()), run)
     seen = (*found.candidates, *found.pending)
     return "; ".join(f"pid {c.launcher.pid} could be this run's training: {c.reason}" for c in seen)
 
@@ -164,21 +164,21 @@ async def _alone(where: Where) -> dict[str, Any]:
 
 
 def _gpu(where: Where, *, dry_run: bool, yes: bool, as_json: bool) -> None:
-    from podwatch.cli import strays
+    from podwatch.cli import stray_gpu_processes
     from podwatch.cli.offline import load
 
     settings = load(where)
-    found = strays.look(settings, attached=_attached(where))
+    found = stray_gpu_processes.look(settings, attached=_attached(where))
     chosen = [] if dry_run else _chosen(found.strays, yes=yes, as_json=as_json)
-    ended = strays.end(chosen)
+    ended = stray_gpu_processes.end(chosen)
     if as_json:
         print_json({"schema_version": 1, **found.to_dict(ended)})
     elif not sys.stdin.isatty() or yes or dry_run or not found.strays:
-        click.echo("\n".join(strays.describe(found)))
+        click.echo("\n".join(stray_gpu_processes.describe(found)))
     for stray, how in ended.items():
         if not as_json:
             click.echo(f"{stray}: {how}")
-    if any(how == strays.STUCK for how in ended.values()):
+    if any(how == stray_gpu_processes.STUCK for how in ended.values()):
         raise click.exceptions.Exit(int(ExitCode.FAILED))
 
 
@@ -188,7 +188,7 @@ def _chosen(found: "tuple[Stray, ...]", *, yes: bool, as_json: bool) -> "list[St
         return [stray for stray in found if stray.leftover]
     if as_json or not sys.stdin.isatty():
         return []
-    from podwatch.cli.strays import line
+    from podwatch.cli.stray_gpu_processes import line
 
     return [s for s in found if not s.interactive and click.confirm(f"{clean(line(s))}\nEnd it?", err=True)]
 

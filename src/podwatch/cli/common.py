@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import click
 
-from podwatch.client.api import NotRunning, call
-from podwatch.client.discover import Found, locate
-from podwatch.client.format import from_rfc3339
+from podwatch.client.ask_daemon import NotRunning, call
+from podwatch.client.find_daemon import Found, locate
+from podwatch.client.times_and_sizes import from_rfc3339
 
 R = TypeVar("R")
 
@@ -54,7 +54,7 @@ def need_daemon(where: Where, purpose: str) -> Found:
     if found is None:
         import os
 
-        from podwatch.client.discover import holder, read_hints, searched
+        from podwatch.client.find_daemon import holder, read_hints, searched
 
         hints = read_hints(where.config)
         places = ", ".join(str(place) for place in searched(os.environ, hints))

@@ -17,7 +17,7 @@ import click
 from podwatch.cli.common import Where, clean, common, find_daemon, json_option, print_json
 
 if TYPE_CHECKING:
-    from podwatch.cli.detect import Trainer
+    from podwatch.cli.detect_machine import Trainer
     from podwatch.config.loading import LoadedSettings
     from podwatch.config.settings import Settings
 
@@ -80,7 +80,7 @@ def init(output: Path, force: bool, pid: int | None, full: bool) -> None:
     It has the command, working directory and relevant environment of a running trainer. Secrets go into a separate
     file with mode 0600. On a terminal, podwatch asks for the run's name and the store.
     """
-    from podwatch.cli import detect
+    from podwatch.cli import detect_machine
     from podwatch.config.explain import render_brief, render_toml
     from podwatch.config.loading import load_settings, load_text
     from podwatch.config.store_kinds import kind_of
@@ -91,14 +91,14 @@ def init(output: Path, force: bool, pid: int | None, full: bool) -> None:
     for file in (output, env_file):
         if os.path.lexists(file) and not force:
             raise UsageError("the file already exists", where=str(file), fix="choose another with -o, or use --force")
-    found = detect.find_trainers() if pid is None else ((pid, ""),)
+    found = detect_machine.find_trainers() if pid is None else ((pid, ""),)
     if len(found) > 1:
         listing = "; ".join(f"{number}: {command[:80]}" for number, command in found)
         raise UsageError("several trainers are running", where=listing, fix="choose one with --pid")
-    gpus, no_gpu = detect.find_gpus()
-    trainer = detect.read_trainer(found[0][0]) if found else None
+    gpus, no_gpu = detect_machine.find_gpus()
+    trainer = detect_machine.read_trainer(found[0][0]) if found else None
     if trainer is not None:
-        gpus, hidden = detect.visible_gpus(gpus, trainer.env)
+        gpus, hidden = detect_machine.visible_gpus(gpus, trainer.env)
         no_gpu = no_gpu or hidden
     overrides, notes = _proposal(trainer, gpus, no_gpu)
     secrets = _secrets(env_file, {} if trainer is None else trainer.secrets)
@@ -134,15 +134,15 @@ def init(output: Path, force: bool, pid: int | None, full: bool) -> None:
 
 
 def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], dict[str, str]]:
-    from podwatch.cli import detect
+    from podwatch.cli import detect_machine
 
     argv: tuple[str, ...] = trainer.argv if trainer else ()
     cwd: Path = trainer.cwd if trainer else Path.cwd()
     env: Mapping[str, str] = trainer.env if trainer else {}
-    output_dir, how = detect.output_dir_of(argv, cwd)
-    inference, training, sure = detect.gpu_split(gpus, detect.trainer_config(argv, cwd))
+    output_dir, how = detect_machine.output_dir_of(argv, cwd)
+    inference, training, sure = detect_machine.gpu_split(gpus, detect_machine.trainer_config(argv, cwd))
     overrides: dict[str, object] = {
-        "run_id": detect.run_id_of(argv, cwd, env, output_dir),
+        "run_id": detect_machine.run_id_of(argv, cwd, env, output_dir),
         "trainer.layout": trainer.layout if trainer else "auto",
         "trainer.output_dir": str(output_dir),
         "trainer.cwd": str(cwd),
@@ -210,15 +210,15 @@ def _secrets(env_file: Path, found: Mapping[str, str]) -> dict[str, str]:
 def _own_directory(trainer: Any, overrides: dict[str, object], notes: dict[str, str]) -> None:
     """Use the run directory of prime-rl (since 2026-08) as output_dir, and add its name to the command: without a name
     prime-rl generates a new directory at each start."""
-    from podwatch.cli import detect
-    from podwatch.cli.detect import run_of
+    from podwatch.cli import detect_machine
+    from podwatch.cli.detect_machine import run_of
 
     own = run_of(trainer.pid, trainer.argv, trainer.cwd)
     if own is None:
         return
     overrides["trainer.output_dir"] = str(own.path)
     notes["trainer.output_dir"] = own.how
-    overrides["run_id"] = detect.run_id_of(trainer.argv, trainer.cwd, trainer.env, own.path)
+    overrides["run_id"] = detect_machine.run_id_of(trainer.argv, trainer.cwd, trainer.env, own.path)
     if own.added:
         overrides["trainer.command"] = [*trainer.argv, *own.added]
         notes["trainer.command"] = (
@@ -237,7 +237,7 @@ def _look_around(loaded: "LoadedSettings") -> list[str]:
     from podwatch.checkpoints.layouts import concerns
     from podwatch.cli.check.report import in_time
     from podwatch.domain.errors import ConfigurationError
-    from podwatch.hooks.child import problem_of
+    from podwatch.hooks.start_child import problem_of
 
     trainer = loaded.settings.trainer
     found: list[str] = []
@@ -322,9 +322,9 @@ def adopt(where: Where, pid: int | None, dry_run: bool, as_json: bool) -> None:
     podwatch keeps comments and all other settings, and removes resume flags, because it adds its own. It never writes
     a secret: it refuses a command with a secret argument, and only lists the names of secret variables.
     """
-    from podwatch.cli import detect
-    from podwatch.client.trusted import read_trusted
-    from podwatch.config.edit import set_values
+    from podwatch.cli import detect_machine
+    from podwatch.client.trusted_file import read_trusted
+    from podwatch.config.edit_toml import set_values
     from podwatch.config.loading import load_settings, load_text
     from podwatch.domain.errors import ConfigurationError
 
@@ -334,7 +334,7 @@ def adopt(where: Where, pid: int | None, dry_run: bool, as_json: bool) -> None:
     path = loaded.path.resolve()
     before = _state(path)
     text = read_trusted(path)
-    trainer = detect.read_trainer(pid if pid is not None else _running(where))
+    trainer = detect_machine.read_trainer(pid if pid is not None else _running(where))
     _same_user(trainer.pid, loaded.settings.trainer.user)
     change = proposed(trainer, loaded.settings, ours=_ours(trainer.pid))
     edited = set_values(text, change.values, where=str(path)) if change.values else text
@@ -420,7 +420,7 @@ def _without_resume(trainer: "Trainer", settings: "Settings", *, ours: bool) -> 
 
 
 def _refuse_secrets(argv: Sequence[str]) -> None:
-    from podwatch.config.keys import looks_secret
+    from podwatch.config.setting_names import looks_secret
     from podwatch.domain.errors import ConfigurationError
     from podwatch.incidents import scrub
     from podwatch.policy.command_diff import grouped
@@ -438,8 +438,8 @@ def _refuse_secrets(argv: Sequence[str]) -> None:
 
 def _running(where: Where) -> int:
     """The pid of the launcher that podwatch watches; without a daemon, of the only trainer that runs here."""
-    from podwatch.cli import detect
-    from podwatch.client.api import live_status
+    from podwatch.cli import detect_machine
+    from podwatch.client.ask_daemon import live_status
     from podwatch.domain.errors import HostError, UsageError
 
     found = find_daemon(where)
@@ -449,7 +449,7 @@ def _running(where: Where) -> int:
         if not training.get("alive") or not training.get("pid"):
             raise HostError("podwatch watches no running trainer", fix="start it, or give a process with --pid")
         return int(training["pid"])
-    trainers = detect.find_trainers()
+    trainers = detect_machine.find_trainers()
     if not trainers:
         raise HostError("no running trainer found", fix="give its process with --pid")
     if len(trainers) > 1:

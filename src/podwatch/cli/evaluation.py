@@ -55,7 +55,7 @@ def _steps(text: str) -> list[int]:
 def table(where: Where, as_csv: bool, as_json: bool) -> None:
     """Show the results of all evaluations, by step. Works without a running podwatch."""
     from podwatch.cli.offline import load, read_journal
-    from podwatch.client.format import rfc3339
+    from podwatch.client.times_and_sizes import rfc3339
     from podwatch.journal.journal import Journal
     from podwatch.policy import evaluation as policy
 

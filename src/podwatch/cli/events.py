@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from podwatch.cli.common import Where, clean, common, find_daemon, json_option, moment, print_json
-from podwatch.client.api import NotRunning, ask_status, call
-from podwatch.client.format import amount, from_rfc3339, local, span
+from podwatch.client.ask_daemon import NotRunning, ask_status, call
+from podwatch.client.times_and_sizes import amount, from_rfc3339, local, span
 from podwatch.domain.errors import HostError, PermissionDenied, PodwatchError, UsageError
 from podwatch.domain.secrets import scrub
 
 if TYPE_CHECKING:
     from podwatch.journal import Journal
-    from podwatch.policy.cost import Account
+    from podwatch.policy.cost_totals import Account
 
 POLL_SECONDS = 1.0
 
@@ -62,7 +62,7 @@ def fetch_events(where: Where, *, after_id: int = 0, since_wall: float = 0.0, li
         except NotRunning:
             pass  # it has just stopped
     from podwatch.cli.offline import read_journal
-    from podwatch.reporting.documents import event_document
+    from podwatch.reporting.json_documents import event_document
 
     with read_journal(where) as journal:
         found_events = journal.events(after_id=after_id, since_wall=since_wall, limit=limit)
@@ -114,7 +114,7 @@ def fetch_incidents(where: Where, incident_id: int | None) -> list[dict[str, Any
         except NotRunning:
             pass  # it has just stopped
     from podwatch.cli.offline import read_journal
-    from podwatch.reporting.documents import incident_document
+    from podwatch.reporting.json_documents import incident_document
 
     with read_journal(where) as journal:
         account = kept_account(journal)
@@ -126,8 +126,8 @@ def fetch_incidents(where: Where, incident_id: int | None) -> list[dict[str, Any
 
 def kept_account(journal: "Journal") -> "Account | None":
     """The run's account as the last podwatch kept it; without money, because no configuration is read."""
-    from podwatch.policy.accounting import LEDGER_KEY, from_dict
-    from podwatch.policy.cost import account
+    from podwatch.policy.cost_totals import account
+    from podwatch.policy.time_ledger import LEDGER_KEY, from_dict
 
     kept = journal.learned(LEDGER_KEY)
     ledger = from_dict(kept.get("ledger")) if isinstance(kept, dict) else None
@@ -278,7 +278,7 @@ def _last_lines(file: BinaryIO, lines: int) -> None:
 def _learn_secrets(where: Where) -> None:
     """Register the secrets of the configuration and its files with the scrubber, as far as this user can read them."""
     from podwatch.config.loading import load_settings
-    from podwatch.daemon.configuration import learn_secrets
+    from podwatch.daemon.settings_in_force import learn_secrets
 
     with contextlib.suppress(PodwatchError):
         named = Path(where.config) if where.config else None

@@ -41,7 +41,7 @@ def list_(where: Where, as_json: bool) -> None:
 
 
 def _document(hook: "HookSettings", kept: dict[str, Any]) -> dict[str, Any]:
-    from podwatch.client.format import rfc3339
+    from podwatch.client.times_and_sizes import rfc3339
     from podwatch.domain.secrets import scrub_all, scrub_argv
 
     last = kept.get("last") or None
@@ -71,7 +71,7 @@ def _known(settings: "Settings") -> dict[str, dict[str, Any]]:
     """The state of each hook as the daemon recorded it; empty where no journal can be read."""
     from podwatch.cli.offline import journal_path
     from podwatch.domain.errors import HostError
-    from podwatch.hooks.runner import key_of
+    from podwatch.hooks.hook_runner import key_of
     from podwatch.journal.journal import Journal
 
     try:
@@ -109,8 +109,8 @@ def run(where: Where, name: str, step: int | None, as_json: bool) -> None:
     """
     from podwatch.cli.offline import load
     from podwatch.domain.secrets import scrub
-    from podwatch.hooks import child
-    from podwatch.hooks.runner import directory, document_of, variables_of
+    from podwatch.hooks import start_child
+    from podwatch.hooks.hook_runner import directory, document_of, variables_of
     from podwatch.policy.hooks import Occasion
 
     settings = load(where)
@@ -121,7 +121,7 @@ def run(where: Where, name: str, step: int | None, as_json: bool) -> None:
     document = document_of(one, hook.name, 1, settings, about)
     state = directory(settings.state_dir / settings.run_id)
     config = str(Path(where.config).absolute()) if where.config else os.environ.get("PODWATCH_CONFIG", "")
-    order = child.order_for(
+    order = start_child.order_for(
         hook,
         settings,
         os.environ,
@@ -130,7 +130,7 @@ def run(where: Where, name: str, step: int | None, as_json: bool) -> None:
         title=one.id,
         state=state if state.is_dir() and os.access(state, os.W_OK) else None,
     )
-    result = asyncio.run(child.run(order))
+    result = asyncio.run(start_child.run(order))
     why = result.why(hook.timeout)
     if as_json:
         output = {"output": scrub(result.tail), "dropped_bytes": result.dropped, "document": document}
@@ -164,7 +164,7 @@ def _checkpoint(settings: "Settings", step: int | None) -> tuple[int | None, dic
 def logs(where: Where, name: str | None, lines: int) -> None:
     """Show the output of the last runs of one hook, or of all, without secrets."""
     from podwatch.cli.offline import load
-    from podwatch.hooks.runner import directory
+    from podwatch.hooks.hook_runner import directory
 
     settings = load(where)
     hooks = [_named(settings, name)] if name else list(settings.hooks)
@@ -176,7 +176,7 @@ def logs(where: Where, name: str | None, lines: int) -> None:
 
 def show_log(settings: "Settings", path: Path, env_file: Path | None, lines: int) -> None:
     """Print the end of a log of commands, without secrets."""
-    from podwatch.daemon.configuration import learn_secrets
+    from podwatch.daemon.settings_in_force import learn_secrets
     from podwatch.domain.secrets import scrub
 
     learn_secrets(settings)

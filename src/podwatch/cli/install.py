@@ -129,7 +129,7 @@ def _load(where: Where, service: Service, *, dry_run: bool) -> tuple["Settings",
 
 def _make_configuration(service: Service) -> Path:
     from podwatch.cli.config import init
-    from podwatch.system.workspace import own_directory
+    from podwatch.system.own_directories import own_directory
 
     own_directory(ETC, 0o755)
     try:
@@ -194,7 +194,7 @@ def _origin(path: Path, text: str) -> Origin | None:
 def _write(plan: Plan, key: Key) -> bool:
     """True when anything changed."""
     from podwatch.system.files import atomic_write
-    from podwatch.system.workspace import own_directory
+    from podwatch.system.own_directories import own_directory
 
     changed = False
     try:

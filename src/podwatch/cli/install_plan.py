@@ -112,7 +112,7 @@ def writable_paths(settings: "Settings") -> tuple[tuple[Path, ...], tuple[Path, 
     EXDEV. For a directory directly below /, only the directory itself and podwatch's directory beside it, because /
     would undo ProtectSystem. systemd fails the start for an entry that does not exist (status 226).
     """
-    from podwatch.stores.open import parse_store_url
+    from podwatch.stores.open_store import parse_store_url
 
     wanted: list[Path] = []
     make: list[Path] = []

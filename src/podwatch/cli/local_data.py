@@ -26,9 +26,9 @@ from podwatch.policy.uninstall import KeptFile
 from podwatch.recovery import quarantine
 from podwatch.recovery.quarantine import SPARE
 from podwatch.system.files import DIRECTORY_FLAGS, Removed, remove_entry
-from podwatch.system.openat import HIDDEN, KEPT, RootReplaced, check_owner, measure, open_path
-from podwatch.system.set_aside import corners_of, drop_empty
-from podwatch.system.workspace import Workspace
+from podwatch.system.open_by_descriptor import HIDDEN, KEPT, RootReplaced, check_owner, measure, open_path
+from podwatch.system.own_directories import Workspace
+from podwatch.system.rename_places import corners_of, drop_empty
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from podwatch.checkpoints.catalogue import Catalogue, HeldBack
     from podwatch.checkpoints.layouts.base import Layout
     from podwatch.config.settings import Settings
-    from podwatch.domain.stored import PublishedSave
+    from podwatch.domain.stored_checkpoint import PublishedSave
     from podwatch.journal.journal import Journal
     from podwatch.stores.base import ObjectStore
     from podwatch.stores.credentials import Credentials
-    from podwatch.system.workspace import Workspace
+    from podwatch.system.own_directories import Workspace
 
 
 def load(where: Where) -> "Settings":
@@ -153,7 +153,7 @@ def require_store(settings: "Settings") -> str:
 
 def open_configured_store(settings: "Settings") -> "ObjectStore":
     """The configured store, with the credentials that the daemon would use. ConfigurationError."""
-    from podwatch.stores.open import open_store
+    from podwatch.stores.open_store import open_store
 
     url = require_store(settings)
     return open_store(url, credentials(settings), writer_id="by-hand", connections=settings.sync.connections)
@@ -224,7 +224,7 @@ def guarded_here(settings: "Settings", run: str) -> bool:
 @contextmanager
 def store_and_prefix(settings: "Settings") -> "Iterator[tuple[ObjectStore, str]]":
     """The configured store, and the prefix of all runs in it."""
-    from podwatch.stores.open import parse_store_url
+    from podwatch.stores.open_store import parse_store_url
 
     prefix = parse_store_url(require_store(settings)).prefix
     store = open_configured_store(settings)

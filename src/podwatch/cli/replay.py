@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.common import Where, clean, common, json_option, moment, print_json
-from podwatch.client.format import rfc3339, span
+from podwatch.client.times_and_sizes import rfc3339, span
 from podwatch.domain.errors import HostError
 
 if TYPE_CHECKING:
-    from podwatch.domain.policy import Policies
+    from podwatch.domain.thresholds import Policies
     from podwatch.recording.replay import Replay, Told
 
 SHOWN_GAPS = 10
@@ -135,7 +135,7 @@ def document(result: "Replay") -> dict[str, Any]:
 
 
 def _told(told: "Told") -> dict[str, Any]:
-    from podwatch.reporting.documents import finding_document
+    from podwatch.reporting.json_documents import finding_document
 
     seconds = max(0.0, told.at - told.since)
     return {
@@ -176,6 +176,6 @@ def _own_recording(where: Where) -> Path:
 def _policies(where: Where) -> "Policies":
     """The thresholds of the given configuration."""
     from podwatch.cli.offline import load
-    from podwatch.daemon.configuration import policies_from
+    from podwatch.daemon.settings_in_force import policies_from
 
     return policies_from(load(where), max_steps=None)

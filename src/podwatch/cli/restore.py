@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from podwatch.cli.common import Where, clean, common, find_daemon, json_option, print_json
-from podwatch.client.format import size, span
+from podwatch.client.times_and_sizes import size, span
 from podwatch.domain.errors import Busy, ConfigurationError, HostError, RemoteError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from podwatch.journal.journal import Journal
     from podwatch.sync.restore.restore import Restorer, RestoreReport
     from podwatch.system.clock import Clock
-    from podwatch.system.workspace import Workspace
+    from podwatch.system.own_directories import Workspace
 
 
 PATIENCE_SECONDS = 600.0
@@ -119,9 +119,9 @@ def make_restorer(settings: "Settings", journal: "Journal", showing: "Showing", 
     from podwatch.cli.offline import credentials, open_configured_store
     from podwatch.daemon.paths import workspace_of
     from podwatch.stores.base import ObjectStore
-    from podwatch.sync.restore.child_process import FetchProcess
     from podwatch.sync.restore.restore import FetchPace, Patience, Restorer, StorePlace
-    from podwatch.sync.upload.job import keys_for
+    from podwatch.sync.restore.start_child import FetchProcess
+    from podwatch.sync.upload.child_job import keys_for
 
     def open_one() -> ObjectStore:
         return open_configured_store(settings)

@@ -20,7 +20,7 @@ COMMANDS = {
     "pause": "podwatch.cli.training",
     "unpause": "podwatch.cli.training",
     "preempt": "podwatch.cli.training",
-    "wait": "podwatch.cli.wait",
+    "wait": "podwatch.cli.training",
     "status": "podwatch.cli.status",
     "check": "podwatch.cli.check",
     "install": "podwatch.cli.install",

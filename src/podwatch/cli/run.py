@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from podwatch.cli.assumed import Given, assume, given_options
 from podwatch.cli.common import Where, common
+from podwatch.cli.job_assumptions import Given, assume, given_options
 from podwatch.domain.errors import UsageError
 
 
@@ -38,7 +38,7 @@ def command(
     for every command.
     """
     from podwatch.daemon.entry import run_daemon
-    from podwatch.daemon.variables import UNDER_INIT
+    from podwatch.daemon.environment_variables import UNDER_INIT
 
     if job and detach:
         raise UsageError("--job and --detach exclude each other", fix="an engine waits for its job: leave out --detach")

@@ -14,7 +14,7 @@ from podwatch.cli.offline import checked_run_id, guarded_here, require_store, st
 from podwatch.cli.runs_check import check, opened, store_option, watch
 from podwatch.cli.runs_copy import copy
 from podwatch.cli.runs_show import completed_table, diff, show, summary_document
-from podwatch.client.format import ago, amount, rfc3339, size
+from podwatch.client.times_and_sizes import ago, amount, rfc3339, size
 from podwatch.domain.errors import ExitCode, IntegrityError, PermissionDenied, UsageError
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _say(quiet: bool, line: str) -> None:
 
 if TYPE_CHECKING:
     from podwatch.sync.runs.archive import ArchivePlan
-    from podwatch.sync.runs.list import RemoteRun
+    from podwatch.sync.runs.read_runs import RemoteRun
 
 
 @click.group("runs", short_help="All runs in the store: check, watch, list, archive, restore, import.")
@@ -195,7 +195,7 @@ def list_command(where: Where, store: str, completed: bool, as_json: bool) -> No
     (a class C call per 1,000 objects) and two or three small reads per run."""
     import time
 
-    from podwatch.sync.runs.list import list_runs
+    from podwatch.sync.runs.read_runs import list_runs
 
     now = time.time()
     with opened(where, store) as (reading, prefix, own):

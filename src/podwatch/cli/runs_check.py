@@ -13,7 +13,7 @@ import click
 
 from podwatch.cli.common import Where, clean, colours, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id
-from podwatch.client.text import fit, repaint
+from podwatch.client.terminal_text import fit, repaint
 
 if TYPE_CHECKING:
     from podwatch.policy.run_check import Evidence, Judgement, Limits
@@ -137,7 +137,7 @@ def opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
     """The store, its prefix, and the configured run ("" with ``url``, which needs no configuration)."""
     from podwatch.cli.offline import load, store_and_prefix
     from podwatch.stores.credentials import credentials_from_environment
-    from podwatch.stores.open import open_store, parse_store_url
+    from podwatch.stores.open_store import open_store, parse_store_url
 
     if not url:
         settings = load(where)
@@ -157,7 +157,7 @@ def opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
 def _judged(store: "ObjectStore", prefix: str, run_id: str, limits: "Limits") -> "list[tuple[Evidence, Judgement]]":
     from podwatch.domain.manifest import Keys
     from podwatch.policy.run_check import judge
-    from podwatch.sync.runs.check import read_evidence, run_ids
+    from podwatch.sync.runs.read_runs import read_evidence, run_ids
 
     names = [checked_run_id(run_id)] if run_id else run_ids(store, prefix)
     found = (read_evidence(store, Keys(name, prefix), time.time) for name in names)

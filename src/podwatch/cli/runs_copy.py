@@ -7,7 +7,7 @@ import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id
-from podwatch.client.format import size
+from podwatch.client.times_and_sizes import size
 from podwatch.domain.errors import ExitCode, IntegrityError, UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def copy(
 def _place(stack: ExitStack, settings: Any, url: str, run: str) -> "RunPlace":
     from podwatch.domain.manifest import Keys
     from podwatch.stores.credentials import credentials_for
-    from podwatch.stores.open import open_store, parse_store_url
+    from podwatch.stores.open_store import open_store, parse_store_url
     from podwatch.sync.runs.copy_run import WRITER, RunPlace
 
     store = open_store(url, credentials_for(settings, url), writer_id=WRITER, connections=settings.sync.connections_max)

@@ -11,11 +11,11 @@ import click
 from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id
 from podwatch.cli.runs_check import opened, store_option
-from podwatch.client.format import ago, amount, rfc3339, size, span
+from podwatch.client.times_and_sizes import ago, amount, rfc3339, size, span
 
 if TYPE_CHECKING:
     from podwatch.policy.run_summary import Summary, Texts
-    from podwatch.sync.runs.record import StoredRun
+    from podwatch.sync.runs.read_runs import StoredRun
 
 _LABEL = 10
 
@@ -72,7 +72,7 @@ def diff(where: Where, run_a: str, run_b: str, store: str, as_json: bool) -> Non
 
 def _read(where: Where, store_url: str, run_id: str) -> "StoredRun":
     from podwatch.domain.manifest import Keys
-    from podwatch.sync.runs.record import read_run
+    from podwatch.sync.runs.read_runs import read_run
 
     with opened(where, store_url) as (store, prefix, _):
         return read_run(store, Keys(run_id, prefix))

@@ -6,9 +6,9 @@ import time
 import click
 
 from podwatch.cli.common import Where, colours, common, json_option, print_json
-from podwatch.client.api import ask_live, ask_status, exit_code
+from podwatch.client.ask_daemon import ask_live, ask_status, exit_code
 from podwatch.client.status_screen import plugin_line, render
-from podwatch.client.text import encodable, fit, repaint
+from podwatch.client.terminal_text import encodable, fit, repaint
 
 WATCH_SECONDS = 2.0
 

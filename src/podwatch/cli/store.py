@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
-from podwatch.client.format import ago, size
+from podwatch.client.times_and_sizes import ago, size
 from podwatch.domain.errors import IntegrityError
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
-    from podwatch.domain.stored import StoredSave
+    from podwatch.domain.stored_checkpoint import StoredSave
 
 
 _PROVED = {
@@ -74,7 +74,7 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
     with --deep every hash, by reading every byte."""
     from podwatch.cli.offline import load
     from podwatch.sync.inventory import examine_save, verify_optional
-    from podwatch.sync.upload.job import keys_for
+    from podwatch.sync.upload.child_job import keys_for
 
     settings = load(where)
     saves, pointer_problem, _ = _inventory(settings)
@@ -121,8 +121,8 @@ def sweep(where: Where, dry_run: bool, as_json: bool) -> None:
     from podwatch.cli.offline import journal_path, load, look
     from podwatch.domain.manifest import Keys
     from podwatch.journal.journal import Journal
-    from podwatch.stores.open import parse_store_url
-    from podwatch.sync.store_retention import Sweeper
+    from podwatch.stores.open_store import parse_store_url
+    from podwatch.sync.store_removal import Sweeper
     from podwatch.system.clock import SystemClock
 
     settings = load(where)
@@ -173,7 +173,7 @@ def _inventory(settings: "Settings") -> "tuple[list[StoredSave], str, float]":
 
     from podwatch.domain.manifest import Keys
     from podwatch.stores.base import store_time
-    from podwatch.stores.open import parse_store_url
+    from podwatch.stores.open_store import parse_store_url
     from podwatch.sync.inventory import inventory
 
     store = _open(settings)

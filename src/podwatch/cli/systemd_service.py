@@ -256,7 +256,7 @@ def instead_of_a_service(environ: Mapping[str, str], command: list[str], config:
 def guard_elsewhere(run_id: str, state_dir: Path, unit: str) -> int:
     """The pid that ends a podwatch that guards the run and is not this service's; 0 if there is none. With `--detach`
     it is that of the parent, which would start the daemon again."""
-    from podwatch.client.discover import Hints, holder, process_alive, runtime_roots
+    from podwatch.client.find_daemon import Hints, holder, process_alive, runtime_roots
 
     hints = Hints(run_id, state_dir)
     found = holder(run_id, {}, hints)
@@ -272,7 +272,7 @@ def guard_elsewhere(run_id: str, state_dir: Path, unit: str) -> int:
 
 def running_version(run_id: str, state_dir: Path) -> str:
     """The version of the podwatch that guards the run; empty if none does, or it does not say."""
-    from podwatch.client.discover import Hints, find_runs
+    from podwatch.client.find_daemon import Hints, find_runs
 
     runs = find_runs({}, Hints(run_id, state_dir))
     return next((f.endpoint.version for f in runs if f.alive and f.endpoint.run_id == run_id), "")

@@ -140,7 +140,7 @@ class _StoredSaves:
     def __init__(self, settings: "Settings") -> None:
         from podwatch.cli.offline import open_configured_store
         from podwatch.sync.inventory import inventory
-        from podwatch.sync.upload.job import keys_for
+        from podwatch.sync.upload.child_job import keys_for
 
         self._store = open_configured_store(settings)
         try:

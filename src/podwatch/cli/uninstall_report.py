@@ -10,7 +10,7 @@ import click
 
 from podwatch.cli.common import clean, print_json
 from podwatch.cli.systemd_service import UNITS, Origin, Service, active, guard_elsewhere, origin
-from podwatch.client.format import size
+from podwatch.client.times_and_sizes import size
 
 if TYPE_CHECKING:
     from podwatch.cli.local_data import Item

@@ -1,20 +1,25 @@
 """Render the status document as text: the verdict in the first line, then facts, then what the operator must do; or as
 one line for monitoring plugins.
 
-Pure. ``status_verdict.py`` words the verdict, ``status_document.py`` reads the fields.
+Pure. ``status_verdict.py`` words the verdict and reads the fields.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from podwatch.client.format import ago, amount, from_rfc3339, gib, local, size, span
-from podwatch.client.status_document import Document, age_of, clean, entries, now_of, section
 from podwatch.client.status_verdict import (
     NOT_BACKED_UP,
+    Document,
+    age_of,
+    clean,
+    entries,
     not_backed_up,
+    now_of,
+    section,
     verdict,
 )
-from podwatch.client.text import bar, cut, wrap
+from podwatch.client.terminal_text import bar, cut, wrap
+from podwatch.client.times_and_sizes import ago, amount, from_rfc3339, gib, local, size, span
 
 GREEN, YELLOW, RED, BOLD, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 _TONES = {"ok": GREEN, "warning": YELLOW, "critical": RED, "unknown": YELLOW}

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from podwatch.config.keys import looks_secret, walk
-from podwatch.config.section import Section, SettingInfo, Unit, settings_of
+from podwatch.config.section_base import Section, SettingInfo, Unit, settings_of
+from podwatch.config.setting_names import looks_secret, walk
 from podwatch.config.settings import Settings
 from podwatch.config.units import exact_size, format_duration, format_ratio, parse_duration, parse_ratio, parse_size
 from podwatch.domain.secrets import MASK as REMOVED

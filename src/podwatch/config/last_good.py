@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.client.trusted import read_trusted
+from podwatch.client.trusted_file import read_trusted
 from podwatch.config.loading import LoadedSettings, find_file, load_settings, load_text, named_file
-from podwatch.config.section import settings_of
+from podwatch.config.section_base import settings_of
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.manifest import valid_run_id

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from podwatch.client.trusted import read_trusted
-from podwatch.config.directory import TYPED_IN, relative_to, resolved
-from podwatch.config.keys import (
+from podwatch.client.trusted_file import read_trusted
+from podwatch.config.command_directory import TYPED_IN, relative_to, resolved
+from podwatch.config.problems import ConfigurationProblems, Problem, Sources, explain_errors, find_secrets, key_lines
+from podwatch.config.setting_names import (
     ENV_PREFIX,
     OPERATIONAL,
     OPERATIONAL_PREFIXES,
@@ -25,7 +26,6 @@ from podwatch.config.keys import (
     suggest_env,
     walk,
 )
-from podwatch.config.problems import ConfigurationProblems, Problem, Sources, explain_errors, find_secrets, key_lines
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register_address, register_argv, register_document, register_named
@@ -306,8 +306,16 @@ def _json_or_text(text: str) -> object:
 
 
 def _must_exist(path: Path, named_by: str) -> Path:
-    if not path.is_file():
-        what = "is a directory" if path.is_dir() else "does not exist"
+    try:
+        is_file, is_directory = path.is_file(), path.is_dir()
+    except OSError as error:  # a directory above it is closed to this user
+        raise ConfigurationError(
+            f"{error.strerror}: cannot read the configuration given by {named_by}",
+            where=str(path),
+            fix="let podwatch's user enter every directory above it",
+        ) from error
+    if not is_file:
+        what = "is a directory" if is_directory else "does not exist"
         raise ConfigurationError(
             f"the configuration given by {named_by} {what}",
             where=str(path),

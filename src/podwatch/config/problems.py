@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podwatch.config.keys import (
+from podwatch.config.setting_names import (
     env_name,
     is_credential_key,
     known_keys,
@@ -179,7 +179,7 @@ def _in_list_of_tables(path: tuple[str, ...]) -> tuple[str, str, str] | None:
 
 def _other_key(path: tuple[str, ...]) -> str:
     """The fix for an unknown key of a list of tables: the description of the setting lists its keys."""
-    from podwatch.config.keys import walk
+    from podwatch.config.setting_names import walk
 
     described = next((field.description or "" for key, field in walk() if key == path[0]), "")
     names = [name.strip(" .") for name in described.rpartition("keys")[2].split(",")]

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 from podwatch.config import plugins
-from podwatch.config.section import Section, check, check_section, section, setting
+from podwatch.config.section_base import Section, check, check_section, section, setting
 from podwatch.config.store_kinds import EXAMPLES, KINDS
 from podwatch.config.units import Duration, Ratio, Size
 from podwatch.domain.gang import MOST_NODES
 from podwatch.domain.manifest import DEFAULT_PART_SIZE, valid_run_id
-from podwatch.domain.policy import (
+from podwatch.domain.replacement import LONGEST_CALL_SECONDS, PROVIDER_NAME
+from podwatch.domain.thresholds import (
     GIB,
     DetectionPolicy,
     DiskPolicy,
@@ -25,9 +26,8 @@ from podwatch.domain.policy import (
     RestartPolicy,
     TrainingPolicy,
 )
-from podwatch.domain.replacement import LONGEST_CALL_SECONDS, PROVIDER_NAME
+from podwatch.policy.earlier_attempts import VerdictPolicy
 from podwatch.policy.lease import Timing
-from podwatch.policy.verdict import VerdictPolicy
 
 # The default of a threshold stands once, in its policy, with the reason beside it.
 _DETECTION, _RESTART, _DISK = DetectionPolicy(), RestartPolicy(), DiskPolicy()

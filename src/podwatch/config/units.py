@@ -9,7 +9,7 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any
 
-from podwatch.config.section import Unit
+from podwatch.config.section_base import Unit
 
 _TIME = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20}

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, 
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, field_validator, model_validator
 
-from podwatch.config.directory import resolved
-from podwatch.config.section import Section, Unit, settings_of
+from podwatch.config.command_directory import resolved
+from podwatch.config.section_base import Section, Unit, settings_of
 
 S = TypeVar("S", bound=Section)
 

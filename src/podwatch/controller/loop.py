@@ -1,4 +1,5 @@
-"""One look of the controller, and the action that follows: read, decide (policy/replacement.py), act, record.
+"""One look of the controller, and the action that follows: read (policy/rented_machines.py), decide (replacement.py),
+act, record.
 
 A request for a machine is recorded in the store before it is sent, and only while this controller's claim is known to
 be the first. Whatever the command answers, the next look compares the provider's list with the records.
@@ -12,18 +13,11 @@ from typing import Protocol
 from podwatch.controller.providers import OutcomeUnknown, ProviderError
 from podwatch.controller.run_store import ControllerClock, RunStore
 from podwatch.domain.errors import ExitCode, PodwatchError, RemoteError
-from podwatch.domain.instance import LABEL_VARIABLE
+from podwatch.domain.pod_identity import LABEL_VARIABLE
 from podwatch.domain.replacement import LONGEST_CALL_SECONDS, Listing, Record, settled
-from podwatch.policy.replacement import (
-    Action,
-    Decision,
-    Facts,
-    control_wanted,
-    decide,
-    observed,
-    unrecorded,
-)
-from podwatch.stores.fenced import TooLate
+from podwatch.policy.rented_machines import Facts, observed, unrecorded
+from podwatch.policy.replacement import Action, Decision, control_wanted, decide
+from podwatch.stores.fenced_writes import TooLate
 
 MOST_ROUNDS = 12
 """Further looks of one ``--once``: four at a silent heartbeat, two destroyed machines, a claim, a request and its

@@ -6,18 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import SAVES, Concern
-from podwatch.client.format import span
+from podwatch.client.times_and_sizes import span
 from podwatch.config.units import format_size
 from podwatch.detection.clock_jumps import TOLD_SECONDS
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.run import RunRecord
 from podwatch.domain.snapshot import Reading, TrainerSample
-from podwatch.policy.backup import Kept, not_stored
 from podwatch.policy.lease import LeaseAction
 from podwatch.policy.lineage import branch_line, kept_step
+from podwatch.policy.lost_saves import Kept, not_stored
 from podwatch.policy.uploads import Outcome, Tally, every, in_words, uplink_behind
-from podwatch.sync.types import SyncStatus, UploadPace
+from podwatch.sync.interfaces import SyncStatus, UploadPace
 
 
 def backup_findings(

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from podwatch.api.control import Handler
+from podwatch.api.control_socket import Handler
 from podwatch.daemon.components import Components
-from podwatch.daemon.host import Host
-from podwatch.daemon.loops import DaemonLoops
+from podwatch.daemon.host_and_endpoints import Host
+from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.maintenance import MOST_SECONDS, Maintenance, described
 from podwatch.daemon.status_view import Remembered, StatusSource
 from podwatch.daemon.tick import Reload
@@ -18,7 +18,7 @@ from podwatch.domain.run import Mutation, MutationGuard
 from podwatch.journal import Journal
 from podwatch.recovery import quarantine
 from podwatch.recovery.clean import Cleaned, request_clean
-from podwatch.reporting.documents import (
+from podwatch.reporting.json_documents import (
     checkpoint_document,
     event_document,
     incident_document,
@@ -27,7 +27,7 @@ from podwatch.reporting.documents import (
     remote_document,
 )
 from podwatch.reporting.status import build_status
-from podwatch.retention.pruner import plan_document
+from podwatch.retention.free_space import plan_document
 
 if TYPE_CHECKING:
     from podwatch.hooks.evaluation import Evaluations

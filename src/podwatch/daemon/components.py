@@ -9,34 +9,34 @@ from podwatch.checkpoints.layouts import Layout
 from podwatch.checkpoints.settle_time import Capabilities
 from podwatch.config.settings import Settings
 from podwatch.daemon.checkpoint_loop import Rescans, RootWatch
-from podwatch.daemon.configuration import Configuration, TrainingEnvironment
 from podwatch.daemon.gang import Gang
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
 from podwatch.daemon.notifications import Events
 from podwatch.daemon.paths import RunLock, RunPaths
 from podwatch.daemon.sensing_loop import Sensors
+from podwatch.daemon.settings_in_force import Configuration, TrainingEnvironment
 from podwatch.daemon.startup_checks import Exits, StartupChecks
-from podwatch.daemon.store import StoreRestore, WandbIds
+from podwatch.daemon.store_wiring import StoreRestore, WandbIds
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.run import MutationGuard
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal
 from podwatch.policy.disk_forecast import Forecast
-from podwatch.recovery.controller import Recovery
+from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import RecordHolder
-from podwatch.retention.removal import Remover
-from podwatch.retention.trash import SetAsideUsage
+from podwatch.retention.carry_out_removal import Remover
+from podwatch.retention.trash_and_quarantine import SetAsideUsage
 from podwatch.sensors.disk import DiskSensor, DisksSensor
 from podwatch.sensors.gpu import GpuReader, GpuSensor
 from podwatch.sensors.inference import Servers
 from podwatch.sensors.log_rules import LogRulesSensor
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import PingInbox, ProgressSensor
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from podwatch.trainer.base import TrainerHandle
-from podwatch.trainer.launcher import KeeperJob, KeeperLauncher
+from podwatch.trainer.start_and_adopt import KeeperJob, KeeperLauncher
 
 if TYPE_CHECKING:
     from podwatch.daemon.node_disks import OtherDisks, OwnDisk

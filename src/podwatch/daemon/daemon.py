@@ -15,28 +15,28 @@ from podwatch.checkpoints.layouts.base import counts_saves
 from podwatch.config.last_good import save_last_good
 from podwatch.config.loading import LoadedSettings
 from podwatch.daemon import status_view
-from podwatch.daemon.accountant import LOOK_SECONDS, Accountant
 from podwatch.daemon.checkpoint_loop import ANNOUNCED, Announced
 from podwatch.daemon.commands import Commands
 from podwatch.daemon.components import LEARNED as LEARNED
 from podwatch.daemon.components import READ_SO_FAR, Choices, Components
+from podwatch.daemon.earlier_attempts import make_verdicts
+from podwatch.daemon.end_of_run import EndOfRun, FinalSync, clear_survivors, end_grace, keeper_job
 from podwatch.daemon.end_pod import make_pod_ender
 from podwatch.daemon.entry import silent_seconds
-from podwatch.daemon.history import History
-from podwatch.daemon.host import STEP_SECONDS, Endpoints, Host, open_host
-from podwatch.daemon.job import EndOfRun, FinalSync, clear_survivors, end_grace, keeper_job
-from podwatch.daemon.loops import DaemonLoops, make_loops, make_recorder
+from podwatch.daemon.environment_variables import BY_HAND, UNDER_INIT
+from podwatch.daemon.host_and_endpoints import STEP_SECONDS, Endpoints, Host, open_host
+from podwatch.daemon.loop_wiring import DaemonLoops, make_loops, make_recorder
 from podwatch.daemon.maintenance import KEY as PAUSE
 from podwatch.daemon.maintenance import Maintenance
 from podwatch.daemon.notifications import DIGEST_LOOK_SECONDS, FAREWELL_SECONDS, Notifying, make_notifying
+from podwatch.daemon.page_history import History
 from podwatch.daemon.paths import RunLock
 from podwatch.daemon.shutdown import Budget, briefly, say_goodbye, say_goodbye_of_job, told_by
 from podwatch.daemon.startup_checks import RECOVERED, last_pause, take_ground
 from podwatch.daemon.status_view import Books, Remembered, StatusSource, TrainingInPause
 from podwatch.daemon.store_jobs import TELLING, Jobs, StoreJobs, make_artifacts
 from podwatch.daemon.tick import Findings, LoadAgain, Reload, Reporters, Tick
-from podwatch.daemon.variables import BY_HAND, UNDER_INIT
-from podwatch.daemon.verdicts import make_verdicts
+from podwatch.daemon.time_ledger import LOOK_SECONDS, Accountant
 from podwatch.daemon.wiring import build
 from podwatch.detection.learned import Learned
 from podwatch.domain.errors import PodwatchError
@@ -44,22 +44,22 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
 from podwatch.journal import Journal
-from podwatch.policy.cost import Price
+from podwatch.policy.cost_totals import Price
 from podwatch.recording.recorder import Recorder
 from podwatch.recovery.stop import tell_to_end
 from podwatch.reporting import logging as log
 from podwatch.sensors.gpu import GpuReader
 from podwatch.system import procfs
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.child import give_back, settle
 from podwatch.system.clock import Clock, SystemClock
 from podwatch.system.sd_notify import make_notifier
-from podwatch.system.workers import Worker
 from podwatch.trainer.command_marks import end_interrupted
-from podwatch.trainer.launcher import KeeperJob
+from podwatch.trainer.start_and_adopt import KeeperJob
 
 if TYPE_CHECKING:
     from podwatch.hooks.evaluation import Evaluations
-    from podwatch.hooks.runner import Hooks
+    from podwatch.hooks.hook_runner import Hooks
     from podwatch.sync.syncer import Syncer
     from podwatch.sync.upload.artifacts import Artifacts
 

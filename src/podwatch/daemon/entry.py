@@ -5,20 +5,23 @@ import json
 import math
 import os
 import secrets
+import select
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from podwatch.config.child import load_in_child
-from podwatch.config.directory import move_to_root
+from podwatch.config.command_directory import move_to_root
 from podwatch.config.loading import LoadedSettings, named_file
+from podwatch.config.loading_child import load_in_child
 from podwatch.config.settings import RecoverySettings, Settings
+from podwatch.daemon.environment_variables import BY_HAND, FRESH, RETRY, SILENT_SECONDS, TAKE_OVER, UNDER_INIT
 from podwatch.daemon.paths import RunPaths, guard_paths
-from podwatch.daemon.variables import BY_HAND, FRESH, RETRY, SILENT_SECONDS, TAKE_OVER, UNDER_INIT
 from podwatch.domain.errors import ConfigurationError, ExitCode
 from podwatch.domain.gang import place_of
 from podwatch.system.child import few_arenas
@@ -50,7 +53,7 @@ def run_daemon(
     """Run until stopped; returns the exit code. Raises PodwatchError if it cannot start. ``job``: run as an engine's
     job (docs/jobs.md); SIGTERM and SIGINT end it with 86 from the first moment on.
 
-    Changes the working directory to ``/``; relative paths keep their meaning (config/directory.py)."""
+    Changes the working directory to ``/``; relative paths keep their meaning (config/command_directory.py)."""
     few_arenas()
     if UNDER_INIT not in os.environ:  # the typed process; init restarts the daemon with the same id
         os.environ.pop(BY_HAND, None)
@@ -65,13 +68,11 @@ def run_daemon(
     move_to_root(os.environ)
     loaded = seated(load_in_child(config_path, os.environ, overrides, run_name, last_good=True), job=job)
     if (detach or job or os.getpid() == 1) and UNDER_INIT not in os.environ:
-        from podwatch.daemon import init
-
         for name, given in ((TAKE_OVER, take_over), (FRESH, fresh), (RETRY, retry)):
             if given:
                 os.environ[name] = secrets.token_hex(8)
         paths = guard_paths(loaded.settings.state_dir, loaded.settings.run_id, os.environ)
-        return init.main(
+        return start_init(
             _own_command(config_path, run_name, overrides, adopt_existing, job),
             detach=detach,
             log_path=_log_path(paths),
@@ -137,7 +138,7 @@ def _end_early(number: int, frame: FrameType | None) -> None:
 
 
 def _job_options(recovery: RecoverySettings) -> tuple[str, ...]:
-    from podwatch.daemon.job import end_grace
+    from podwatch.daemon.end_of_run import end_grace
 
     grace = end_grace(recovery, os.environ)
     return ("--job", "--grace", f"{grace:g}", "--standby", f"{recovery.standby:g}")
@@ -179,3 +180,78 @@ def _own_command(
         text = json.dumps(value) if isinstance(value, (list, tuple)) else value
         command += ["--set", f"{key}={text}"]
     return command
+
+
+# -- init -------------------------------------------------------------------------------------------------------------
+
+INIT = Path(__file__).absolute().with_name("init.py")
+READY_WAIT = 30.0
+
+
+def start_init(argv: list[str], *, detach: bool, log_path: Path, run_dir: Path, job: tuple[str, ...] = ()) -> int:
+    """Run init for the daemon ``argv``; creates the directories of both paths.
+
+    ``job``: init's options in job mode. With ``detach``, starts init in the background and returns 0 once the daemon is
+    ready, else the daemon's exit code, after at most 30 s, with a message on stderr. Otherwise this process becomes
+    init and does not return.
+    """
+    for directory in (run_dir, log_path.parent):
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            pass  # init works without init.pid and without a log
+    command = [getattr(sys, "_base_executable", "") or sys.executable, "-I", "-S", "-E", str(INIT)]
+    command += ["--run-dir", str(run_dir)]
+    if not detach:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if job:  # kept until init has its handlers: a signal in between must not end the job with its own code
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        os.execv(command[0], [*command, *job, "--", *argv])  # noqa: S606 - argv by design
+    report_r, report_w = os.pipe()
+    child = subprocess.Popen(
+        [*command, "--detached", "--log", str(log_path), "--report-fd", str(report_w), "--", *argv],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(report_w,),
+        start_new_session=True,
+    )
+    child.wait()  # forks and ends at once
+    os.close(report_w)
+    return _await_report(report_r, str(log_path))
+
+
+def _await_report(fd: int, log_path: str) -> int:
+    said = b""
+    deadline = time.monotonic() + READY_WAIT
+    try:
+        while b"\n" not in said:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([fd], [], [], left)[0]:
+                print(f"podwatch is starting in the background, and is not ready yet; log: {log_path}", file=sys.stderr)
+                return 0
+            chunk = os.read(fd, 4096)
+            if not chunk:
+                print(f"podwatch cannot run in the background; log: {log_path}", file=sys.stderr)
+                return 1
+            said += chunk
+    finally:
+        os.close(fd)
+    word, _, number = said.decode().strip().partition(" ")
+    if word == "ready":
+        print(f"podwatch runs in the background (init {number}); log: {log_path}", file=sys.stderr)
+        return 0
+    print(f"podwatch ended before it was ready (exit code {number}); log: {log_path}", file=sys.stderr)
+    for line in _tail(log_path):
+        print(f"  {line}", file=sys.stderr)
+    return int(number)
+
+
+def _tail(path: str, count: int = 5) -> list[str]:
+    try:
+        with Path(path).open("rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 4096))
+            lines = stream.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    # A start-up error is plain text; JSON lines can be of another podwatch that runs with the same log.
+    return ([line for line in lines if not line.startswith("{")] or lines)[-count:]

@@ -11,24 +11,24 @@ from typing import Any, Final
 from podwatch.checkpoints.layouts import kind_of
 from podwatch.daemon.components import Components
 from podwatch.daemon.hooks import FACTS_SECONDS, CheckpointFacts, facts_of
-from podwatch.daemon.host import Host
-from podwatch.daemon.loops import DaemonLoops
+from podwatch.daemon.host_and_endpoints import Host
+from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.status_view import Remembered
-from podwatch.daemon.store import make_restorer
+from podwatch.daemon.store_wiring import make_restorer
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.snapshot import Desired, GpuState
-from podwatch.hooks.child import problem_of
 from podwatch.hooks.evaluation import Evaluations, Room
 from podwatch.hooks.evaluation_files import place_of
-from podwatch.hooks.runner import Desk
+from podwatch.hooks.hook_runner import Desk
+from podwatch.hooks.start_child import problem_of
 from podwatch.hooks.while_stopped import Batch, NoRoom
 from podwatch.journal import Journal
 from podwatch.policy.evaluation import BEST_PIN, Result, Target
 from podwatch.sync.restore.restore import Restorer
-from podwatch.system.workers import Worker
+from podwatch.system.blocking_calls import Worker
 
 FREE_GPU_BYTES: Final = 1 << 30
 """A GPU with less in use is free: a context of a monitor or a display takes a few hundred MB."""

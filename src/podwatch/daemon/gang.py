@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from podwatch.config.settings import NodesSettings, Settings
-from podwatch.daemon.variables import JOB_PROCESS
+from podwatch.daemon.environment_variables import JOB_PROCESS
+from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.gang import (
@@ -34,10 +35,9 @@ from podwatch.domain.gang import (
     parse_report,
     place_of,
 )
-from podwatch.domain.instance import instance
+from podwatch.domain.pod_identity import instance
 from podwatch.domain.run import Mutation
 from podwatch.domain.snapshot import GpuSample
-from podwatch.domain.verdict import Host
 from podwatch.incidents import decisive, scrub, secret_values
 from podwatch.policy.exit_code import JobEnd, Outcome
 from podwatch.policy.gang import (
@@ -59,15 +59,15 @@ from podwatch.policy.gang import (
     still_there,
 )
 from podwatch.policy.restart import LOG_LINES_KEPT
-from podwatch.recovery.controller import Recovery
 from podwatch.recovery.failure import LINE_SHOWN, SAYS_WHY
+from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import Phase
 from podwatch.sensors.base import Sensor
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.openat import NODES
+from podwatch.system.open_by_descriptor import NODES
+from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import boot_id, machine_id
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
 
 if TYPE_CHECKING:
     from podwatch.sync.syncer import Syncer
@@ -217,7 +217,7 @@ class Gang:
         self._first_at: float | None = None
         self.ask_hosts: Callable[[Mapping[str, Host]], Awaitable[JobEnd | None]] = _no_list
         """Of rank 0: why the attempt must not start on these machines, by the names of the nodes
-        (daemon/verdicts.py)."""
+        (daemon/earlier_attempts.py)."""
         self.listing, self.looked = "", 0
         """Of this node, where each has a disk of its own (``Report``)."""
         self._prepare = 0
@@ -676,7 +676,7 @@ class Gang:
         self.end = GangEnd(str(Outcome.SUPERSEDED), text)
 
     async def _park_if_over(self) -> None:
-        """Wait without end: daemon/job.py ends podwatch."""
+        """Wait without end: daemon/end_of_run.py ends podwatch."""
         if self.end is not None:
             await asyncio.Event().wait()
 

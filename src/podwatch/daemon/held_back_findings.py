@@ -28,9 +28,9 @@ from podwatch.sensors.base import Sensor
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import identify, is_alive
 from podwatch.trainer.base import TrainerHandle
-from podwatch.trainer.handle import KeptTrainer, started_wall
 from podwatch.trainer.other_writers import Other, Others, Run, program_of
-from podwatch.trainer.roles import Roles
+from podwatch.trainer.process_roles import Roles
+from podwatch.trainer.trainer_handle import KeptTrainer, started_wall
 
 TWO_WRITERS_KEY = "two-writers"
 """Journal key of the time spans and of the released checkpoints."""

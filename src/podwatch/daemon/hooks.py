@@ -10,15 +10,15 @@ from typing import Any
 from podwatch.checkpoints.layouts import kind_of
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.daemon.components import Components
-from podwatch.daemon.host import Host
+from podwatch.daemon.host_and_endpoints import Host
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.snapshot import Desired
-from podwatch.hooks.child import problem_of
-from podwatch.hooks.runner import Desk, Hooks
+from podwatch.hooks.hook_runner import Desk, Hooks
+from podwatch.hooks.start_child import problem_of
 from podwatch.journal import Journal
-from podwatch.system.workers import Worker
+from podwatch.system.blocking_calls import Worker
 
 FACTS_SECONDS = 10.0
 """For a few stats in the checkpoint's directory; a hook runs without the facts if the file system does not answer."""
@@ -47,7 +47,7 @@ def facts_of(layout: Layout, found: CheckpointSet | None) -> dict[str, Any]:
 
 
 class CheckpointFacts:
-    """Implements ``hooks.runner.Facts`` over the catalogue."""
+    """Implements ``hooks.hook_runner.Facts`` over the catalogue."""
 
     def __init__(self, parts: Components, worker: Worker) -> None:
         self._catalogue, self._layout, self._worker = parts.checkpoints.catalogue, parts.run.layout, worker

@@ -1,8 +1,8 @@
-# ruff: noqa: PTH100, PTH103, PTH108, PTH116, PTH123, PTH208
+# ruff: noqa: PTH108, PTH116, PTH123, PTH208
 """podwatch's own init: PID 1 of a container, or the small parent that ``--detach`` leaves behind.
 
-Standard library only, and run as a file (``python -I -S -E init.py ... -- COMMAND``), so that it stays small and
-independent of the rest of podwatch. It does four things:
+Standard library only, and run as a file (entry.py: ``python -I -S -E init.py ... -- COMMAND``), so that it stays
+small and works where the rest of podwatch cannot be loaded any more. It does four things:
 
 * reaps orphans: keepers whose daemon ended, and other processes of a container;
 * restarts the daemon when it ends unexpectedly, with a growing backoff; not on 0, 64 (usage), 65 (the training command
@@ -34,13 +34,8 @@ import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NO_RESTART = frozenset({0, 64, 65, 77, 78, 86})
 AGAIN = 86
@@ -49,10 +44,9 @@ JOB_PERMANENT = frozenset({64, 65, 77, 78})
 """Exit codes that end a job without a verdict: every attempt would end in the same way."""
 UNDER_INIT, JOB_PIPE = "PODWATCH_UNDER_INIT", "PODWATCH_JOB_PIPE"
 JOB_PROCESS, SILENT_SECONDS = "PODWATCH_JOB_PROCESS", "PODWATCH_SILENT_SECONDS"
-"""variables.py explains them; this file cannot import it."""
+"""environment_variables.py explains them; this file cannot import it."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-READY_WAIT = 30.0
 HEALTHY_AFTER = 300.0
 MOST_FAREWELL = 620.0
 """Seconds: a little more than the longest grace that can be configured. A container runtime can allow much less."""
@@ -60,75 +54,6 @@ LAST_KILL_SECONDS = 10.0
 """Seconds that killed processes get to end; one that is stuck in the kernel does not keep a job from ending."""
 LOG_LIMIT = 16 << 20
 _UCRED = struct.Struct("3i")
-
-
-def main(argv: list[str], *, detach: bool, log_path: Path, run_dir: Path, job: tuple[str, ...] = ()) -> int:
-    """Run init for the daemon ``argv``; creates the directories of both paths.
-
-    ``job``: init's options in job mode. With ``detach``, starts init in the background and returns 0 once the daemon is
-    ready, else the daemon's exit code, after at most 30 s, with a message on stderr. Otherwise this process becomes
-    init and does not return.
-    """
-    for directory in (str(run_dir), os.path.dirname(log_path)):  # noqa: PTH120
-        try:
-            os.makedirs(directory, exist_ok=True)
-        except OSError:
-            pass  # init works without init.pid and without a log
-    command = [getattr(sys, "_base_executable", "") or sys.executable, "-I", "-S", "-E", os.path.abspath(__file__)]
-    command += ["--run-dir", str(run_dir)]
-    if not detach:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if job:  # kept until init has its handlers: a signal in between must not end the job with its own code
-            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-        os.execv(command[0], [*command, *job, "--", *argv])  # noqa: S606 - argv by design
-    report_r, report_w = os.pipe()
-    child = subprocess.Popen(
-        [*command, "--detached", "--log", str(log_path), "--report-fd", str(report_w), "--", *argv],
-        stdin=subprocess.DEVNULL,
-        pass_fds=(report_w,),
-        start_new_session=True,
-    )
-    child.wait()  # forks and ends at once
-    os.close(report_w)
-    return _await_report(report_r, str(log_path))
-
-
-def _await_report(fd: int, log_path: str) -> int:
-    said = b""
-    deadline = time.monotonic() + READY_WAIT
-    try:
-        while b"\n" not in said:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([fd], [], [], left)[0]:
-                print(f"podwatch is starting in the background, and is not ready yet; log: {log_path}", file=sys.stderr)
-                return 0
-            chunk = os.read(fd, 4096)
-            if not chunk:
-                print(f"podwatch cannot run in the background; log: {log_path}", file=sys.stderr)
-                return 1
-            said += chunk
-    finally:
-        os.close(fd)
-    word, _, number = said.decode().strip().partition(" ")
-    if word == "ready":
-        print(f"podwatch runs in the background (init {number}); log: {log_path}", file=sys.stderr)
-        return 0
-    print(f"podwatch ended before it was ready (exit code {number}); log: {log_path}", file=sys.stderr)
-    for line in _tail(log_path):
-        print(f"  {line}", file=sys.stderr)
-    return int(number)
-
-
-def _tail(path: str, count: int = 5) -> list[str]:
-    try:
-        with open(path, "rb") as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 4096))
-            lines = stream.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    # A start-up error is plain text; JSON lines can be of another podwatch that runs with the same log.
-    return ([line for line in lines if not line.startswith("{")] or lines)[-count:]
 
 
 class JobTree:

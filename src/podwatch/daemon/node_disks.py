@@ -47,9 +47,9 @@ from podwatch.journal.records import UploadedObject
 from podwatch.policy.gang import to_delete
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.stores.credentials import Credentials, credentials_for
-from podwatch.sync.types import RunIdentity
-from podwatch.sync.upload import job as jobs
-from podwatch.system.workers import Worker
+from podwatch.sync.interfaces import RunIdentity
+from podwatch.sync.upload import child_job as jobs
+from podwatch.system.blocking_calls import Worker
 
 if TYPE_CHECKING:
     from podwatch.sync.syncer import Syncer
@@ -135,7 +135,7 @@ class OtherDisks:
         return "" if self._syncer is None else self._syncer.writer_id
 
     async def sent(self, progress: Callable[[int], None]) -> Sequence[SentFile]:
-        from podwatch.sync.upload.child_process import SetVoid
+        from podwatch.sync.upload.start_child import SetVoid
 
         order = self._orders.upload
         if order is None:
@@ -333,7 +333,7 @@ class OwnDisk:
         self._upload = asyncio.create_task(self._send(order), name="own part")
 
     async def _send(self, order: UploadOrder) -> None:
-        from podwatch.sync.upload.child_process import SetVoid
+        from podwatch.sync.upload.start_child import SetVoid
 
         def progress(count: int) -> None:
             self._answer = replace(self._answer, sent=count)
@@ -404,7 +404,7 @@ class NodeSender:
     async def send(self, order: UploadOrder, rank: int, progress: Callable[[int], None]) -> tuple[SentFile, ...]:
         """Returns the files that were asked of this node. Raises SetVoid where they are not those of the order,
         PodwatchError and OSError as an upload does."""
-        from podwatch.sync.upload.child_process import SetVoid
+        from podwatch.sync.upload.start_child import SetVoid
 
         where = f"step {order.step}"
         wanted = set(order.paths[rank])

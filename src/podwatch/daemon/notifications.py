@@ -20,15 +20,15 @@ from podwatch.config.settings import NotifySettings, Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.event import Emit, Event, EventName, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.policy import NoticePolicy
 from podwatch.domain.secrets import register_address
 from podwatch.domain.snapshot import Snapshot
+from podwatch.domain.thresholds import NoticePolicy
 from podwatch.journal import AsyncJournal, Journal
+from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.logging import log_event
-from podwatch.reporting.view import DaemonView
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.files import opened
-from podwatch.system.workers import Worker
 from podwatch.trainer.environment import build_environment
 
 # -- event bus -------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def _fields(finding: Finding) -> dict[str, str | int | float | bool | None]:
 
 if TYPE_CHECKING:
     from podwatch.domain.event import Notice
-    from podwatch.policy.cost import Account
+    from podwatch.policy.cost_totals import Account
     from podwatch.reporting.dead_man import DeadMan
     from podwatch.reporting.notify import Channel
     from podwatch.reporting.wandb import WandbPlan, WandbRun

@@ -16,7 +16,7 @@ from pathlib import Path
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import Busy, HostError
 from podwatch.system.files import FileLock
-from podwatch.system.workspace import Workspace, own_directory
+from podwatch.system.own_directories import Workspace, own_directory
 
 RECORDING = "recording"
 """Directory of the recording below a run's state."""

@@ -30,7 +30,7 @@ from podwatch.sensors.progress import PingInbox, ProgressSensor, StepReader
 from podwatch.sensors.server_discovery import ServerFinder
 from podwatch.sensors.training_metrics import MetricReader, TrainingSensor
 from podwatch.sensors.xid import XidInbox
-from podwatch.trainer.roles import RolePatterns
+from podwatch.trainer.process_roles import RolePatterns
 
 
 def build_sensing(

@@ -19,7 +19,7 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.policy.exit_code import Verdict
-from podwatch.sync.types import SyncStatus
+from podwatch.sync.interfaces import SyncStatus
 
 AGAIN = -1
 """Not an exit code: the daemon restarts inside this process, because the state database can be read again."""
@@ -64,7 +64,7 @@ class Exit:
         self.preempted = ""
         """The reason of the preemption; empty without one."""
         self.verdict: Verdict | None = None
-        """How the run ended here; None while that is not decided. Set by ``daemon/job.py`` only."""
+        """How the run ended here; None while that is not decided. Set by ``daemon/end_of_run.py`` only."""
         self.waits_for = ""
         """What the end of a finished run still waits for, as text."""
 

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from podwatch.client.discover import SNAPSHOT
+from podwatch.client.find_daemon import SNAPSHOT
 from podwatch.config.settings import Settings
 from podwatch.daemon import maintenance
 from podwatch.daemon.paths import RunLock, RunPaths, guard_paths, unmade_paths
@@ -35,12 +35,12 @@ from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import Mutation
 from podwatch.journal import Journal, load_run_record
-from podwatch.journal.standby import Obstacle
-from podwatch.recovery import remembered as recovery_memory
+from podwatch.journal.memory_journal import Obstacle
+from podwatch.recovery import durable_state as recovery_memory
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.files import atomic_write, read_small
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 
 OPEN_SECONDS: Final = 30.0
 """A disk that has not opened a file of a few MiB by then hangs; SQLite waits 5 s for a lock, several times."""

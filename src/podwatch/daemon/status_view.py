@@ -8,37 +8,37 @@ from typing import Protocol
 
 from podwatch import __version__
 from podwatch.checkpoints.layouts.base import counts_saves
-from podwatch.client.format import rfc3339
-from podwatch.daemon.accountant import Accountant
+from podwatch.client.times_and_sizes import rfc3339
 from podwatch.daemon.components import Components
-from podwatch.daemon.history import History
-from podwatch.daemon.loops import DaemonLoops
+from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.maintenance import Maintenance, described
 from podwatch.daemon.notifications import EventBus
+from podwatch.daemon.page_history import History
 from podwatch.daemon.shutdown import Exit
-from podwatch.detection.engine import DetectionState, second_signals
+from podwatch.daemon.time_ledger import Accountant
 from podwatch.detection.one_failure import Watched, present
 from podwatch.detection.operator_ends import trainer_gone_at
 from podwatch.detection.progress import target_reached
+from podwatch.detection.run_detectors import DetectionState, second_signals
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Finding
 from podwatch.domain.lease import HolderState
-from podwatch.domain.policy import Policies
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Snapshot
+from podwatch.domain.thresholds import Policies
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.backup import not_stored
-from podwatch.policy.cost import Price
+from podwatch.policy.cost_totals import Price
 from podwatch.policy.exit_code import Outcome
-from podwatch.policy.overall import RecoveryView
-from podwatch.recording.history import Moment
-from podwatch.recovery.controller import Recovery
+from podwatch.policy.lost_saves import not_stored
+from podwatch.policy.overall_status import RecoveryView
+from podwatch.recording.page_history import Moment
+from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import Phase, RecoveryState
-from podwatch.reporting.documents import account_document
+from podwatch.reporting.daemon_view import Counters, DaemonView
+from podwatch.reporting.json_documents import account_document
 from podwatch.reporting.status import build_status
-from podwatch.reporting.view import Counters, DaemonView
-from podwatch.sync.types import SyncStatus
+from podwatch.sync.interfaces import SyncStatus
 
 _PHASES = frozenset(map(str, Phase))
 _ACTIVE = (Phase.LOOKING, Phase.STARTING, Phase.CONFIRMING, Phase.STOPPING)

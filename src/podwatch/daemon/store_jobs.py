@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
-from podwatch.config.directory import TYPED_IN
+from podwatch.config.command_directory import TYPED_IN
 from podwatch.config.loading import LoadedSettings
 from podwatch.daemon.components import Components
 from podwatch.daemon.shutdown import BackgroundTasks
 from podwatch.daemon.status_view import StatusSource, heartbeat_fields
-from podwatch.daemon.store import WANDB_SECONDS
+from podwatch.daemon.store_wiring import WANDB_SECONDS
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.lease import HolderState
@@ -30,9 +30,9 @@ from podwatch.recovery.state import RecordHolder
 from podwatch.sensors.log_tail import Sources
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import credentials_for
-from podwatch.stores.open import open_store
-from podwatch.sync.types import features_of
-from podwatch.sync.upload.job import keys_for
+from podwatch.stores.open_store import open_store
+from podwatch.sync.interfaces import features_of
+from podwatch.sync.upload.child_job import keys_for
 from podwatch.system.files import read_file
 from podwatch.trainer.environment import read_env_file
 

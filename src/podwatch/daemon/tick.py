@@ -23,11 +23,11 @@ from podwatch.daemon.backup_findings import (
     upload_findings,
 )
 from podwatch.daemon.components import LEARNED, Components
-from podwatch.daemon.configuration import learn_secrets, policies_from, waits_for_restart
-from podwatch.daemon.host import Host
-from podwatch.daemon.loops import DaemonLoops
+from podwatch.daemon.host_and_endpoints import Host
+from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.maintenance import Maintenance
 from podwatch.daemon.notifications import Notifying, OpenFindings
+from podwatch.daemon.settings_in_force import learn_secrets, policies_from, waits_for_restart
 from podwatch.daemon.status_view import StatusSource, steps_at_risk, watched_of
 from podwatch.daemon.store_jobs import StoreJobs
 from podwatch.detection.one_failure import fold, of_a_run_that_ends, of_this_trainer, present
@@ -36,14 +36,14 @@ from podwatch.domain.event import Emit, EventName
 from podwatch.domain.finding import Finding, Severity
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.journal import Journal
-from podwatch.policy.backup import Kept, safekeeping
+from podwatch.policy.lost_saves import Kept, safekeeping
 from podwatch.recording.recorder import Recorder
-from podwatch.sync.types import SyncStatus
-from podwatch.system.workers import Worker
+from podwatch.sync.interfaces import SyncStatus
+from podwatch.system.blocking_calls import Worker
 
 if TYPE_CHECKING:
     from podwatch.hooks.evaluation import Evaluations
-    from podwatch.hooks.runner import Hooks
+    from podwatch.hooks.hook_runner import Hooks
 
 REMEMBER_TURNS = 30
 """Turns between two writes of the learned state to the journal: a minute at the default poll."""

@@ -26,14 +26,14 @@ from podwatch.daemon.components import (
     Store,
     Training,
 )
-from podwatch.daemon.configuration import Configuration, TrainingEnvironment, learn_secrets, policies_from
 from podwatch.daemon.gang import Gang, NodeHere, make_gang
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
+from podwatch.daemon.moved_output_dir import take_along
 from podwatch.daemon.paths import workspace_of
-from podwatch.daemon.run_directory import take_along
 from podwatch.daemon.sensor_wiring import build_sensing
+from podwatch.daemon.settings_in_force import Configuration, TrainingEnvironment, learn_secrets, policies_from
 from podwatch.daemon.startup_checks import Exits, Records, StartupChecks
-from podwatch.daemon.store import (
+from podwatch.daemon.store_wiring import (
     Identity,
     Refusals,
     StoreRestore,
@@ -50,18 +50,18 @@ from podwatch.domain.secrets import register
 from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import SAVES, Forecast
 from podwatch.policy.other_trainers import Beside
-from podwatch.recovery.controller import Recovery
+from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import RecordHolder, RunFiles, RunStore, Tools, TrainerSensors
-from podwatch.retention.removal import Remover
-from podwatch.retention.trash import SetAsideUsage
+from podwatch.retention.carry_out_removal import Remover
+from podwatch.retention.trash_and_quarantine import SetAsideUsage
 from podwatch.sensors.inference import Servers
-from podwatch.sync.types import OwnSets
+from podwatch.sync.interfaces import OwnSets
+from podwatch.system.blocking_calls import Worker
+from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import boot_id
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
-from podwatch.trainer.discover import run_of
-from podwatch.trainer.launcher import KeeperLauncher, KeeperOptions
-from podwatch.trainer.roles import Roles
+from podwatch.trainer.find_trainers import run_of
+from podwatch.trainer.process_roles import Roles
+from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
 
 if TYPE_CHECKING:
     from podwatch.daemon.node_disks import OtherDisks, OwnDisk

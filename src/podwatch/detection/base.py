@@ -12,8 +12,8 @@ from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress
 from podwatch.detection.signals import NO_SIGNALS, Signals
 from podwatch.domain.finding import Finding, FindingKind
-from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Snapshot, TrainerSample
+from podwatch.domain.thresholds import Policies
 
 S = TypeVar("S")
 

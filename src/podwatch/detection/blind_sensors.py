@@ -7,9 +7,9 @@ from typing import Any
 from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
-from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import GpuState, Reading, SensorState, Snapshot
+from podwatch.domain.thresholds import DetectionPolicy
 
 STALE_FACTOR = {"gpus": 1.0, "trainer": 1.0, "disk": 10.0, "inference": 4.0, "progress": 4.0, "host": 4.0}
 """A reading older than ``blind_after`` times this factor counts as missing: slow sensors are read less often."""

@@ -13,8 +13,8 @@ from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.windows import NO_RHYTHM, NOT_HELD, Held, Rhythm
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
-from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.snapshot import Snapshot
+from podwatch.domain.thresholds import DetectionPolicy
 
 STALL_TURNS = 5.0
 """A pause counts as a stall if it is longer than this many median turns, and longer than the time after which a silent

@@ -21,9 +21,9 @@ from podwatch.detection.signals import (
 )
 from podwatch.detection.windows import Held
 from podwatch.domain.finding import Agreement, Evidence, counted
-from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import GpuState, Health, ServerKind
+from podwatch.domain.thresholds import DetectionPolicy
 
 LOG = "log: "
 """Prefix of evidence from a log rule: shown with a verdict, never a reason for one."""

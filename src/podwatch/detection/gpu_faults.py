@@ -8,8 +8,8 @@ from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.windows import QUIET, Latches, kept
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
-from podwatch.domain.policy import ResourcePolicy
 from podwatch.domain.snapshot import GpuSample, XidEvent
+from podwatch.domain.thresholds import ResourcePolicy
 
 # -- catalogue of XIDs -----------------------------------------------------------------------------------------------
 # What each driver XID means for a training run, and the fix. Source: NVIDIA's catalogue

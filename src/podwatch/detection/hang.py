@@ -13,8 +13,8 @@ from podwatch.detection.learned import Learned
 from podwatch.detection.signals import WINDOW_GAP_SECONDS
 from podwatch.detection.windows import NO_RHYTHM, NOT_HELD, Held, Rhythm
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
-from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.snapshot import GpuState
+from podwatch.domain.thresholds import DetectionPolicy
 
 HEALTH_WINDOW_SHARE = 0.5
 """``/health`` has to fail for this share of the agreement window. An engine in a long weight update can miss several

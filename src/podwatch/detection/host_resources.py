@@ -10,8 +10,8 @@ from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.windows import QUIET, Latch, Latches, kept
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
-from podwatch.domain.policy import DiskPolicy, ResourcePolicy
 from podwatch.domain.snapshot import HostSample, Snapshot
+from podwatch.domain.thresholds import DiskPolicy, ResourcePolicy
 
 GIB = 1 << 30
 HOLD_SECONDS = 15.0

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
-from podwatch.domain.policy import LogRule
 from podwatch.domain.snapshot import LogMatch
+from podwatch.domain.thresholds import LogRule
 from podwatch.domain.trainer_log import BAD, NEAR, RAISED, STAMP, TrainerLog
 
 # -- rules that come with podwatch -----------------------------------------------------------------------------------

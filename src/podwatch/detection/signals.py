@@ -16,7 +16,6 @@ from podwatch.detection.operator_ends import NO_ENDINGS, Endings
 from podwatch.detection.operator_ends import follow as follow_endings
 from podwatch.detection.progress import Progress
 from podwatch.detection.windows import NO_RHYTHM, NOT_HELD, Held, Rhythm
-from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
     GpuSample,
@@ -28,6 +27,7 @@ from podwatch.domain.snapshot import (
     Snapshot,
     TrainerSample,
 )
+from podwatch.domain.thresholds import DetectionPolicy
 
 NEAR_SECONDS = 60.0
 """An engine process that ended longer than this before the memory fell is unrelated: it was replaced since, or was only

@@ -14,9 +14,9 @@ from podwatch.detection.learned import Learned
 from podwatch.detection.operator_ends import announcement, operator_wait
 from podwatch.detection.windows import NO_RHYTHM, NOT_HELD, Held, Rhythm
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
-from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import GpuSample, GpuState, Supervision
+from podwatch.domain.thresholds import DetectionPolicy
 
 # -- inference engine's share of a GPU -------------------------------------------------------------------------------
 # How far must memory fall to be a death, on a GPU that the engine shares with a trainer? NVML's memory per process

@@ -11,8 +11,8 @@ from statistics import fmean, pvariance
 from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
-from podwatch.domain.policy import TrainingPolicy
 from podwatch.domain.snapshot import TrainingMetrics
+from podwatch.domain.thresholds import TrainingPolicy
 
 NAMES = ("reward", "entropy", "kl", "grad_norm", "loss")
 REWARDS_KEPT = 500

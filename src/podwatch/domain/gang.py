@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from podwatch.domain.earlier_attempts import Host, parse_host
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import scrub
-from podwatch.domain.verdict import Host, parse_host
 
 MOST_NODES: Final = 1024
 LONGEST_TEXT: Final = 1000

@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.instance import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.manifest import SCHEMA_VERSION, deceives
+from podwatch.domain.pod_identity import NO_INSTANCE, Instance, parse_instance
 
 _CLAIM_NAME = re.compile(r"(\d{1,18})-([A-Za-z0-9]{1,64})\Z")
 _CONTROL_KEYS = ("schema_version", "kind", "desired", "holder", "reason")

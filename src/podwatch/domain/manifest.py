@@ -65,7 +65,7 @@ class Keys:
 
     @property
     def verdict(self) -> str:
-        """How the attempts of the run ended, for its next one (domain/verdict.py)."""
+        """How the attempts of the run ended, for its next one (domain/earlier_attempts.py)."""
         return f"{self.root}/verdict.json"
 
     @property

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from podwatch.domain.policy import LogRule
+from podwatch.domain.thresholds import LogRule
 
 # -- where a program's own message begins: parts of patterns --------------------------------------------------------
 

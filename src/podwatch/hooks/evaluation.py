@@ -20,9 +20,9 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Desired
-from podwatch.hooks import child, evaluation_files
+from podwatch.hooks import evaluation_files, start_child
 from podwatch.hooks.evaluation_files import metrics_of, place_of
-from podwatch.hooks.runner import JOURNAL_PAUSE, PAGE, Desk, is_milestone
+from podwatch.hooks.hook_runner import JOURNAL_PAUSE, PAGE, Desk, is_milestone
 from podwatch.hooks.while_stopped import Batch, NoRoom, StoppedTraining, Where
 from podwatch.journal import Journal
 from podwatch.policy import evaluation as policy
@@ -437,7 +437,7 @@ class Evaluations:
         command = settings.as_check(one.argv)
         try:
             order = await desk.disk.call(
-                lambda: child.order_for(
+                lambda: start_child.order_for(
                     command, desk.settings, os.environ, own=own, document=document,
                     title=f"evaluation of step {target.step}", state=desk.state,
                 ),
@@ -445,7 +445,7 @@ class Evaluations:
             )  # fmt: skip
         except (PodwatchError, OSError) as error:
             return self._failed(target, str(error), one.source)
-        done = await self._watched(child.run(replace(order, keep_free=self._site.to_keep_free())))
+        done = await self._watched(start_child.run(replace(order, keep_free=self._site.to_keep_free())))
         if done.full is not None:
             done = replace(done, problem=_too_little(Room(*done.full)))
         metrics: dict[str, float] = {}
@@ -459,7 +459,7 @@ class Evaluations:
         ok = done.ok and not why
         return Result(target.step, target.save_id, ok, desk.clock.wall(), done.seconds, one.source, scrub(why), metrics)
 
-    async def _watched(self, run: Coroutine[Any, Any, child.Result]) -> child.Result:
+    async def _watched(self, run: Coroutine[Any, Any, start_child.Result]) -> start_child.Result:
         """The result of ``run``, which is ended early if it takes the disk space that training needs. Its worker looks
         often; this look knows when the next save becomes larger."""
         task = asyncio.create_task(run)
@@ -470,7 +470,7 @@ class Evaluations:
                     return task.result()
                 room = await self._site.room()
                 if room.free is not None and not policy.enough_room(room.free, room.needed):
-                    return child.Result(None, problem=_too_little(room))
+                    return start_child.Result(None, problem=_too_little(room))
         finally:
             if not task.done():
                 task.cancel()

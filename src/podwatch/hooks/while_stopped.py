@@ -17,7 +17,7 @@ from podwatch.policy.evaluation import Result, Target
 
 if TYPE_CHECKING:
     from podwatch.hooks.evaluation import Evaluations, Prepared, Site
-    from podwatch.hooks.runner import Desk
+    from podwatch.hooks.hook_runner import Desk
 
 TURN_SECONDS: Final = 3.0
 """Time between two looks whether training can be stopped now: well within ``policy.FRESH_SECONDS``."""

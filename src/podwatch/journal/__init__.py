@@ -1,6 +1,6 @@
 """SQLite: events, incidents, intents, uploads, learned values; and the run record beside output_dir."""
 
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import UploadedObject

@@ -20,11 +20,11 @@ from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Severity
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.secrets import scrub
-from podwatch.domain.stored import PublishedSave
-from podwatch.journal import opening
-from podwatch.journal.opening import connect, environmental, host_error, obstacle_of, open_checked, read_database
+from podwatch.domain.stored_checkpoint import PublishedSave
+from podwatch.journal import open_database
+from podwatch.journal.memory_journal import Kept, Merge, Obstacle, Standby, StandbyFile, begin, write_into, write_kept
+from podwatch.journal.open_database import connect, environmental, host_error, obstacle_of, open_checked, read_database
 from podwatch.journal.records import BegunUpload, UploadedObject
-from podwatch.journal.standby import Kept, Merge, Obstacle, Standby, StandbyFile, begin, write_into, write_kept
 
 MAX_EVENTS: Final = 50_000
 """About 15 MiB; months of an ordinary run."""
@@ -87,7 +87,7 @@ class Journal:
         self._together = False
         self._closed = False
         self._read_only = False
-        self._ballast = opening.Ballast(path)
+        self._ballast = open_database.Ballast(path)
         self._dropped_ballast = 0
         self._file = StandbyFile(path)
         self._renamed: dict[str, dict[int, int]] = {}
@@ -107,7 +107,7 @@ class Journal:
             journal = cls(path, connect(path, read_only=True), wall, "")
             journal._read_only = True
             try:
-                opening.refuse_newer(journal._connection, str(path))
+                open_database.refuse_newer(journal._connection, str(path))
             except BaseException:
                 journal._connection.close()
                 raise
@@ -121,7 +121,7 @@ class Journal:
     def open_for_guard(cls, path: Path, *, wall: Wall = time.time, merge: Merge | None = None) -> "Journal":
         """``open`` for the daemon, which must guard even without a database: never raises HostError.
 
-        While the database cannot be written, at the start or later, the journal is in memory (journal/standby.py) and
+        While the database cannot be written, at the start or later, the journal is in memory (memory_journal.py) and
         ``obstacle`` has the reason. Then only intents that a restart needs are accepted, and only while the file beside
         the database keeps them; every other one is refused. ``return_to_disk`` ends that.
         """
@@ -552,7 +552,7 @@ class Journal:
                     if self._connection.in_transaction:
                         self._connection.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
-                    if opening.is_full(error) and self._ballast.drop():
+                    if open_database.is_full(error) and self._ballast.drop():
                         self._dropped_ballast += 1  # the next attempt may find the freed space
                     else:
                         self._stand_by(error)
@@ -574,8 +574,8 @@ class Journal:
                 "DELETE FROM incidents WHERE closed_wall IS NOT NULL AND id <= (SELECT MAX(id) FROM incidents) - ?",
                 (MAX_INCIDENTS,),
             )
-            if self._standby is None and opening.free_pages(self._connection) < opening.RESERVED_PAGES // 2:
-                opening.reserve(self._connection)
+            if self._standby is None and open_database.free_pages(self._connection) < open_database.RESERVED_PAGES // 2:
+                open_database.reserve(self._connection)
         except sqlite3.Error:
             return
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.run import RECORD_SCHEMA_VERSION, EarlierSave, Lineage, RunRecord, StartRecord
 from podwatch.domain.snapshot import Desired
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 
 SPARE_BYTES: Final = 16_384
 """A record is 1-4 KiB; the rest is for long commands."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from podwatch.domain.event import Change, Event, EventName, Notice, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.policy import NoticePolicy
-from podwatch.policy.accounting import Loss
-from podwatch.policy.cost import Account, Price
+from podwatch.domain.thresholds import NoticePolicy
+from podwatch.policy.cost_totals import Account, Price
+from podwatch.policy.time_ledger import Loss
 
 HOUR = 3600.0
 _TOPICS = {

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.policy import DiskPolicy
+from podwatch.domain.thresholds import DiskPolicy
 
 SAVES_KEPT = 32
 """Enough for three milestones at every tenth save."""
@@ -128,6 +128,11 @@ def predict(
 ) -> NextSave:
     """Predict the next save. ``bytes_per_second``: measured deletion speed, 0 if unknown. ``save_seconds``: duration of
     a save (the cadence is measured between ends of saves, and room is needed at the beginning). Pure."""
+    return due(sizes(saves, policy, bytes_per_second), saves, wall, policy, bytes_per_second, save_seconds)
+
+
+def sizes(saves: Saves, policy: DiskPolicy, bytes_per_second: float) -> NextSave:
+    """The part of the prediction that does not depend on the time."""
     known = saves.known
     if not known:
         return NextSave()
@@ -136,9 +141,7 @@ def predict(
     expected = [s for s, kind in zip(recent, kinds, strict=True) if kind == next_kind(kinds)][-SAME_KIND_SAVES:]
     gaps = save_gaps(known)
     size = max(s.bytes for s in expected)
-    removal = size / bytes_per_second if bytes_per_second > 0 else 0.0
-    react = policy.react_seconds + removal
-    due_in = _due_in(known, gaps, wall, save_seconds)
+    react = policy.react_seconds + _removal(size, bytes_per_second)
     return NextSave(
         bytes=size,
         files=max(s.files for s in expected),
@@ -146,10 +149,21 @@ def predict(
         most_bytes=max(s.bytes for s in recent),
         most_files=max(s.files for s in recent),
         most_saves=_at_once(min(gaps) if gaps else None, react),
-        due_in=due_in,
-        soon=due_in is None or due_in <= policy.lead_seconds + 2 * removal,
         parts=_parts(recent),
     )
+
+
+def due(
+    save: NextSave, saves: Saves, wall: float, policy: DiskPolicy, bytes_per_second: float, save_seconds: float
+) -> NextSave:
+    """``save`` with the time at which it is due."""
+    seconds = _due_in(saves.known, save_gaps(saves.known), wall, save_seconds)
+    soon = seconds is None or seconds <= policy.lead_seconds + 2 * _removal(save.bytes, bytes_per_second)
+    return replace(save, due_in=seconds, soon=soon)
+
+
+def _removal(size: int, bytes_per_second: float) -> float:
+    return size / bytes_per_second if bytes_per_second > 0 else 0.0
 
 
 def kinds_of(saves: Sequence[Save]) -> tuple[tuple[tuple[str, ...], int], ...]:
@@ -291,10 +305,12 @@ class Forecast:
     def next_save(self, wall: float, policy: DiskPolicy) -> NextSave:
         """The predicted next save, at most ``ANSWER_SECONDS`` old: it is called at every turn."""
         about = (self.saves, policy, self.bytes_per_second, self.save_seconds() or 0.0)
-        if self._told is not None and self._told[1] == about and 0 <= wall - self._told[0] < ANSWER_SECONDS:
-            return self._told[2]
-        _, _, speed, save_seconds = about
-        found = predict(self.saves, wall=wall, policy=policy, bytes_per_second=speed, save_seconds=save_seconds)
+        told = self._told
+        if told is not None and told[1] == about and 0 <= wall - told[0] < ANSWER_SECONDS:
+            return told[2]
+        saves, _, speed, save_seconds = about
+        known = told[2] if told is not None and told[1][:3] == about[:3] else sizes(saves, policy, speed)
+        found = due(known, saves, wall, policy, speed, save_seconds)
         self._told = (wall, about, found)
         return found
 

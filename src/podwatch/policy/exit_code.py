@@ -8,8 +8,8 @@ engine caused is never 0: Slurm and Kubernetes count it as completed.
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.errors import ExitCode
-from podwatch.domain.verdict import Host
 
 
 class Outcome(StrEnum):

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete, newest_whole
-from podwatch.domain.policy import DiskPolicy
 from podwatch.domain.snapshot import DiskSample
+from podwatch.domain.thresholds import DiskPolicy
 
 ROOM_HYSTERESIS = 0.05
 """podwatch frees this much more of a save than needed, so that a growing log does not trigger the next deletion."""

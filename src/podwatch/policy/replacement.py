@@ -1,23 +1,19 @@
 """Whether a dead pod is replaced, and which rented machine is destroyed (docs/controller.md). Pure.
 
-One look is ``observed`` (what the lists and the heartbeat add to the controller's records) and then ``decide`` (one
-action). Money is spent only on positive evidence: a heartbeat that exists and does not change, and a valid list of
-every provider that could hold a machine of this run. What cannot be read is never evidence. Times are the store's
-clock.
+One look is ``observed`` (rented_machines.py: what the lists and the heartbeat add to the controller's records) and then
+``decide`` (one action). Money is spent only on positive evidence: a heartbeat that exists and does not change, and a
+valid list of every provider that could hold a machine of this run. What cannot be read is never evidence. Times are the
+store's clock.
 """
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from podwatch.domain.errors import ExitCode
-from podwatch.domain.lease import GONE, Claim, Control, HolderState
+from podwatch.domain.lease import GONE, Claim, Control
 from podwatch.domain.replacement import (
     LIVING,
-    LONGEST_CALL_SECONDS,
-    Billed,
     Listing,
     Record,
     Rented,
@@ -25,19 +21,31 @@ from podwatch.domain.replacement import (
     Rules,
     generation_of,
     label_of,
-    parse_label,
 )
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.lease import CLAIM_WAIT_SECONDS, PATIENCE_SECONDS, winner
+from podwatch.policy.rented_machines import (
+    CAP,
+    CAUTIOUS,
+    DAY,
+    FINISHED,
+    LOOK_MARGIN_SECONDS,
+    STOPPED_FOR_GOOD,
+    WATCHED_SECONDS,
+    Facts,
+    is_from,
+    is_stale,
+    is_undecided,
+    is_watched,
+    labelled,
+    recorded,
+    spent,
+    strange,
+    watch_on,
+)
 from podwatch.policy.run_check import Beat
 
-DAY: Final = 86_400.0
-WATCHED_SECONDS: Final = 240.0
-"""A silent heartbeat counts only if this controller saw it unchanged for so long while the store answered: right after
-an outage of the store, a pod that trains looks like a dead one. Room for a heartbeat that hangs, and the next ones."""
-WATCH_AGAIN_SECONDS: Final = 75.0
-"""Between two looks of that time; a longer gap could hide an outage."""
 PREPARE_SECONDS: Final = 180.0
 """Two heartbeats can be missing. From then on the controller settles which controller would act, so that this does not
 add to the time that a dead pod takes."""
@@ -46,16 +54,8 @@ CLAIM_LIFE_SECONDS: Final = 900.0
 USE_CLAIM_SECONDS: Final = 300.0
 """A controller sends no request on a claim of its own that is older. With LONGEST_CALL_SECONDS well below
 CLAIM_LIFE_SECONDS."""
-APPEAR_SECONDS: Final = 300.0
-"""A machine whose request had an unknown outcome, or that is new, may be missing in lists for so long."""
 CONFIRM_SECONDS: Final = 600.0
 """The controller ends only after no list has shown a machine of the run for so long."""
-LOOK_MARGIN_SECONDS: Final = 900.0
-"""Money is kept for this long: between two looks (a schedule of every ten minutes, often late) and for the request."""
-LASTING_SECONDS: Final = 600.0
-"""A machine that lived shorter and made no step counts as a failed boot."""
-UNGUARDED_SECONDS: Final = 3600.0
-"""podwatch has left a pod on purpose and training continues there: its machine is given up only after this."""
 CLOSING_SECONDS: Final = 90.0
 """After a stop was ordered, a heartbeat older than this may not show the last checkpoint yet."""
 OVERDUE_SECONDS: Final = 1800.0
@@ -75,38 +75,6 @@ class Action(StrEnum):
     ALERT = "alert"
     """Nothing is done, and only an operator can change that."""
     END = "end"
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """One look. ``lists``: by provider; a text says why there is no valid list. ``configured``: the providers with a
-    command on this machine. ``rules``, ``control`` None: absent or not readable (``problem`` says why).
-    ``lease``: the highest generation of the lease. ``claim_age``: seconds since a pod last claimed the run.
-    ``end_code``: exit code of a run that ended for good; None while it has not. ``claims``: of controllers, by
-    generation; ``own``: ours, with the seconds since it was written. ``watched``: seconds for which this controller has
-    seen the heartbeat unchanged, without a failed look. ``skip``: (provider, id) of machines whose destruction has just
-    failed. ``tag``: of this store, in the labels of its machines. ``proves``: whether no other store has the same.
-    """
-
-    now: float
-    run_id: str
-    lists: Mapping[str, Listing | str] = field(default_factory=dict)
-    rules: Rules | None = None
-    control: Control | None = field(default_factory=Control)
-    problem: str = ""
-    beat: Beat | None = None
-    lease: int = 0
-    claim_age: float | None = None
-    end_code: int | None = None
-    claims: tuple[Claim, ...] = ()
-    own: Claim | None = None
-    own_age: float = 0.0
-    watched: float = math.inf
-    outdated: bool = False
-    """The heartbeat is of a lower generation than a claim: a late write of a pod that lost the run."""
-    skip: frozenset[tuple[str, str]] = frozenset()
-    tag: str = ""
-    proves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,256 +109,6 @@ class Decision:
         }
 
 
-# -- what a look adds to the records ---------------------------------------------------------------------------------
-
-
-def observed(records: tuple[Record, ...], facts: Facts) -> tuple[Record, ...]:
-    """The records with what the lists and the heartbeat show, in order of generation. A machine without a record gets
-    one if it is provably of this run and store: by the tag in its label, or because this run's heartbeat comes from it.
-    A label without a tag can be that of a run of the same name in another store."""
-    by_generation = {record.generation: record for record in records}
-    known = {record.label_in(facts.run_id) for record in records}
-    there: dict[str, dict[tuple[str, str], Rented]] = {}
-    for provider, one, generation in _labelled(facts):
-        there.setdefault(one.label, {})[provider, one.id] = one
-        sends = _sends(one, facts)
-        if one.label not in known and generation not in by_generation and (sends or _proven(one, facts)):
-            known.add(one.label)
-            by_generation[generation] = _adopted(provider, one, generation, facts, sends=sends)
-    found = tuple(by_generation[generation] for generation in sorted(by_generation))
-    found = tuple(_listed(record, there.get(record.label_in(facts.run_id), {}), facts) for record in found)
-    found = tuple(_heard(record, facts, newest=record is found[-1]) for record in found)
-    return tuple(_judged(record, found, facts) for record in found)
-
-
-def unrecorded(records: tuple[Record, ...], facts: Facts) -> bool:
-    """Whether a list shows a machine with this store's tag that the records lack: either its record is lost, or they
-    were read before another controller wrote it."""
-    return any(_proven(one, facts) for _, one in _strange(records, facts))
-
-
-def _adopted(provider: str, one: Rented, generation: int, facts: Facts, *, sends: bool) -> Record:
-    """The record of a machine whose own is lost. Its bounds count from its creation, or from now."""
-    made = one.created_wall or 0.0  # some lists print 0001-01-01 where they know no time
-    since = min(made, facts.now) if made > 0.0 else facts.now
-    label = "" if one.label == label_of(facts.run_id, generation) else one.label
-    # Without a lease, a heartbeat that names no machine can still be found to be from it.
-    lease = facts.lease if sends else 0
-    return Record(generation, provider, one.price_per_hour, since, lease=lease, settled=True, label=label)
-
-
-def _proven(one: Rented, facts: Facts) -> bool:
-    """Whether only this store's controller can have created the machine."""
-    found = parse_label(one.label, facts.run_id)
-    return facts.proves and found is not None and bool(found[1]) and found[1] == facts.tag
-
-
-def _sends(one: Rented, facts: Facts) -> bool:
-    """Whether the heartbeat in this run's store comes from the machine."""
-    beat = facts.beat
-    return beat is not None and (beat.instance.label == one.label or (bool(one.id) and beat.instance.id == one.id))
-
-
-def _recorded(records: tuple[Record, ...], facts: Facts) -> list[tuple[str, Rented, Record]]:
-    """The machines of this run, each with its record."""
-    known = {record.label_in(facts.run_id): record for record in records}
-    return [(provider, one, known[one.label]) for provider, one, _ in _labelled(facts) if one.label in known]
-
-
-def _strange(records: tuple[Record, ...], facts: Facts) -> list[tuple[str, Rented]]:
-    """Machines with a label of this run that this store has no record of, and that another store's tag does not
-    explain: never destroyed, and nothing is created beside one that lives."""
-    known = {record.label_in(facts.run_id) for record in records}
-    return [
-        (provider, one)
-        for provider, one, _ in _labelled(facts)
-        if one.label not in known and (parse_label(one.label, facts.run_id) or (0, ""))[1] in ("", facts.tag)
-    ]
-
-
-def _labelled(facts: Facts) -> list[tuple[str, Rented, int]]:
-    return [
-        (provider, one, generation)
-        for provider, listing in sorted(facts.lists.items())
-        if isinstance(listing, Listing)
-        for one in listing.instances
-        if (generation := generation_of(one.label, facts.run_id)) is not None
-    ]
-
-
-def _listed(record: Record, listed: Mapping[tuple[str, str], Rented], facts: Facts) -> Record:
-    """``listed``: the machines with this record's label."""
-    if not listed and not record.open:
-        return record  # most of a long run's records: they cost nothing, and no list shows them
-    now, there, billed = facts.now, dict(listed), []
-    for known in record.billed:
-        one = there.pop((known.provider, known.id), None)
-        if one is not None and one.state is not RentedState.ENDED:
-            # Whoever was gone and is back cost money in between, as far as anybody knows.
-            # A price that falls (of a stopped machine: its disk's) does not make the past cheaper.
-            price = max(known.price_per_hour, one.price_per_hour)
-            billed.append(replace(known, until=None, seen=now, price_per_hour=price))
-        elif known.until is None and (one is not None or _gone(known, record, facts)):
-            billed.append(replace(known, until=now))
-        else:
-            billed.append(known)
-    for (provider, _), one in there.items():
-        until = now if one.state is RentedState.ENDED else None
-        billed.append(Billed(provider, one.id, one.price_per_hour, record.intended_at, until, seen=now))
-    listing = facts.lists.get(record.provider)
-    account = record.account or (listing.account if billed and isinstance(listing, Listing) else "")
-    record = replace(record, billed=tuple(billed), settled=record.settled or bool(billed), account=account)
-    if record.settled:
-        return record
-    unsure = record.unsure_at if record.unsure_at is not None else record.intended_at + LONGEST_CALL_SECONDS
-    if now - unsure >= APPEAR_SECONDS and _valid(facts, record) is not None:
-        return replace(record, settled=True, failed="the provider's list shows no machine for this request")
-    return record
-
-
-def _gone(known: Billed, record: Record, facts: Facts) -> bool:
-    """Whether a valid list of the same account, without this machine, shows that it is gone."""
-    listing = facts.lists.get(known.provider)
-    if not isinstance(listing, Listing) or (record.account and listing.account != record.account):
-        return False
-    return known.seen is not None or facts.now - record.intended_at >= APPEAR_SECONDS + LONGEST_CALL_SECONDS
-
-
-def _valid(facts: Facts, record: Record) -> Listing | None:
-    listing = facts.lists.get(record.provider)
-    same = isinstance(listing, Listing) and record.account in ("", listing.account)
-    return listing if same and isinstance(listing, Listing) else None
-
-
-def _heard(record: Record, facts: Facts, *, newest: bool) -> Record:
-    beat = facts.beat
-    if beat is None or not _from(beat, record, facts, newest=newest):
-        return record
-    at = facts.now - beat.age
-    first = record.first_step if record.first_step is not None else beat.step
-    return replace(
-        record,
-        booted_at=record.booted_at if record.booted_at is not None else facts.now,
-        alive_at=max(at, record.alive_at or at),
-        first_step=first,
-        last_step=beat.step if beat.step is not None else record.last_step,
-    )
-
-
-def _from(beat: Beat, record: Record, facts: Facts, *, newest: bool) -> bool:
-    """Whether the heartbeat comes from the machine of this record: by its label, by the provider's id, or, if it names
-    neither, because it is newer than the request and its lease is."""
-    if beat.instance.label:
-        return beat.instance.label == record.label_in(facts.run_id)
-    if beat.instance.id:
-        return any(one.id == beat.instance.id for one in record.billed)
-    later = facts.lease > record.lease and facts.now - beat.age > record.intended_at
-    return newest and bool(record.billed) and later
-
-
-def _judged(record: Record, records: tuple[Record, ...], facts: Facts) -> Record:
-    """The record with the reason to destroy its machine, kept with its time as long as there is one."""
-    if not record.costs:
-        failure = record.boot_failure or _never_lived(record)
-        return record if failure == record.boot_failure else replace(record, boot_failure=failure)
-    why = _why_ended(record, records, facts)
-    if not why:
-        return replace(record, ended="", ended_at=None, boot_failure=False)
-    at = record.ended_at if record.ended_at is not None else facts.now
-    return replace(record, ended=why, ended_at=at, boot_failure=record.boot_failure or _never_lived(record))
-
-
-def _never_lived(record: Record) -> bool:
-    """Whether this machine, now that it ends, counts as a failed boot."""
-    if not record.billed:
-        return False
-    if record.booted_at is None or record.alive_at is None:
-        return True
-    progress = record.first_step is not None and (record.last_step or 0) > record.first_step
-    return not progress and record.alive_at - record.booted_at < LASTING_SECONDS
-
-
-_FINISHED, _STOPPED_FOR_GOOD = "the run is finished", "the run must not run again (exit code 65)"
-_CAP = "the spend cap is reached"
-
-
-def _why_ended(record: Record, records: tuple[Record, ...], facts: Facts) -> str:
-    rules, beat, now = facts.rules or _CAUTIOUS, facts.beat, facts.now
-    if facts.end_code == ExitCode.OK:
-        return _FINISHED
-    if facts.end_code is not None:
-        return _STOPPED_FOR_GOOD
-    if any(r.generation > record.generation and r.booted_at is not None and r.open for r in records):
-        return "a newer machine has taken the run over"
-    if any(one.price_per_hour > record.max_price * 1.000001 for one in record.costs) and record.max_price > 0:
-        return "it costs more than the highest price that was allowed"
-    if over_cap(records, facts):
-        return _CAP
-    mine = beat is not None and _from(beat, record, facts, newest=record is records[-1])
-    if record.booted_at is None:
-        waited = now - min(one.since for one in record.costs)
-        limit = rules.boot_seconds
-        if waited >= limit and not _watched(facts):
-            return record.ended
-        return f"no heartbeat within {limit:.0f} s of its request" if waited >= limit else ""
-    if beat is not None and not mine and not _stale(beat) and not facts.outdated:
-        return f"pod {beat.pod} has taken the run over"
-    if beat is None or not mine:
-        since = record.alive_at or record.booted_at
-        silent = now - since
-    else:
-        if beat.desired == Desired.STOPPED:
-            return ""  # an operator's decision, also that the machine stays
-        if beat.state in GONE:
-            return "podwatch has left it"
-        if beat.outcome in (Outcome.GAVE_UP, Outcome.BAD_HOST, Outcome.FAILED):
-            return "podwatch gave up there"
-        silent = beat.age
-        if beat.state == HolderState.RESTARTING:
-            silent -= UNGUARDED_SECONDS - rules.silent_seconds
-    if silent >= rules.silent_seconds and not _watched(facts):
-        return record.ended
-    return f"no heartbeat from it for {rules.silent_seconds:.0f} s" if silent >= rules.silent_seconds else ""
-
-
-_CAUTIOUS: Final = Rules((), 0.0, 1e9, 1e9)
-"""The bounds for machines that exist, while controller.json cannot be read. It allows no creation."""
-
-
-def spent(records: tuple[Record, ...], now: float, window: float | None = None) -> float:
-    """Money of all records, in the last ``window`` seconds or since ever."""
-    return sum(record.spent(now - window if window is not None else 0.0, now) for record in records)
-
-
-def over_cap(records: tuple[Record, ...], facts: Facts) -> bool:
-    """Whether the machines must end now, so that a cap holds even if this takes its time."""
-    rules = facts.rules
-    if rules is None:
-        return False
-    rate = sum(one.price_per_hour for record in records for one in record.costs)
-    kept = rate * (rules.final_checkpoint_seconds + LOOK_MARGIN_SECONDS) / 3600
-    today = spent(records, facts.now, DAY)
-    return spent(records, facts.now) + kept > rules.max_spend_total or today + kept > rules.max_spend_per_day
-
-
-def _stale(beat: Beat) -> bool:
-    return beat.age > PATIENCE_SECONDS
-
-
-def _watched(facts: Facts) -> bool:
-    """Whether a pod that lives would have sent a heartbeat while this controller watched."""
-    return facts.watched >= WATCHED_SECONDS
-
-
-def _undecided(facts: Facts) -> bool:
-    """Whether only more looks can tell a dead pod from one that an outage of the store kept silent."""
-    return facts.beat is not None and _stale(facts.beat) and facts.beat.state not in GONE and not _watched(facts)
-
-
-def _watch_on(facts: Facts) -> float:
-    return min(WATCH_AGAIN_SECONDS, max(1.0, WATCHED_SECONDS - facts.watched))
-
-
 # -- the decision ----------------------------------------------------------------------------------------------------
 
 
@@ -410,7 +128,7 @@ def decide(records: tuple[Record, ...], facts: Facts) -> Decision:
 def _destroy(records: tuple[Record, ...], facts: Facts) -> Decision | None:
     """The first machine that may end now. Only one that the provider's own list shows with our whole label. Where its
     pod has left the run, another machine follows: which controller requests it is settled meanwhile."""
-    for provider, one, record in _recorded(records, facts):
+    for provider, one, record in recorded(records, facts):
         if one.state is RentedState.ENDED or (provider, one.id) in facts.skip:
             continue
         newest = record is records[-1]
@@ -437,7 +155,7 @@ def _double(one: Rented, record: Record, facts: Facts) -> str:
     """Why this machine is not the one of its label; empty if it is. The one that sends the heartbeat stays, then the
     one that is listed first by its time of creation."""
     same = [
-        other for _, other, _ in _labelled(facts) if other.label == one.label and other.state is not RentedState.ENDED
+        other for _, other, _ in labelled(facts) if other.label == one.label and other.state is not RentedState.ENDED
     ]
     if len(same) < 2:
         return ""
@@ -455,20 +173,20 @@ def _ready(one: Rented, record: Record, facts: Facts, *, newest: bool) -> bool:
     """Whether nothing is lost with this machine, or its time is over."""
     if not record.ended or record.ended_at is None:
         return False
-    rules, beat = facts.rules or _CAUTIOUS, facts.beat
+    rules, beat = facts.rules or CAUTIOUS, facts.beat
     over = facts.now - record.ended_at >= rules.final_checkpoint_seconds
     if over or one.state not in LIVING or record.booted_at is None:
         return True
-    if beat is None or not _from(beat, record, facts, newest=newest):
+    if beat is None or not is_from(beat, record, facts, newest=newest):
         return True  # it does not hold the run: it publishes nothing
-    told = record.ended != _CAP or facts.now - beat.age > record.ended_at + CLOSING_SECONDS
-    return (_stale(beat) and _watched(facts)) or (told and beat.unstored_step is None)
+    told = record.ended != CAP or facts.now - beat.age > record.ended_at + CLOSING_SECONDS
+    return (is_stale(beat) and is_watched(facts)) or (told and beat.unstored_step is None)
 
 
 def _ended(records: tuple[Record, ...], facts: Facts) -> Decision | None:
     if facts.end_code is None:
         return None
-    why = _FINISHED if facts.end_code == ExitCode.OK else _STOPPED_FOR_GOOD
+    why = FINISHED if facts.end_code == ExitCode.OK else STOPPED_FOR_GOOD
     left = [record for record in records if record.open]
     blind = _blind(records, facts)
     if left or blind:
@@ -533,7 +251,7 @@ def _blind(records: tuple[Record, ...], facts: Facts) -> str:
 def _living(records: tuple[Record, ...], facts: Facts) -> Decision | None:
     """A machine of this run that lives, or may: nothing is created beside it."""
     beat = facts.beat
-    for provider, one in _strange(records, facts):
+    for provider, one in strange(records, facts):
         if one.state in LIVING:
             return Decision(
                 Action.ALERT,
@@ -542,7 +260,7 @@ def _living(records: tuple[Record, ...], facts: Facts) -> Decision | None:
                 " beside it, and it is not destroyed: destroy it yourself, or give one of the runs another name.",
                 code=ExitCode.FAILED,
             )
-    for provider, one, record in _recorded(records, facts):
+    for provider, one, record in recorded(records, facts):
         if one.state in LIVING:
             overdue = record.ended_at is not None and facts.now - record.ended_at >= OVERDUE_SECONDS
             if overdue and (provider, one.id) in facts.skip:
@@ -553,8 +271,8 @@ def _living(records: tuple[Record, ...], facts: Facts) -> Decision | None:
                     code=ExitCode.UNAVAILABLE,
                 )
             what = f"Machine {one.id} at {provider} ({one.label}) {_how(record, beat, facts)}."
-            if _undecided(facts):
-                return Decision(Action.WAIT, what, next_look=_watch_on(facts), soon=True)
+            if is_undecided(facts):
+                return Decision(Action.WAIT, what, next_look=watch_on(facts), soon=True)
             return Decision(Action.WAIT, what)
     for record in records:
         label = record.label_in(facts.run_id)
@@ -580,7 +298,7 @@ def _how(record: Record, beat: Beat | None, facts: Facts) -> str:
         return "has sent no heartbeat yet"
     if beat is not None and beat.desired == Desired.STOPPED:
         return "costs money although training is stopped there"
-    if beat is None or _stale(beat):
+    if beat is None or is_stale(beat):
         silent = facts.now - (record.alive_at or record.booted_at)
         return f"lives by the provider's list, but its heartbeat is silent since {silent:.0f} s"
     return "trains" if beat.step is None else f"trains (step {beat.step})"
@@ -600,17 +318,17 @@ def _guarded(records: tuple[Record, ...], facts: Facts) -> Decision | None:
         return Decision(Action.WAIT, f"A pod claimed the run {facts.claim_age:.0f} s ago.")
     if beat.state in GONE:
         return None
-    if _undecided(facts):
+    if is_undecided(facts):
         left = WATCHED_SECONDS - facts.watched
         return Decision(
             Action.WAIT,
             f"Pod {beat.pod} is silent since {beat.age:.0f} s: it counts as dead if its heartbeat stays unchanged for"
             f" {left:.0f} s more, because an outage of the store can have kept it silent.",
             prepare=_prepared(records, facts) if left <= CLAIM_WAIT_SECONDS else 0,
-            next_look=_watch_on(facts),
+            next_look=watch_on(facts),
             soon=True,
         )
-    if _stale(beat):
+    if is_stale(beat):
         return None
     left = PATIENCE_SECONDS - beat.age
     prepare = _prepared(records, facts) if beat.age >= PREPARE_SECONDS else 0
@@ -631,7 +349,7 @@ def _prepared(records: tuple[Record, ...], facts: Facts) -> int:
 
 def _no_room(records: tuple[Record, ...], facts: Facts) -> Decision | None:
     """Which cap leaves no room; None if there is room under every one."""
-    rules, now = facts.rules or _CAUTIOUS, facts.now
+    rules, now = facts.rules or CAUTIOUS, facts.now
     if rules.paused:
         return Decision(
             Action.WAIT,
@@ -745,7 +463,7 @@ def _pending(records: tuple[Record, ...], facts: Facts) -> tuple[Claim | None, b
 
 def next_generation(records: tuple[Record, ...], facts: Facts) -> int:
     """The number of the next machine: higher than every one that is known."""
-    known = [r.generation for r in records] + [c.generation for c in facts.claims] + [g for _, _, g in _labelled(facts)]
+    known = [r.generation for r in records] + [c.generation for c in facts.claims] + [g for _, _, g in labelled(facts)]
     return max(known, default=0) + 1
 
 
@@ -790,11 +508,11 @@ def control_wanted(records: tuple[Record, ...], facts: Facts) -> Control | None:
     fresh = newest is not None and newest.costs and newest.booted_at is None and not newest.ended
     named = newest.label_in(facts.run_id) if newest is not None and fresh else ""
     wanted = replace(control, holder=control.holder if theirs else named)
-    capped = any(record.costs and record.ended == _CAP for record in records)
+    capped = any(record.costs and record.ended == CAP for record in records)
     if stopped_by_people:
         return wanted if wanted != control else None
     if capped:
-        wanted = replace(wanted, desired="stopped", reason=f"{MARK}{_CAP}")
+        wanted = replace(wanted, desired="stopped", reason=f"{MARK}{CAP}")
     elif _own(control):
         wanted = replace(wanted, desired="running", reason="")
     return wanted if wanted != control else None

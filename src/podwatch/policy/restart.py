@@ -36,8 +36,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.policy import RestartPolicy
 from podwatch.domain.snapshot import ProgressSample
+from podwatch.domain.thresholds import RestartPolicy
 from podwatch.policy.exit_code import Blame, blame
 
 # -- confirmation of a resume ----------------------------------------------------------------------------------------

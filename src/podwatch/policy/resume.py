@@ -11,7 +11,7 @@ from typing import Final, Literal, Protocol
 
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.run import Lineage
-from podwatch.domain.stored import StoredSave
+from podwatch.domain.stored_checkpoint import StoredSave
 
 # -- ownership of checkpoints ----------------------------------------------------------------------------------------
 # Which checkpoints on this pod belong to this run. Others are neither chosen nor uploaded nor published until an

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from podwatch.domain.instance import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.manifest import deceives
+from podwatch.domain.pod_identity import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.secrets import scrub
 
 CONTEXT_LINES: Final = 3
@@ -21,7 +21,7 @@ ENDED: Final = frozenset({"finished", "stopped", "gave-up", "failed", "refused",
 @dataclass(frozen=True, slots=True)
 class Summary:
     """One run, by its last heartbeat. Times are epoch seconds; None is unknown. ``seconds`` by use (policy/
-    accounting.py); money in ``currency``, of the last pod."""
+    time_ledger.py); money in ``currency``, of the last pod."""
 
     run_id: str
     outcome: str = ""

@@ -21,8 +21,8 @@ from itertools import pairwise
 from typing import Protocol
 
 from podwatch.domain.manifest import Pointer
-from podwatch.domain.policy import RemotePolicy
-from podwatch.domain.stored import PublishedSave, StoredSave
+from podwatch.domain.stored_checkpoint import PublishedSave, StoredSave
+from podwatch.domain.thresholds import RemotePolicy
 
 FOREIGN_GENERATION_GRACE_SECONDS = 24 * 3600.0
 """A pod may still be restoring from a save of another generation (docs/two-pods.md)."""

@@ -21,8 +21,8 @@ from typing import Any
 from podwatch import __version__
 from podwatch.detection.learned import Learned
 from podwatch.domain.errors import HostError, UsageError
-from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Snapshot
+from podwatch.domain.thresholds import Policies
 from podwatch.recording.codec import Codec, CodecError, Mask
 
 SCHEMA_VERSION = 1

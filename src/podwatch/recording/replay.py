@@ -4,11 +4,11 @@ Read-only."""
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from podwatch.detection.engine import DetectionState, advance, initial
 from podwatch.detection.learned import Learned
+from podwatch.detection.run_detectors import DetectionState, advance, initial
 from podwatch.domain.finding import Finding, Verdict
-from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Snapshot
+from podwatch.domain.thresholds import Policies
 from podwatch.recording.format import Header, Segment
 
 

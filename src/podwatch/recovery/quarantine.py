@@ -6,7 +6,7 @@ missing source was already moved. ``index.json`` repeats the pairs beside the fi
 ``podwatch quarantine return``.
 
 The paths of one checkpoint can be on several file systems. Each path goes into the quarantine of its own file system
-(system/set_aside.py), under the same number; the main directory, beside output_dir, has the index of all.
+(system/rename_places.py), under the same number; the main directory, beside output_dir, has the index of all.
 
 On a full disk renames work and mkdir does not, so a spare directory with a preallocated index is kept ready.
 """
@@ -22,9 +22,9 @@ from typing import Any
 
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.run import Intent
-from podwatch.system.pinned import PinnedTree, RootReplaced
-from podwatch.system.set_aside import corners, corners_of, drop_empty, move_aside
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import PinnedTree, RootReplaced
+from podwatch.system.rename_places import corners, corners_of, drop_empty, move_aside
 
 SPARE = ".spare"
 SPARE_INDEX_BYTES = 65_536

@@ -13,9 +13,9 @@ from podwatch.policy.lease import LeaseAction
 from podwatch.policy.restart import RestartHistory
 from podwatch.recovery import start_checks, start_plan
 from podwatch.recovery.context import RecoveryContext
+from podwatch.recovery.operation_runner import OperationRunner
 from podwatch.recovery.restart import Operations
 from podwatch.recovery.resume_point import NothingToResume
-from podwatch.recovery.runner import OperationRunner
 from podwatch.recovery.start_checks import listed
 from podwatch.recovery.start_plan import CommandWatch
 from podwatch.trainer.base import Candidate, Look

@@ -13,11 +13,11 @@ from podwatch.journal import Journal
 from podwatch.policy.lease import LeaseAction
 from podwatch.policy.restart import LOG_LINES_KEPT
 from podwatch.policy.resume import Choice
-from podwatch.recovery import resources_free
+from podwatch.recovery import gpus_and_ports_free
 from podwatch.recovery.context import BLOCKED_POLL, RecoveryContext
 from podwatch.recovery.failure import GIVEN_UP_FIX, Failures
+from podwatch.recovery.operation_runner import adopt, meant_by, recall, reconcile
 from podwatch.recovery.resume_point import NothingToResume, ResumeChooser, unfit
-from podwatch.recovery.runner import adopt, meant_by, recall, reconcile
 from podwatch.recovery.start import Starter, StartFailed
 from podwatch.recovery.start_checks import PERSON_POLL, ManualStarts, StartChecks
 from podwatch.recovery.state import Phase
@@ -197,7 +197,7 @@ class Operations:
                     FindingKind.GAVE_UP, Severity.CRITICAL, "podwatch gave up restarting", GIVEN_UP_FIX
                 )
             if due is None or tools.settings.recovery.on_give_up == "exit":
-                return False  # daemon/job.py ends podwatch
+                return False  # daemon/end_of_run.py ends podwatch
         if due is not None:
             most = max(tools.policies.restart.backoff_max_seconds, tools.policies.restart.retry_after_give_up_seconds)
             pause = min(max(0.0, due - tools.clock.wall()), most)
@@ -377,7 +377,7 @@ class Operations:
                 )
                 break
             if over and free.holders:
-                free = await tools.blocking(resources_free.named, free, look.holders)
+                free = await tools.blocking(gpus_and_ports_free.named, free, look.holders)
             held = "; ".join(free.holders) or "GPU memory has not been observed yet"
             self.context.show(Phase.BLOCKED if over else Phase.STARTING, f"waiting: {held}")
             if over:

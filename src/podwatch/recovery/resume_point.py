@@ -19,13 +19,13 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.run import EarlierSave, Lineage, Mutation, RunRecord
 from podwatch.domain.snapshot import Supervision
-from podwatch.domain.stored import StoredSave
+from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal
 from podwatch.policy.lineage import departure
 from podwatch.policy.resume import Choice, awaited, choose, other_world
 from podwatch.recovery import start_plan
 from podwatch.recovery.context import RecoveryContext
-from podwatch.recovery.remembered import Memory
+from podwatch.recovery.durable_state import Memory
 from podwatch.recovery.state import Phase
 from podwatch.system import procfs
 from podwatch.trainer.base import TrainerHandle

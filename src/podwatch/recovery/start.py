@@ -12,11 +12,11 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity, counted
 from podwatch.domain.run import FROM_STORE, IntentKind, IntentState, Lineage, RunRecord
 from podwatch.domain.secrets import scrub, scrub_argv, secret_values
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import Journal
 from podwatch.policy.lineage import returned
 from podwatch.policy.resume import Choice
-from podwatch.recovery import quarantine, resources_free, stale_files, start_plan
+from podwatch.recovery import gpus_and_ports_free, quarantine, stale_files, start_plan
 from podwatch.recovery.context import Attempt, RecoveryContext
 from podwatch.recovery.resume_point import ResumeChooser, files_of, opened
 from podwatch.recovery.state import Phase, newest_step
@@ -74,13 +74,13 @@ class Starter:
 
     # -- is the pod free ----------------------------------------------------------------------------------------------
 
-    def free(self, since: float) -> resources_free.Free:
+    def free(self, since: float) -> gpus_and_ports_free.Free:
         tools, gpu = self.context.tools, self.context.tools.settings.gpu
         reading = tools.gpus.latest()
         base = self.context.memory.gpu_base or {
-            i: min(used, FIRST_BASE_AT_MOST) for i, used in resources_free.memory_now(reading).items()
+            i: min(used, FIRST_BASE_AT_MOST) for i, used in gpus_and_ports_free.memory_now(reading).items()
         }
-        return resources_free.look(
+        return gpus_and_ports_free.look(
             reading,
             since=since,
             configured=(*gpu.inference, *gpu.trainer),
@@ -193,8 +193,8 @@ class Starter:
         fresh_or_from = "a fresh start" if step is None else f"a start from step {step}"
         await self.set_aside(step, ahead, f"ahead of {fresh_or_from}")
         self.context.show(Phase.STARTING, fresh_or_from)
-        now = resources_free.memory_now(tools.gpus.latest())
-        self.context.memory.gpu_base = resources_free.merge_base(self.context.memory.gpu_base, now)
+        now = gpus_and_ports_free.memory_now(tools.gpus.latest())
+        self.context.memory.gpu_base = gpus_and_ports_free.merge_base(self.context.memory.gpu_base, now)
         record = self._record_for(choice, before, await tools.journal.run(Journal.published))
         intent = await tools.journal.run(
             Journal.open_intent,

@@ -17,8 +17,8 @@ from podwatch.incidents import scrub
 from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.policy.other_trainers import Sifted, sift
 from podwatch.recovery.context import BLOCKED_POLL, Attempt, RecoveryContext
+from podwatch.recovery.operation_runner import OperationRunner, adopt
 from podwatch.recovery.resume_point import Lineages
-from podwatch.recovery.runner import OperationRunner, adopt
 from podwatch.recovery.state import Phase
 from podwatch.recovery.stop import Stops
 from podwatch.trainer.base import Candidate, Look, TrainerHandle

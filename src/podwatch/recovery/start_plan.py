@@ -28,7 +28,7 @@ from podwatch.recovery.context import RecoveryContext
 from podwatch.system import procfs
 from podwatch.system.files import read_file
 from podwatch.trainer.base import StartPlan, TrainerHandle
-from podwatch.trainer.roles import program
+from podwatch.trainer.process_roles import program
 
 MAX_DIGEST_BYTES = 1 << 20
 """A larger file named in a command is data, not configuration."""

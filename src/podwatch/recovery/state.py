@@ -13,17 +13,17 @@ from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.policy import Policies
 from podwatch.domain.run import Intent, IntentKind, IntentState, MutationGuard, RunRecord
 from podwatch.domain.snapshot import GpuSample, Supervision
-from podwatch.domain.stored import StoredSave
+from podwatch.domain.stored_checkpoint import StoredSave
+from podwatch.domain.thresholds import Policies
 from podwatch.journal import AsyncJournal, load_run_record, save_run_record
 from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.policy.other_trainers import Beside
 from podwatch.sensors.base import Sensor
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from podwatch.trainer.base import Launcher, TrainerHandle
 
 R = TypeVar("R")

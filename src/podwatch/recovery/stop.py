@@ -17,14 +17,14 @@ from podwatch.journal import Journal
 from podwatch.policy.lease import LeaseAction
 from podwatch.recovery import start_plan
 from podwatch.recovery.context import RecoveryContext
+from podwatch.recovery.operation_runner import recall
 from podwatch.recovery.resume_point import Lineages
-from podwatch.recovery.runner import recall
 from podwatch.recovery.state import Phase, Tools, newest_step
 from podwatch.system.child import run_child
 from podwatch.system.procfs import send_signal
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.environment import for_training
-from podwatch.trainer.handle import KeptTrainer
+from podwatch.trainer.trainer_handle import KeptTrainer
 
 SAVE_POLL: Final = 1.0
 NO_SET: Final = -1

@@ -15,8 +15,8 @@ from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.snapshot import Desired, SensorState, Supervision
 from podwatch.journal import Journal
 from podwatch.recovery.context import RecoveryContext
+from podwatch.recovery.operation_runner import OperationRunner
 from podwatch.recovery.restart import FREE_POLL, Operations
-from podwatch.recovery.runner import OperationRunner
 from podwatch.recovery.state import Phase, newest_step
 from podwatch.sensors.base import Wakeable
 from podwatch.trainer.base import TrainerHandle

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-from podwatch.client.format import ago, amount, from_rfc3339, span
 from podwatch.client.status_screen import rows
 from podwatch.client.status_verdict import NOT_BACKED_UP, not_backed_up, verdict
+from podwatch.client.times_and_sizes import ago, amount, from_rfc3339, span
 from podwatch.domain.event import Change, Notice, Topic
 from podwatch.domain.finding import Severity
 from podwatch.domain.snapshot import TrainingMetrics

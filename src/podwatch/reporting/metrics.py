@@ -13,10 +13,10 @@ from prometheus_client.registry import Collector
 
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Health, SensorState
-from podwatch.policy.accounting import TOTALLED
-from podwatch.policy.cost import Account
-from podwatch.policy.overall import Overall, TrainingState
-from podwatch.reporting.view import DaemonView, ViewSource
+from podwatch.policy.cost_totals import Account
+from podwatch.policy.overall_status import Overall, TrainingState
+from podwatch.policy.time_ledger import TOTALLED
+from podwatch.reporting.daemon_view import DaemonView, ViewSource
 
 UPLOAD_PRIORITIES = ("lowest", "raised", "ordinary")
 

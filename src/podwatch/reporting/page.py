@@ -10,12 +10,11 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from podwatch.client.format import ago, from_rfc3339, local, size, span
-from podwatch.client.status_document import Document
 from podwatch.client.status_screen import REASON, RED, SILENT_SECONDS, YELLOW, incident_text, rows, unreported
-from podwatch.client.status_verdict import NOT_BACKED_UP, not_backed_up, verdict
-from podwatch.client.text import BEFORE_UNIT, NO_BREAK
-from podwatch.recording.history import Moment
+from podwatch.client.status_verdict import NOT_BACKED_UP, Document, not_backed_up, verdict
+from podwatch.client.terminal_text import BEFORE_UNIT, NO_BREAK
+from podwatch.client.times_and_sizes import ago, from_rfc3339, local, size, span
+from podwatch.recording.page_history import Moment
 from podwatch.reporting.html import Html, escaped, joined, tag
 from podwatch.reporting.plots import plots
 

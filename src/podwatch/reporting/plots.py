@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from podwatch.client.format import gib, local, size, span
-from podwatch.client.text import BEFORE_UNIT, NO_BREAK
-from podwatch.policy.accounting import Use
-from podwatch.recording.history import DAY, Moment
+from podwatch.client.terminal_text import BEFORE_UNIT, NO_BREAK
+from podwatch.client.times_and_sizes import gib, local, size, span
+from podwatch.policy.time_ledger import Use
+from podwatch.recording.page_history import DAY, Moment
 from podwatch.reporting.html import Html, joined, tag
 
 LONGEST_GAP: Final = 180.0

@@ -3,13 +3,14 @@
 import math
 from typing import Any
 
-from podwatch.client.format import rfc3339
+from podwatch.client.times_and_sizes import rfc3339
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.secrets import scrub, scrub_all
 from podwatch.domain.snapshot import DiskSample, HostSample, SensorState
-from podwatch.policy.overall import Reason, TrainingState, step_late
-from podwatch.reporting.documents import (
+from podwatch.policy.overall_status import Reason, TrainingState, step_late
+from podwatch.reporting.daemon_view import DaemonView
+from podwatch.reporting.json_documents import (
     SCHEMA_VERSION,
     account_document,
     checkpoint_document,
@@ -17,7 +18,6 @@ from podwatch.reporting.documents import (
     incident_document,
     pause_document,
 )
-from podwatch.reporting.view import DaemonView
 
 # -- status document -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""podwatch's own W&B run: starts the child process wandb_worker.py and sends it metrics and alerts."""
+"""podwatch's own W&B run: starts the child process wandb_child.py and sends it metrics and alerts."""
 
 import asyncio
 import contextlib
@@ -13,14 +13,14 @@ from typing import Any
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import register, scrub
+from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.notify import NotSent
-from podwatch.reporting.view import DaemonView
 from podwatch.system.child import scrubbed_environment
 from podwatch.system.clock import Clock
 
-CHILD = Path(__file__).with_name("wandb_worker.py")
+CHILD = Path(__file__).with_name("wandb_child.py")
 INIT_SECONDS = 130.0
-"""wandb's own timeout, set by wandb_worker.py, is 100 s."""
+"""wandb's own timeout, set by wandb_child.py, is 100 s."""
 ANSWER_SECONDS = 30.0
 END_SECONDS = 3.0
 FIRST_PAUSE, LONGEST_PAUSE = 300.0, 3600.0

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from podwatch.domain.snapshot import Reading, SensorState, unobserved
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock, until_beat
-from podwatch.system.workers import Worker
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -137,7 +137,7 @@ _REAP = 0.5
 """Seconds to wait for the end of a child that was killed. In uninterruptible sleep it does not end."""
 _LOOK = 0.2
 """Seconds between two checks whether the child has ended."""
-_CHILD = Path(__file__).with_name("nvml_probe_worker.py")
+_CHILD = Path(__file__).with_name("nvml_trial_child.py")
 _RETRY = f"podwatch tries again within {REOPEN_MAX:.0f} s, in a child process"
 _HANG_FIX = "check dmesg; if nvidia-smi hangs too, reboot or replace the pod"
 _CRASH_FIX = "reinstall the NVIDIA driver's libraries; if nvidia-smi fails too, reboot or replace the pod"

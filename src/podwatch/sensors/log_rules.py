@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from podwatch.domain.policy import LogRule
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import LogMatch, Reading, SensorState, observed, unobserved
+from podwatch.domain.thresholds import LogRule
 from podwatch.sensors.log_tail import FileNews, LogLine, clean
 from podwatch.system.clock import Clock
 

@@ -14,9 +14,9 @@ from podwatch.domain.process import ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Health, Reading, ServerKind, TrainerSample
 from podwatch.sensors.base import end_task
 from podwatch.sensors.inference import Discovery, probe
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.workers import Worker
-from podwatch.trainer.roles import is_router, port_of
+from podwatch.trainer.process_roles import is_router, port_of
 
 TRIES = 30
 """Requests to one address without an answer before podwatch gives up on it, one per ``poll``: with 10 s five minutes

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podwatch.client.api import fetch_status
-from podwatch.client.discover import read_endpoint
+from podwatch.client.ask_daemon import fetch_status
+from podwatch.client.find_daemon import read_endpoint
 from podwatch.config.explain import to_toml
 from podwatch.domain.errors import HostError
-from podwatch.simulation.launcher import launch_command, write_programs
 from podwatch.simulation.run_files import held
+from podwatch.simulation.simulated_rl import launch_command, write_programs
 
 # -- pod -------------------------------------------------------------------------------------------------------------
 

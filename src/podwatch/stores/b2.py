@@ -22,9 +22,9 @@ from podwatch.stores.b2_errors import ResourceNotFound
 from podwatch.stores.b2_session import Bucket
 from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours
 from podwatch.stores.credentials import Credentials
+from podwatch.stores.http_transfer import BLOCK, Retry, WireBroken
 from podwatch.stores.part_reader import HEX_DIGITS, XXH3, PartStream, Source, StreamSource
 from podwatch.stores.receive import receive
-from podwatch.stores.wire import BLOCK, Retry, WireBroken
 
 _CONTENT_TYPE = "application/octet-stream"
 _SHA1 = re.compile(r"[0-9a-f]{40}")

@@ -23,8 +23,8 @@ from podwatch.domain.errors import RemoteError
 from podwatch.stores.b2_errors import B2Place, UploadTokenUsedConcurrently, is_damaged, translate
 from podwatch.stores.base import TOTAL, CannotDelete
 from podwatch.stores.credentials import Credentials
+from podwatch.stores.http_transfer import BLOCK, Retry, Wire, WireBroken, WireTimeout
 from podwatch.stores.part_reader import PartStream
-from podwatch.stores.wire import BLOCK, Retry, Wire, WireBroken, WireTimeout
 
 # Not public: the SDK replaces adapters otherwise, and the hook is what its own configuration would install.
 

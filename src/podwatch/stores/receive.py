@@ -9,7 +9,7 @@ from typing import Any
 
 from podwatch.domain.errors import IntegrityError
 from podwatch.stores.base import Take
-from podwatch.stores.wire import WireBroken, give_back, read_into
+from podwatch.stores.http_transfer import WireBroken, give_back, read_into
 
 BLOCK = 1 << 20
 """Bytes received at once. Against 256 KiB: 7 % less CPU for a large restore, 7 MiB more memory

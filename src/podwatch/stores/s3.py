@@ -1,24 +1,20 @@
 """S3 and what speaks its protocol. One request per call through ``S3Session``, with podwatch's own retries.
 
-How the bytes are proved depends on what the endpoint was seen to check (``Features``); everything large is addressed by
-version id, or by ETag where the bucket keeps no versions (``etag:...``).
+How the bytes are proved depends on what the endpoint was seen to check (``Features``). Objects are written and removed
+here; ``S3Reader`` (s3_read.py) looks at them and reads them.
 """
 
 import hashlib
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from email.utils import parsedate_to_datetime
 from io import BytesIO
-from itertools import islice
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.domain.manifest import WRITER_TAG, Proof, check_relative_path
+from podwatch.domain.manifest import Proof, check_relative_path
 from podwatch.stores import s3_xml
 from podwatch.stores.base import (
     CannotDelete,
@@ -30,25 +26,18 @@ from podwatch.stores.base import (
     Upload,
     not_ours,
 )
+from podwatch.stores.http_transfer import Answer, Retry
 from podwatch.stores.part_reader import XXH3, FileSource, PartStream, Source, StreamSource, part_hashes
-from podwatch.stores.receive import receive
 from podwatch.stores.s3_credentials import S3Credentials
 from podwatch.stores.s3_errors import Kind, Refused
-from podwatch.stores.s3_features import CHECKSUM_MODE, META, Features, Probe, hash_headers, same_composite
+from podwatch.stores.s3_features import META, FoundFeatures, hash_headers, same_composite
+from podwatch.stores.s3_read import AT_ONCE, ETAG, S3Reader, date_of, etag_of, info_of
 from podwatch.stores.s3_session import Call, S3Session, base64_of, hex_of, not_intact
 from podwatch.stores.s3_sign import quoted_path
-from podwatch.stores.wire import BLOCK, Answer, Body, Retry, WireBroken
 
 _CONTENT_TYPE = "application/octet-stream"
-_AT_ONCE = 16
-"""Objects that are identified at a time: one HEAD each, and a HEAD takes a round trip."""
 _SPARE = 2
 """Kept connections beside those that send."""
-_ETAG = "etag:"
-_BROKEN = 3
-"""How often a body may break off without a byte more; each time the request has succeeded."""
-
-T = TypeVar("T")
 
 
 class S3Store:
@@ -67,13 +56,12 @@ class S3Store:
         retry: Retry | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        most = max(connections + _SPARE, _AT_ONCE)
+        most = max(connections + _SPARE, AT_ONCE)
         self._session = S3Session(bucket, credentials, most, retry or Retry(), sleep)
         self._prefix, self._writer_id = prefix, writer_id
         self.url = self._session.url
-        self._features = self._remembered(features or {})
-        self._probing = threading.Lock()
-        self._seen_version: bool | None = None
+        self._features = FoundFeatures(self._session, prefix, writer_id, features or {})
+        self._reader = S3Reader(self._session, self._features)
 
     @property
     def service(self) -> str:
@@ -84,67 +72,25 @@ class S3Store:
 
     # -- what it is -------------------------------------------------------------------------------------------------
 
-    def _remembered(self, found: Mapping[str, object]) -> Features | None:
-        """Of this very endpoint and bucket, or nothing."""
-        if (found.get("endpoint"), found.get("bucket")) != (self._session.endpoint, self._session.bucket):
-            return None
-        return Features.from_json(found)
-
     @property
     def features(self) -> Mapping[str, object]:
-        known = self._features
-        if known is None:
-            return {}
-        return {"endpoint": self._session.endpoint, "bucket": self._session.bucket, **known.as_json()}
-
-    def _known(self) -> Features:
-        """Probes once. Raises RemoteError."""
-        with self._probing:
-            if self._features is None:
-                self._features = Probe(self._session, self._prefix, self._writer_id).run()
-            return self._features
-
-    def _for_writing(self) -> Features:
-        """Nothing is known, and nothing promised, where these credentials cannot write."""
-        try:
-            return self._known()
-        except Refused as refusal:
-            if refusal.kind is Kind.DENIED:
-                return Features()
-            raise
+        return self._features.as_json()
 
     @property
     def versioned(self) -> bool:
-        if self._features is not None:
-            return self._features.versioned
-        if self._seen_version is None:
-            self._seen_version = self._lists_versions()
-        return self._seen_version
-
-    def _lists_versions(self) -> bool:
-        query = {"versions": "", "prefix": self._folder()}
-        try:
-            answer = self._session.send(Call("GET", "s3:ListBucketVersions", query=query))
-        except Refused as refusal:
-            if refusal.transient:
-                raise
-            return False
-        return any(e.identifier not in ("", "null") for e in s3_xml.versions(answer.content, where=self.url).entries)
+        return self._features.versioned
 
     @property
     def exclusive(self) -> bool:
-        return self._for_writing().create
+        return self._features.for_writing().create
 
     @property
     def conditional(self) -> bool:
-        return self._for_writing().replace
+        return self._features.for_writing().replace
 
     @property
     def clock_skew(self) -> float | None:
         return self._session.skew
-
-    def _folder(self) -> str:
-        return f"{self._prefix}/" if self._prefix else ""
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
@@ -156,7 +102,7 @@ class S3Store:
         return self._conditionally(key, source, size, condition)
 
     def _conditionally(self, key: str, source: Source, size: int, condition: Mapping[str, str]) -> StoredObject | None:
-        known = self._known()
+        known = self._features.known()
         if not (known.create if "If-None-Match" in condition else known.replace):
             raise RemoteError("this store has no conditional writes", where=f"{self.url}/{key}", transient=False)
         try:
@@ -186,19 +132,19 @@ class S3Store:
         self, key: str, source: Source, size: int, progress: Progress | None, condition: Mapping[str, str]
     ) -> StoredObject:
         check_relative_path(key)
-        proof = self._known().object_proof()
+        proof = self._features.known().object_proof()
         headers = {META: self._writer_id, "Content-Type": _CONTENT_TYPE, **condition}
         call = Call("PUT", "s3:PutObject", key, headers=headers)
         answer, sha1, xxh3 = self._send_proved(call, proof, source, 0, size, progress)
         return StoredObject(
             key=key,
             size=size,
-            file_id=self._file_id(answer.headers),
+            file_id=self._reader.file_id_of(answer.headers),
             parts_sha1=(sha1,) if size else (),
             ours=True,
             writer_id=self._writer_id,
-            uploaded_wall=_date(answer.headers.get("Date")) or self._session.store_wall(),
-            info=_info(answer.headers),
+            uploaded_wall=date_of(answer.headers.get("Date")) or self._session.store_wall(),
+            info=info_of(answer.headers),
             proof=Proof.STORE_CHECKED if proof else Proof.NONE,
             parts_xxh3=(xxh3,) if size else (),
         )
@@ -227,7 +173,7 @@ class S3Store:
                 if changed and attempt < 2 and part_hashes(source, offset, length, ("sha1",)) != (sha1,):
                     continue  # the file changed between hashing and sending; the caller finds out whether it may
                 raise
-            if proof == "etag" and _etag(answer.headers) != stream.hash("md5"):
+            if proof == "etag" and etag_of(answer.headers) != stream.hash("md5"):
                 continue  # it arrived damaged, and replaces itself
             return answer, sha1 or stream.sha1, xxh3 or stream.hash(XXH3)
         raise not_intact(f"{self.url}/{call.key}")
@@ -237,7 +183,7 @@ class S3Store:
     def begin_large(self, key: str, size: int) -> Upload:
         check_relative_path(key)
         headers = {META: self._writer_id, "Content-Type": _CONTENT_TYPE}
-        if self._known().part_proof() == "sha1":
+        if self._features.known().part_proof() == "sha1":
             headers["x-amz-checksum-algorithm"] = "SHA1"
         answer = self._session.send(Call("POST", "s3:PutObject", key, {"uploads": ""}, headers), b"")
         upload = s3_xml.parse(answer.content, where=f"{self.url}/{key}").text("UploadId")
@@ -250,8 +196,10 @@ class S3Store:
     ) -> StoredPart:
         query = {"partNumber": str(number), "uploadId": upload.id}
         call = Call("PUT", "s3:PutObject", upload.key, query)
-        answer, sha1, xxh3 = self._send_proved(call, self._known().part_proof(), source, offset, length, progress)
-        return StoredPart(length, sha1, _etag(answer.headers), xxh3)
+        answer, sha1, xxh3 = self._send_proved(
+            call, self._features.known().part_proof(), source, offset, length, progress
+        )
+        return StoredPart(length, sha1, etag_of(answer.headers), xxh3)
 
     def parts_there(self, upload: Upload) -> Mapping[int, StoredPart] | None:
         found: dict[int, StoredPart] = {}
@@ -272,7 +220,7 @@ class S3Store:
 
     def finish_large(self, upload: Upload, parts: Sequence[StoredPart], size: int) -> StoredObject:
         where = f"{self.url}/{upload.key}"
-        proof = self._known().part_proof()
+        proof = self._features.known().part_proof()
         if not all(part.etag for part in parts):
             there = self.parts_there(upload)
             if there is None:
@@ -319,9 +267,9 @@ class S3Store:
 
     def _proved(self, stored: StoredObject, parts: Sequence[StoredPart]) -> StoredObject:
         hashes = tuple(part.sha1 for part in parts)
-        if self._known().composite and same_composite(stored.info.get("sha1", ""), hashes) is False:
+        if self._features.known().composite and same_composite(stored.info.get("sha1", ""), hashes) is False:
             raise not_intact(f"{self.url}/{stored.key}")
-        proof = Proof.STORE_CHECKED if self._known().part_proof() else Proof.NONE
+        proof = Proof.STORE_CHECKED if self._features.known().part_proof() else Proof.NONE
         return replace(stored, parts_sha1=hashes, proof=proof)
 
     def finished(self, upload: Upload, parts: Sequence[StoredPart], size: int) -> StoredObject | None:
@@ -329,7 +277,9 @@ class S3Store:
         if stored is None or not stored.ours or stored.size != size or not parts:
             return None
         composite = (
-            same_composite(stored.info.get("sha1", ""), [p.sha1 for p in parts]) if self._known().composite else None
+            same_composite(stored.info.get("sha1", ""), [p.sha1 for p in parts])
+            if self._features.known().composite
+            else None
         )
         if composite or (composite is None and _multipart_etag(parts) == stored.info.get("etag")):
             return self._proved(stored, parts)
@@ -346,7 +296,7 @@ class S3Store:
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         found: list[Unfinished] = []
         try:
-            for entry in self._pages(
+            for entry in self._reader.pages(
                 {"uploads": "", "prefix": prefix}, "s3:ListBucketMultipartUploads", s3_xml.uploads
             ):
                 found.append(Unfinished(Upload(entry.key, entry.identifier), entry.wall, None))
@@ -373,7 +323,7 @@ class S3Store:
         return stored
 
     def copy_part(self, upload: Upload, number: int, source: StoredObject, offset: int, length: int) -> StoredPart:
-        if self._known().part_proof() == "sha1":  # only then the store's answer has the hash
+        if self._features.known().part_proof() == "sha1":  # only then the store's answer has the hash
             headers = {**self._copy_source(source), "x-amz-copy-source-range": f"bytes={offset}-{offset + length - 1}"}
             query = {"partNumber": str(number), "uploadId": upload.id}
             with suppress(IntegrityError):
@@ -393,223 +343,43 @@ class S3Store:
 
     def _copy_source(self, source: StoredObject) -> dict[str, str]:
         name = quoted_path(self._session.bucket, source.key)
-        if source.file_id and not source.file_id.startswith(_ETAG):
+        if source.file_id and not source.file_id.startswith(ETAG):
             return {"x-amz-copy-source": f"{name}?versionId={source.file_id}"}
         return {
             "x-amz-copy-source": name,
             **({"x-amz-copy-source-if-match": f'"{source.file_id[5:]}"'} if source.file_id else {}),
         }
 
-    # -- looking ----------------------------------------------------------------------------------------------------
+    # -- looking and reading: S3Reader ------------------------------------------------------------------------------
 
     def stat(self, key: str, file_id: str = "") -> StoredObject | None:
-        query, headers = _pinned(file_id)
-        call = Call("HEAD", "s3:GetObject", key, query, {**headers, **CHECKSUM_MODE}, price="B")
-        try:
-            answer: Answer | Body = self._session.send(call)
-        except Refused as refusal:
-            if refusal.kind in (Kind.ABSENT, Kind.CHANGED):
-                return None
-            if refusal.transient:
-                raise
-            ranged = replace(call, method="GET", headers={**headers, "Range": "bytes=0-0"})
-            found = self._opened(ranged)  # an error of HEAD has no text: ask for one
-            if found is None:
-                return None
-            found.close()
-            answer = found
-        size = answer.headers.get("Content-Range", "").rpartition("/")[2] or answer.headers.get("Content-Length") or 0
-        stored = self._object(key, answer.headers, int(size))
-        if file_id.startswith(_ETAG):  # also in a bucket that has been given versions since
-            return stored if stored.info["etag"] == file_id[len(_ETAG) :] else None
-        return stored
-
-    def _object(self, key: str, headers: Mapping[str, str], size: int) -> StoredObject:
-        writer = headers.get(META, "")
-        self._seen_version = self._seen_version or headers.get("x-amz-version-id", "null") != "null"
-        return StoredObject(
-            key=key,
-            size=size,
-            file_id=self._file_id(headers),
-            ours=META in headers,
-            writer_id=writer,
-            uploaded_wall=_date(headers.get("Last-Modified")),
-            info={**_info(headers), **({WRITER_TAG: writer} if META in headers else {})},
-        )
-
-    def _file_id(self, headers: Mapping[str, str]) -> str:
-        """As a listing has it: no version id where versions cannot be listed."""
-        version = str(headers.get("x-amz-version-id") or "null")
-        useful = self._features is None or self._features.versioned
-        return version if useful and version != "null" else f"{_ETAG}{_etag(headers)}"
+        return self._reader.stat(key, file_id)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        if self.versioned:  # a plain listing has no version ids
-            yield from (self._listed(e, e.identifier) for e in self._all(prefix) if e.latest)
-            return
-        for entry in self._pages({"list-type": "2", "prefix": prefix}, "s3:ListBucket", s3_xml.objects):
-            yield self._listed(entry, f"{_ETAG}{entry.etag}")
+        return self._reader.list(prefix)
 
     def versions(self, prefix: str) -> Iterator[StoredObject]:
-        if not self.versioned:
-            yield from self.list(prefix)
-            return
-        yield from (self._listed(e, e.identifier) for e in self._all(prefix))
-
-    def _all(self, prefix: str) -> Iterator[s3_xml.Listed]:
-        """Every version, without the markers of deletions."""
-        query = {"versions": "", "prefix": prefix}
-        return (e for e in self._pages(query, "s3:ListBucketVersions", s3_xml.versions) if not e.marker)
-
-    @staticmethod
-    def _listed(entry: s3_xml.Listed, file_id: str) -> StoredObject:
-        info = {"etag": entry.etag}
-        return StoredObject(entry.key, entry.size, file_id, ours=None, uploaded_wall=entry.wall, info=info)
-
-    def _pages(
-        self, query: Mapping[str, str], action: str, parsed: Callable[..., s3_xml.Page]
-    ) -> Iterator[s3_xml.Listed]:
-        following: tuple[tuple[str, str], ...] = ()
-        while True:
-            asked = {**query, "encoding-type": "url", **dict(following)}
-            answer = self._session.send(Call("GET", action, query=asked))
-            page = parsed(answer.content, where=f"{self.url}/{query['prefix']}")
-            yield from page.entries
-            if not page.following or page.following == following:
-                return
-            following = page.following
+        return self._reader.versions(prefix)
 
     def identify(self, objects: Iterable[StoredObject]) -> Iterator[StoredObject]:
-        rest = iter(objects)
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            while batch := list(islice(rest, 4 * _AT_ONCE)):
-                yield from (found for found in pool.map(self._identified, batch) if found is not None)
-
-    def _identified(self, item: StoredObject) -> StoredObject | None:
-        if item.ours is not None:
-            return item
-        found = self.stat(item.key, item.file_id)
-        if found is None:
-            return None
-        return replace(
-            item, file_id=item.file_id or found.file_id, ours=found.ours, writer_id=found.writer_id, info=found.info
-        )
+        return self._reader.identify(objects)
 
     def prove(self, obj: StoredObject, parts_sha1: Sequence[str], part_size: int) -> Proof:
-        if self._features is None or not self._features.composite or not parts_sha1:
-            return Proof.NONE  # what is shown may be an echo
-        same = same_composite(obj.info.get("sha1", ""), tuple(parts_sha1))
-        if same is False:
-            raise not_intact(f"{self.url}/{obj.key}")
-        return Proof.STORE_CHECKED if same else Proof.NONE
-
-    # -- reading ----------------------------------------------------------------------------------------------------
-
-    def _opened(self, call: Call, file_id: str = "") -> Body | None:
-        """None if the object (that version) is not there."""
-        try:
-            found = self._session.open(call)
-        except Refused as refusal:
-            if refusal.kind in (Kind.ABSENT, Kind.CHANGED) or (file_id and refusal.kind is Kind.UNSUPPORTED):
-                return None
-            raise
-        if file_id.startswith(_ETAG) and _etag(found.headers) != file_id[len(_ETAG) :]:
-            found.close()  # a server that ignores If-Match
-            return None
-        return found
-
-    def _get(self, key: str, file_id: str, span: str = "") -> Body | None:
-        query, headers = _pinned(file_id)
-        return self._opened(
-            Call("GET", "s3:GetObject", key, query, {**headers, **({"Range": span} if span else {})}, "B"), file_id
-        )
+        return self._reader.prove(obj, parts_sha1, part_size)
 
     def read(self, key: str, *, limit: int = 64 << 20) -> tuple[StoredObject, bytes] | None:
-        return self._whole(key, "", limit)
+        return self._reader.read(key, limit=limit)
 
     def get_bytes(self, key: str, file_id: str = "", *, limit: int = 64 << 20) -> bytes | None:
-        found = self._whole(key, file_id, limit)
-        return None if found is None else found[1]
-
-    def _whole(self, key: str, file_id: str, limit: int) -> tuple[StoredObject, bytes] | None:
-        def read() -> tuple[StoredObject, bytes] | None:
-            body = self._get(key, file_id)
-            if body is None:
-                return None
-            try:
-                if body.left > limit:
-                    raise IntegrityError("the object is larger than any valid one", where=f"{self.url}/{key}")
-                data = b"".join(body.iter_content(BLOCK))
-            finally:
-                body.close()
-            return self._object(key, body.headers, len(data)), data
-
-        return self._whole_line(read)
-
-    def _whole_line(self, read: Callable[[], T]) -> T:
-        """Repeat ``read`` while the line breaks in the middle of a body; the session repeats requests only."""
-        tries = 0
-        while True:
-            try:
-                return read()
-            except WireBroken as error:
-                tries += 1
-                if tries == _BROKEN:
-                    raise self._session.broken(error) from error
+        return self._reader.get_bytes(key, file_id, limit=limit)
 
     def get_file(
         self, key: str, target: BinaryIO, *, file_id: str = "", offset: int = 0, progress: Progress | None = None
     ) -> None:
-        done, failures = offset, 0
-        while True:
-            try:
-                body = self._get(key, file_id, f"bytes={done}-" if done else "")
-            except Refused as refusal:
-                if refusal.kind is Kind.RANGE:
-                    return  # nothing is left after ``done``
-                raise
-            if body is None:
-                raise RemoteError("object not found", where=f"{self.url}/{key}", transient=False)
-            before, buffer = done, memoryview(bytearray(min(BLOCK, max(1, body.left))))
-            try:
-                while body.left:
-                    count = body.read_into(buffer)
-                    target.write(buffer[:count])
-                    done += count
-                    if progress is not None:
-                        progress(count)
-                return
-            except WireBroken as error:
-                failures = failures + 1 if done == before else 0
-                if failures >= _BROKEN:
-                    raise self._session.broken(error) from error
-            finally:
-                body.close()
+        self._reader.get_file(key, target, file_id=file_id, offset=offset, progress=progress)
 
     def get_range(self, key: str, offset: int, length: int, take: Take, *, file_id: str = "") -> int:
-        done, failures = 0, 0
-        where = f"{self.url}/{key}"
-
-        def taken(data: memoryview) -> None:
-            nonlocal done
-            take(data)
-            done += len(data)
-
-        while True:
-            before, at, left = done, offset + done, length - done
-            try:
-                body = self._get(key, file_id, f"bytes={at}-{at + left - 1}")
-                if body is None:
-                    raise RemoteError("object not found", where=where, transient=False)
-                return receive(body, at, left, taken, mark="ETag", where=where)
-            except Refused as refusal:
-                if refusal.kind is Kind.RANGE:
-                    raise IntegrityError("the object is shorter than recorded", where=where) from None
-                raise
-            except WireBroken as error:
-                failures = failures + 1 if done == before else 0
-                if failures >= _BROKEN:
-                    raise self._session.broken(error) from error
+        return self._reader.get_range(key, offset, length, take, file_id=file_id)
 
     # -- removing, checking -----------------------------------------------------------------------------------------
 
@@ -619,15 +389,13 @@ class S3Store:
             return
         if not current.ours:
             raise not_ours(self.url, obj.key)
-        version = obj.file_id if obj.file_id and not obj.file_id.startswith(_ETAG) else current.file_id
-        query = {} if version.startswith(_ETAG) else {"versionId": version}
+        version = obj.file_id if obj.file_id and not obj.file_id.startswith(ETAG) else current.file_id
+        query = {} if version.startswith(ETAG) else {"versionId": version}
         self._session.send(Call("DELETE", "s3:DeleteObject", obj.key, query, price="A"))
 
     def check(self) -> tuple[str, ...]:
-        with self._probing:
-            self._features = Probe(self._session, self._prefix, self._writer_id).run()
-        known = self._features
-        query = {"list-type": "2", "prefix": self._folder(), "max-keys": "1"}
+        known = self._features.probe_again()
+        query = {"list-type": "2", "prefix": f"{self._prefix}/" if self._prefix else "", "max-keys": "1"}
         self._session.send(Call("GET", "s3:ListBucket", query=query))
         warnings: list[str] = []
         if not known.deletes:
@@ -643,32 +411,6 @@ class S3Store:
 
     def close(self) -> None:
         self._session.close()
-
-
-# -- answers -----------------------------------------------------------------------------------------------------------
-
-
-def _etag(headers: Mapping[str, str]) -> str:
-    return str(headers.get("ETag") or "").strip('"')
-
-
-def _info(headers: Mapping[str, str]) -> dict[str, str]:
-    sha1 = str(headers.get("x-amz-checksum-sha1") or "")
-    return {"etag": _etag(headers), **({"sha1": sha1} if sha1 else {})}
-
-
-def _pinned(file_id: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Query and headers that name exactly this version."""
-    if file_id.startswith(_ETAG):
-        return {}, {"If-Match": f'"{file_id[len(_ETAG) :]}"'}
-    return ({"versionId": file_id} if file_id else {}), {}
-
-
-def _date(text: str | None) -> float:
-    try:
-        return parsedate_to_datetime(text or "").timestamp()
-    except (TypeError, ValueError):
-        return 0.0
 
 
 def _multipart_etag(parts: Sequence[StoredPart]) -> str:

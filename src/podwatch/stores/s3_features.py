@@ -7,6 +7,7 @@ header proves nothing. Conditions count only where both outcomes were seen (docs
 import base64
 import hashlib
 import secrets
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -14,10 +15,10 @@ from typing import Protocol
 
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.manifest import WRITER_TAG
+from podwatch.stores.http_transfer import Answer
 from podwatch.stores.s3_errors import Kind, Refused
 from podwatch.stores.s3_session import Call, S3Session, base64_of
-from podwatch.stores.s3_xml import complete_document, parse
-from podwatch.stores.wire import Answer
+from podwatch.stores.s3_xml import complete_document, parse, versions
 
 META = f"x-amz-meta-{WRITER_TAG}"
 _DATA = b"podwatch finds out what this store does\n"
@@ -227,6 +228,69 @@ class Probe:
 
 
 CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
+
+
+class FoundFeatures:
+    """The features of one bucket: as an earlier process found them, else probed once, at the first use. Thread-safe.
+    ``now``: None until they are known."""
+
+    def __init__(self, session: S3Session, prefix: str, writer_id: str, remembered: Mapping[str, object]) -> None:
+        self._session, self._prefix, self._writer_id = session, prefix, writer_id
+        self._probing = threading.Lock()
+        self._seen_version: bool | None = None
+        same = (remembered.get("endpoint"), remembered.get("bucket")) == (session.endpoint, session.bucket)
+        self.now = Features.from_json(remembered) if same else None
+
+    def as_json(self) -> dict[str, object]:
+        if self.now is None:
+            return {}
+        return {"endpoint": self._session.endpoint, "bucket": self._session.bucket, **self.now.as_json()}
+
+    def known(self) -> Features:
+        """Probes once. Raises RemoteError."""
+        with self._probing:
+            if self.now is None:
+                self.now = self._probed()
+            return self.now
+
+    def probe_again(self) -> Features:
+        with self._probing:
+            self.now = self._probed()
+            return self.now
+
+    def _probed(self) -> Features:
+        return Probe(self._session, self._prefix, self._writer_id).run()
+
+    def for_writing(self) -> Features:
+        """Nothing is known, and nothing promised, where these credentials cannot write."""
+        try:
+            return self.known()
+        except Refused as refusal:
+            if refusal.kind is Kind.DENIED:
+                return Features()
+            raise
+
+    @property
+    def versioned(self) -> bool:
+        if self.now is not None:
+            return self.now.versioned
+        if self._seen_version is None:
+            self._seen_version = self._lists_versions()
+        return self._seen_version
+
+    def saw(self, headers: Mapping[str, str]) -> None:
+        """An answer about an object: it can show that the bucket keeps versions."""
+        self._seen_version = self._seen_version or headers.get("x-amz-version-id", "null") != "null"
+
+    def _lists_versions(self) -> bool:
+        query = {"versions": "", "prefix": f"{self._prefix}/" if self._prefix else ""}
+        try:
+            answer = self._session.send(Call("GET", "s3:ListBucketVersions", query=query))
+        except Refused as refusal:
+            if refusal.transient:
+                raise
+            return False
+        return any(e.identifier not in ("", "null") for e in versions(answer.content, where=self._session.url).entries)
 
 
 def same_composite(shown: str, parts_sha1: "list[str] | tuple[str, ...]") -> bool | None:

@@ -17,12 +17,12 @@ from urllib.parse import urlsplit
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.stores.base import TOTAL
+from podwatch.stores.http_transfer import Answer, Body, Bytes, Outgoing, Retry, Wire, WireBroken, WireTimeout
 from podwatch.stores.part_reader import PartStream
 from podwatch.stores.s3_credentials import S3Credentials
 from podwatch.stores.s3_errors import Kind, Refused, S3Place, explain, kind_of
 from podwatch.stores.s3_sign import EMPTY_SHA256, UNSIGNED, quoted_path, quoted_query, signed
 from podwatch.stores.s3_xml import problem
-from podwatch.stores.wire import Answer, Body, Bytes, Outgoing, Retry, Wire, WireBroken, WireTimeout
 
 CONNECT_SECONDS, ANSWER_SECONDS = 30.0, 60.0
 """As for B2: a block that is not accepted, or an answer that does not come, ends the try."""

@@ -15,14 +15,14 @@ from typing import Any
 from podwatch.domain.errors import IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestRef, Pointer, Proof, sha1_hex
 from podwatch.domain.run import Intent, IntentKind, IntentState
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.journal import Journal
 from podwatch.policy.lease import next_pointer
 from podwatch.stores.base import ObjectStore, StoredObject
-from podwatch.stores.fenced import put_before, replace_before
+from podwatch.stores.fenced_writes import put_before, replace_before
+from podwatch.sync.interfaces import Lease, RunIdentity, RunSource, rfc3339
 from podwatch.sync.lease.protocol import LeaseClock
 from podwatch.sync.lease.protocol import Superseded as Superseded
-from podwatch.sync.types import Lease, RunIdentity, RunSource, rfc3339
 
 _POINTER_LIMIT, _OPTIONAL_LIMIT = 1 << 20, 64 << 20
 SEQ, LAST = "sync.seq", "sync.pointer"

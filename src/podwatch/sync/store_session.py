@@ -17,22 +17,22 @@ from podwatch.domain.errors import (
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState, Pod
-from podwatch.domain.policy import RemotePolicy
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
+from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.policy.lease import Decision, LeaseAction, Timing
 from podwatch.stores.base import ObjectStore
-from podwatch.stores.open import open_store
+from podwatch.stores.open_store import open_store
+from podwatch.sync.interfaces import GuardedRun, SetSource, SyncStatus, Tell, features_of, keep_features
 from podwatch.sync.inventory import Stock, stock
 from podwatch.sync.lease.holder import Follower, LeaseHolder
 from podwatch.sync.lease.protocol import LeaseTerms, NotHolding
 from podwatch.sync.publish import Publisher, Superseded
-from podwatch.sync.store_retention import RemoteRetention, Sweeper, told
-from podwatch.sync.types import GuardedRun, SetSource, SyncStatus, Tell, features_of, keep_features
-from podwatch.sync.upload.job import keys_for
+from podwatch.sync.store_removal import RemoteRetention, Sweeper, told
+from podwatch.sync.upload.child_job import keys_for
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.workers import Worker
 
 BACKOFF_MIN, BACKOFF_MAX = 5.0, 600.0
 """Seconds between tries while the store fails: quick after a blip, gentle in a long outage (full jitter)."""

@@ -16,7 +16,7 @@ from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError,
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import UploadedObject
@@ -25,19 +25,19 @@ from podwatch.policy.resume import NO_TRAINING
 from podwatch.policy.uploads import GivenUp, Waiting, next_upload, sort_begun
 from podwatch.stores.base import TOTAL
 from podwatch.stores.base import Upload as StoreUpload
+from podwatch.sync.interfaces import Emit, GuardedRun, NodeUploads, SetSource, SyncStatus, Unstored
 from podwatch.sync.lease.protocol import LeaseTerms
 from podwatch.sync.publish import Publisher, Superseded
 from podwatch.sync.store_session import BACKOFF_MAX, BACKOFF_MIN, StoreSession, internal
-from podwatch.sync.types import Emit, GuardedRun, NodeUploads, SetSource, SyncStatus, Unstored
-from podwatch.sync.upload import job as jobs
-from podwatch.sync.upload.child_process import SetForeign, SetVoid, UploadStopped
+from podwatch.sync.upload import child_job as jobs
+from podwatch.sync.upload.cpu_priority import Outlook
 from podwatch.sync.upload.optional_parts import OptionalParts
-from podwatch.sync.upload.priority import Outlook
-from podwatch.sync.upload.tally import CheckpointTally
+from podwatch.sync.upload.outcomes import CheckpointTally
+from podwatch.sync.upload.start_child import SetForeign, SetVoid, UploadStopped
 from podwatch.sync.upload.uploader import Sender
 from podwatch.system.clock import Clock
-from podwatch.system.pinned import RootReplaced
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import RootReplaced
 
 CHANGED = "the checkpoint changed on disk while it was uploaded"
 NOT_OURS = (LeaseAction.SUPERSEDED, LeaseAction.REFUSE, LeaseAction.ASIDE)

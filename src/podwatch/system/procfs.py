@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from podwatch.domain.errors import PermissionDenied
 from podwatch.domain.process import ProcessIdentity
-from podwatch.system.workers import Worker
+from podwatch.system.blocking_calls import Worker
 
 _OUT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """podwatch's own shortage, not a fact about the process: raised, because a trainer that cannot be examined has not

@@ -1,7 +1,7 @@
 """Processes of hooks and evaluations that lost their worker process: found by a mark, and ended.
 
-A worker (hooks/worker.py) ends everything below it. If it is killed, its grandchildren live on without it. So each run
-of a command has a random token: in the environment of all its processes (``NAME``), and as a record in the worker's
+A worker (hooks/child_main.py) ends everything below it. If it is killed, its grandchildren live on. So each run of a
+command has a random token: in the environment of all its processes (``NAME``), and as a record in the worker's
 lock file for as long as the run has not ended completely. A process belongs to a run only if token, user, boot and
 start time agree with that record. Terminals never do, nor anything that runs below or on one: an operator who repeats
 an evaluation by hand has its environment, too.
@@ -24,8 +24,8 @@ from podwatch.domain.errors import PermissionDenied
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
 from podwatch.trainer.operator_shells import children_of, find_interactive, of_users, terminal_server
+from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.process_tree import Process, read
-from podwatch.trainer.roles import Roles
 
 NAME: Final = "PODWATCH_CHILD"
 """Variable of each process of a hook or an evaluation: ``TOKEN:PATH`` of the lock file with the record."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from podwatch.domain.errors import Busy
-from podwatch.domain.instance import Instance
+from podwatch.domain.pod_identity import Instance
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
 from podwatch.system.files import read_small

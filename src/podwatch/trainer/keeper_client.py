@@ -17,7 +17,7 @@ from typing import Any
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
 from podwatch.system.files import atomic_write, fsync_dir, read_small
 from podwatch.system.procfs import boot_id, pid_namespace
-from podwatch.trainer.roles import Roles
+from podwatch.trainer.process_roles import Roles
 
 # -- program of a keeper ---------------------------------------------------------------------------------------------
 # Written completely, verified before use, replaced only by a complete one.

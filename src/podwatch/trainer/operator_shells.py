@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from podwatch.domain.process import ProcessIdentity, ProcessRole
+from podwatch.trainer.process_roles import looks_like_trainer, program
 from podwatch.trainer.process_tree import Process
-from podwatch.trainer.roles import looks_like_trainer, program
 
 _POSIX: Final = frozenset(
     {

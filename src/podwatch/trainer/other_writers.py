@@ -13,9 +13,9 @@ from pathlib import PurePosixPath
 from podwatch.domain.process import TICKS_PER_SECOND, ProcessIdentity, ProcessRole
 from podwatch.system import procfs
 from podwatch.system.procfs import boot_id, pid_namespace
-from podwatch.trainer.discover import Process, tool
+from podwatch.trainer.find_trainers import Process, tool
 from podwatch.trainer.operator_shells import starter
-from podwatch.trainer.roles import SHELLS, Roles, program
+from podwatch.trainer.process_roles import SHELLS, Roles, program
 
 _READERS = ("eval", "lm_eval", "lm-eval", "vllm", "inference", "serve", "generate", "sample", "plot", "convert",
             "merge", "export", "predict", "test", "pytest")  # fmt: skip

@@ -13,7 +13,7 @@ from podwatch.domain.errors import PermissionDenied
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.system import procfs
 from podwatch.system.procfs import boot_id, from_here, is_alive, pid_namespace, send_signal
-from podwatch.trainer.roles import Roles
+from podwatch.trainer.process_roles import Roles
 
 # -- facts about one process -----------------------------------------------------------------------------------------
 # Before any judgement; ``read`` reads them from /proc and blocks.

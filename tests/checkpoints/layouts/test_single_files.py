@@ -14,10 +14,10 @@ from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.run import Intent, IntentKind
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
-from podwatch.retention.removal import Remover
-from podwatch.sync.types import RunIdentity
+from podwatch.retention.carry_out_removal import Remover
+from podwatch.sync.interfaces import RunIdentity
 from podwatch.system.clock import SystemClock
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 from tests.support.checkpoints import ManualClock
 from tests.support.layout_makers import deepspeed, lightning, run
 from tests.sync.conftest import World

@@ -21,7 +21,7 @@ import pytest
 
 from podwatch.simulation.pod import free_port
 from podwatch.stores.credentials import Credentials
-from podwatch.stores.open import open_store
+from podwatch.stores.open_store import open_store
 from tests.suites.container.images import MISSING, REPO, own_root
 from tests.suites.container.test_bare_pod import (
     ENV_FILE,

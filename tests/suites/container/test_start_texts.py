@@ -14,7 +14,7 @@ from podwatch.config.loading import load_text
 from podwatch.daemon.store_jobs import start_of
 from podwatch.domain.manifest import Keys
 from podwatch.stores.credentials import Credentials
-from podwatch.stores.open import open_store
+from podwatch.stores.open_store import open_store
 from podwatch.sync.runs.bootstrap import start_artefacts
 from podwatch.sync.upload.artifacts import scrubber
 from tests.suites.container.container import Container

@@ -14,9 +14,9 @@ from podwatch.domain.snapshot import (
     TrainingMetrics,
     observed,
 )
+from podwatch.reporting.daemon_view import Counters, DaemonView
 from podwatch.reporting.metrics import exposition, make_registry
-from podwatch.reporting.view import Counters, DaemonView
-from podwatch.sync.types import UploadPace
+from podwatch.sync.interfaces import UploadPace
 from tests.reporting import views
 from tests.reporting.views import GB, GIB, NOW
 

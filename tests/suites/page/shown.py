@@ -4,12 +4,12 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from podwatch.api.http import HttpServer
+from podwatch.api.http_endpoints import HttpServer
 from podwatch.domain.event import Event
 from podwatch.domain.snapshot import Desired, Snapshot, observed
-from podwatch.policy.overall import RecoveryView
-from podwatch.recording.history import Moment
-from podwatch.reporting.view import DaemonView
+from podwatch.policy.overall_status import RecoveryView
+from podwatch.recording.page_history import Moment
+from podwatch.reporting.daemon_view import DaemonView
 from tests.reporting import views
 from tests.reporting.views import GB, GIB, NOW, WALL
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from podwatch.sync.upload.child_process import CPU_WEIGHT, IO_WEIGHT
+from podwatch.sync.upload.start_child import CPU_WEIGHT, IO_WEIGHT
 from tests.suites.systemd.machine import MISSING, REPO, Machine, booted
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(bool(MISSING), reason
 SCRIPT = f'''
 import asyncio, os, subprocess, sys
 sys.path.insert(0, {str(REPO / "src")!r})
-from podwatch.sync.upload.child_process import OwnUnit, unit_of
+from podwatch.sync.upload.start_child import OwnUnit, unit_of
 LOOK = """
 import os, sys
 print(open("/proc/self/cgroup").read().split("name=systemd:")[-1].splitlines()[0].rpartition("/")[2], flush=True)

@@ -13,9 +13,9 @@ from podwatch.detection.learned import Learned
 from podwatch.detection.progress import save_limit
 from podwatch.domain.finding import FindingKind as Kind
 from podwatch.domain.finding import Verdict
-from podwatch.domain.policy import DetectionPolicy
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.snapshot import GpuState, Health, Liveness, LogMatch, SensorState, ServerKind
+from podwatch.domain.thresholds import DetectionPolicy
 from tests.support.pods.healthy import CONTEXT, Run
 from tests.support.pods.shapes import SHAPES, Shape
 from tests.support.pods.world import Piece

@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from podwatch.detection.engine import DetectionState, advance, confirming, initial
 from podwatch.detection.learned import Learned
+from podwatch.detection.run_detectors import DetectionState, advance, confirming, initial
 from podwatch.domain.finding import Finding, Verdict
-from podwatch.domain.policy import Policies
 from podwatch.domain.snapshot import Snapshot
+from podwatch.domain.thresholds import Policies
 from tests.support.pods.deaths import Fault, shape_for, strike
 from tests.support.pods.healthy import Run
 from tests.support.pods.oddities import add_all

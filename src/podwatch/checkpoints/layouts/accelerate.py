@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from podwatch.checkpoints.formats import torch_zip
 from podwatch.checkpoints.layouts import command_line, deepspeed, step_dirs
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Weights
-from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
 from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_directory import Entry, Found, SharedDirs
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, all_step_names
 from podwatch.domain.process import ProcessNames, ProcessRole

@@ -13,8 +13,8 @@ from pathlib import Path
 from podwatch.checkpoints.formats import dcp
 from podwatch.checkpoints.formats.files import has_hole
 from podwatch.checkpoints.layouts.base import PATTERN, Concern, Judgement, Kind, Marker, Recognition, Site
-from podwatch.checkpoints.layouts.entries import Entry, SharedDirs
 from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_directory import Entry, SharedDirs
 from podwatch.checkpoints.layouts.shared_rules import Fault, Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Part, Rules, StepDirs, all_step_names
 from podwatch.config.settings import STEP_FIELD, CustomLayoutSettings

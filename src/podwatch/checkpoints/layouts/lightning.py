@@ -28,8 +28,8 @@ from podwatch.checkpoints.layouts.base import (
     Weights,
 )
 from podwatch.checkpoints.layouts.command_line import program
-from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
 from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_directory import Entry, Found, SharedDirs
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules
 from podwatch.domain.trainer_log import EpochBar, TrainerLog

@@ -16,8 +16,8 @@ from pathlib import Path
 from podwatch.checkpoints.layouts import accelerate, command_line
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Marker, Recognition, Site, Source, Weights
 from podwatch.checkpoints.layouts.command_line import program
-from podwatch.checkpoints.layouts.entries import Entry, Found, SharedDirs
 from podwatch.checkpoints.layouts.resume_flags import Preset
+from podwatch.checkpoints.layouts.shared_directory import Entry, Found, SharedDirs
 from podwatch.checkpoints.layouts.shared_rules import StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, all_step_names
 

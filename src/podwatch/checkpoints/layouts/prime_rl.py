@@ -37,8 +37,8 @@ from podwatch.checkpoints.layouts.shared_rules import WEIGHT_INDEXES
 from podwatch.checkpoints.layouts.step_dirs import OnDemand, is_plain_dir, not_there, step_names
 from podwatch.checkpoints.scan import is_temporary
 from podwatch.domain.errors import ConfigurationError
-from podwatch.domain.policy import LogRule
 from podwatch.domain.process import ProcessNames, ProcessRole
+from podwatch.domain.thresholds import LogRule
 from podwatch.domain.trainer_log import BAD, NEAR, RAISED, StepPattern, TrainerLog
 
 # -- rule for a complete step ----------------------------------------------------------------------------------------

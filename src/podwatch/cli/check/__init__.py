@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from podwatch.cli.assumed import Given, assume, given_options
 from podwatch.cli.common import Where, clean, colours, common, json_option, print_json
+from podwatch.cli.job_assumptions import Given, assume, given_options
 from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ def advice(settings: Settings, all_sets: Sets) -> Iterator[Line]:
     from podwatch.detection.learned import Learned
     from podwatch.domain.checkpoint import newest_complete
     from podwatch.journal.journal import Journal
-    from podwatch.policy.accounting import LEDGER_KEY, Use, from_dict
     from podwatch.policy.advice import Measured, advise, upload_rate
-    from podwatch.policy.cost import account
+    from podwatch.policy.cost_totals import account
+    from podwatch.policy.time_ledger import LEDGER_KEY, Use, from_dict
 
     path = settings.state_dir / settings.run_id / "journal.sqlite"
     if not path.exists():

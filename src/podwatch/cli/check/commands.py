@@ -15,7 +15,7 @@ def hooks(settings: Settings) -> Iterator[Line]:
     """Whether the program of each hook, and of the evaluation, is there. Runs none."""
     if not settings.hooks and not settings.evaluation.command:
         return
-    from podwatch.hooks.child import problem_of
+    from podwatch.hooks.start_child import problem_of
 
     for hook in settings.hooks:
         what, fix = problem_of(hook, settings, os.environ)
@@ -38,7 +38,7 @@ def checks(settings: Settings) -> Iterator[Line]:
 
 
 def _result(check: CheckSettings, settings: Settings) -> Line:
-    from podwatch.hooks.child import order_for, problem_of, run
+    from podwatch.hooks.start_child import order_for, problem_of, run
 
     what, fix = problem_of(check, settings, os.environ)
     if what:

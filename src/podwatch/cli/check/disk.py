@@ -7,10 +7,10 @@ from pathlib import Path
 
 from podwatch.checkpoints.layouts import make_layout
 from podwatch.cli.check.report import Line, Sets, in_time, nearest
-from podwatch.client.format import size
+from podwatch.client.times_and_sizes import size
 from podwatch.config.settings import Settings
 from podwatch.daemon.paths import workspace_of
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
 
 LINKS_SHOWN = 4
 

@@ -20,9 +20,9 @@ from podwatch.journal.run_record import load_run_record
 from podwatch.recovery import stale_files
 from podwatch.system import procfs
 from podwatch.system.procfs import is_alive
-from podwatch.trainer import discover
+from podwatch.trainer import find_trainers
 from podwatch.trainer.keeper_client import read_record
-from podwatch.trainer.roles import SHELLS, Roles, program
+from podwatch.trainer.process_roles import SHELLS, Roles, program
 
 SHOWN = 4
 
@@ -45,14 +45,14 @@ def running(settings: Settings) -> Running:
     return Running(f"a trainer that podwatch did not start is running (pid {found[0].launcher.pid})")
 
 
-def candidates(settings: Settings) -> discover.Judged:
-    run = discover.run_of(settings)
-    return discover.judge(discover.gather(run, Roles(process_names()), own_pid=os.getpid()), run)
+def candidates(settings: Settings) -> find_trainers.Judged:
+    run = find_trainers.run_of(settings)
+    return find_trainers.judge(find_trainers.gather(run, Roles(process_names()), own_pid=os.getpid()), run)
 
 
 def supervise(settings: Settings, present: Running) -> Iterator[Line]:
     mode, now = settings.trainer.supervise, present.text
-    seen = discover.Judged() if present.kept else candidates(settings)
+    seen = find_trainers.Judged() if present.kept else candidates(settings)
     several = seen.candidates
     if len(several) > 1:
         listed = "; ".join(f"pid {c.launcher.pid}: {c.reason}" for c in several)
@@ -194,7 +194,7 @@ def other_tools(settings: Settings) -> Iterator[Line]:
     output = settings.trainer.output_dir
     store = settings.sync.store or ""
     ours = Ours(tuple(sorted({str(output), os.path.realpath(output)})), bucket_of(store))
-    found = in_time(lambda: [*_running(ours, discover.run_of(settings)), *_scheduled(ours)])
+    found = in_time(lambda: [*_running(ours, find_trainers.run_of(settings)), *_scheduled(ours)])
     if not found:
         yield Line("other tools", "ok", "no other tool found that uploads or deletes this run's files")
         return
@@ -207,8 +207,8 @@ def other_tools(settings: Settings) -> Iterator[Line]:
     yield Line("other tools", "warn", f"another tool seems to work on this run's files: {listed}", fix)
 
 
-def _running(ours: Ours, run: discover.Run) -> Iterator[str]:
-    for process in discover.gather(run, Roles(process_names()), own_pid=os.getpid()):
+def _running(ours: Ours, run: find_trainers.Run) -> Iterator[str]:
+    for process in find_trainers.gather(run, Roles(process_names()), own_pid=os.getpid()):
         if process.ours or process.cuda or process.launcher_like:
             continue
         if name := meddles(process.argv, process.cwd or "/", ours, _text):

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 import psutil
 
 from podwatch.cli.check.report import DEADLINE_SECONDS, Line, in_time
-from podwatch.client.format import gib
+from podwatch.client.times_and_sizes import gib
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
-from podwatch.recovery.resources_free import port_taken
+from podwatch.recovery.gpus_and_ports_free import port_taken
 from podwatch.system import procfs
 from podwatch.system.procfs import is_alive
 from podwatch.trainer.keeper_client import read_record
@@ -164,9 +164,9 @@ def http(settings: Settings) -> Iterator[Line]:
     if not settings.http.enabled:
         yield Line("http", "warn", "off: no /healthz, no metrics, no progress pings", "set [http] enabled = true")
         return
-    from podwatch.api.access import beyond_loopback
-    from podwatch.api.server import bind
-    from podwatch.daemon.configuration import http_password
+    from podwatch.api.http_access import beyond_loopback
+    from podwatch.api.http_server import bind
+    from podwatch.daemon.settings_in_force import http_password
 
     listener = bind(settings.http.host, settings.http.port)
     got = int(listener.getsockname()[1])

@@ -13,7 +13,7 @@ from podwatch.checkpoints.layouts import command_line, concerns, make_layout, re
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.checkpoints.layouts.prime_rl_run import hints
 from podwatch.cli.check.report import Line, Sets, in_time
-from podwatch.client.format import span
+from podwatch.client.times_and_sizes import span
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.secrets import scrub_argv

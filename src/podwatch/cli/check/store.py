@@ -10,14 +10,14 @@ from statistics import median
 
 from podwatch.cli.check.report import Line, Sets, in_time
 from podwatch.cli.offline import credentials
-from podwatch.client.format import size, span
+from podwatch.client.times_and_sizes import size, span
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.stores.base import ObjectStore, StoredObject
-from podwatch.stores.open import open_store, same_filesystem
+from podwatch.stores.open_store import open_store, same_filesystem
 from podwatch.stores.s3_features import Features
-from podwatch.sync.runs.list import OLD_STEP
-from podwatch.sync.upload.job import keys_for
+from podwatch.sync.runs.read_runs import OLD_STEP
+from podwatch.sync.upload.child_job import keys_for
 
 SKEW_SECONDS = 120.0
 """Ages in `status`, and the watch over another pod's heartbeat, tolerate this skew."""

@@ -18,10 +18,10 @@ from podwatch.domain.lease import HolderState
 from podwatch.domain.manifest import Keys
 from podwatch.policy.lease import Decision, LeaseAction, locked_out
 from podwatch.stores.base import ObjectStore, OpenStore
+from podwatch.sync.interfaces import Memory, PodSide, Tell
 from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, perform
-from podwatch.sync.types import Memory, PodSide, Tell
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.workers import Worker
 
 FIRST_ANSWER_SECONDS = 5.0
 """How long the last recorded holder waits for the store's first answer before it trains without; B2 needs one

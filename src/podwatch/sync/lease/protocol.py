@@ -43,8 +43,8 @@ from podwatch.policy.lease import (
     winner,
 )
 from podwatch.stores.base import ObjectStore, StoredObject
-from podwatch.stores.fenced import Boottime, put_before
-from podwatch.sync.types import Memory, TrainingFacts, rfc3339
+from podwatch.stores.fenced_writes import Boottime, put_before
+from podwatch.sync.interfaces import Memory, TrainingFacts, rfc3339
 
 # -- store requests ---------------------------------------------------------------------------------------------------
 # As data, so that a simulation can answer the same requests.

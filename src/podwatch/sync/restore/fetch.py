@@ -2,7 +2,7 @@
 
 One queue of pieces (the manifest's parts) over all files. Staged bytes are hashed and kept where they are right, so an
 interrupted restore loses at most the pieces in flight; intact pieces of a damaged local checkpoint are copied from
-there. Runs in a child process (child.py).
+there. Runs in a child process (child_main.py).
 """
 
 import contextlib
@@ -10,13 +10,13 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from podwatch.client.format import size as in_words
+from podwatch.client.times_and_sizes import size as in_words
 from podwatch.domain.errors import HostError, IntegrityError
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink, check_links
 from podwatch.stores.base import OpenStore
 from podwatch.stores.part_reader import part_spans
-from podwatch.sync.restore.job import Fetched, FetchJob
-from podwatch.sync.restore.staged_files import (
+from podwatch.sync.restore.child_job import Fetched, FetchJob
+from podwatch.sync.restore.pieces_on_disk import (
     COMPLETE,
     DIFFERS,
     LOOK,
@@ -27,7 +27,7 @@ from podwatch.sync.restore.staged_files import (
     same_on_disk,
     staged_file,
 )
-from podwatch.sync.restore.staging import allocated, give_away, open_staging, strip
+from podwatch.sync.restore.staging_directory import allocated, give_away, open_staging, strip
 from podwatch.sync.restore.worker_processes import Order, Workers, how_many
 from podwatch.system.files import open_dir_below, sync_filesystem
 

@@ -14,9 +14,9 @@ from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestSymli
 from podwatch.policy.store_retention import EXTRA
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.publish import read_optional
+from podwatch.sync.restore.child_job import Fetched
 from podwatch.sync.restore.fetch import by_part
-from podwatch.sync.restore.job import Fetched
-from podwatch.sync.restore.staging import StagingArea
+from podwatch.sync.restore.staging_directory import StagingArea
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 

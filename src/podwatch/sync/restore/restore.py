@@ -18,18 +18,18 @@ from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys, ManifestFile, ManifestRef, Pointer, check_links, sha1_hex
 from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState
-from podwatch.domain.stored import PublishedSave, StoredSave, stored_save
+from podwatch.domain.stored_checkpoint import PublishedSave, StoredSave, stored_save
 from podwatch.journal.journal import Journal
 from podwatch.stores.base import ObjectStore, OpenStore, Progress, StoredObject
+from podwatch.sync.interfaces import features_of
 from podwatch.sync.publish import checked_manifest, newest_pointer, read_manifest
-from podwatch.sync.restore.child_process import Fetcher
+from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.fetch import by_part, is_marker
-from podwatch.sync.restore.job import Fetched, FetchJob
 from podwatch.sync.restore.optional_parts import Brought, Part, bring_optional
-from podwatch.sync.restore.staging import StagingArea
-from podwatch.sync.types import features_of
-from podwatch.system.pinned import pin_of
-from podwatch.system.workspace import Workspace
+from podwatch.sync.restore.staging_directory import StagingArea
+from podwatch.sync.restore.start_child import Fetcher
+from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import pin_of
 
 RestoreProgress = Callable[[int, int], None]
 """(bytes that are here, verified or in flight; bytes in all)."""

@@ -280,7 +280,7 @@ def _end_if_closed(descriptor: int) -> None:
 
 def _without_standard_streams() -> None:
     """Only the parent keeps the job's pipe and the protocol's. Standard error stays open: the process that started the
-    parent reads it to its end, and so waits until no worker can write into staging any more (child_process.py)."""
+    parent reads it to its end, and so waits until no worker can write into staging any more (start_child.py)."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(nothing, descriptor)

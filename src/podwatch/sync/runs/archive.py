@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from podwatch.domain.errors import Busy, HostError, IntegrityError
 from podwatch.domain.manifest import SCHEMA_VERSION, Keys, Pointer
-from podwatch.domain.stored import StoredSave
+from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.policy.store_retention import Decision, Keep, Leftover, abandoned_uploads, plan_archive, sign_of_life
 from podwatch.stores.base import CannotDelete, ObjectStore, StoredObject, Upload, store_time
 from podwatch.sync.inventory import inventory, last_word, verify_save

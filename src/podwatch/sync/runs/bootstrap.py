@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from podwatch import __version__
-from podwatch.client.trusted import read_trusted
+from podwatch.client.trusted_file import read_trusted
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys
 from podwatch.domain.secrets import MASK
@@ -35,8 +35,8 @@ from podwatch.policy.bootstrap import (
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.upload.artifacts import Artefact, Scrub, artefact_of, looks_like_a_key, read_config
 from podwatch.system.files import atomic_write, read_file, rename_at, sync_descriptor
-from podwatch.system.openat import open_path
-from podwatch.system.pinned import open_regular
+from podwatch.system.open_by_descriptor import open_path
+from podwatch.system.pinned_directories import open_regular
 
 # -- on the pod that trains ------------------------------------------------------------------------------------------
 

@@ -19,17 +19,17 @@ from pathlib import Path
 
 from podwatch.domain.errors import Busy, HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
-from podwatch.domain.stored import StoredSave
+from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.policy.store_retention import Placing, place_copy, sign_of_life
 from podwatch.stores.base import ObjectStore, Progress, StoredObject, StoredPart, Take, Upload, recognized, store_time
 from podwatch.stores.part_reader import FileSource, Source, StreamSource, part_spans
 from podwatch.sync.connections import WorkerPool
+from podwatch.sync.interfaces import rfc3339
 from podwatch.sync.inventory import inventory
 from podwatch.sync.publish import checked_manifest, in_store, newest_pointer, pointer_as_stored, proof_of, read_optional
 from podwatch.sync.read_back import read_back
 from podwatch.sync.runs.archive import signs
-from podwatch.sync.runs.notes import Notes
-from podwatch.sync.types import rfc3339
+from podwatch.sync.runs.copied_so_far import Notes
 from podwatch.system.clock import Clock
 
 WRITER = "copy"

@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 
 from podwatch import __version__
-from podwatch.checkpoints import set_identity
+from podwatch.checkpoints import checkpoint_identity
 from podwatch.checkpoints.formats.files import sparse_on_purpose
 from podwatch.checkpoints.layouts import shared_rules
 from podwatch.checkpoints.layouts.base import Judgement, Layout, PartFiles
@@ -25,12 +25,12 @@ from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, chec
 from podwatch.policy.store_retention import IMPORT_LINEAGE, Placing, place_import
 from podwatch.stores.base import ObjectStore, Progress, StoredObject, Upload, recognized
 from podwatch.stores.part_reader import StreamSource, part_spans
+from podwatch.sync.interfaces import rfc3339
 from podwatch.sync.publish import checked_manifest, in_store, pointer_as_stored, proof_of
 from podwatch.sync.read_back import hashes_of
-from podwatch.sync.runs.notes import Notes
-from podwatch.sync.types import rfc3339
+from podwatch.sync.runs.copied_so_far import Notes
 from podwatch.system.clock import Clock
-from podwatch.system.pinned import PinnedTree
+from podwatch.system.pinned_directories import PinnedTree
 
 # -- is it a complete checkpoint? -------------------------------------------------------------------------------------
 # Decided by running the layout's own rule on a skeleton of the backup: every file at its full size and with its time.
@@ -204,9 +204,9 @@ def _fitted(
         for part in found
         if part.part.uploaded
         for file in part.files
-        if set_identity.belongs(file, leftovers) and str(part.part.path / file.path) in back
+        if checkpoint_identity.belongs(file, leftovers) and str(part.part.path / file.path) in back
     )
-    name = set_identity.save_id(found, judgement)
+    name = checkpoint_identity.save_id(found, judgement)
     return Fit(step, layout.name, name, files, judgement.world_size, count - len(files))
 
 

@@ -21,9 +21,9 @@ from podwatch.domain.secrets import scrub
 from podwatch.policy.store_retention import stale_artefacts
 from podwatch.sensors.log_tail import Sources, find
 from podwatch.stores.base import ObjectStore, OpenStore, StoredObject
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.files import open_file
-from podwatch.system.workers import Worker
 
 MOST_LOGS = 8
 """Logs per round, most recently written first: launcher, trainer, orchestrator, inference, and some per rank."""

@@ -24,9 +24,9 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.journal.journal import Journal
 from podwatch.system.files import open_dir_below
-from podwatch.system.pinned import PinnedTree
-from podwatch.system.set_aside import corners, corners_of, drop_empty
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import PinnedTree
+from podwatch.system.rename_places import corners, corners_of, drop_empty
 
 WHAT = "uploading"
 """The directory of podwatch that contains the links."""

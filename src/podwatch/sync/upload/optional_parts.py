@@ -19,7 +19,7 @@ from podwatch import __version__
 from podwatch.checkpoints.catalogue import SetContents
 from podwatch.checkpoints.layouts.base import PartDir, PartFiles
 from podwatch.checkpoints.scan import is_temporary, scan_part
-from podwatch.client.format import size as in_words
+from podwatch.client.times_and_sizes import size as in_words
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, FileEntry
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError
@@ -30,17 +30,17 @@ from podwatch.journal.journal import Journal
 from podwatch.journal.records import UploadedObject
 from podwatch.policy.store_retention import EXTRA, Occasion, SaveKey, occasions, still_owed
 from podwatch.stores.base import ObjectStore, Progress
-from podwatch.stores.fenced import put_before
+from podwatch.stores.fenced_writes import put_before
+from podwatch.sync.interfaces import GuardedRun, Lease, SetSource, Tell, Unstored, rfc3339
 from podwatch.sync.publish import in_store, proof_of, read_optional
-from podwatch.sync.types import GuardedRun, Lease, SetSource, Tell, Unstored, rfc3339
-from podwatch.sync.upload import job as jobs
+from podwatch.sync.upload import child_job as jobs
 from podwatch.sync.upload.artifacts import looks_like_a_key
-from podwatch.sync.upload.child_process import SetVoid, UploadStopped
+from podwatch.sync.upload.start_child import SetVoid, UploadStopped
 from podwatch.sync.upload.uploader import Sender
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.files import read_file
-from podwatch.system.pinned import HIDDEN
-from podwatch.system.workers import Worker
+from podwatch.system.pinned_directories import HIDDEN
 
 # -- contents of a part ----------------------------------------------------------------------------------------------
 # Lists them and judges whether they can be sent. Everything here blocks.

@@ -17,10 +17,10 @@ from podwatch.stores.base import ObjectStore, Progress, StoredObject, StoredPart
 from podwatch.stores.part_reader import FileSource, part_sha1, part_spans
 from podwatch.sync.connections import RateLimit, WorkerPool
 from podwatch.sync.read_back import read_back
-from podwatch.sync.upload.job import JobFile, UploadJob
-from podwatch.sync.upload.ownership import foreign
+from podwatch.sync.upload.child_job import JobFile, UploadJob
+from podwatch.sync.upload.file_owners import foreign
 from podwatch.system.files import open_dir_below
-from podwatch.system.pinned import open_pinned, open_regular
+from podwatch.system.pinned_directories import open_pinned, open_regular
 
 
 class SourceChanged(PodwatchError):  # noqa: N818

@@ -12,23 +12,23 @@ from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import HostError, PodwatchError, RemoteError
 from podwatch.domain.manifest import Manifest, restorable
-from podwatch.domain.stored import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import BegunUpload, UploadedObject
 from podwatch.policy.resume import NO_TRAINING
 from podwatch.stores.base import Progress
+from podwatch.sync.interfaces import RunSource, SetSource, Tell, features_of, rfc3339
 from podwatch.sync.publish import ObjectsMissing, Publisher
-from podwatch.sync.types import RunSource, SetSource, Tell, features_of, rfc3339
-from podwatch.sync.upload import job as jobs
-from podwatch.sync.upload.child_process import Children, ChildReplaced, OwnUnit, SetVoid, Upload, UploadStopped
+from podwatch.sync.upload import child_job as jobs
+from podwatch.sync.upload.cpu_priority import Priority, watched
+from podwatch.sync.upload.file_owners import check_contents, owners_of
 from podwatch.sync.upload.hardlinks import Held, Holder
-from podwatch.sync.upload.ownership import check_contents, owners_of
-from podwatch.sync.upload.priority import Priority, watched
+from podwatch.sync.upload.start_child import Children, ChildReplaced, OwnUnit, SetVoid, Upload, UploadStopped
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.pinned import RootReplaced
-from podwatch.system.workers import Worker
-from podwatch.system.workspace import Workspace
+from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import RootReplaced
 
 Write = Callable[[Journal], None]
 OUTRUN = "sync.outrun"

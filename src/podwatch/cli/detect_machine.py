@@ -1,0 +1,368 @@
+"""Inspect this machine for ``podwatch config init``: GPUs, a running trainer, its output directory.
+
+Of the trainer's environment, variables that affect training (prefixes in ``KEEP_PREFIXES``, names in ``KEEP``) go into
+the TOML; store credentials, and names or values that look like a secret, go into the env file; the rest is dropped.
+"""
+
+import os
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from podwatch.checkpoints.layouts import recognised
+from podwatch.checkpoints.layouts.base import Site
+from podwatch.checkpoints.layouts.command_line import program
+from podwatch.checkpoints.layouts.prime_rl_run import RunDirectory, hints, run_directory, runs_below
+from podwatch.config.setting_names import looks_secret
+from podwatch.domain.errors import HostError, PermissionDenied
+from podwatch.domain.manifest import valid_run_id
+
+KEEP = frozenset({"PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "XDG_CACHE_HOME", "HOME"})
+KEEP_PREFIXES: tuple[str, ...] = (
+    "WANDB_",
+    "HF_",
+    "CUDA_",
+    "NCCL_",
+    "VLLM_",
+    "PYTORCH_",
+    "TORCH_",
+    "TOKENIZERS_",
+    "TRANSFORMERS_",
+)
+KEEP_PREFIXES += ("UV_", "PRIME_", "PRL_", "RAY_", "TRITON_", "GLOO_")
+STORE_NAMES = ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIRONMENT")
+_NOT_COPIED = ("PODWATCH_", "SSH_", "SUDO_", "DBUS_", "XDG_SESSION", "GPG_", "AWS_SESSION_TOKEN_EXPIRY")
+_RESUME_FLAGS: tuple[str, ...] = (
+    "--ckpt.resume-step",
+    "--ckpt.resume_step",
+    "--resume",
+    "--resume.step",
+    "--resume.dir",
+    "--resume_from_checkpoint",
+    "--resume-from-checkpoint",
+    "--checkpoint.load_step",
+    "--ckpt-step",
+)
+_RESUME_KEYS = ("trainer.resume_mode", "trainer.resume_from_path", "trainer.resume_path")
+_OUTPUT_FLAGS = (
+    "--output-dir",
+    "--output_dir",
+    "--job.dump_folder",
+    "--dump_folder",
+    "--save",
+    "--save-dir",
+    "trainer.default_local_dir",
+)
+_NOWHERE = Path("/nonexistent")
+"""An output_dir that does not exist, so that a layout is recognised by the command alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    index: int
+    name: str
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """A running trainer. ``secrets`` are never written to the TOML or printed."""
+
+    pid: int
+    layout: str
+    argv: tuple[str, ...]
+    cwd: Path
+    env: Mapping[str, str]
+    secrets: Mapping[str, str] = field(repr=False)
+    removed: tuple[str, ...] = ()
+
+
+def find_gpus() -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs, and the reason if there are none."""
+    from podwatch.cli.check.report import DEADLINE_SECONDS, in_time
+    from podwatch.sensors.gpu import ReaderUnavailable
+    from podwatch.sensors.nvml import look_once
+
+    try:
+        samples = in_time(lambda: look_once(DEADLINE_SECONDS / 2))
+    except ReaderUnavailable as error:
+        return (), f"no GPU found: {error}"
+    except TimeoutError as error:
+        return (), f"podwatch cannot read the GPUs: the driver hangs ({error})"
+    return tuple(Gpu(g.index, g.name, g.memory_used_bytes, g.memory_total_bytes, g.uuid) for g in samples), ""
+
+
+def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs in the trainer's CUDA_VISIBLE_DEVICES, in its order, and a remark if podwatch cannot map its value to a
+    GPU. CUDA's rules: indices or prefixes of UUIDs; entries after the first unknown one are not visible."""
+    value = env.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return tuple(gpus), ""
+    if "MIG-" in value:
+        return tuple(gpus), "CUDA_VISIBLE_DEVICES names MIG instances: correct [gpu] in the file"
+    found: list[Gpu] = []
+    for word in (word.strip() for word in value.split(",")):
+        named = [
+            gpu
+            for gpu in gpus
+            if (word.isdecimal() and gpu.index == int(word)) or (word.startswith("GPU-") and gpu.uuid.startswith(word))
+        ]
+        if len(named) != 1 or named[0] in found:
+            break
+        found += named
+    return tuple(found), "" if found or not gpus else f"CUDA_VISIBLE_DEVICES={value} leaves training no GPU"
+
+
+def layout_of(argv: Sequence[str]) -> str:
+    """The layout of a known trainer's command; "auto" for a launcher with an unknown script; empty if it is not a
+    trainer. Empty for a shell, too: its command is a separate process."""
+    found = program(argv)
+    if found.launcher == "sh":
+        return ""
+    seen = recognised(Site(_NOWHERE, command=tuple(argv)))
+    certain = [r.layout for r in seen if r.certain]
+    if certain:
+        return certain[0] if len(certain) == 1 else "auto"
+    return "auto" if found.launcher else ""
+
+
+def find_trainers() -> tuple[tuple[int, str], ...]:
+    """Pids and commands of the topmost processes that look like a trainer, oldest first."""
+    import psutil
+
+    matching: dict[int, tuple[float, str, int]] = {}
+    mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    for process in psutil.process_iter(["pid", "ppid", "cmdline", "create_time"]):
+        argv = process.info["cmdline"] or []
+        if process.info["pid"] not in mine and layout_of(argv):
+            matching[process.info["pid"]] = (process.info["create_time"], " ".join(argv), process.info["ppid"])
+    found = []
+    for pid, (created, command, parent) in matching.items():
+        try:
+            above = {ancestor.pid for ancestor in psutil.Process(pid).parents()}
+        except psutil.Error:
+            above = {parent}
+        if not above & matching.keys():
+            found.append((created, pid, command))
+    return tuple((pid, command) for _, pid, command in sorted(found))
+
+
+def read_trainer(pid: int) -> Trainer:
+    """Command, directory and environment of that process. Raises HostError or PermissionDenied."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        argv, cwd, environment = process.cmdline(), process.cwd(), process.environ()
+    except psutil.NoSuchProcess as error:
+        raise HostError("process not found", where=f"pid {pid}", fix="give a running trainer with --pid") from error
+    except psutil.AccessDenied as error:
+        raise PermissionDenied(
+            "Permission denied: cannot read the trainer's command and environment",
+            where=f"pid {pid}",
+            fix="run as the same user or as root",
+        ) from error
+    if not argv:
+        raise HostError("the process has no command line", where=f"pid {pid}", fix="give its launcher with --pid")
+    command, removed = without_resume(argv)
+    env, secrets = split_environment(environment)
+    return Trainer(pid, layout_of(argv) or "auto", command, Path(cwd), env, secrets, removed)
+
+
+def without_resume(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """argv without resume flags, and the removed words. podwatch adds its own flags with a verified step."""
+    kept: list[str] = []
+    removed: list[str] = []
+    skip = False
+    for position, word in enumerate(argv):
+        following = argv[position + 1] if position + 1 < len(argv) else ""
+        if skip:
+            removed.append(word)
+            skip = False
+        elif word.partition("=")[0] in _RESUME_FLAGS:
+            removed.append(word)
+            skip = "=" not in word and bool(following) and not re.match(r"--|@$", following)
+        elif word.partition("=")[0].lstrip("+") in _RESUME_KEYS and "=" in word:
+            removed.append(word)
+        else:
+            kept.append(word)
+    return tuple(kept), tuple(removed)
+
+
+def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The variables for the TOML and those for the env file; the rest is dropped."""
+    env: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    for name, value in sorted(environment.items()):
+        if name in STORE_NAMES:
+            secrets[name] = value
+        elif name.startswith(_NOT_COPIED) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            continue
+        elif looks_secret(name, value):
+            secrets[name] = value
+        elif name in KEEP or name.startswith(KEEP_PREFIXES):
+            env[name] = value
+    return env, secrets
+
+
+def trainer_config(argv: Sequence[str], cwd: Path) -> dict[str, object]:
+    """The trainer's own TOML files given as ``@ FILE`` (prime-rl), merged in order; unreadable files are skipped."""
+    merged: dict[str, object] = {}
+    for position, word in enumerate(argv[:-1]):
+        if word == "@":
+            try:
+                merged |= tomllib.loads((cwd / argv[position + 1]).read_text())
+            except (OSError, ValueError, RecursionError):
+                continue
+    return merged
+
+
+def output_dir_of(argv: Sequence[str], cwd: Path) -> tuple[Path, str]:
+    """The likely output directory, absolute, and how it was found."""
+    for position, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name in _OUTPUT_FLAGS:
+            text = value if equals else (argv[position + 1] if position + 1 < len(argv) else "")
+            if text:
+                return _absolute(cwd / text), f"from {name} in the command"
+    configured = trainer_config(argv, cwd).get("output_dir")
+    if isinstance(configured, str):
+        return _absolute(cwd / configured), "from output_dir in the trainer's config"
+    exists = "it exists" if (cwd / "outputs").is_dir() else "a guess: correct it"
+    return _absolute(cwd / "outputs"), f"outputs in the working directory ({exists})"
+
+
+def run_id_of(argv: Sequence[str], cwd: Path, env: Mapping[str, str], output_dir: Path) -> str:
+    """A name for the run: from the trainer's or W&B's settings, else from the directories."""
+    candidates: list[str] = []
+    for position, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name in ("--run.name", "--wandb.name", "--run_name", "--run-name"):
+            candidates.append(value if equals else (argv[position + 1] if position + 1 < len(argv) else ""))
+    config = trainer_config(argv, cwd)
+    for section in ("run", "wandb"):
+        table = config.get(section)
+        if isinstance(table, dict) and isinstance(table.get("name"), str):
+            candidates.append(table["name"])
+    candidates += [env.get("WANDB_NAME", ""), f"{output_dir.parent.name}-{output_dir.name}", output_dir.name, "run"]
+    for candidate in candidates:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", candidate).strip("-._")[:128]
+        if name and valid_run_id(name):
+            return name
+    return "run"
+
+
+def gpu_split(gpus: Sequence[Gpu], config: Mapping[str, object]) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+    """Inference and trainer GPUs, and how they were found (prime-rl's "inference first" default)."""
+    indices = tuple(gpu.index for gpu in gpus)
+    inference, trainer = config.get("inference_gpu_ids"), config.get("trainer_gpu_ids")
+    if _indices(inference):
+        first, second = _as_indices(inference), _as_indices(trainer)
+        named = {*first, *second}
+        if indices and not named <= set(indices) and max(named) < len(indices):
+            # indices into the visible GPUs
+            places = "from the trainer's config, counted in CUDA_VISIBLE_DEVICES"
+            return tuple(indices[n] for n in first), tuple(indices[n] for n in second), places
+        return first, second, "from the trainer's config"
+    deployment = config.get("deployment")
+    count = deployment.get("num_infer_gpus") if isinstance(deployment, dict) else None
+    if isinstance(count, int) and 0 < count <= len(indices):
+        trains = deployment.get("num_train_gpus") if isinstance(deployment, dict) else None
+        last = count + trains if isinstance(trains, int) else len(indices)
+        return indices[:count], indices[count:last], "from num_infer_gpus in the trainer's config"
+    if len(indices) == 1:
+        return indices, indices, "one GPU for both"
+    if not indices:
+        return (), (), "no GPU"
+    return indices[:1], indices[1:], "prime-rl's default: the first GPU for inference; correct it if yours differs"
+
+
+def _indices(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, int) for item in value)
+
+
+def _as_indices(value: object) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, list) and _indices(value) else ()
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.normpath(path))
+
+
+# -- run directory of prime-rl ---------------------------------------------------------------------------------------
+# The command does not always name it: versions with run directories generate a name. Open files of the process tree
+# decide; the fallbacks are the command and the newest run below output_dir.
+
+_OLD_TREE = frozenset(
+    {"logs", "run_default", "checkpoints", "weights", "rollouts", "broadcasts", "wandb", "torchrun", "configs", "evals"}
+)
+"""The entries that a version without run directories writes directly below output_dir."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRun:
+    """``how``: how the directory was found. ``added``: words that the command needs to use it again."""
+
+    path: Path
+    how: str
+    added: tuple[str, ...] = ()
+
+
+def run_of(pid: int, command: Sequence[str], cwd: Path) -> OwnRun | None:
+    """The run directory of process ``pid``. None if it writes to output_dir itself, or if there is no sign of a run
+    directory. Blocks."""
+    says = run_directory(command, cwd)
+    written = _written_below(pid, says.base)
+    if written:
+        return _own(says, says.base / written, f"pid {pid} has files open in it")
+    if not hints(command, cwd, "").new_flags and not runs_below(says.base):
+        return None
+    if says.path is not None:
+        return _own(says, says.path, "from run.name in the command or its configuration")
+    newest = runs_below(says.base)
+    return _own(says, newest[0], f"the newest run below {says.base}") if newest else None
+
+
+def _own(says: RunDirectory, path: Path, how: str) -> OwnRun:
+    added = () if says.path is not None else ("--run.name", path.name)
+    return OwnRun(path, how, added)
+
+
+def _written_below(pid: int, base: Path) -> str:
+    """The name of the run directory with most open files of the process tree; empty if there are none."""
+    import psutil
+
+    root = os.path.realpath(base) + "/"
+    try:
+        parent = psutil.Process(pid)
+        processes = [parent, *parent.children(recursive=True)]
+    except psutil.Error:
+        return ""
+    seen: Counter[str] = Counter()
+    for process in processes:
+        for target in _open_files(process.pid):
+            if target.startswith(root):
+                first, _, rest = target[len(root) :].partition("/")
+                if rest and first not in _OLD_TREE:
+                    seen[first] += 1
+    return seen.most_common(1)[0][0] if seen else ""
+
+
+def _open_files(pid: int) -> list[str]:
+    found = []
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            names = [entry.path for entry in entries]
+    except OSError:
+        return []
+    for name in names:
+        try:
+            found.append(os.readlink(name))  # noqa: PTH115
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,163 @@
+"""Settings of `podwatch run --job -- command` that neither file, environment nor flags give: detected as `auto` and
+`podwatch config init` do, and reported, because a wrong guess must be seen in the first lines of a job's log."""
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from podwatch.cli.common import Where
+from podwatch.domain.errors import UsageError
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the command line gives: ``--store``, ``--run-id``, ``--state-dir``, each ``--set``, and the words after
+    ``--``."""
+
+    settings: tuple[str, ...] = ()
+    store: str = ""
+    run_id: str = ""
+    state_dir: str = ""
+    command: tuple[str, ...] = ()
+
+    def overrides(self) -> dict[str, object]:
+        """By dotted key; texts are converted by the loader. UsageError for a ``--set`` without a key."""
+        made: dict[str, object] = {}
+        for setting in self.settings:
+            key, separator, value = setting.partition("=")
+            if not separator or not key.strip():
+                raise UsageError("not a valid setting", where=f"--set {setting}", fix="write --set section.key=value")
+            made[key.strip()] = value
+        named = {"sync.store": self.store, "run_id": self.run_id, "state_dir": self.state_dir}
+        made |= {key: value for key, value in named.items() if value}
+        if self.command:
+            made["trainer.command"] = list(self.command)
+        return made
+
+
+def given_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Accept these options and the words after ``--``, and pass the command a ``given``."""
+
+    @functools.wraps(function)
+    def wrapper(
+        *args: object,
+        settings: tuple[str, ...],
+        store: str,
+        run_id: str,
+        state_dir: str,
+        trainer: tuple[str, ...],
+        **kwargs: object,
+    ) -> R:
+        return function(*args, given=Given(settings, store, run_id, state_dir, trainer), **kwargs)
+
+    made: Callable[..., R] = wrapper
+    for option in (
+        click.argument("trainer", metavar="[-- COMMAND...]", nargs=-1, type=click.UNPROCESSED),
+        click.option("--state-dir", metavar="DIR", default="", help="Directory for podwatch's state; can be empty."),
+        click.option("--run-id", metavar="ID", default="", help="Name of the run here and in the store."),
+        click.option("--store", metavar="URL", default="", help="Store of the checkpoints: b2://bucket, file:///path."),
+        click.option(
+            "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Override a setting: --set disk.prune_to=70%."
+        ),
+    ):
+        made = option(made)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """``lines``: what was assumed and why, one setting each."""
+
+    overrides: Mapping[str, object]
+    lines: tuple[str, ...] = ()
+
+
+def assume(where: Where, given: Given, environ: Mapping[str, str] = os.environ) -> Assumed:
+    """The overrides of ``given``, and with a command after ``--`` also what it leaves open. Reads the trainer's
+    configuration and looks at the GPUs once. Raises ConfigurationError or UsageError."""
+    from podwatch.config.loading import given_keys
+
+    overrides = given.overrides()
+    if not given.command:
+        return Assumed(overrides)
+    path = Path(where.config) if where.config else None
+    known = given_keys(path, environ=environ, overrides=overrides, run=where.run)
+    made: dict[str, object] = {}
+    lines: list[str] = []
+    for key, value, why in _open(given.command, Path.cwd(), known, environ):
+        if key not in known and key not in made:
+            made[key] = value
+            lines.append(f"assumed {key} = {_shown(value)} ({why})")
+    words = made.pop("run.name", None)
+    if words is not None:
+        overrides["trainer.command"] = [*given.command, "--run.name", words]
+    return Assumed({**made, **overrides}, tuple(lines))
+
+
+def _open(
+    command: Sequence[str], cwd: Path, known: frozenset[str], environ: Mapping[str, str]
+) -> list[tuple[str, object, str]]:
+    """(key, value, reason) of each setting that can be detected."""
+    from podwatch.checkpoints.layouts.prime_rl_run import hints, run_directory
+    from podwatch.cli import detect_machine
+
+    found: list[tuple[str, object, str]] = []
+    output_dir, how = detect_machine.output_dir_of(command, cwd)
+    run_id = detect_machine.run_id_of(command, cwd, environ, output_dir)
+    if detect_machine.layout_of(command) == "prime-rl" and hints(command, cwd, "").new_flags:
+        says = run_directory(command, cwd)
+        if says.path is not None:
+            output_dir, how = says.path, "prime-rl's run directory, from run.name in the command or its configuration"
+        else:  # prime-rl would make a new directory at each start
+            output_dir, how = says.base / run_id, "prime-rl's run directory, by the name of the run"
+            found.append(
+                ("run.name", run_id, "added to the command as --run.name: else each start has a new directory")
+            )
+    found += [
+        ("run_id", run_id, "from the command, W&B's settings or the directories"),
+        ("trainer.output_dir", str(output_dir), how),
+        ("trainer.cwd", str(cwd), "the current directory"),
+    ]
+    if not {"gpu.inference", "gpu.trainer"} & known:
+        gpus, problem = detect_machine.find_gpus()
+        gpus, hidden = detect_machine.visible_gpus(gpus, environ)
+        inference, training, sure = detect_machine.gpu_split(gpus, detect_machine.trainer_config(command, cwd))
+        why = problem or hidden or sure
+        found += [("gpu.inference", list(inference), why), ("gpu.trainer", list(training), why)]
+    if "state_dir" not in known:
+        found.append(_state_dir(environ))
+    return found
+
+
+def _state_dir(environ: Mapping[str, str]) -> tuple[str, object, str]:
+    """The default where it can be written, else a directory of this user: Slurm's users have no /var/lib."""
+    from podwatch.config.section_base import settings_of
+    from podwatch.config.settings import Settings
+
+    usual = Path(settings_of(Settings)["state_dir"].default)
+    if os.access(usual if usual.exists() else usual.parent, os.W_OK):
+        return "state_dir", str(usual), "the default"
+    home = environ.get("XDG_STATE_HOME") or (f"{environ['HOME']}/.local/state" if environ.get("HOME") else "")
+    if home and os.path.isabs(home):  # noqa: PTH117
+        try:
+            own = Path(home, "podwatch")
+            own.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if os.access(own, os.W_OK):
+                return "state_dir", str(own), f"{usual.parent} is not writable"
+        except OSError:
+            pass
+    return "state_dir", f"{tempfile.gettempdir()}/podwatch-state-{os.getuid()}", f"{usual.parent} is not writable"
+
+
+def _shown(value: object) -> str:
+    from podwatch.domain.secrets import scrub
+
+    return scrub(str(value))

@@ -1,0 +1,316 @@
+"""Read a run's status (from the control socket, else by HTTP, else from the last snapshot on disk), and call the
+daemon's methods over its control socket.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from podwatch.client.find_daemon import Found, Holder, holder, locate, read_hints, searched, training_lives
+from podwatch.client.times_and_sizes import ago, from_rfc3339, rfc3339
+from podwatch.domain.errors import Busy, ExitCode, HostError, InternalError, PermissionDenied, PodwatchError
+
+# -- status over HTTP ------------------------------------------------------------------------------------------------
+# For users who cannot open the control socket.
+
+MAX_STATUS = 16 << 20
+
+
+def fetch_status(url: str, *, timeout: float = 2.0) -> dict[str, Any] | None:
+    """The status document from ``http://host:port``; None after any failure but a refusal, which raises
+    PermissionDenied. ``timeout``: seconds per read."""
+    import http.client
+    import json
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        return None
+    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout)
+    try:
+        connection.request("GET", "/status", headers={"Accept": "application/json"})
+        response = connection.getresponse()
+        data = response.read(MAX_STATUS)
+        document = json.loads(data) if response.status == 200 else None
+        refused = response.status in (401, 403)
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    if refused:
+        raise PermissionDenied(
+            "Permission denied: this podwatch shows its status over HTTP only with its password",
+            where=url,
+            fix="run this command as root or as podwatch's user",
+        )
+    return document if isinstance(document, dict) else None
+
+
+# -- control socket --------------------------------------------------------------------------------------------------
+# One JSON line per request, one per answer.
+
+MAX_ANSWER = 64 << 20
+"""Bytes, far above the size of a status or a long list of events."""
+_SAFE_PATH = 100
+"""Bytes. ``sun_path`` holds 108; a longer path is opened through a directory descriptor."""
+
+
+class NotRunning(HostError):  # noqa: N818 - it is the state, not a fault
+    """No process listens on the control socket."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class RemoteRefusal(PodwatchError):  # noqa: N818
+    """The daemon answered with an error and its exit code."""
+
+    def __init__(self, what: str, *, where: str, fix: str, exit_code: int) -> None:
+        super().__init__(what, where=where, fix=fix)
+        try:
+            self.exit_code = ExitCode(exit_code)
+        except ValueError:
+            self.exit_code = ExitCode.FAILED
+
+
+def call(
+    path: Path, method: str, params: Mapping[str, Any] | None = None, *, timeout: float | None = 10.0
+) -> dict[str, Any]:
+    """The method's result. ``timeout``: seconds per read; None waits forever (``sync --wait``).
+
+    Raises NotRunning, PermissionDenied, Busy (no answer in time), or RemoteRefusal with the daemon's message.
+    """
+    request = json.dumps({"id": 1, "method": method, "params": dict(params or {})}).encode() + b"\n"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(5.0 if timeout is None else min(timeout, 5.0))
+        try:
+            _connect(connection, path)
+            connection.sendall(request)
+            connection.settimeout(timeout)
+            line = _read_line(connection)
+        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+            raise NotRunning("podwatch is not running here", where=str(path), fix="start it: podwatch run") from error
+        except PermissionError as error:
+            raise PermissionDenied(
+                "Permission denied: cannot open the control socket",
+                where=str(path),
+                fix="run the command as the user of podwatch, or as root",
+            ) from error
+        except TimeoutError as error:
+            raise Busy(
+                f"podwatch did not answer {method!r} in time", where=str(path), fix="try again; see `podwatch status`"
+            ) from error
+        except OSError as error:
+            raise HostError(f"the control connection failed: {error}", where=str(path), fix="try again") from error
+    return _result(line, path)
+
+
+def _connect(connection: socket.socket, path: Path) -> None:
+    if len(os.fsencode(path)) <= _SAFE_PATH:
+        connection.connect(str(path))
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        connection.connect(f"/proc/self/fd/{directory}/{path.name}")
+    finally:
+        os.close(directory)
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    pieces = bytearray()
+    while not pieces.endswith(b"\n"):
+        chunk = connection.recv(1 << 16)
+        if not chunk:
+            break
+        pieces += chunk
+        if len(pieces) > MAX_ANSWER:
+            break
+    return bytes(pieces)
+
+
+def _result(line: bytes, path: Path) -> dict[str, Any]:
+    if not line:
+        raise HostError("podwatch closed the connection without an answer", where=str(path), fix="read its log")
+    try:
+        answer = json.loads(line)
+        if answer["ok"]:
+            result = answer["result"]
+            if isinstance(result, dict):
+                return result
+            raise TypeError("result is not an object")
+        error = answer["error"]
+        refusal = RemoteRefusal(
+            str(error["what"]),
+            where=str(error.get("where", "")),
+            fix=str(error.get("fix", "")),
+            exit_code=int(error.get("exit_code", 1)),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise InternalError("podwatch sent an invalid answer", where=str(path)) from error
+    raise refusal
+
+
+# -- status of a run, from any source --------------------------------------------------------------------------------
+
+EXIT_CODES = {"ok": 0, "warning": 1, "critical": 2}
+"""Everything else is 3: unknown, or podwatch is not running (the convention of monitoring plugins)."""
+
+
+def exit_code(document: Mapping[str, Any]) -> int:
+    if not document.get("running"):
+        return 3
+    return EXIT_CODES.get(str(document.get("overall")), 3)
+
+
+def ask_status(
+    run: str = "", config: str = "", environ: Mapping[str, str] = os.environ, *, timeout: float = 3.0
+) -> dict[str, Any]:
+    """The status document. Without a living daemon: ``running`` false, ``overall`` unknown, and the values of the last
+    snapshot if there is one. UsageError if several runs match."""
+    found = locate(run, config, environ)
+    if found is None:
+        hints = read_hints(config, environ)
+        named = run or hints.run_id
+        there = holder(named, environ, hints)
+        if there is not None:
+            return _elsewhere(named or there.lock.parent.name, there, searched(environ, hints))
+        return _nothing(named, searched(environ, hints), config)
+    if found.alive:
+        document = live_status(found, timeout)
+        if document is not None:
+            return document
+    return _stale(found)
+
+
+def ask_live(
+    run: str = "", config: str = "", environ: Mapping[str, str] = os.environ, *, timeout: float = 3.0
+) -> tuple[bool, str]:
+    """Whether podwatch's sensing loop turned within its deadline, and why not. For exec probes: quick, and never an
+    error of this function's own. UsageError if several runs match."""
+    found = locate(run, config, environ)
+    if found is None or not found.alive:
+        return False, "podwatch is not running here"
+    if found.endpoint.http_url:
+        return _livez(found.endpoint.http_url, timeout)
+    try:
+        daemon = call(found.control_path, "status", timeout=timeout).get("daemon")
+    except PodwatchError as error:
+        return False, str(error)
+    live = isinstance(daemon, dict) and daemon.get("live") is True
+    return live, "" if live else "the sensing loop does not turn"
+
+
+def _livez(url: str, timeout: float) -> tuple[bool, str]:
+    import http.client
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout)
+    try:
+        connection.request("GET", "/livez")
+        response = connection.getresponse()
+        text = response.read(4096).decode("utf-8", "replace").strip()
+        return response.status == 200, text
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return False, f"no answer at {url}/livez ({error})"
+    finally:
+        connection.close()
+
+
+def live_status(found: Found, timeout: float = 3.0) -> dict[str, Any] | None:
+    """The status document of a living daemon; None if it does not answer. Raises PermissionDenied."""
+    try:
+        return call(found.control_path, "status", timeout=timeout)
+    except Busy:
+        return None  # the event loop is stuck, and HTTP uses the same one
+    except HostError:
+        pass  # no socket, or another user's: HTTP needs no privilege
+    return fetch_status(found.endpoint.http_url, timeout=timeout) if found.endpoint.http_url else None
+
+
+def _stale(found: Found) -> dict[str, Any]:
+    """The last snapshot, marked as not current."""
+    endpoint, now = found.endpoint, time.time()
+    snapshot = found.snapshot()
+    document = dict(snapshot[0]) if snapshot else {}
+    seen = from_rfc3339(document.get("time")) or (snapshot[1] if snapshot else None)
+    lives = training_lives(document)
+    if found.alive:
+        kind, summary = "podwatch-silent", f"podwatch (pid {endpoint.pid}) runs but does not answer"
+        fix = f"read its log; to replace it, end pid {endpoint.pid} and run `podwatch run`: it takes over the trainer"
+    elif endpoint.stopped_wall is not None:
+        kind = "podwatch-stopped"
+        summary = f"podwatch was stopped {ago(now - endpoint.stopped_wall)}"
+        fix = _start_hint(endpoint.config_path)
+    else:
+        kind = "podwatch-died"
+        summary = f"podwatch (pid {endpoint.pid}) died{f', last seen {ago(now - seen)}' if seen else ''}"
+        fix = _start_hint(endpoint.config_path)
+    reason = _reason(kind, summary, fix)
+    reason["since"] = rfc3339(endpoint.stopped_wall or seen)
+    document.update(
+        schema_version=1,
+        kind="podwatch-status",
+        running=False,
+        run_id=endpoint.run_id,
+        overall="unknown",
+        reasons=[reason],
+        snapshot_at=rfc3339(seen),
+        training_alive=lives,
+        time=rfc3339(now),
+    )
+    return document
+
+
+def _nothing(run: str, roots: list[Path], config: str) -> dict[str, Any]:
+    named = f" for run {run}" if run else ""
+    places = ", ".join(str(r) for r in roots)
+    said = f"podwatch is not running{named} (no endpoint in {places})"
+    return _unknown(run, "podwatch-not-found", said, _start_hint(config))
+
+
+def _elsewhere(run: str, there: Holder, roots: list[Path]) -> dict[str, Any]:
+    """The status of a daemon that holds the run's lock but whose endpoint was not found."""
+    places = ", ".join(str(r) for r in roots)
+    said = (
+        f"podwatch (pid {there.pid}) runs and holds the lock of this run ({there.lock}), but has no endpoint in "
+        f"{places}: it uses another runtime directory, or is just starting"
+    )
+    fix = f"run this command with PODWATCH_RUNTIME_DIR={there.runtime or 'the runtime directory of that podwatch'}"
+    return _unknown(run, "podwatch-elsewhere", said, fix)
+
+
+def _unknown(run: str, kind: str, said: str, fix: str) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "kind": "podwatch-status",
+        "running": False,
+        "time": rfc3339(time.time()),
+        "run_id": run,
+        "overall": "unknown",
+        "reasons": [_reason(kind, said, fix)],
+        "snapshot_at": None,
+        "training_alive": None,
+    }
+
+
+def _start_hint(config_path: str) -> str:
+    return f"podwatch run -c {config_path}" if config_path else "podwatch run (or: systemctl start podwatch)"
+
+
+def _reason(kind: str, summary: str, suggestion: str) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "severity": "critical",
+        "subject": "",
+        "summary": summary,
+        "suggestion": suggestion,
+        "verdict": "none",
+        "confirmed": False,
+        "since": None,
+        "for_seconds": 0.0,
+        "evidence": [],
+    }

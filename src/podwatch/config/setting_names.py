@@ -1,0 +1,153 @@
+"""The dotted names of all settings, and which names look like a secret."""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, get_args, get_origin
+
+from podwatch.config.section_base import Section, SettingInfo, settings_of
+from podwatch.config.settings import Settings
+
+ENV_PREFIX = "PODWATCH_"
+OPERATIONAL = frozenset(
+    {
+        "PODWATCH_CONFIG",
+        "PODWATCH_RUN",
+        "PODWATCH_RUNTIME_DIR",
+        "PODWATCH_DEBUG",
+        "PODWATCH_STEP",
+        "PODWATCH_CHECKPOINT",
+        "PODWATCH_RESUME_ARGS",
+        "PODWATCH_NODE_RANK",
+        "PODWATCH_NODE_COUNT",
+        "PODWATCH_START_ID",
+        "PODWATCH_UNDER_INIT",
+        "PODWATCH_BY_HAND",
+        "PODWATCH_SILENT_SECONDS",
+        "PODWATCH_TAKE_OVER",
+        "PODWATCH_FRESH",
+        "PODWATCH_RETRY",
+        "PODWATCH_JOB_PIPE",
+        "PODWATCH_JOB_PROCESS",
+        "PODWATCH_DIRECTORY",
+        "PODWATCH_LABEL",
+    }
+)
+"""PODWATCH_* variables that are not settings: exported to training, or read by commands."""
+OPERATIONAL_PREFIXES = ("PODWATCH_HOOK_", "PODWATCH_HEARTBEAT_", "PODWATCH_FILL_", "PODWATCH_AWS_")
+
+_SECRET = re.compile(
+    r"(?:^|[_.-])(?:API_?KEY|KEY|KEY_?ID|TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?:$|[_.-])", re.I
+)
+_SECRET_TOML = re.compile(r"^(?:b2_)?(?:application|account)_?key(?:_?id)?$|^(?:secret|access)_?key(?:_?id)?$", re.I)
+_USERINFO = re.compile(r"^[a-z][a-z0-9+.-]*://[^/\s@]*:[^/\s@]+@", re.I)
+
+
+def looks_secret(name: str, value: str = "") -> bool:
+    """Whether an environment variable or flag of this name (or with this value) must not be written or shown."""
+    return bool(_SECRET.search(name) or (value and _USERINFO.match(value)))
+
+
+def is_credential_key(name: str) -> bool:
+    """Whether a TOML key names store credentials."""
+    return bool(_SECRET_TOML.match(name) or (name.isupper() and looks_secret(name)))
+
+
+def submodel(field: SettingInfo) -> type[Section] | None:
+    """The section of a field, also for ``| None``. A list of sections (``[[log_rules]]``) is one key: None."""
+    if get_origin(field.annotation) is tuple:
+        return None
+    for candidate in (field.annotation, *get_args(field.annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, Section):
+            return candidate
+    return None
+
+
+def walk(model: type[Section] = Settings, prefix: str = "") -> Iterator[tuple[str, SettingInfo]]:
+    """Every leaf setting with its dotted name, sections in their order, plain keys first."""
+    sections: list[tuple[str, type[Section]]] = []
+    for name, field in settings_of(model).items():
+        section = submodel(field)
+        if section is not None:
+            sections.append((name, section))
+        else:
+            yield f"{prefix}{name}", field
+    for name, section in sections:
+        yield from walk(section, f"{prefix}{name}.")
+
+
+@cache
+def known_keys() -> tuple[str, ...]:
+    return tuple(name for name, _ in walk())
+
+
+@cache
+def known_sections() -> tuple[str, ...]:
+    """Dotted section names, parents first."""
+    found: dict[str, None] = {}
+    for name in known_keys():
+        parts = name.split(".")
+        for length in range(1, len(parts)):
+            found.setdefault(".".join(parts[:length]))
+    return tuple(found)
+
+
+def env_name(key: str) -> str:
+    return ENV_PREFIX + key.upper().replace(".", "__")
+
+
+def similar(word: str, words: Sequence[str], cutoff: float) -> list[str]:
+    """The most similar of ``words`` as a list of one, or an empty list if none is similar enough (0 to 1)."""
+    import difflib  # 0.15 MiB that a daemon with a valid configuration does not need
+
+    return difflib.get_close_matches(word, words, n=1, cutoff=cutoff)
+
+
+def suggest_key(path: tuple[str, ...]) -> str:
+    """The fix for an unknown key: the nearest name in its section, else the same name in another section."""
+    section, name = ".".join(path[:-1]), path[-1].replace("-", "_").lower()
+    siblings = _names_in(section)
+    if name in siblings:
+        return f'write "{name}"'
+    leaves: dict[str, list[str]] = {}
+    for key in known_keys():
+        leaves.setdefault(key.rpartition(".")[2], []).append(key)
+    # The right name in another section is a better guess than a similar name.
+    if name not in leaves and (close := similar(name, siblings, cutoff=0.6)):
+        return f'did you mean "{close[0]}"?'
+    if close := similar(name, list(leaves), cutoff=0.75):
+        homes = [key.rpartition(".")[0] for key in leaves[close[0]]]
+        places = " or ".join(f"in [{home}]" if home else "at the top of the file" for home in homes)
+        return f'did you mean "{close[0]}" {places}?'
+    return "remove it" + (f"; the keys of [{section}] are {', '.join(siblings)}" if section and siblings else "")
+
+
+def suggest_env(name: str) -> str:
+    """The fix for an unknown PODWATCH_* variable."""
+    names = [env_name(key) for key in known_keys()] + sorted(OPERATIONAL)
+    upper = name.upper()
+    if upper in names:
+        return f"write it in capitals: {upper}"
+    flat = {candidate.replace("__", "_"): candidate for candidate in names}
+    if upper.replace("__", "_") in flat:
+        return f"did you mean {flat[upper.replace('__', '_')]}? (two underscores between section and key)"
+    close = similar(upper, names, cutoff=0.7)
+    return f"did you mean {close[0]}?" if close else "unset it, or see docs/configuration.md for the names"
+
+
+def _names_in(section: str) -> list[str]:
+    prefix = f"{section}." if section else ""
+    inside = [key[len(prefix) :].split(".")[0] for key in known_keys() if key.startswith(prefix)]
+    return list(dict.fromkeys(inside))
+
+
+def flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested mapping as dotted leaves; a mapping that is a setting itself (``trainer.env``) is one leaf."""
+    leaves: dict[str, Any] = {}
+    for name, value in data.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and key not in known_keys():
+            leaves |= flatten(value, f"{key}.")
+        else:
+            leaves[key] = value
+    return leaves

@@ -1,0 +1,310 @@
+"""What earlier attempts at this run left in the store, asked before training starts and completed before the job ends
+(policy/earlier_attempts.py decides; docs/jobs.md).
+
+Everything here is bounded and nothing here raises: without an answer of the store training starts, and no end of a job
+waits for it. The lease decides which pod trains, not this.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Final, Protocol
+
+from podwatch.config.settings import RecoverySettings, Settings
+from podwatch.daemon.components import Components
+from podwatch.daemon.environment_variables import JOB_PROCESS
+from podwatch.daemon.gang import run_gpus
+from podwatch.daemon.store_jobs import WRITER_ID
+from podwatch.domain.earlier_attempts import Host, RunVerdict, parse_verdict, verdict_document
+from podwatch.domain.errors import PodwatchError, RemoteError
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Severity
+from podwatch.domain.manifest import Keys
+from podwatch.domain.pod_identity import instance
+from podwatch.domain.run import Lineage
+from podwatch.policy.earlier_attempts import Attempt, VerdictPolicy, advanced, ask_hosts, at_end, at_start, began
+from podwatch.policy.exit_code import JobEnd
+from podwatch.recovery.start_plan import config_digests, working_directory
+from podwatch.stores.base import ObjectStore, OpenStore, store_time
+from podwatch.stores.credentials import credentials_for
+from podwatch.stores.open_store import open_store
+from podwatch.sync.interfaces import rfc3339
+from podwatch.sync.upload.child_job import keys_for
+from podwatch.system.blocking_calls import Worker
+from podwatch.system.clock import Clock
+from podwatch.system.files import read_file
+from podwatch.system.procfs import boot_id, machine_id
+
+ANSWER_SECONDS: Final = 10.0
+"""Limit of one read, and of one write. B2 needs one second; the job's start waits for the first."""
+LOOK_SECONDS: Final = 2.0
+_LIMIT = 1 << 20
+_MAX_ENV_FILE = 1 << 20
+_OF_TRAINING = ("trainer", "checkpoints", "recovery")
+"""Sections of the configuration that decide whether a command works. Not [gpu] and [inference]: `--job` without a file
+detects them on each machine."""
+_PLACES = frozenset({"output_dir", "checkpoint_dir", "env_file", "cwd"})
+"""Settings of [trainer] that differ between two machines for the same run."""
+
+
+class VerdictFile:
+    """``verdict.json`` of one run. Blocks; for one thread."""
+
+    def __init__(self, opened: OpenStore, keys: Keys, clock: Clock) -> None:
+        self._opened, self._keys, self._clock = opened, keys, clock
+        self._store: ObjectStore | None = None
+
+    def read(self) -> tuple[RunVerdict, float]:
+        """The verdict, and the time by the store's clock (epoch seconds). Raises as a store does."""
+        try:
+            data = self._open().get_bytes(self._keys.verdict, limit=_LIMIT)
+        except BaseException:
+            self.close()
+            raise
+        return parse_verdict(data), store_time(self._open(), self._clock.wall())
+
+    def write(self, kept: RunVerdict) -> None:
+        """Replace it. Raises as a store does."""
+        document = verdict_document(kept, run_id=self._keys.run_id, written_at=rfc3339(self._clock.wall()))
+        try:
+            store = self._open()
+            before = store.stat(self._keys.verdict) if store.versioned else None
+            store.put_bytes(self._keys.verdict, document)
+        except BaseException:
+            self.close()
+            raise
+        if before is not None:
+            with contextlib.suppress(RemoteError):  # a key that cannot delete; the newest version counts
+                store.delete(before)
+
+    def close(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def _open(self) -> ObjectStore:
+        if self._store is None:
+            self._store = self._opened()
+        return self._store
+
+
+class Here(Protocol):
+    """This attempt, as podwatch sees it."""
+
+    def attempt(self, now: float) -> Attempt:
+        """Reads the files that the command names: blocks."""
+        ...
+
+    @property
+    def trains(self) -> bool:
+        """Whether training was started in this attempt and has not ended."""
+        ...
+
+    def lineage(self) -> Lineage: ...
+
+    def newest_step(self) -> int | None:
+        """The newest step that this attempt has made; None if it made none."""
+        ...
+
+
+class JobVerdicts:
+    """The verdicts of a job in the store. One per daemon; all methods on the event loop."""
+
+    def __init__(
+        self, file: VerdictFile, here: Here, clock: Clock, policy: VerdictPolicy, emit: Callable[[Event], None]
+    ) -> None:
+        self._file, self._here, self._clock, self._policy, self._emit = file, here, clock, policy, emit
+        self._worker = Worker("verdicts")
+        self._kept = RunVerdict()
+        self._stored = RunVerdict()
+        """What the store has, as far as this attempt knows."""
+        self._ahead = 0.0
+        """Seconds that this machine's clock is ahead of the store's."""
+        self._turn = asyncio.Lock()
+        self._began = self._over = False
+        self._step: int | None = None
+        self.not_before_wall: float | None = None
+        """After ``forbids``: training starts no earlier (epoch seconds of this machine's clock)."""
+
+    async def forbids(self) -> JobEnd | None:
+        """Why training must not start in this attempt; None if it can."""
+        try:
+            self._stored, now = await self._worker.call(self._file.read, timeout=ANSWER_SECONDS)
+            self._ahead = self._clock.wall() - now
+            attempt = await self._attempt()
+        except (PodwatchError, OSError) as error:
+            text = f"cannot read from the store how earlier attempts of this job ended: {_told(error)}; training starts"
+            self._say(EventName.START_WARNING, text)
+            return None
+        found = at_start(self._stored, attempt, self._policy)
+        self._kept = found.kept
+        if found.end is not None:  # else with the first record of this attempt, once it holds the run and trains
+            await self._write()
+        if found.not_before_wall is not None:
+            self.not_before_wall = found.not_before_wall + self._ahead
+        return found.end
+
+    async def forbids_hosts(self, hosts: Mapping[str, Host]) -> JobEnd | None:
+        """Why training must not start on these machines of the other nodes; None if it can. After ``forbids``."""
+        async with self._turn:
+            self._kept, end = ask_hosts(self._kept, hosts, self._clock.wall() - self._ahead)
+            if end is not None:
+                await self._write()
+            return end
+
+    async def watch(self) -> None:
+        """Record that training started, and that it made progress. Never returns."""
+        while True:
+            await self._clock.sleep(LOOK_SECONDS)
+            with contextlib.suppress(OSError):  # a timeout is one: the next turn tries again
+                await self.look()
+
+    async def look(self) -> None:
+        """One turn of ``watch``. Raises TimeoutError if the disk hangs."""
+        async with self._turn:
+            if not self._over:
+                await self._look()
+
+    async def _look(self) -> None:
+        if self._here.trains and not self._began:
+            self._kept = began(self._kept, await self._attempt(), self._here.lineage())
+            self._began = True
+            await self._write()
+        step = self._here.newest_step()
+        if step is not None and (self._step is None or step > self._step):
+            self._step = step
+            self._kept = advanced(self._kept, step)
+            # That there was progress is recorded at once, how far it went only at the end.
+            if (self._kept.attempt, self._kept.failures) != (self._stored.attempt, self._stored.failures):
+                await self._write()
+
+    async def keep(self, end: JobEnd) -> JobEnd:
+        """Record how this attempt ended; returns the end that counts (policy/earlier_attempts.py)."""
+        async with self._turn:
+            try:
+                await self._look()
+                attempt = await self._attempt()
+            except OSError:
+                return end  # the disk hangs
+            self._over = True
+            before = self._kept
+            self._kept, counted = at_end(before, end, attempt, self._step, self._policy)
+            if self._kept != before:  # an attempt that another pod's replaced, or that never trained, leaves no record
+                await self._write()
+            return counted
+
+    def close(self) -> None:
+        self._worker.close()
+
+    async def _attempt(self) -> Attempt:
+        now = self._clock.wall() - self._ahead
+        return await self._worker.call(self._here.attempt, now, timeout=ANSWER_SECONDS)
+
+    async def _write(self) -> None:
+        if self._kept == self._stored:
+            return
+        try:
+            await self._worker.call(self._file.write, self._kept, timeout=ANSWER_SECONDS)
+        except (PodwatchError, OSError) as error:
+            text = f"cannot record in the store how this job's attempts end: {_told(error)}"
+            self._say(EventName.SYNC_FAILED, f"{text}; the next attempt does not know of this one")
+        else:
+            self._stored = self._kept
+
+    def _say(self, name: EventName, text: str) -> None:
+        self._emit(Event(name, self._clock.wall(), text, Severity.WARNING))
+
+
+def _told(error: Exception) -> str:
+    return str(error) or f"no answer within {ANSWER_SECONDS:.0f} s"
+
+
+# -- this attempt ----------------------------------------------------------------------------------------------------
+
+
+class ThisAttempt:
+    """Implements ``Here`` over the daemon's components. ``retry``: an operator passed `--retry`."""
+
+    def __init__(self, parts: Components, *, retry: bool) -> None:
+        self._parts, self._retry = parts, retry
+        self._instance = instance(os.environ)
+        self._newest: int | None = None
+
+    def attempt(self, now: float) -> Attempt:
+        settings = self._parts.settings
+        syncer = self._parts.syncer
+        return Attempt(
+            id=os.environ.get(JOB_PROCESS) or f"{boot_id()}:{os.getpid()}",
+            digest=digest(settings),
+            host=Host(machine_id(), self._instance.node, run_gpus(settings, self._parts.sensing.gpus)),
+            now=now,
+            instance=self._instance,
+            host_name=socket.gethostname(),
+            worked=syncer is not None and syncer.status().last_step is not None,
+            retry=self._retry,
+        )
+
+    @property
+    def trains(self) -> bool:
+        return self._parts.recovery.handle is not None
+
+    def lineage(self) -> Lineage:
+        record = self._parts.training.record.current
+        return record.lineage if record is not None else Lineage("")
+
+    def newest_step(self) -> int | None:
+        attempt = self._parts.recovery.context.attempt
+        if attempt is not None and attempt.made_step and attempt.last_step is not None:
+            self._newest = max(self._newest or 0, attempt.last_step)
+        return self._newest
+
+
+def digest(settings: Settings) -> str:
+    """Identifies the command and what decides whether it works: its small files, its environment, and podwatch's own
+    settings of training. The same on another machine, where only directories differ. Reads files: blocks."""
+    trainer = settings.trainer
+    sections = {name: getattr(settings, name).model_dump(mode="json") for name in _OF_TRAINING}
+    sections["trainer"] = {name: value for name, value in sections["trainer"].items() if name not in _PLACES}
+    named = config_digests(trainer.command, working_directory(settings))
+    files = [(PurePath(name).name, found) for name, found in named]
+    private = ""
+    if trainer.env_file is not None:
+        try:
+            private = hashlib.sha256(read_file(trainer.env_file, _MAX_ENV_FILE)).hexdigest()
+        except OSError:
+            private = "unreadable"
+    text = json.dumps([sections, files, private], sort_keys=True).replace(
+        json.dumps(str(trainer.output_dir))[1:-1], "{out}"
+    )
+    return hashlib.sha256(f"{settings.run_id}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def policy_of(recovery: RecoverySettings) -> VerdictPolicy:
+    return VerdictPolicy(
+        recovery.job_attempts,
+        recovery.budget_time,
+        recovery.backoff_min,
+        recovery.backoff_max,
+        recovery.bad_host_for,
+    )
+
+
+def make_verdicts(parts: Components, *, retry: bool) -> JobVerdicts | None:
+    """None without a usable store: each attempt is then the first."""
+    settings, syncer = parts.settings, parts.syncer
+    if syncer is None:
+        return None
+    writer_id = str(parts.run.journal.sync.learned(WRITER_ID, ""))
+
+    def opened() -> ObjectStore:
+        return open_store(settings.sync.store, credentials_for(settings), writer_id=writer_id, connections=1)
+
+    file = VerdictFile(opened, keys_for(settings.sync.store, settings.run_id), parts.run.clock)
+    return JobVerdicts(
+        file, ThisAttempt(parts, retry=retry), parts.run.clock, policy_of(settings.recovery), parts.run.emit
+    )

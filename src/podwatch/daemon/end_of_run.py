@@ -1,0 +1,434 @@
+"""The end of a run: decided once, its last data stored, reported, and turned into an exit code (docs/jobs.md).
+
+``EndOfRun`` is the one place where it is decided that the run has ended here; ``policy/exit_code.py`` decides how, and
+which code that is. In job mode (`podwatch run --job`) podwatch's init (``daemon/init.py``) is the engine's process: it
+ends the trainer and returns the code.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from podwatch.config.settings import RecoverySettings
+from podwatch.daemon.components import Components
+from podwatch.daemon.environment_variables import JOB_PIPE, UNDER_INIT
+from podwatch.daemon.host_and_endpoints import Host
+from podwatch.daemon.loop_wiring import DaemonLoops
+from podwatch.domain.checkpoint import Completeness
+from podwatch.domain.errors import HostError
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import Severity
+from podwatch.domain.pod_identity import grace_seconds, instance
+from podwatch.domain.snapshot import Desired
+from podwatch.policy.exit_code import PERMANENT, JobEnd, Outcome, Situation, Verdict, ended, judge, of_error, withdrawn
+from podwatch.policy.lease import LeaseAction
+from podwatch.recovery.state import Phase
+from podwatch.sync.interfaces import Unstored
+from podwatch.system import procfs
+from podwatch.trainer.job_survivors import clear, kept_by_jobs
+from podwatch.trainer.start_and_adopt import KeeperJob
+
+if TYPE_CHECKING:
+    from podwatch.sync.upload.artifacts import Artifacts
+
+LOOK_SECONDS: Final = 1.0
+PROGRESS_SECONDS: Final = 60.0
+"""Between two lines of progress of the final sync: an engine's log stays readable, and shows within a minute that the
+job is alive."""
+SETTLE_SECONDS: Final = 60.0
+"""How long the final sync waits for a checkpoint that is not complete although its trainer has ended: its settle time
+is over by then, and nothing will be added to it."""
+KEEP_SECONDS: Final = 10.0
+"""Time for recording a verdict in the store."""
+OF_GRACE: Final = 0.85
+"""Share of the engine's grace that podwatch uses: the rest is for its own exit."""
+OF_KEEPER: Final = 0.8
+"""Share of podwatch's own grace that training gets before SIGKILL: the rest is for the last words to the store."""
+
+
+class StoredVerdicts(Protocol):
+    """What the store knows of earlier attempts at this run: verdicts, counts, bad hosts."""
+
+    async def forbids(self) -> JobEnd | None:
+        """Why training must not start in this attempt; None if it can. Bounded: without an answer it can."""
+        ...
+
+    async def keep(self, end: JobEnd) -> JobEnd:
+        """Record how this attempt ended, before the last heartbeat; returns the end that counts: after too many
+        attempts without progress the command is to blame. Bounded; never raises."""
+        ...
+
+    async def watch(self) -> None:
+        """Record that training started, and that it made progress. Never returns."""
+        ...
+
+    @property
+    def not_before_wall(self) -> float | None:
+        """After ``forbids``: training starts no earlier (epoch seconds), because earlier attempts failed."""
+        ...
+
+
+class LastHeartbeat(Protocol):
+    """The heartbeat in the store."""
+
+    async def say_leaving(self) -> None:
+        """Write it with the run's end, if this pod holds the run."""
+        ...
+
+
+class PodEnding(Protocol):
+    """Ends the machine of a plain pod, if its owner configured that."""
+
+    def wants(self, outcome: Outcome) -> bool:
+        """Whether this end ends the machine, so that everything must be stored first."""
+        ...
+
+    async def end_pod(self, outcome: Outcome, *, stored: bool) -> None:
+        """Called once an end is decided and the final sync is done or its time is over. Bounded; never raises."""
+        ...
+
+
+class LastEvaluation(Protocol):
+    """The evaluations of this run's checkpoints."""
+
+    async def owed(self) -> str:
+        """What the end of a finished run has to wait for, as text; empty if nothing."""
+        ...
+
+
+# -- job mode --------------------------------------------------------------------------------------------------------
+
+
+def in_job(environ: Mapping[str, str]) -> bool:
+    """Whether this daemon runs under an init in job mode."""
+    return environ.get(UNDER_INIT) == "job"
+
+
+def end_grace(settings: RecoverySettings, environ: Mapping[str, str]) -> float:
+    """Seconds from the engine's signal until podwatch kills everything: as configured, else by the engine's default."""
+    return settings.end_grace if settings.end_grace is not None else OF_GRACE * grace_seconds(environ)
+
+
+def keeper_job(settings: RecoverySettings, environ: Mapping[str, str]) -> KeeperJob | None:
+    """What keepers need in job mode; None without it. Raises HostError if init's pipe is not there."""
+    if not in_job(environ):
+        return None
+    owner = procfs.identify(os.getppid())
+    try:
+        pipe = int(environ.get(JOB_PIPE, ""))
+        os.set_inheritable(pipe, False)
+    except (OSError, ValueError) as error:
+        raise HostError(
+            "job mode without the pipe of podwatch's init", fix="start it with `podwatch run --job`"
+        ) from error
+    if owner is None:
+        raise HostError("podwatch's init has ended")
+    return KeeperJob(pipe, OF_KEEPER * end_grace(settings, environ), owner, instance(environ))
+
+
+async def clear_survivors(parts: Components, job: KeeperJob) -> tuple[str, ...]:
+    """End what an earlier attempt of this job left on this machine; returns what was ended. Raises Busy while something
+    is alive that is not ours to end."""
+    settings = parts.settings
+    directory = settings.state_dir / settings.run_id / "keeper"
+    kept = await parts.checkpoints.worker.call(kept_by_jobs, settings.run_id, directory, settings.trainer.output_dir)
+    return await parts.checkpoints.worker.call(clear, kept, job.owner, job.instance, job.grace + 2.0)
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The result of a final sync. ``unstored``: names of what is not in the store; ``also``: of what is missing without
+    being a part of the run."""
+
+    unstored: tuple[str, ...] = ()
+    also: str = ""
+
+
+class FinalSync:
+    """Stores what a finished run has left, within ``[recovery] final_sync``."""
+
+    def __init__(self, parts: Components, loops: DaemonLoops, host: Host, artifacts: "Artifacts | None") -> None:
+        self._parts, self._loops, self._host, self._artifacts = parts, loops, host, artifacts
+
+    async def run(self) -> Stored:
+        parts, clock = self._parts, self._parts.run.clock
+        if parts.store.elsewhere:
+            return Stored()
+        if not parts.settings.sync.store:
+            return Stored(also="NOT BACKED UP: no store is configured")
+        began = clock.monotonic()
+        most, told = parts.settings.recovery.final_sync, began - PROGRESS_SECONDS
+        while True:
+            left = await self._left(clock.monotonic() - began)
+            if not left.pending or clock.monotonic() - began >= most:
+                break
+            if clock.monotonic() - told >= PROGRESS_SECONDS:
+                told = clock.monotonic()
+                self._progress(left, began + most - told)
+            await clock.sleep(LOOK_SECONDS)
+        return Stored((*left.pending, *left.refused), await self._evidence())
+
+    async def look(self) -> Stored:
+        """What is not stored now, without waiting for it."""
+        left = await self._left(SETTLE_SECONDS)
+        return Stored((*left.pending, *left.refused))
+
+    async def _left(self, waited: float) -> Unstored:
+        parts = self._parts
+        if parts.recovery.handle is None:
+            parts.recovery.context.writers_ended = True
+        sets = await self._loops.guarding.look()
+        if parts.syncer is None:
+            why = parts.store.refused or "the store cannot be used"
+            return Unstored(refused=(f"the last checkpoint ({why})",))
+        parts.syncer.notify()
+        left = await parts.syncer.unstored()
+        newest = max((s.step for s in sets if s.complete and not s.held), default=-1)
+        writing = [s.step for s in sets if s.step > newest and s.completeness is Completeness.WRITING]
+        if writing and waited < SETTLE_SECONDS:
+            return Unstored((*left.pending, f"the checkpoint of step {max(writing)}"), left.refused)
+        return left
+
+    def _progress(self, left: Unstored, seconds: float) -> None:
+        syncer = self._parts.syncer
+        text = f"the run is finished; podwatch stores {', '.join(left.pending)}"
+        if syncer is not None:
+            sync = syncer.status()
+            if sync.uploading_step is not None and sync.total_bytes:
+                text += f" ({100 * sync.uploaded_bytes // sync.total_bytes} % of {sync.total_bytes / 1e9:.1f} GB sent)"
+            elif sync.error:
+                text += f" (the store cannot be used now: {sync.error})"
+        text += f". It waits at most {seconds / 60:.0f} min more"
+        self._host.bus.say(EventName.FINAL_SYNC, text, seconds_left=round(seconds))
+
+    async def _evidence(self) -> str:
+        """Store logs and incident bundles; returns what is missing, in words."""
+        if self._artifacts is None:
+            return ""
+        await self._artifacts.store(urgent=True)
+        problem = self._artifacts.problem
+        return f"logs and incident bundles are not in the store ({problem})" if problem else ""
+
+
+class EndOfRun:
+    """Watches for the end of the run here. ``Exit.verdict`` is set once it is decided."""
+
+    def __init__(
+        self,
+        parts: Components,
+        host: Host,
+        final: FinalSync,
+        verdicts: StoredVerdicts | None = None,
+        pod: PodEnding | None = None,
+        heartbeat: LastHeartbeat | None = None,
+        evaluations: LastEvaluation | None = None,
+    ) -> None:
+        self._parts, self._host, self._final, self._verdicts, self._pod = parts, host, final, verdicts, pod
+        self._heartbeat, self._evaluations = heartbeat, evaluations
+        self._job = in_job(os.environ)
+        self._stuck_since: float | None = None
+        self._last: JobEnd | None = None
+        """The end that ``leaving`` decided."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return self._host.exit.verdict
+
+    @property
+    def not_before_wall(self) -> float | None:
+        """Training starts no earlier (epoch seconds); known after ``forbidden``."""
+        return self._verdicts.not_before_wall if self._verdicts is not None else None
+
+    async def follow(self) -> None:
+        """In job mode: keep the store's record of this attempt up to date. Never returns there."""
+        if self._job and self._verdicts is not None:
+            await self._verdicts.watch()
+
+    async def forbidden(self) -> bool:
+        """In job mode, before training starts: whether the store forbids this attempt. The job then ends."""
+        if not self._job or self._verdicts is None:
+            return False
+        end = await self._verdicts.forbids()
+        if end is not None:
+            await self._conclude(end)
+        return end is not None
+
+    async def watch(self) -> None:
+        """Wait for the end, store what is left, and end podwatch if this end asks for it. An operator's start after an
+        end that podwatch stayed for withdraws the verdict."""
+        clock, concluded = self._parts.run.clock, None
+        while True:
+            now, standby = self.situation(), self._parts.settings.recovery.standby
+            end = ended(now, standby)
+            gang = self._parts.gang
+            if end is None and gang is not None and self._nothing_trains():
+                end = gang.over  # known while this node waited for the others
+            if end is None:
+                if concluded is None or withdrawn(concluded, now, standby):
+                    self._host.exit.verdict = concluded = None
+            elif end.outcome is not concluded:
+                final = await self._stored(end)
+                if end.outcome is not Outcome.FINISHED or await self._evaluated():
+                    concluded = end.outcome
+                    if await self._conclude(final):
+                        return
+            await clock.sleep(LOOK_SECONDS)
+
+    def _nothing_trains(self) -> bool:
+        """Whether no trainer runs here, and none is being stopped."""
+        recovery = self._parts.recovery
+        return recovery.handle is None and recovery.state.phase not in (Phase.STOPPING, Phase.ENDING)
+
+    async def _stored(self, end: JobEnd) -> JobEnd:
+        if end.outcome is not Outcome.FINISHED:
+            return end
+        stored = await self._final.run()
+        reason = "; ".join(text for text in (end.reason, stored.also) if text)
+        return JobEnd(end.outcome, reason, unstored=stored.unstored)
+
+    async def _evaluated(self) -> bool:
+        """Wait for the evaluation at the end, if this end takes the machine or podwatch away, for ``final_sync`` at
+        most. False if the run is no longer finished: an operator started it meanwhile. Several nodes do not wait: each
+        would hold the others."""
+        clock, host = self._parts.run.clock, self._host
+        leaves = self._exits(Outcome.FINISHED) or self._ends_pod(Outcome.FINISHED)
+        if self._evaluations is None or self._parts.gang is not None or not leaves:
+            return True
+        end, told = clock.monotonic() + self._parts.settings.recovery.final_sync, ""
+        try:
+            while what := await self._evaluations.owed():
+                left = end - clock.monotonic()
+                if not self.situation().finished:
+                    return False
+                if left <= 0:
+                    text = f"the run is finished; [recovery] final_sync is over, podwatch no longer waits for {what}"
+                    host.bus.say(EventName.FINAL_SYNC, text, Severity.WARNING, seconds_left=0)
+                    return True
+                host.exit.waits_for = f"podwatch waits for {what}"
+                if what != told:
+                    told = what
+                    text = f"the run is finished; {host.exit.waits_for}, at most {left / 60:.0f} min"
+                    host.bus.say(EventName.FINAL_SYNC, text, seconds_left=round(left))
+                await clock.sleep(LOOK_SECONDS)
+        finally:
+            host.exit.waits_for = ""
+        return True
+
+    async def _conclude(self, end: JobEnd) -> bool:
+        """Returns whether podwatch exits with this end."""
+        if self._parts.gang is not None:
+            end = await self._parts.gang.agree(end)
+        verdict = judge(await self._keep(end), job=self._job)
+        self._host.exit.verdict = verdict
+        # An operator knows that they stopped the run; on a plain pod, what podwatch stays for has findings of its own.
+        well = verdict.code == 0 or end.outcome is Outcome.STOPPED or not (self._job or end.unstored)
+        severity = Severity.INFO if well else Severity.CRITICAL
+        self._host.bus.say(
+            EventName.RUN_ENDED, verdict.sentence, severity, outcome=str(verdict.outcome), exit_code=int(verdict.code)
+        )
+        if self._pod is not None and self._ends_pod(end.outcome):
+            stored = await self._all_stored(end)
+            await self._say_last()
+            await self._pod.end_pod(end.outcome, stored=stored)
+        exits = self._exits(verdict.outcome)
+        if exits:
+            self._host.exit.leave(int(verdict.code))
+        return exits
+
+    async def _say_last(self) -> None:
+        """The machine can be gone a second after the command: then nothing else says how the run ended."""
+        if self._heartbeat is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KEEP_SECONDS):
+                    await self._heartbeat.say_leaving()
+
+    def _ends_pod(self, outcome: Outcome) -> bool:
+        """Whether podwatch ends this machine after this end: then no hourly retry is waited for after giving up."""
+        return self._pod is not None and not self._job and self._pod.wants(outcome)
+
+    async def _all_stored(self, end: JobEnd) -> bool:
+        """Whether the store has what this machine's disk has, after the final sync."""
+        if not self._parts.settings.sync.store:
+            return False
+        if end.outcome is Outcome.FINISHED:
+            return not end.unstored
+        # A superseded pod cannot publish: waiting would change nothing.
+        waits = end.outcome is not Outcome.SUPERSEDED
+        return not (await self._final.run() if waits else await self._final.look()).unstored
+
+    async def _keep(self, end: JobEnd) -> JobEnd:
+        """Only in job mode: a pod whose podwatch stays has no attempts."""
+        if self._verdicts is None or not self._job:
+            return end
+        try:
+            async with asyncio.timeout(KEEP_SECONDS):
+                return await self._verdicts.keep(end)
+        except TimeoutError:
+            return end
+
+    def _exits(self, outcome: Outcome) -> bool:
+        recovery = self._parts.settings.recovery
+        on_its_own = {Outcome.FINISHED: recovery.on_finished, Outcome.GAVE_UP: recovery.on_give_up}
+        return self._job or on_its_own.get(outcome) == "exit"
+
+    async def leaving(self) -> None:
+        """Called when podwatch stops: in job mode a stop without a verdict is a preemption, or a permanent error; any
+        other error is retried by init."""
+        leaving = self._host.exit
+        if not self._job or leaving.again or leaving.verdict is not None:
+            return
+        if self._parts.gang is not None and self._parts.gang.over is not None:
+            self._last = self._parts.gang.over
+        elif leaving.first == 0 or leaving.preempted:
+            self._last = JobEnd(Outcome.PREEMPTED, leaving.preempted or "podwatch was asked to stop")
+        elif leaving.first in PERMANENT:
+            self._last = of_error(leaving.first, "see the last lines above")
+        else:
+            return
+        if self._parts.gang is not None:
+            self._parts.gang.stopping(self._last)
+        verdict = judge(self._last)
+        leaving.verdict, leaving.code = verdict, int(verdict.code)
+        self._host.bus.say(
+            EventName.RUN_ENDED,
+            verdict.sentence,
+            Severity.WARNING,
+            outcome=str(verdict.outcome),
+            exit_code=int(verdict.code),
+        )
+
+    async def record(self) -> None:
+        """Record a verdict that ``leaving`` reached in the store; within the caller's time."""
+        if self._last is not None:
+            await self._keep(self._last)
+
+    def situation(self) -> Situation:
+        """As of now."""
+        recovery, now = self._parts.recovery, self._parts.run.clock.monotonic()
+        state, standing = recovery.state, recovery.context.tools.standing
+        superseded = standing.act is LeaseAction.SUPERSEDED
+        held = bool(standing.why_not) and not superseded and not standing.ordered and recovery.handle is None
+        blocked, gave_up = state.phase is Phase.BLOCKED, state.phase is Phase.GAVE_UP
+        if not (superseded or held or blocked):
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = now
+        return Situation(
+            finished=state.phase is Phase.FINISHED and recovery.desired is Desired.FINISHED,
+            stopped=standing.ordered or (state.phase is Phase.STOPPED and recovery.desired is Desired.STOPPED),
+            gave_up=gave_up,
+            superseded=superseded,
+            held=held,
+            blocked=blocked,
+            settled=recovery.runner.ready or (gave_up and self._ends_pod(Outcome.GAVE_UP)),
+            paused=state.phase is Phase.PAUSED,
+            why=standing.why_not if held or superseded or standing.ordered else state.detail,
+            waited=0.0 if self._stuck_since is None else now - self._stuck_since,
+            blame=recovery.context.blame,
+        )

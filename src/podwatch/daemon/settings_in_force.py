@@ -1,0 +1,271 @@
+"""The configuration in force: settings, the policies that follow from them, and what a reload changes of them.
+
+And what a run is given besides its settings: the environment of a start of training, the store's key, and the secrets
+in its files, which the scrubber must know before anything is shown.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from podwatch.checkpoints.layouts import trainer_logs
+from podwatch.checkpoints.layouts.base import Concern
+from podwatch.checkpoints.layouts.command_line import steps_in_use, toml_documents
+from podwatch.config.loading import ETC
+from podwatch.config.setting_names import known_keys
+from podwatch.config.settings import HttpSettings, Settings
+from podwatch.daemon.notifications import all_urls, heartbeat_urls
+from podwatch.detection.log_rules import effective
+from podwatch.domain.errors import ConfigurationError, PodwatchError
+from podwatch.domain.secrets import register
+from podwatch.domain.thresholds import (
+    DetectionPolicy,
+    DiskPolicy,
+    LogRule,
+    Policies,
+    RemotePolicy,
+    ResourcePolicy,
+    RestartPolicy,
+    TrainingPolicy,
+)
+from podwatch.stores.credentials import credentials_for
+from podwatch.stores.s3_credentials import claim_own
+from podwatch.system.files import opened
+from podwatch.trainer.environment import build_environment, read_env_file
+
+
+@dataclass(slots=True)
+class Configuration:
+    """What is in force now. A reload replaces the contents."""
+
+    settings: Settings
+    policies: Policies
+    concerns: tuple[Concern, ...]
+    """Reasons why a restart would fail, as far as they are known before the first one."""
+    problem: str = ""
+    """Why the file is not in force; empty if it is."""
+
+
+def several_nodes(settings: Settings) -> bool:
+    """Whether this podwatch guards one of several nodes: rank and count are set once ``daemon.entry`` knows them."""
+    return (settings.nodes.count or 1) > 1
+
+
+def policies_from(settings: Settings, *, max_steps: int | None, save_interval: int | None = None) -> Policies:
+    """The policies of ``settings``. ``max_steps`` is the target that the layout read from the command; an explicit
+    setting wins. ``save_interval``: steps between two saves, from the command."""
+    gpu, hang, recovery, disk, sync = settings.gpu, settings.hang, settings.recovery, settings.disk, settings.sync
+    resources, health = settings.resources, settings.training
+    return Policies(
+        detection=DetectionPolicy(
+            inference_gpus=gpu.inference,
+            shared_gpus=tuple(sorted(set(gpu.inference) & set(gpu.trainer))),
+            trainer_gpus=gpu.trainer,
+            memory_floor_bytes=gpu.floor,
+            hold_seconds=gpu.hold,
+            hang_floor_seconds=hang.floor,
+            hang_k=hang.k,
+            hang_agree_seconds=hang.agree,
+            startup_patience_seconds=settings.trainer.startup_patience,
+            blind_after_seconds=max(30.0, 5 * gpu.poll + gpu.deadline),
+            max_steps=settings.trainer.max_steps or max_steps,
+            memory_may_fall=settings.inference.sleep == "yes",
+            sleep_auto=settings.inference.sleep == "auto",
+            # The logs of the other nodes rarely show steps; without a target, all nodes end together only at the end.
+            clean_exit_finishes=several_nodes(settings)
+            and (bool(settings.nodes.rank) or (settings.trainer.max_steps or max_steps) is None),
+        ),
+        restart=RestartPolicy(
+            budget_restarts=recovery.budget_restarts,
+            budget_seconds=recovery.budget_time,
+            resume_attempts=settings.trainer.resume_attempts,
+            backoff_min_seconds=recovery.backoff_min,
+            backoff_max_seconds=recovery.backoff_max,
+            calm_seconds=recovery.calm,
+            retry_after_give_up_seconds=recovery.retry_after_give_up,
+            leaves_broken_machine=recovery.on_give_up == "exit",
+            restarts=not several_nodes(settings),
+        ),
+        disk=DiskPolicy(
+            prune_above=disk.prune_above,
+            prune_to=disk.prune_to,
+            margin=disk.margin,
+            lead_seconds=disk.lead,
+            # twice the sum of rescan, settle and the disk's poll interval (that of the rescan, at most 5 s)
+            react_seconds=2
+            * (settings.checkpoints.rescan + settings.checkpoints.settle + min(5.0, settings.checkpoints.rescan)),
+            steps_in_use=steps_in_use(
+                settings.trainer.command, settings.trainer.cwd or settings.trainer.output_dir.parent
+            ),
+            stop_when_full=disk.on_full == "stop",
+        ),
+        remote=RemotePolicy(keep_last=sync.keep_last, keep_every=sync.keep_every, max_lag_seconds=sync.max_lag),
+        resources=ResourcePolicy(
+            files_above=resources.files_above,
+            memory_above=resources.memory_above,
+            shm_above=resources.shm_above,
+            checkpoint_overdue_k=resources.overdue,
+            checkpoint_overdue_floor_seconds=resources.overdue_floor,
+            save_interval_steps=save_interval,
+        ),
+        training=TrainingPolicy(
+            stop=health.stop,
+            plateau_steps=health.plateau_steps or None,
+            plateau_stop_steps=health.plateau_stop_steps,
+            entropy_below=health.entropy_below,
+            kl_above=health.kl_above,
+            grad_norm_above=health.grad_norm_above,
+            steps=health.steps,
+        ),
+        log_rules=effective(
+            [
+                LogRule(r.name, r.pattern, r.count, r.within, r.critical, r.says, r.fix, r.supports)
+                for r in settings.log_rules
+            ],
+            trainer_logs(settings),
+        ),
+    )
+
+
+# -- reload ----------------------------------------------------------------------------------------------------------
+# Pure. config/loading.py lists the keys that a reload refuses.
+
+_LIVE = (
+    "mode",
+    "log_rules",
+    "trainer.command",
+    "trainer.cwd",
+    "trainer.env",
+    "trainer.env_file",
+    "trainer.user",
+    "trainer.nofile",
+    "trainer.resume_args",
+    "trainer.max_steps",
+    "trainer.start_before",
+    "trainer.stop_also",
+    "trainer.stop_grace",
+    "trainer.save_grace",
+    "trainer.resume_attempts",
+    "trainer.startup_patience",
+    "trainer.supervise",
+    "gpu.hold",
+    "gpu.floor",
+    "gpu.release_wait",
+    "gpu.release_margin",
+    "inference.sleep",
+    "hang.*",
+    "disk.*",
+    "recovery.*",
+    "end_pod.*",
+    "resources.*",
+    "evaluation.reserve",
+    "training.*",
+    "sync.max_lag",
+)
+"""Read at each turn, at each start of training, or when they are needed. ``*``: the section without ``_AT_START``."""
+_AT_START = frozenset(
+    {
+        "disk.capacity",
+        "recovery.end_grace",
+        "recovery.job_attempts",
+        "recovery.bad_host_for",
+        "training.metrics_file",
+        "training.metrics_url",
+    }
+)
+_NOT_OURS = ("checks", "controller.*")
+"""Read from the file by the command that uses them: no podwatch has to start again."""
+
+
+def waits_for_restart(old: Settings, new: Settings) -> tuple[str, ...]:
+    """Changed keys that take effect only at the next start of podwatch."""
+    return tuple(key for key in known_keys() if not _live(key) and _value(old, key) != _value(new, key))
+
+
+def _live(key: str) -> bool:
+    known, section = (*_LIVE, *_NOT_OURS), f"{key.partition('.')[0]}.*"
+    return key in known or (section in known and key not in _AT_START)
+
+
+def _value(settings: Settings, key: str) -> object:
+    value: object = settings
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def learn_secrets(settings: Settings) -> None:
+    """Register the secrets of env_file, store, notification URLs and training command: an adopted trainer logs them
+    before podwatch uses these files. Unreadable files are reported by the components that need them. Blocks. The S3
+    credentials that the service's environment file gave to podwatch become podwatch's alone (docs/s3.md)."""
+    trainer = settings.trainer
+    claim_own(os.environ, sorted(ETC.glob("*.env")))
+    with _unless_unreadable():
+        if trainer.env_file is not None:
+            read_env_file(trainer.env_file)
+    with _unless_unreadable():
+        credentials_for(settings)
+    with _unless_unreadable():
+        all_urls(settings.notify)
+    with _unless_unreadable():
+        heartbeat_urls(settings.notify)
+    with _unless_unreadable():
+        http_password(settings.http)
+    toml_documents(trainer.command, trainer.cwd or trainer.output_dir.parent)
+
+
+LEAST_PASSWORD = 16
+"""Characters of the HTTP password: too many to try, however often."""
+
+
+def http_password(settings: HttpSettings) -> str:
+    """The password in ``password_file``, registered with the scrubber; empty if no file is set. Raises
+    ConfigurationError. Blocks."""
+    path = settings.password_file
+    if path is None:
+        return ""
+    where = str(path)
+    try:
+        with opened(path, shown=True) as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise ConfigurationError("other users can read this file", where=where, fix=f"chmod 600 {path}")
+            password = file.read(4096).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not text"
+        fix = "correct [http] password_file, and restart podwatch"
+        raise ConfigurationError(f"the HTTP password cannot be read: {why}", where=where, fix=fix) from error
+    register(password)
+    if len(password) < LEAST_PASSWORD or not password.isprintable():
+        raise ConfigurationError(
+            f"Invalid HTTP password (expected one line of at least {LEAST_PASSWORD} characters)",
+            where=where,
+            fix=f"(umask 077; openssl rand -hex 16 > {path}), and restart podwatch",
+        )
+    return password
+
+
+@contextmanager
+def _unless_unreadable() -> Iterator[None]:
+    try:
+        yield
+    except (PodwatchError, OSError):
+        return
+
+
+class TrainingEnvironment:
+    """The environment of a start of training. ``heartbeat_url`` is the base of its progress pings: set while HTTP is
+    served, else empty."""
+
+    def __init__(self, config: Configuration, token: str) -> None:
+        self._config, self.token = config, token
+        self.heartbeat_url = ""
+
+    def build(self) -> dict[str, str]:
+        """Reads the env_file: blocks. The values can be secrets."""
+        trainer = self._config.settings.trainer
+        built = build_environment(os.environ, trainer.env, trainer.env_file, user=trainer.user)
+        if self.heartbeat_url:
+            built["PODWATCH_HEARTBEAT_URL"] = f"{self.heartbeat_url}/heartbeat/{self.token}/trainer"
+            built["PODWATCH_HEARTBEAT_ORCHESTRATOR_URL"] = f"{self.heartbeat_url}/heartbeat/{self.token}/orchestrator"
+        return built

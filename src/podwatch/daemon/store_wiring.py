@@ -1,0 +1,305 @@
+"""What the daemon gives the store and takes from it: who this pod is, the Syncer, and restores for recovery."""
+
+import asyncio
+import hashlib
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.layouts.base import Layout
+from podwatch.config.settings import Settings
+from podwatch.daemon.environment_variables import JOB_PROCESS
+from podwatch.daemon.notifications import Events
+from podwatch.daemon.settings_in_force import Configuration
+from podwatch.daemon.startup_checks import Exits
+from podwatch.domain.checkpoint import newest_complete
+from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
+from podwatch.domain.event import Event, EventName
+from podwatch.domain.finding import Severity
+from podwatch.domain.lease import Pod
+from podwatch.domain.pod_identity import instance
+from podwatch.domain.process import ProcessIdentity
+from podwatch.domain.run import Mutation, MutationGuard, identity
+from podwatch.domain.secrets import scrub_argv
+from podwatch.domain.stored_checkpoint import StoredSave
+from podwatch.journal import Journal
+from podwatch.recovery.state import RecordHolder
+from podwatch.stores.base import ObjectStore
+from podwatch.stores.credentials import Credentials, credentials_for
+from podwatch.stores.open_store import open_store, same_filesystem
+from podwatch.sync.interfaces import RunIdentity, features_of
+from podwatch.sync.upload.child_job import keys_for
+from podwatch.system.blocking_calls import Worker
+from podwatch.system.clock import Clock
+from podwatch.system.own_directories import Workspace
+from podwatch.system.procfs import boot_id, from_here, machine_id, start_ticks
+from podwatch.trainer.base import TrainerHandle
+
+if TYPE_CHECKING:
+    from podwatch.sync.restore.restore import Restorer
+
+TAKEN_OVER = "sync.taken-over"
+"""Journal key of the last executed `--take-over`."""
+LOOK_SECONDS = 4.0
+"""How long a restart waits for the store's newest checkpoint while this pod has a complete one: an unreachable store is
+retried for minutes, and idle GPUs cost money. B2 answers the four requests within one second."""
+ONLY_STORE_SECONDS = 180.0
+"""The same while this pod has no complete checkpoint: only the store can provide one."""
+WANDB_SECONDS = 30.0
+"""Interval; reads two links. The first checkpoint comes minutes after the trainer has its W&B run."""
+PATIENCE_SECONDS = 10.0
+
+
+# -- who this pod is -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who writes to the store: parts of each manifest and heartbeat."""
+
+    settings: Settings
+    layout: Layout
+    writer_id: str
+    record: RecordHolder
+    wandb: "WandbIds"
+
+    def now(self) -> RunIdentity:
+        """With the lineage that is trained now. Never blocks."""
+        current = self.record.current
+        return RunIdentity(
+            run_id=self.settings.run_id,
+            lineage=current.lineage.id if current is not None else "",
+            parent_step=current.lineage.parent_step if current is not None else None,
+            has_parent=current is not None and current.lineage.parent != "",
+            writer_id=self.writer_id,
+            host=socket.gethostname(),
+            train_command=scrub_argv(self.settings.trainer.command),
+            wandb=self.wandb.now(current.wandb if current is not None else {}),
+            layout=self.layout.name,
+            config_digest=_digest(current.last_start.config_digests) if current and current.last_start else "",
+        )
+
+
+class WandbIds:
+    """The trainer's W&B ids as they are on disk now, for manifests: the run record gets them at the next start only.
+
+    The constructor reads the disk and blocks. Call ``look`` periodically; ``now`` never blocks."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._found: Mapping[str, str] = {}
+        self._worker: Worker | None = None
+        self._look()
+
+    def now(self, known: Mapping[str, str]) -> dict[str, str]:
+        """The newest known ids. ``known``: those in the run record."""
+        return identity(known, self._found)
+
+    async def look(self) -> None:
+        self._worker = self._worker or Worker("wandb ids")
+        try:
+            await self._worker.call(self._look, timeout=PATIENCE_SECONDS)
+        except TimeoutError:
+            return  # the sensors report a hung disk
+
+    def _look(self) -> None:
+        try:
+            self._found = self._layout.wandb_identity()
+        except (PodwatchError, OSError):
+            return
+
+
+def this_pod(writer_id: str, output_dir: Path, environ: Mapping[str, str] = MappingProxyType({})) -> Pod:
+    """``environ``: this process's, for the engine's job and attempt."""
+    path = os.path.realpath(output_dir)
+    try:
+        found = Path(path).stat()
+        path += f"\0{found.st_dev}:{found.st_ino}"  # two containers of one host can have the same path on two mounts
+    except OSError:
+        pass  # does not exist yet: the path alone
+    place = hashlib.sha256(path.encode()).hexdigest()[:16]
+    process = environ.get(JOB_PROCESS, "")
+    return Pod(writer_id, machine_id(), boot_id(), place, socket.gethostname(), instance(environ), process)
+
+
+def attempt_ended(process: str) -> bool:
+    """Whether an earlier attempt of this job has provably ended: its process was on this boot of this machine, in this
+    PID namespace, and is gone. Anything else proves nothing. Its keeper ends with it; while it has not, it holds the
+    run lock, and no start happens here."""
+    identity = ProcessIdentity.from_text(process)
+    if identity is None or not from_here(identity):
+        return False
+    ticks = start_ticks(identity.pid)
+    if ticks is not None:
+        return ticks != identity.start_ticks
+    try:
+        os.kill(identity.pid, 0)  # /proc can hide processes of other users (hidepid)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _digest(digests: Mapping[str, str] | tuple[tuple[str, str], ...]) -> str:
+    items = sorted(digests.items() if isinstance(digests, Mapping) else digests)
+    return ";".join(f"{Path(name).name}={value[:16]}" for name, value in items)
+
+
+# -- the store refuses -----------------------------------------------------------------------------------------------
+
+
+class Waiting(Protocol):
+    @property
+    def waits_for_store(self) -> bool:
+        """Whether a start of training waits only for the store to report who holds the run."""
+        ...
+
+
+class Refusals:
+    """What podwatch does when the store refuses this pod."""
+
+    def __init__(self, emit: Events, exits: Exits, run: Waiting, clock: Clock) -> None:
+        self._emit, self._exits, self._run, self._clock = emit, exits, run, clock
+
+    def held_elsewhere(self, why: str) -> None:
+        """Another pod holds the run: exit without training; the caller can retry later."""
+        self._say(f"{why}. podwatch exits; to take the run over: `podwatch run --take-over`")
+        self._exits.leave(ExitCode.TRY_AGAIN)
+
+    def locked_out(self, error: PodwatchError) -> None:
+        """The store refuses this pod permanently and no training runs here: exit, because waiting only costs money."""
+        if not self._run.waits_for_store:
+            return
+        self._say(
+            f"cannot start training: {error}. Without the store podwatch cannot know whether another pod trains this"
+            " run, so podwatch exits. To start training from the beginning anyway: `podwatch run --fresh`"
+        )
+        self._exits.leave(ExitCode.CONFIGURATION if isinstance(error, ConfigurationError) else ExitCode.PERMISSION)
+
+    def _say(self, text: str) -> None:
+        self._emit(Event(EventName.DAEMON_STOPPING, self._clock.wall(), text, Severity.CRITICAL))
+
+
+def no_backup(settings: Settings, same_disk_store: bool) -> str:
+    """Why the store is refused, else empty: a directory on the checkpoints' own filesystem is no backup."""
+    url, output = settings.sync.store, settings.trainer.output_dir
+    if not url or same_disk_store or not same_filesystem(url, output):
+        return ""
+    return f"{url} is on the same filesystem as {output}: it must be on another volume, or a bucket"
+
+
+def first_time(journal: Journal, word: str) -> bool:
+    """Whether this id is new: a daemon that init restarts must not take the run over again."""
+    if not word or journal.learned(TAKEN_OVER) == word:
+        return False
+    journal.learn(TAKEN_OVER, word)
+    return True
+
+
+# -- the run, as sync sees it ----------------------------------------------------------------------------------------
+
+
+class Guarded(Protocol):
+    @property
+    def config(self) -> Configuration: ...
+    @property
+    def guard(self) -> MutationGuard: ...
+    @property
+    def handle(self) -> TrainerHandle | None: ...
+    @property
+    def finished(self) -> bool: ...
+
+
+class SyncedRun:
+    """Implements sync's GuardedRun over the run record, recovery's view of the training and the guard."""
+
+    def __init__(self, identity: Identity, run: Guarded, refusals: Refusals) -> None:
+        self._identity, self._run, self._refusals = identity, run, refusals
+
+    def identity(self) -> RunIdentity:
+        return self._identity.now()
+
+    def credentials(self) -> Credentials | None:
+        return credentials_for(self._run.config.settings)
+
+    def trainer_alive(self) -> bool:
+        return self._run.handle is not None
+
+    def ever_started(self) -> bool:
+        current = self._identity.record.current
+        return current is not None and current.last_start is not None
+
+    def must_not_train(self, why: str) -> None:
+        self._refusals.held_elsewhere(why)
+
+    def store_refuses(self, error: PodwatchError) -> None:
+        self._refusals.locked_out(error)
+
+    def training_finished(self) -> bool:
+        return self._run.finished
+
+    def withheld(self) -> str:
+        return self._run.guard.blocked_reason(Mutation.PUBLISH)
+
+
+# -- restores --------------------------------------------------------------------------------------------------------
+
+
+def make_restorer(
+    settings: Settings, layout: Layout, workspace: Workspace, journal: Journal, writer_id: str
+) -> "Restorer":
+    """The Restorer of this run; also used by ``podwatch restore`` without a daemon."""
+    from podwatch.sync.restore.restore import FetchPace, Restorer, StorePlace
+    from podwatch.sync.restore.start_child import FetchProcess
+
+    sync = settings.sync
+
+    def opened() -> ObjectStore:
+        known = features_of(journal, sync.store)
+        return open_store(
+            sync.store, credentials_for(settings), writer_id=writer_id, connections=sync.connections, features=known
+        )
+
+    return Restorer(
+        StorePlace(opened, keys_for(sync.store, settings.run_id), sync.store, writer_id),
+        layout,
+        workspace,
+        journal,
+        FetchProcess(lambda: credentials_for(settings)),
+        pace=FetchPace(sync.connections, sync.connections_max, float(sync.max_rate or 0)),
+        user=settings.trainer.user,
+        node=settings.nodes.own_disk_of,
+    )
+
+
+class StoreRestore:
+    """Implements recovery's RestoreSource over a Restorer, which it runs in its own worker thread."""
+
+    def __init__(self, restorer: "Restorer", worker: Worker, catalogue: Catalogue) -> None:
+        self._restorer, self._worker, self._catalogue = restorer, worker, catalogue
+
+    async def newest(self, exclude: frozenset[int]) -> StoredSave | None:
+        patience = LOOK_SECONDS if newest_complete(self._catalogue.sets) is not None else ONLY_STORE_SECONDS
+        return await self._worker.call(lambda: self._restorer.newest(exclude=exclude), timeout=patience)
+
+    async def fetch(
+        self, step: int | None, progress: Callable[[int, int], None] | None = None, *, save_id: str = ""
+    ) -> int:
+        loop = asyncio.get_running_loop()
+
+        def relay(done: int, total: int) -> None:
+            if progress is not None:
+                loop.call_soon_threadsafe(progress, done, total)
+
+        try:
+            report = await self._worker.call(lambda: self._restorer.fetch(step, progress=relay, save_id=save_id))
+        except asyncio.CancelledError:
+            self._restorer.kill()  # staged files stay: the next fetch continues from them
+            raise
+        return report.step

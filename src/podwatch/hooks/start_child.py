@@ -1,0 +1,219 @@
+"""podwatch's side of one run: starts ``hooks/child_main.py``, gives it its order, returns its result."""
+
+import asyncio
+import contextlib
+import json
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from podwatch.config.settings import CheckSettings, HookSettings, Settings
+from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.secrets import scrub
+from podwatch.system import procfs
+from podwatch.system.blocking_calls import Worker
+from podwatch.system.child import scrubbed_environment
+from podwatch.trainer import command_marks
+from podwatch.trainer.environment import build_environment
+
+GRACE_SECONDS: Final = 5.0
+"""Between SIGTERM and SIGKILL at the time limit."""
+OVERHEAD_SECONDS: Final = 60.0
+"""For the worker's own start, lock and end, beyond the command's time limit: a busy machine."""
+END_SECONDS: Final = 3.0
+"""For the end of a run that podwatch interrupts."""
+RESULT_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One run. ``env`` can hold secrets: it is passed by a pipe. ``lock`` and ``log`` are paths, empty for none.
+    ``keep_free``: path -> bytes that must stay free on its file system; the command is killed when fewer are left."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str] = field(repr=False)
+    timeout: float
+    document: str
+    title: str
+    log: str = ""
+    lock: str = ""
+    uid: int | None = None
+    gid: int | None = None
+    groups: tuple[int, ...] = ()
+    grace: float = GRACE_SECONDS
+    keep_free: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """``code`` is None if the command did not start or was ended. ``tail``: the end of its output, as it is. ``full``:
+    free bytes and bytes to keep free, where it was ended for them."""
+
+    code: int | None
+    seconds: float = 0.0
+    timed_out: bool = False
+    problem: str = ""
+    tail: str = field(default="", repr=False)
+    dropped: int = 0
+    full: tuple[int, int] | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0 and not self.timed_out and not self.problem and self.full is None
+
+    @property
+    def last_line(self) -> str:
+        """The last line of its output, without secrets."""
+        lines = [line.strip() for line in self.tail.splitlines() if line.strip()]
+        return scrub("".join(c if c.isprintable() else " " for c in lines[-1])[:300]) if lines else ""
+
+    def why(self, timeout: float) -> str:
+        """Why it failed, in words, with the last line of its output; empty if it did not."""
+        if self.ok:
+            return ""
+        how = f"no end within {timeout:g} s" if self.timed_out else self.problem or _how(self.code)
+        return f"{how}: {self.last_line}" if self.last_line else how
+
+
+def _how(code: int | None) -> str:
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"ended by {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+def order_for(
+    child: HookSettings | CheckSettings,
+    settings: Settings,
+    environ: Mapping[str, str],
+    *,
+    own: Mapping[str, str],
+    document: Mapping[str, Any],
+    title: str,
+    state: Path | None,
+) -> Order:
+    """The order for a command of the configuration. ``own``: its PODWATCH_* variables. ``state``: the directory of log
+    and lock. Blocks: reads its env_file. Raises PodwatchError."""
+    uid, gid, groups = _account(child.user)
+    trainer = settings.trainer
+    return Order(
+        tuple(child.command),
+        str(child.cwd or trainer.cwd or trainer.output_dir.parent),
+        {**build_environment(environ, {}, child.env_file, user=child.user), **own},
+        child.timeout,
+        json.dumps(document, default=str) + "\n",
+        title,
+        str(state / f"{child.name}.log") if state is not None else "",
+        str(state / f"{child.name}.lock") if state is not None else "",
+        uid,
+        gid,
+        groups,
+    )
+
+
+def _account(user: str) -> tuple[int | None, int | None, tuple[int, ...]]:
+    if not user:
+        return None, None, ()
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError as error:
+        raise HostError(f"user {user!r} not found", where="user", fix="correct it") from error
+    if entry.pw_uid == os.geteuid():
+        return None, None, ()
+    return entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist(user, entry.pw_gid))
+
+
+async def run(order: Order) -> Result:
+    """Run it to its end. Cancelling ends the command and all that it started, within ``END_SECONDS``; what a killed
+    worker left is ended, too. Never raises a PodwatchError: what went wrong is in the result."""
+    mark = _mark(order)
+    try:
+        worker = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "podwatch.hooks.child_main",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            env=scrubbed_environment(os.environ), cwd="/", start_new_session=True, limit=RESULT_BYTES,
+        )  # fmt: skip
+    except OSError as error:
+        return Result(None, problem=f"cannot start a process: {error.strerror}")
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    line = b""
+    try:
+        with contextlib.suppress(TimeoutError, ConnectionError, ValueError):
+            async with asyncio.timeout(order.timeout + order.grace + OVERHEAD_SECONDS):
+                worker.stdin.write(json.dumps({**asdict(order), "mark": mark}).encode() + b"\n")
+                await worker.stdin.drain()
+                line = await worker.stdout.readline()
+    finally:
+        worker.stdin.close()  # the worker ends everything now
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(worker.wait(), END_SECONDS)
+        if worker.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                worker.kill()
+        worker._transport.close()  # type: ignore[attr-defined]  # a process that cannot be ended still holds the pipe
+        if order.lock:
+            await _end_left(Path(order.lock), str(mark["token"]))
+    return _result(line)
+
+
+def _mark(order: Order) -> dict[str, Any]:
+    """podwatch's part of the record of this run (trainer/command_marks.py)."""
+    own = procfs.identify(os.getpid())
+    return {
+        "token": secrets.token_hex(16),
+        "boot_id": procfs.boot_id(),
+        "pid_namespace": procfs.pid_namespace(),
+        "owner": [os.getpid(), 0 if own is None else own.start_ticks],
+        "users": sorted({os.geteuid(), *(() if order.uid is None else (order.uid,))}),
+    }
+
+
+async def _end_left(lock: Path, token: str) -> None:
+    """End what is left of this run, if its worker could not."""
+    looking = Worker("what a command left")
+    try:
+        record = await looking.call(command_marks.read_record, lock, timeout=END_SECONDS)
+        if record is not None and record.token == token:
+            seconds = command_marks.END_SECONDS
+            await procfs.patiently(looking, command_marks.end_run, lock, record, timeout=2 * seconds)
+    except OSError:  # a timeout is an OSError; the next podwatch tries again
+        return
+    finally:
+        looking.close()
+
+
+def _result(line: bytes) -> Result:
+    try:
+        told = json.loads(line)
+        full = None if told["full"] is None else (int(told["full"][0]), int(told["full"][1]))
+        timed_out, problem = told["timed_out"], scrub(told["problem"])
+        return Result(told["code"], told["seconds"], timed_out, problem, told["tail"], told["dropped"], full)
+    except (ValueError, KeyError, TypeError, IndexError):
+        return Result(None, problem="its worker process ended without a result")
+
+
+def problem_of(child: HookSettings | CheckSettings, settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Why the command cannot run as things are now, and the fix; both empty if it can. Blocks."""
+    try:
+        order = order_for(child, settings, environ, own={}, document={}, title="", state=None)
+    except PodwatchError as error:
+        return f"{error.what}{f' ({error.where})' if error.where else ''}", error.fix
+    cwd, program = Path(order.cwd), order.argv[0]
+    if not cwd.is_dir():
+        return f"its working directory {cwd} does not exist", "create it, or set cwd"
+    found = shutil.which(str(cwd / program) if "/" in program else program, path=order.env.get("PATH"))
+    if found is None:
+        return f"{program} not found or not executable", "write its absolute path, and make it executable"
+    script = Path(order.argv[1]) if len(order.argv) > 1 else Path()
+    if script.suffix in (".py", ".sh") and not (cwd / script).is_file():
+        return f"{script}, which {program} gets, not found in {cwd}", "correct the path"
+    return "", ""

@@ -1,0 +1,534 @@
+"""Frees space on the pod: collects the input of the removal plan and executes the plan in a worker; reports missing
+space before a save fails.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from podwatch.config.units import format_size
+from podwatch.domain.checkpoint import CheckpointSet, newest_complete, newest_whole
+from podwatch.domain.errors import Busy, HostError
+from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.snapshot import DiskSample, Reading
+from podwatch.domain.thresholds import GIB, DiskPolicy
+from podwatch.policy.disk_forecast import Forecast, NextSave
+from podwatch.policy.local_retention import (
+    ROOM_HYSTERESIS,
+    YIELDING,
+    Protection,
+    Removal,
+    RemovalInput,
+    RemovalKind,
+    RemovalPlan,
+    Trigger,
+    plan_removal,
+)
+from podwatch.retention.carry_out_removal import Remover
+from podwatch.retention.trash_and_quarantine import SetAsideUsage
+from podwatch.sensors.disk import DiskSensor
+from podwatch.system.blocking_calls import Worker
+from podwatch.system.clock import Clock
+
+# -- pruner ----------------------------------------------------------------------------------------------------------
+
+HYSTERESIS_SECONDS = 30.0
+"""The same failed removals are not retried sooner: nothing changes within seconds."""
+DISK_ANSWER_SECONDS = 20.0
+"""Twice the disk sensor's deadline. Nothing is planned for a disk that does not respond."""
+
+
+class CheckpointsHere(Protocol):
+    """The checkpoints on this pod, as the last rescan saw them."""
+
+    @property
+    def sets(self) -> tuple[CheckpointSet, ...]: ...
+
+    @property
+    def blind(self) -> str:
+        """Why they cannot be read now; empty if they can."""
+        ...
+
+    @property
+    def pins(self) -> Mapping[int, str]:
+        """Steps that must stay, because the operator or a file of the trainer names them, each with the reason."""
+        ...
+
+    def paths(self, step: int) -> Sequence[Path]:
+        """All directories of one step, the one that decides completeness first."""
+        ...
+
+    def rescan(self) -> None:
+        """Ask for a rescan soon."""
+        ...
+
+
+class StoreView(Protocol):
+    """What the store has of this run."""
+
+    @property
+    def stored(self) -> frozenset[tuple[int, str]] | None:
+        """(step, save id) of every published checkpoint; None without a store."""
+        ...
+
+    @property
+    def verified(self) -> int:
+        """The newest safe step of the current lineage; -1 without one."""
+        ...
+
+    async def abandon(self, step: int) -> None:
+        """Stop the upload of ``step``, which must be removed."""
+        ...
+
+
+class TrainerGuard(Protocol):
+    """What must not be deleted because of the trainer, now."""
+
+    @property
+    def held(self) -> str:
+        """Why nothing may be deleted now; empty if it may."""
+        ...
+
+    @property
+    def protected(self) -> Mapping[int, Protection]:
+        """Steps that are in use: resumed from, being uploaded, or of an earlier branch."""
+        ...
+
+    @property
+    def first_seen_wall(self) -> float:
+        """When podwatch first guarded this run."""
+        ...
+
+
+class RemovalRules(Protocol):
+    """The settings of removal, as last reloaded."""
+
+    @property
+    def policy(self) -> DiskPolicy: ...
+
+    @property
+    def acts(self) -> bool:
+        """Whether podwatch removes on its own. ``podwatch prune`` removes in any mode."""
+        ...
+
+    @property
+    def quota(self) -> bool:
+        """The disk's usage is the sum of the known files, so these are measured even without pressure."""
+        ...
+
+    @property
+    def stages_in_temp(self) -> bool:
+        """Whether the trainer writes a whole checkpoint into the temporary directory first."""
+        ...
+
+
+class OtherDisks(Protocol):
+    def latest(self) -> Reading[tuple[DiskSample, ...]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Disks:
+    """The file system of the checkpoints, and the others; parts that are stored there are planned for there."""
+
+    checkpoints: DiskSensor
+    others: OtherDisks | None = None
+
+    def latest_others(self) -> Sequence[DiskSample]:
+        return () if self.others is None else self.others.latest().value or ()
+
+
+class Pruner:
+    """Call ``look`` after each rescan; at most one removal runs at a time."""
+
+    def __init__(
+        self,
+        *,
+        checkpoints: CheckpointsHere,
+        store: StoreView,
+        trainer: TrainerGuard,
+        rules: RemovalRules,
+        disks: Disks,
+        forecast: Forecast,
+        remover: Remover,
+        aside: SetAsideUsage,
+        worker: Worker,
+        clock: Clock,
+    ) -> None:
+        self._checkpoints, self._store, self._trainer, self._rules = checkpoints, store, trainer, rules
+        self._disk, self._disks, self._forecast = disks.checkpoints, disks, forecast
+        self._remover, self._aside, self._worker, self._clock = remover, aside, worker, clock
+        self._task: asyncio.Task[None] | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._not_before = 0.0
+        self._tried: tuple[Removal, ...] = ()
+        self._removed = False
+        self.last_plan: RemovalPlan | None = None
+        self._findings: tuple[Finding, ...] = ()
+
+    @property
+    def next_save_bytes(self) -> int | None:
+        """Predicted bytes of one save, without margin."""
+        return self.next_save().bytes or None
+
+    def next_save(self) -> NextSave:
+        self._forecast.see(self._checkpoints.sets)
+        return self._forecast.next_save(self._clock.wall(), self._rules.policy)
+
+    def plan(self) -> RemovalPlan:
+        """The plan for now. Raises HostError while the disk or the checkpoints cannot be read."""
+        return self._planned()[0]
+
+    def _planned(self) -> tuple[RemovalPlan, DiskSample]:
+        """The plan and its file system: the checkpoints' own, or the first other one that needs space."""
+        reading = self._disk.latest()
+        if self._checkpoints.blind or not reading.ok or reading.value is None:
+            why = self._checkpoints.blind or reading.detail or str(reading.state)
+            raise HostError("cannot plan removals without reading the disk", where=why, fix="retry when it responds")
+        main, policy = reading.value, self._rules.policy
+        devices, next_save = self._devices(), self.next_save()
+        first = plan_removal(self._input(main, _on(next_save, devices, main, main), devices, main), policy)
+        if first.trigger is Trigger.NONE:
+            for disk in self._part_disks(main):
+                given = self._input(disk, _on(next_save, devices, disk, main), devices, main)
+                plan = plan_removal(given, policy)
+                if plan.trigger is not Trigger.NONE:
+                    return plan, disk
+        return first, main
+
+    def _devices(self) -> Mapping[str, int]:
+        """Part -> device number of its file system, as far as known."""
+        return {d.role: d.device for d in self._disks.latest_others() if d.role not in _NOT_PARTS}
+
+    def _part_disks(self, main: DiskSample) -> list[DiskSample]:
+        """One sample for each other file system that stores parts."""
+        others = (d for d in self._disks.latest_others() if d.role not in _NOT_PARTS and d.device != main.device)
+        found = {d.device: d for d in others}
+        return list(found.values()) if main.device else []
+
+    def look(self) -> None:
+        """Start a removal if one is due. Never blocks."""
+        if self._task is not None and not self._task.done():
+            return
+        self._task = asyncio.create_task(self._turn(), name="prune")
+
+    async def prune_now(self) -> RemovalPlan:
+        """For `podwatch prune`: plan and execute now, without hysteresis; returns the executed plan. Raises Busy while
+        deletions are blocked."""
+        async with self._one_at_a_time:
+            if reason := self._trainer.held:
+                raise Busy(
+                    "podwatch deletes nothing now",
+                    where=reason,
+                    fix="retry when `podwatch status` no longer shows this",
+                )
+            await self._sees_the_last_removal()
+            await self._refresh_aside()
+            plan = self.plan()
+            await self._carry_out(plan)
+            return plan
+
+    async def stop(self) -> None:
+        """Wait up to 5 s for the removal in progress; an interrupted one only leaves files in trash."""
+        if self._task is not None and not self._task.done():
+            await asyncio.wait([self._task], timeout=5.0)
+            self._task.cancel()
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Findings if the next save does not fit, or another disk is nearly full, with the numbers."""
+        reading = self._disk.latest()
+        others = other_disks(
+            self._disks.latest_others(),
+            self.next_save(),
+            devices=self._devices(),
+            checkpoints_device=reading.value.device if reading.value is not None else 0,
+            stages_in_temp=self._rules.stages_in_temp,
+            margin=self._rules.policy.margin,
+            at=reading.at,
+        )
+        return (*self._findings, *others)
+
+    def _judge_room(self, plan: RemovalPlan, disk: DiskSample) -> None:
+        """Update the finding. It stays until there is slightly more space than needed (hysteresis)."""
+        policy, next_save, at = self._rules.policy, self.next_save(), self._disk.latest().at
+        found = no_room(plan, disk, next_save, policy, at)
+        enough = next_save.room * (policy.margin + ROOM_HYSTERESIS)
+        if not found and self._findings and disk.free_bytes + plan.freed_bytes < enough:
+            return
+        self._findings = found
+
+    async def _turn(self) -> None:
+        async with self._one_at_a_time:
+            await self._look()
+
+    async def _look(self) -> None:
+        if not await self._sees_the_last_removal():
+            return
+        try:
+            plan, disk = self._planned()
+            if plan.trigger is not Trigger.NONE or self._rules.quota:
+                await self._refresh_aside()
+                plan, disk = self._planned()
+        except HostError:
+            return
+        self.last_plan = plan
+        self._judge_room(plan, disk)
+        now = self._clock.monotonic()
+        if plan.trigger is Trigger.NONE or not plan.removals or not self._rules.acts or self._trainer.held:
+            return
+        if plan.removals == self._tried and now < self._not_before:
+            return
+        self._tried, self._not_before = plan.removals, now + HYSTERESIS_SECONDS
+        await self._carry_out(plan)
+
+    async def _carry_out(self, plan: RemovalPlan) -> None:
+        for removal in plan.removals:
+            if removal.step is not None and self._trainer.protected.get(removal.step) is Protection.UPLOADING:
+                await self._store.abandon(removal.step)
+        began = self._clock.monotonic()
+        try:
+            report = await self._worker.call(self._remover.carry_out, plan, self._checkpoints.paths, self._veto)
+            self._forecast.removed(report.freed_bytes, self._clock.monotonic() - began)
+        finally:
+            self._removed = True
+            self._checkpoints.rescan()
+
+    def _veto(self, removal: Removal) -> str:
+        """Why this removal must not happen now, else empty. Called in the worker's thread before each removal, because
+        the state can change during a long plan. Reads frozen values only."""
+        if reason := self._trainer.held:
+            return reason
+        protection = self._trainer.protected.get(removal.step) if removal.step is not None else None
+        if protection is not None and protection not in YIELDING:
+            return f"protected: {protection}"
+        if removal.step is not None and (pin := self._checkpoints.pins.get(removal.step)):
+            return f"pinned: {pin}"
+        now = next((s for s in self._checkpoints.sets if s.step == removal.step), None)
+        if now is not None and not now.complete and removal.kind in _WHOLE_SETS:
+            return "it is being saved again"
+        newest, held = newest_complete(self._checkpoints.sets), newest_whole(self._checkpoints.sets)
+        whole = removal.step is not None and not removal.part and not removal.path
+        keeps = {s.step for s in (newest, held) if s is not None}
+        return "the newest complete checkpoint" if whole and removal.step in keeps else ""
+
+    async def _sees_the_last_removal(self) -> bool:
+        """Wait for a disk reading after the last removal; False if none comes. A plan on older numbers would remove too
+        much. The rescan after the removal has already run."""
+        if not self._removed:
+            return True
+        if self._rules.quota:
+            await self._refresh_aside()
+        mark = self._clock.monotonic()
+        self._disk.refresh()
+        while self._disk.latest().at < mark:
+            if self._clock.monotonic() - mark > DISK_ANSWER_SECONDS:
+                return False
+            await self._clock.sleep(0.05)
+        self._removed = False
+        return True
+
+    async def _refresh_aside(self) -> None:
+        """Measure trash, quarantine and by-products in the worker, under pressure only. A complete checkpoint stays in
+        quarantine until a verified one has a higher step."""
+        await self._worker.call(self._aside.look, self._clock.wall(), self._store.verified)
+
+    def _input(
+        self, disk: DiskSample, next_save: NextSave, devices: Mapping[str, int], main: DiskSample
+    ) -> RemovalInput:
+        """The input of the plan for the file system ``disk``; only files on it count."""
+        stored = self._store.stored
+        found = self._aside.found
+        here = disk is main
+        return RemovalInput(
+            sets=_sets_on(self._checkpoints.sets, devices, disk, main),
+            disk=disk,
+            next_save_bytes=next_save.room,
+            has_store=stored is not None,
+            stored=stored or frozenset(),
+            pins=self._checkpoints.pins,
+            protected=self._trainer.protected,
+            quarantine=tuple(e for e in found.quarantine if (e.device in (0, disk.device) if disk.device else here)),
+            spares=found.spares if here else (),
+            trash_bytes=found.trash_bytes if here else 0,
+            trash_path=str(self._aside.trash),
+            first_seen_wall=self._trainer.first_seen_wall,
+            next_save_files=next_save.inodes,
+            most_bytes=next_save.most_room,
+            most_files=next_save.most_inodes,
+            soon=next_save.soon,
+            due_in=next_save.due_in,
+        )
+
+
+_WHOLE_SETS = (RemovalKind.STORED_SET, RemovalKind.UNSTORED_SET)
+_NOT_PARTS = ("", "checkpoints", "output", "temp", "state")
+
+
+def _lies_on(part: str, devices: Mapping[str, int], disk: DiskSample, main: DiskSample) -> bool:
+    return not disk.device or devices.get(part, main.device) == disk.device
+
+
+def _sets_on(
+    sets: Sequence[CheckpointSet], devices: Mapping[str, int], disk: DiskSample, main: DiskSample
+) -> Sequence[CheckpointSet]:
+    """The checkpoints with their sizes on one file system."""
+    if all(device == main.device for device in devices.values()):
+        return sets
+    found = []
+    for one in sets:
+        parts = [replace(p, size_bytes=p.size_bytes if _lies_on(p.name, devices, disk, main) else 0) for p in one.parts]
+        size = sum(p.size_bytes for p in parts)
+        found.append(replace(one, parts=tuple(parts), size_bytes=size, file_count=one.file_count if size else 0))
+    return found
+
+
+def _on(next_save: NextSave, devices: Mapping[str, int], disk: DiskSample, main: DiskSample) -> NextSave:
+    """The share of the next save that is written to one file system."""
+    if all(device == main.device for device in devices.values()):
+        return next_save
+    share = sum(size for part, size in next_save.parts if _lies_on(part, devices, disk, main))
+    return replace(
+        next_save, bytes=min(share, next_save.bytes), most_bytes=min(share, next_save.most_bytes), files=0, most_files=0
+    )
+
+
+def plan_document(plan: RemovalPlan, *, done: bool = False) -> dict[str, Any]:
+    """The answer to ``podwatch prune``: one entry for each checkpoint or path, with the reason. ``done``: executed."""
+    entries: list[dict[str, Any]] = [
+        {
+            "action": "remove",
+            "kind": str(r.kind),
+            "step": r.step,
+            "path": r.path,
+            "part": r.part,
+            "size_bytes": r.bytes,
+            "reason": r.reason,
+        }
+        for r in plan.removals
+    ]
+    entries += [
+        {"action": "keep", "step": k.step, "reason": k.reason, "size_bytes": k.bytes or None} for k in plan.kept
+    ]
+    if plan.trigger is Trigger.NONE:
+        message = "there is enough space: nothing to remove"
+    else:
+        verb = "freed" if done else "would be freed"
+        message = f"{format_size(plan.freed_bytes)} of {format_size(plan.target_bytes)} {verb} ({plan.trigger})"
+        if plan.shortfall_bytes:
+            message += f"; {format_size(plan.shortfall_bytes)} short"
+        if plan.waiting:
+            message += f"; {format_size(sum(r.bytes for r in plan.waiting))} more to be freed before the next save"
+    return {
+        "entries": entries,
+        "trigger": str(plan.trigger),
+        "target_bytes": plan.target_bytes,
+        "freed_bytes": plan.freed_bytes,
+        "shortfall_bytes": plan.shortfall_bytes,
+        "critical": plan.critical,
+        "waiting_steps": [r.step for r in plan.waiting],
+        "missing_bytes": plan.missing_bytes,
+        "missing_inodes": plan.missing_inodes,
+        "message": message,
+    }
+
+
+# -- findings about disk space ---------------------------------------------------------------------------------------
+# Pure functions; each finding names the numbers.
+
+BY_HAND = "free space, or wait until checkpoints are in the store; `podwatch prune --dry-run` explains each checkpoint"
+STATE_BYTES = 256 << 20
+"""Least free space for podwatch's state (journal, recording, incident bundles)."""
+TEMP_BYTES = GIB
+"""Least free space for the trainer's temporary files, such as compiler output. Staged checkpoints are added."""
+NAMED = 3
+"""Checkpoints named in a finding; the dry run shows all."""
+
+
+def no_room(
+    plan: RemovalPlan, disk: DiskSample, next_save: NextSave, policy: DiskPolicy, at: float
+) -> tuple[Finding, ...]:
+    """A finding if the next save does not fit (critical), or fits only after deleting checkpoints that are not in the
+    store (warning, while there is time). ``at``: time of the disk reading."""
+    subject = "" if disk.role in ("", "checkpoints") else disk.role
+    where = f" in {disk.path}" if subject else ""
+    many = f" ({next_save.saves} saves can come before podwatch can remove anything)" if next_save.saves > 1 else ""
+    need = f"the next save needs {format_size(next_save.room)}{many}, {format_size(disk.free_bytes)} are free{where}"
+    if plan.missing_bytes > 0:
+        soon = next_save.soon and policy.stop_when_full
+        gone = f"can remove {format_size(plan.freed_bytes)}" if plan.freed_bytes else "can remove nothing more"
+        needed = plan.missing_bytes + plan.freed_bytes + disk.free_bytes  # so that the numbers add up
+        margin = f" ({format_size(next_save.room)} and the margin)" if needed >= next_save.room else ""
+        summary = (
+            f"the next save needs {format_size(needed)}{margin}{many}, {format_size(disk.free_bytes)} are free{where},"
+            f" podwatch {gone}: {format_size(plan.missing_bytes)} short{_ways_out(plan)}"
+        )
+        stop = Verdict.STOP if soon else Verdict.NONE
+        return (
+            Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, summary, at, BY_HAND, stop, soon, subject=subject),
+        )
+    if plan.missing_inodes > 0:
+        summary = (
+            f"the next save needs {next_save.inodes} files, {disk.inodes_free} inodes are free{where}:"
+            f" {plan.missing_inodes} short{_ways_out(plan)}"
+        )
+        return (Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, summary, at, BY_HAND, subject=subject),)
+    if plan.waiting:
+        steps = ", ".join(str(r.step) for r in plan.waiting)
+        due = "" if next_save.due_in is None else f", in about {next_save.due_in / 60:.0f} min,"
+        summary = f"{need}: before that save{due} podwatch deletes step {steps}, which is not in the store"
+        fix = "use a faster uplink, save less often, or use a bigger disk; `podwatch prune --dry-run` explains the plan"
+        return (Finding(FindingKind.DISK_NO_ROOM, Severity.WARNING, summary, at, fix, subject=subject),)
+    return ()
+
+
+def _ways_out(plan: RemovalPlan) -> str:
+    ways = sorted((k for k in plan.kept if k.unlock and k.bytes), key=lambda k: -k.bytes)
+    texts = [f"podwatch could remove {format_size(k.bytes)} if step {k.step} were {k.unlock}" for k in ways[:NAMED]]
+    return "".join(f"; {text}" for text in texts)
+
+
+def other_disks(
+    disks: Sequence[DiskSample],
+    next_save: NextSave,
+    *,
+    devices: Mapping[str, int],
+    checkpoints_device: int,
+    stages_in_temp: bool,
+    margin: float,
+    at: float,
+) -> tuple[Finding, ...]:
+    """Findings about the other file systems: temporary directory, podwatch's state, output directory. ``devices``:
+    part -> its file system."""
+    found = []
+    staged = int(next_save.most_bytes * margin) if stages_in_temp else 0
+    for disk in disks:
+        shared = disk.device and disk.device == checkpoints_device
+        if disk.role == "temp":
+            # On the checkpoints' own disk the staged copy needs space in addition to the save.
+            need = staged + (int(next_save.room * margin) if shared else 0) if staged else 0
+            if need > disk.free_bytes:
+                found.append(
+                    Finding(
+                        FindingKind.DISK_NO_ROOM,
+                        Severity.CRITICAL,
+                        f"the trainer stages the next save in {disk.path}, where {format_size(disk.free_bytes)} are"
+                        f" free and {format_size(need)} are needed",
+                        at,
+                        "set TMPDIR in [trainer] env to a directory with room, or empty this one",
+                        subject="temp",
+                    )
+                )
+            elif not shared and disk.free_bytes < TEMP_BYTES:
+                found.append(_low(disk, "the trainer's temporary directory", at, "empty it, or set TMPDIR elsewhere"))
+        elif disk.role == "state" and not shared and disk.free_bytes < STATE_BYTES:
+            found.append(_low(disk, "podwatch's own state", at, "empty it, or set state_dir elsewhere"))
+        elif disk.role == "output" and not shared and disk.device not in devices.values() and disk.used_ratio > 0.95:
+            # logs and by-products only: no save is written here
+            found.append(_low(disk, "the output directory", at, "delete logs and by-products of the trainer"))
+    return tuple(found)
+
+
+def _low(disk: DiskSample, what: str, at: float, fix: str) -> Finding:
+    summary = f"{what} ({disk.path}) has {format_size(disk.free_bytes)} left"
+    return Finding(FindingKind.DISK_HIGH, Severity.WARNING, summary, at, fix, subject=disk.role)

@@ -1,0 +1,309 @@
+"""Directories and files by descriptor: opened segment by segment, no link followed, owners checked on the way.
+
+The functions under ``pinned_directories.py``, which callers use. They block, and may be called from several threads.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import pwd
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from podwatch.domain.errors import HostError
+from podwatch.system.files import DIRECTORY_FLAGS
+
+HIDDEN = ".podwatch"
+"""Name of every directory of podwatch beside or in a trainer's directory: layouts ignore it."""
+STAGING = ".podwatch-staging"
+"""Also podwatch's: the staging directory of a restore to a directory of the operator's choice."""
+KEPT = frozenset({"quarantine", "trash", "staging", "uploading"})
+"""podwatch's directories whose contents are, or become, the trainer's. The contents belong to its user."""
+NODES = "nodes"
+"""podwatch's directory for a run over several nodes: what they report, and a directory for each but rank 0."""
+_RECORD = "run.json"
+_LOOKED_AT = 1000
+"""Limit of directory entries that are examined to decide whether podwatch made it."""
+_MAX_LINKS = 16
+"""Limit of links on the way to a root. The kernel allows 40."""
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Opens a directory for traversal: needs no permission to list it, which other users' homes do not give."""
+_libc = ctypes.CDLL(None, use_errno=True)
+_also_ours: set[tuple[int, int]] = set()
+"""(device, uid) that a filesystem shows for files we create: found out once for each, by creating a file."""
+
+
+class RootReplaced(HostError):  # noqa: N818 - reads better at the raise site
+    """A root is not the directory that was pinned, or not one that podwatch may work in. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a path named when it was judged. Valid within one process and one mount."""
+
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "Identity":
+        return cls(status.st_dev, status.st_ino)
+
+
+def open_regular(directory: int, name: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+    """Open a regular file in a directory, without following a link and without blocking. Raises OSError."""
+    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, mode, dir_fd=directory)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", name)
+    return fd
+
+
+def check_ours(fd: int, path: Path) -> None:
+    """Raises RootReplaced unless the directory belongs to podwatch (or root) and no other user can write to it. Removes
+    permissions of group and others that an older podwatch left through its umask."""
+    check_owner(fd, fd, path)
+    status = os.fstat(fd)
+    if status.st_mode & OTHERS_WRITE:
+        try:
+            os.fchmod(fd, stat.S_IMODE(status.st_mode) & ~OTHERS_WRITE)
+        except OSError as error:
+            raise RootReplaced(
+                "other users can write to podwatch's own directory", where=str(path), fix="chmod go-w it"
+            ) from error
+
+
+def check_made_by_us(fd: int, path: Path) -> None:
+    """``check_ours`` for a directory that its parent's owner could have replaced by another root-owned one, by a
+    rename: its contents must be podwatch's. Changes nothing before that is known."""
+    check_owner(fd, fd, path)
+    if not _looks_made_by_us(fd):
+        raise RootReplaced(
+            "this directory has podwatch's name, but contains nothing that podwatch made",
+            where=str(path),
+            fix="find out which user replaced it, and move it away or restore the original",
+        )
+    check_ours(fd, path)
+
+
+def check_owner(fd: int, directory: int, path: Path) -> None:
+    """``fd`` is ``directory`` or is in it."""
+    status = os.fstat(fd)
+    if status.st_uid in (0, os.geteuid()) or (status.st_dev, status.st_uid) in _also_ours:
+        return
+    if status.st_uid == _our_uid(directory):
+        _also_ours.add((status.st_dev, status.st_uid))
+        return
+    raise RootReplaced(
+        f"podwatch's own {'directory' if stat.S_ISDIR(status.st_mode) else 'file'} belongs to user {status.st_uid}",
+        where=str(path),
+        fix=f"move it away, or chown it to user {os.geteuid()} if podwatch made it as another user",
+    )
+
+
+def _looks_made_by_us(fd: int) -> bool:
+    """Empty, or with an entry that podwatch creates in its directories."""
+    names = os.listdir(fd)[:_LOOKED_AT]
+    bare = True
+    for name in names:
+        if name in KEPT or name.startswith((".podwatch-", "restore-")):
+            return True
+        try:
+            below = os.open(name, DIRECTORY_FLAGS, dir_fd=fd)
+        except OSError:
+            bare = False
+            continue
+        try:
+            inside = os.listdir(below)[:_LOOKED_AT]  # noqa: PTH208
+        finally:
+            os.close(below)
+        if any(entry in KEPT or entry == NODES or entry.startswith(_RECORD) for entry in inside):
+            return True
+        bare = bare and not inside
+    return bare
+
+
+def make_directory(parent: int, name: str, owner: int | None) -> None:
+    """Create ``name`` if it does not exist. As root and for another user: with that user's rights, so that it cannot be
+    replaced before it is given away. Where the user cannot create it (its parent is root's), no other user can replace
+    it either, and it is given away. Raises OSError."""
+    if owner is None or owner == os.geteuid():
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=parent)
+        return
+    try:
+        with as_user(owner):
+            os.mkdir(name, 0o755, dir_fd=parent)
+        return
+    except FileExistsError:
+        return
+    except PermissionError:
+        pass
+    try:
+        os.mkdir(name, 0o755, dir_fd=parent)
+    except FileExistsError:
+        return
+    fd = os.open(name, DIRECTORY_FLAGS, dir_fd=parent)
+    try:
+        if not os.listdir(fd) and os.fstat(fd).st_uid == os.geteuid():  # noqa: PTH208 - a descriptor
+            os.fchown(fd, owner, _group_of(owner))
+    finally:
+        os.close(fd)
+
+
+def open_or_make(directory: int, name: str, create: bool, mode: int | None, owner: int | None) -> int:
+    """``mode`` is given for a directory of podwatch. An existing one is not created again: a full disk refuses that."""
+    try:
+        return os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
+    except FileNotFoundError:
+        if not create:
+            raise
+    if mode is None:
+        make_directory(directory, name, owner)
+    else:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, mode, dir_fd=directory)
+    return os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
+
+
+def open_path(path: Path) -> tuple[int, frozenset[int]]:
+    """Open a directory by an absolute path, segment by segment; also returns the owners (root and podwatch left out) of
+    the links on the way. The last segment may only be a link of root's or podwatch's. Raises RootReplaced, OSError."""
+    trusted = {0, os.geteuid()}
+    owners: set[int] = set()
+    pending = list(reversed(path.parts[1:]))
+    links = 0
+    fd = os.open("/", _PASS)
+    try:
+        while pending:
+            name = pending.pop()
+            if name in ("", "."):
+                continue
+            try:
+                below = os.open(name, _PASS, dir_fd=fd)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                target, owner = _read_link(fd, name, path)
+                links += 1
+                if links > _MAX_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
+                if owner not in trusted:
+                    if not pending:
+                        raise RootReplaced(
+                            f"is a symbolic link of user {owner}",
+                            where=str(path),
+                            fix="remove the link, or configure its target directory",
+                        ) from None
+                    owners.add(owner)
+                pending.extend(reversed(target.split("/")))
+                if target.startswith("/"):
+                    os.close(fd)
+                    fd = -1
+                    fd = os.open("/", _PASS)
+                continue
+            os.close(fd)
+            fd = below
+        below = os.open(".", DIRECTORY_FLAGS, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    except BaseException:
+        if fd >= 0:
+            os.close(fd)
+        raise
+    return fd, frozenset(owners)
+
+
+def _read_link(directory: int, name: str, path: Path) -> tuple[str, int]:
+    """Target and owner of the same link. Raises NotADirectoryError if it is no link."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISLNK(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+        return os.readlink("", dir_fd=fd), status.st_uid
+    finally:
+        os.close(fd)
+
+
+def _our_uid(directory: int) -> int:
+    """The uid that our files get here: it differs from our own on NFS with root squashed, and on some FUSE mounts.
+    -1 where it cannot be found out."""
+    name = f".podwatch-uid-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    except OSError:
+        return -1
+    try:
+        uid = os.fstat(fd).st_uid
+        return -1 if uid == 0 else uid
+    finally:
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=directory)
+
+
+def measure(directory: int, name: str, seen: list[int], entries: int, depth: int) -> None:
+    """Add up [bytes, entries]. Continues after unreadable entries."""
+    try:
+        status = lstat_at(directory, name)
+    except OSError:
+        return
+    seen[0] += status.st_blocks * 512
+    seen[1] += 1
+    if not stat.S_ISDIR(status.st_mode) or seen[1] >= entries or depth == 0:
+        return
+    try:
+        fd = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
+    except OSError:
+        return
+    try:
+        for entry in os.listdir(fd):  # noqa: PTH208
+            if seen[1] >= entries:
+                return
+            measure(fd, entry, seen, entries, depth - 1)
+    except OSError:
+        return
+    finally:
+        os.close(fd)
+
+
+def symlink_at(directory: int, name: str, target: str, owner: int | None) -> None:
+    """Create a link that belongs to ``owner`` from the start; ours where that user cannot create anything here."""
+    if owner is not None and owner != os.geteuid():
+        with contextlib.suppress(PermissionError), as_user(owner):
+            os.symlink(target, name, dir_fd=directory)
+            return
+    os.symlink(target, name, dir_fd=directory)
+
+
+def lstat_at(directory: int, name: str) -> os.stat_result:
+    return os.stat(name, dir_fd=directory, follow_symlinks=False)
+
+
+def _group_of(uid: int) -> int:
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return -1
+
+
+@contextlib.contextmanager
+def as_user(uid: int) -> Iterator[None]:
+    """Perform this thread's file accesses with the rights of ``uid`` (setfsuid(2) is per thread, and drops root's power
+    over files with it)."""
+    gid = _group_of(uid)
+    old_gid = _libc.setfsgid(gid) if gid >= 0 else -1
+    old = _libc.setfsuid(uid)
+    try:
+        if _libc.setfsuid(-1) != uid:
+            raise PermissionError(errno.EPERM, f"cannot act as user {uid}")
+        yield
+    finally:
+        _libc.setfsuid(old)
+        if gid >= 0:
+            _libc.setfsgid(old_gid)

@@ -1,0 +1,445 @@
+"""Start, find and adopt trainers through keepers."""
+
+import contextlib
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from podwatch.domain.errors import Busy, HostError, PermissionDenied, PodwatchError
+from podwatch.domain.pod_identity import Instance
+from podwatch.domain.process import ProcessIdentity
+from podwatch.system.blocking_calls import Worker
+from podwatch.system.child import scrubbed_environment
+from podwatch.system.clock import Clock
+from podwatch.system.files import atomic_write, read_small
+from podwatch.system.procfs import from_here, is_alive, patiently
+from podwatch.trainer import find_trainers, keeper_client, process_tree
+from podwatch.trainer.base import Candidate, CannotExecute, Look, MayNotExecute, StartPlan
+from podwatch.trainer.environment import for_training
+from podwatch.trainer.find_trainers import Run, kept_by, users_of
+from podwatch.trainer.keeper_client import KeeperClient, KeeperRecord, KeeperSilent, read_exit, read_record, read_result
+from podwatch.trainer.process_roles import Roles
+from podwatch.trainer.trainer_handle import AttachedTrainer, KeptTrainer, started_wall
+
+T = TypeVar("T")
+
+_CALL_DEADLINE = 30.0
+_START_DEADLINE = 30.0
+"""Lock, record, fork and exec take milliseconds; a disk that cannot fsync for this long cannot run training either."""
+_BEFORE_DEADLINE = 300.0
+"""Seconds for one command of ``trainer.start_before``: starting a cluster's head takes ten, on a busy disk minutes."""
+
+_REFUSED_ENDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperJob:
+    """Job mode: the keeper ends with its owner (docs/jobs.md). ``pipe``: the read end of a pipe whose other end only
+    ``owner``, podwatch's init, holds. ``grace``: seconds from its end of file to SIGKILL for the tree."""
+
+    pipe: int
+    grace: float
+    owner: ProcessIdentity
+    instance: Instance
+
+    def to_dict(self) -> dict[str, object]:
+        owner = {"owner": self.owner.pid, "owner_ticks": self.owner.start_ticks}
+        return {"pipe": self.pipe, "grace": self.grace, **owner, **self.instance.to_dict()}
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperOptions:
+    """Options of a keeper.
+
+    ``lock_dir``: one directory for the run lock instead of the usual ones in ``lock_parents`` and, from older versions,
+    ``old_lock_dirs`` (None: as in keeper.py). ``grace``: seconds from a SIGTERM to the keeper (its unit is stopped) to
+    SIGKILL for the tree. ``linger``: seconds that the keeper stays after the tree's end unless podwatch releases it.
+    ``job``: None unless podwatch runs in job mode."""
+
+    lock_dir: Path | None = None
+    lock_parents: tuple[Path, ...] | None = None
+    old_lock_dirs: tuple[Path, ...] | None = None
+    grace: float = 30.0
+    linger: float = 10.0
+    log_limit: int = 64 << 20
+    log_count: int = 3
+    job: KeeperJob | None = None
+
+
+def runs_as_service(environ: Mapping[str, str]) -> bool:
+    """Return whether podwatch is a root service under systemd: the keeper then gets a transient service of its own,
+    outside our sandbox and cgroup."""
+    return "INVOCATION_ID" in environ and Path("/run/systemd/system").is_dir() and os.geteuid() == 0
+
+
+def own_unit(cgroups: str) -> str:
+    """Return the service that this process runs in, from the text of ``/proc/self/cgroup``: ``podwatch@NAME.service``
+    for an instance. Training is ordered before it, so that at power-off podwatch leaves first."""
+    for line in cgroups.splitlines():
+        for segment in reversed(line.rpartition(":")[2].split("/")):
+            if segment.endswith(".service"):
+                return segment
+    return "podwatch.service"
+
+
+def systemd_argv(
+    run_id: str, directory: Path, keeper: list[str], options: KeeperOptions, nofile: int, unit: str = "podwatch.service"
+) -> list[str]:
+    """Return the ``systemd-run`` command for a transient *service* (a scope would inherit the sandbox). The fixed name
+    is a lock of its own. OOMPolicy: one child killed by the kernel must not end the unit. KillMode=mixed: SIGTERM goes
+    only to the keeper, which passes it on to the tree."""
+    properties = {
+        "Description": f"training of run {run_id}, kept for podwatch",
+        "Before": unit,
+        "WorkingDirectory": str(directory),
+        "LimitNOFILE": str(max(nofile, 65_536)),
+        "OOMScoreAdjust": "0",
+        "OOMPolicy": "continue",
+        "TasksMax": "infinity",
+        "KillMode": "mixed",
+        "TimeoutStopSec": str(int(options.grace) + 15),
+        "StandardOutput": f"append:{directory}/keeper.log",
+        "StandardError": f"append:{directory}/keeper.log",
+        "UMask": "0077",
+    }
+    argv = ["systemd-run", f"--unit=podwatch-train-{run_id}", "--collect", "--no-ask-password", "--quiet"]
+    return [*argv, *(f"--property={name}={value}" for name, value in properties.items()), "--", *keeper]
+
+
+class KeeperLauncher:
+    """The Launcher of one run. ``run`` returns, for each look, how to recognise its trainer; by default any process of
+    our user counts.
+
+    ``python`` defaults to the base interpreter behind our virtual environment, so that removing the environment
+    (an upgrade) does not touch a running keeper.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        output_dir: Path,
+        state_dir: Path,
+        clock: Clock,
+        *,
+        roles: Roles,
+        run: Callable[[], Run] | None = None,
+        use_systemd: bool | None = None,
+        python: str | None = None,
+        options: KeeperOptions = KeeperOptions(),
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._run_id = run_id
+        self._output_dir = Path(os.path.realpath(output_dir))
+        self._directory = state_dir / run_id / "keeper"
+        self._log = state_dir / run_id / "logs" / "train.log"
+        self._clock = clock
+        default = Run(str(self._output_dir), users=users_of(""))
+        self._roles = roles
+        self._run = run or (lambda: default)
+        if use_systemd is None:  # a job's tree stays in the job's cgroup, whatever its engine is a service of
+            use_systemd = options.job is None and runs_as_service(environ)
+        self._systemd = use_systemd
+        self._python = python or getattr(sys, "_base_executable", "") or sys.executable
+        self._compiled = python is None
+        """Whether to run the compiled keeper; not after one that ended without an answer."""
+        self._program_note = ""
+        self._options = options
+        self._worker = Worker("trainer")
+
+    # -- looking
+
+    async def look(self) -> Look:
+        try:
+            record = await self._call(read_record, self._directory)
+        except TimeoutError:
+            raise
+        except OSError:  # a running trainer is found by its processes; only a start needs this directory
+            found = await patiently(self._worker, kept_by, self._directory, timeout=_CALL_DEADLINE)
+            if found is not None:
+                return Look(candidates=(found,))
+            record = None
+        if record is not None and from_here(record.launcher):
+            handle = await self._adopt(record)
+            if handle is not None:
+                return Look(handle=handle)
+        return await patiently(self._worker, self._survey, timeout=_CALL_DEADLINE)
+
+    async def _adopt(self, record: KeeperRecord) -> KeptTrainer | None:
+        """Return a handle for the trainer in the record; None if it never ran."""
+        handle = KeptTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
+        if is_alive(record.keeper):
+            await self._wait_until_kept(record)
+            # Was it released, or did it fail, in the meantime?
+            again = await self._call(read_record, self._directory)
+            if again is None or again.start_id != record.start_id:
+                return None if again is None else await self._adopt(again)
+            if is_alive(record.keeper):
+                return handle
+        if await self._call(read_exit, self._directory, record.start_id) is not None or is_alive(record.launcher):
+            handle.keeper_lives()
+            return handle
+        marked = await patiently(self._worker, process_tree.marked, record.start_id, timeout=_CALL_DEADLINE)
+        if record.executed or marked:
+            handle.keeper_lives()
+            return handle
+        return None  # its keeper was killed before the command was executed, and the waiting child went with it
+
+    async def _wait_until_kept(self, record: KeeperRecord) -> None:
+        """Wait until a keeper in the middle of a start answers, which takes a moment. Return without an answer if it is
+        stuck."""
+        client = KeeperClient(self._directory, self._roles)
+        deadline = self._clock.monotonic() + 5.0
+        while is_alive(record.keeper) and self._clock.monotonic() < deadline:
+            try:
+                answer = await client.hello()
+            except KeeperSilent:
+                await self._clock.sleep(0.05)
+                continue
+            if answer.get("start_id") == record.start_id:
+                return
+
+    def _survey(self) -> Look:
+        """Blocks: reads every process of the pod."""
+        run = self._run()
+        processes = find_trainers.gather(run, self._roles, own_pid=os.getpid())
+        judged = find_trainers.judge(processes, run)
+        return Look(
+            candidates=judged.candidates,
+            holders=find_trainers.holders(processes, gpus=run.gpus, own_pid=os.getpid()),
+            pending=judged.pending,
+            eligible=judged.eligible,
+        )
+
+    async def attach(self, candidate: Candidate) -> AttachedTrainer:
+        """Raises Busy when it has ended in the meantime."""
+        if not is_alive(candidate.launcher):
+            raise Busy(f"process {candidate.launcher.pid} has ended", fix="nothing: podwatch checks the pod again")
+        return AttachedTrainer(
+            candidate.launcher,
+            started_wall=started_wall(candidate.launcher, self._clock),
+            roles=self._roles,
+            worker=self._worker,
+            clock=self._clock,
+            users=self._run().users,
+        )
+
+    # -- starting
+
+    async def start(self, plan: StartPlan) -> KeptTrainer:
+        if not plan.start_id or not all(c.isalnum() or c in "-_" for c in plan.start_id):
+            raise ValueError(f"not a start id: {plan.start_id!r}")
+        if not plan.argv:
+            raise HostError("there is no command to start", where="trainer.command", fix="set it in the configuration")
+        argv = await self._call(self._prepare, plan)
+        process = await self._call(self._spawn, argv, plan.nofile)
+        result = await self._result(plan, process)
+        if result.get("ok") is not True:
+            await self._ended(process)
+            raise _start_error(plan, result)
+        record = await self._call(read_record, self._directory)
+        if record is None or record.start_id != plan.start_id:
+            raise HostError("the trainer ended and was released while it was being started", where=str(self._directory))
+        return KeptTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
+
+    def _prepare(self, plan: StartPlan) -> list[str]:
+        """Write the keeper's files; return its argv. The environment travels in a file that only the keeper and we can
+        read."""
+        spec = {
+            "run_id": self._run_id,
+            "argv": list(plan.argv),
+            "cwd": plan.cwd,
+            "env": for_training(plan.env) | {"PODWATCH_START_ID": plan.start_id, "PODWATCH_RUN": self._run_id},
+            "user": plan.user,
+            "nofile": plan.nofile,
+            "step": plan.step,
+            "before": [list(command) for command in plan.before],
+            "before_deadline": _BEFORE_DEADLINE,
+            "output_dir": str(self._output_dir),
+            "log": str(self._log),
+            "log_limit": self._options.log_limit,
+            "log_count": self._options.log_count,
+            "lock_dir": str(self._options.lock_dir or ""),
+            "lock_parents": _texts(self._options.lock_parents),
+            "old_lock_dirs": _texts(self._options.old_lock_dirs),
+            "grace": self._options.grace,
+            "linger": self._options.linger,
+            "job": self._options.job.to_dict() if self._options.job is not None else None,
+            "expires": self._clock.boottime() + 2 * _START_DEADLINE,
+        }
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._directory.chmod(0o700)
+            keeper_client.remove_unfinished(self._directory)
+            program, self._program_note = keeper_client.place(self._directory, compiled=self._compiled)
+            for stale in self._directory.glob("spec-*.json"):
+                stale.unlink(missing_ok=True)  # of a start that an earlier podwatch requested
+            atomic_write(self._directory / "wanted", plan.start_id)
+            atomic_write(self._directory / f"spec-{plan.start_id}.json", json.dumps(spec))
+        except OSError as error:
+            raise HostError(
+                f"cannot write the keeper's files: {error.strerror}",
+                where=str(self._directory),
+                fix="free disk space, or correct the owner of this directory",
+            ) from error
+        return [self._python, "-I", "-S", "-E", str(program), str(self._directory), plan.start_id]
+
+    def _spawn(self, keeper: list[str], nofile: int) -> "subprocess.Popen[bytes]":
+        environment = scrubbed_environment(os.environ, keep_python=False)
+        with _keeper_log(self._directory / "keeper.log") as log:
+            if self._program_note:
+                with contextlib.suppress(OSError):
+                    log.write(f"podwatch: {self._program_note}\n".encode())
+            if self._systemd:
+                unit = own_unit(_cgroups())
+                argv = systemd_argv(self._run_id, self._directory, keeper, self._options, nofile, unit)
+            else:
+                keep = ("PATH", "LANG", "LC_ALL", "TZ")
+                environment = {name: value for name, value in environment.items() if name in keep}
+                argv = keeper
+            try:
+                process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    cwd=self._directory,
+                    start_new_session=True,
+                    pass_fds=(self._options.job.pipe,) if self._options.job is not None else (),
+                )
+            except OSError as error:
+                raise HostError(f"cannot run {argv[0]}: {error.strerror}", where=argv[0]) from error
+        # Reaps the process when it ends, so that it never stays a zombie.
+        threading.Thread(target=process.wait, name="podwatch-keeper-reaper", daemon=True).start()
+        return process
+
+    async def _result(self, plan: StartPlan, process: "subprocess.Popen[bytes]") -> dict[str, object]:
+        deadline = self._clock.monotonic() + _START_DEADLINE + _BEFORE_DEADLINE * len(plan.before)
+        ended = False
+        while True:
+            # The order matters: a keeper that ends after this read has written its result by the next read.
+            result = await self._call(read_result, self._directory, plan.start_id)
+            if result is not None:
+                return result
+            if (self._directory / f"executed-{plan.start_id}").exists() and ended:
+                return {"ok": True}
+            if ended or self._clock.monotonic() >= deadline:
+                said = await self._call(_last_line, self._directory / "keeper.log")
+                if ended and self._systemd and "already loaded" in said:
+                    raise Busy(
+                        f"training of run {self._run_id} already runs under a systemd unit: {said}", fix="stop it first"
+                    )
+                self._compiled = self._compiled and not ended
+                what = "the keeper ended without an answer" if ended else "the keeper did not answer in time"
+                raise HostError(f"{what}: {said}" if said else what, where=str(self._directory))
+            ended = process.returncode is not None and (not self._systemd or process.returncode != 0)
+            await self._clock.sleep(0.01)
+
+    async def _ended(self, process: "subprocess.Popen[bytes]") -> None:
+        """Wait until a keeper that refused has ended: until then its locks would block the next start."""
+        deadline = self._clock.monotonic() + _REFUSED_ENDS
+        while process.returncode is None and self._clock.monotonic() < deadline:
+            await self._clock.sleep(0.01)
+
+    def log_path(self) -> str:
+        return str(self._log)
+
+    async def close(self) -> None:
+        self._worker.close()
+
+    async def _call(self, fn: Callable[..., T], *args: object) -> T:
+        return await self._worker.call(fn, *args, timeout=_CALL_DEADLINE)
+
+
+def _start_error(plan: StartPlan, result: Mapping[str, object]) -> PodwatchError:
+    """Return the keeper's refusal as an error with a fix."""
+    kind, text = result.get("kind"), str(result.get("text", ""))
+    code, where = result.get("errno"), str(result.get("where", ""))
+    if kind in ("busy", "superseded"):
+        return Busy(text, where=where, fix="stop it first, or wait until it has ended")
+    if kind == "exec":
+        return _exec_error(plan, code, text)
+    if kind == "before":
+        return HostError(
+            f"a command of trainer.start_before {text}: {where}",
+            where="trainer.start_before",
+            fix="see the end of `podwatch logs`; run the command yourself as the user that training runs as",
+        )
+    if kind == "cwd":
+        kind_of = MayNotExecute if code == errno.EACCES else CannotExecute
+        return kind_of(
+            f"cannot start in the working directory: {text}", where=plan.cwd, fix="correct trainer.cwd or create it"
+        )
+    if kind == "user":
+        denied = MayNotExecute if code == errno.EPERM else CannotExecute
+        return denied(
+            f"cannot start as user {plan.user!r}: {text}",
+            where="trainer.user",
+            fix="run podwatch as root, or correct trainer.user",
+        )
+    if kind == "permission" or code in (errno.EACCES, errno.EPERM):
+        return PermissionDenied(text, where=where, fix="run podwatch as the owner of this path")
+    return HostError(f"cannot start training: {text}", where=where, fix="free space or correct the path")
+
+
+def _exec_error(plan: StartPlan, code: object, text: str) -> PodwatchError:
+    program = plan.argv[0]
+    if code == errno.EACCES:
+        return MayNotExecute(
+            f"Permission denied: cannot execute {program}", where="trainer.command", fix=f"chmod +x {program}"
+        )
+    if code == errno.ENOENT:
+        path = Path(plan.cwd, program)
+        if "/" in program and path.exists():
+            return CannotExecute(
+                f"the interpreter in the first line of {program} does not exist",
+                where="trainer.command",
+                fix="correct its first line or install the interpreter",
+            )
+        looked = "" if "/" in program else f" in PATH={plan.env.get('PATH', '')}"
+        return CannotExecute(
+            f"the command {program} does not exist{looked}",
+            where="trainer.command",
+            fix="install it, or give its full path",
+        )
+    if code == errno.ENOEXEC:
+        return CannotExecute(
+            f"{program} is neither a program nor a script with a first line",
+            where="trainer.command",
+            fix='start it with its interpreter: ["bash", "script.sh"]',
+        )
+    return HostError(f"cannot execute {program}: {text}", where="trainer.command", fix="correct trainer.command")
+
+
+def _texts(paths: tuple[Path, ...] | None) -> list[str] | None:
+    return None if paths is None else [str(path) for path in paths]
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = read_small(path, 1 << 22).decode("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1][:300] if lines else ""
+
+
+def _keeper_log(path: Path) -> BinaryIO:
+    """Open the file for the keeper's own output; /dev/null if the disk cannot hold even its name."""
+    try:
+        return path.open("ab", buffering=0)
+    except OSError:
+        return Path(os.devnull).open("ab", buffering=0)
+
+
+def _cgroups() -> str:
+    try:
+        return read_small(Path("/proc/self/cgroup")).decode(errors="replace")
+    except OSError:
+        return ""

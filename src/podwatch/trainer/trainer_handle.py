@@ -1,0 +1,409 @@
+"""Handles of trainers, under a keeper or attached, with one way to stop them."""
+
+import os
+import signal
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from podwatch.domain.errors import Busy
+from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
+from podwatch.domain.snapshot import Reading, SensorState, Supervision, observed, unobserved
+from podwatch.system import procfs
+from podwatch.system.blocking_calls import Worker
+from podwatch.system.clock import Clock
+from podwatch.system.procfs import is_alive, patiently
+from podwatch.trainer.base import Saving, StopReport, attached_id
+from podwatch.trainer.find_trainers import copied_environment
+from podwatch.trainer.keeper_client import (
+    KeeperClient,
+    KeeperRecord,
+    KeeperSilent,
+    read_end,
+    read_exit,
+    read_record,
+    retire_record,
+)
+from podwatch.trainer.operator_shells import ProcessKey, is_server_name, served, spared
+from podwatch.trainer.process_roles import Roles
+from podwatch.trainer.process_tree import LocalTree, Process, leads_session, read
+
+# -- terminal of an operator -----------------------------------------------------------------------------------------
+# The terminal in which an operator started a trainer, and when a key was last typed there (docs/detection.md, "An end
+# that is left to its operator"). Typing shows in the terminal's access time, which the kernel moves (in steps of 8 s)
+# when a program reads from it. Its modification time is useless: the trainer's own output changes it all the time.
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """``device`` is its device number, because the path can be reused for another terminal."""
+
+    path: str
+    device: int
+
+    def used_wall(self) -> float | None:
+        """Return the epoch second of the last key that was read; None if the terminal is gone. Never blocks: no file
+        system is asked."""
+        try:
+            found = os.stat(self.path)  # noqa: PTH116
+        except OSError:
+            return None
+        return found.st_atime if found.st_rdev == self.device else None
+
+
+def device_of(number: int) -> int:
+    """Return ``tty_nr`` of /proc/PID/stat as a device number: minor in bits 31-20 and 7-0, major in 15-8."""
+    return os.makedev((number >> 8) & 0xFFF, (number & 0xFF) | ((number >> 12) & 0xFFF00))
+
+
+def terminal_of(pid: int) -> Terminal | None:
+    """Return the controlling terminal of ``pid``; None if it has none (a service, a keeper's child, nohup with setsid),
+    or if that terminal is not visible from here."""
+    status = procfs.read_stat(pid)
+    if status is None or status.tty == 0:
+        return None
+    device = device_of(status.tty)
+    links = procfs.open_files(pid) or {}
+    for path in (*(links.get(fd, "") for fd in (0, 1, 2)), f"/dev/pts/{os.minor(device)}"):
+        if not path.startswith("/dev/"):
+            continue
+        try:
+            found = os.stat(path)  # noqa: PTH116
+        except OSError:
+            continue
+        if stat.S_ISCHR(found.st_mode) and found.st_rdev == device:
+            return Terminal(path, device)
+    return None
+
+
+# -- handles ---------------------------------------------------------------------------------------------------------
+
+_PROC_DEADLINE = 10.0
+_SWEEP_EVERY = 10.0
+"""Seconds between two searches for the start marker while nothing is being stopped; each reads every process."""
+_EXIT_RECORD_WAIT = 5.0
+"""A living keeper records its child's end within milliseconds; after this it counts as stuck."""
+
+
+def started_wall(identity: ProcessIdentity, clock: Clock) -> float:
+    """Return the epoch second of the process's start, from its start ticks and the clock as it is now: a clock that was
+    set since (a pod that boots with a wrong one) must not make a start look older than its patience."""
+    return clock.wall() - identity.age(clock.boottime())
+
+
+class _Trainer(ABC):
+    """The common part of kept and attached trainers."""
+
+    def __init__(
+        self,
+        *,
+        start_id: str,
+        supervision: Supervision,
+        launcher: ProcessIdentity,
+        started_wall: float,
+        local: LocalTree,
+        roles: Roles,
+        worker: Worker,
+        clock: Clock,
+    ) -> None:
+        self.start_id = start_id
+        self.supervision = supervision
+        self.warnings: tuple[str, ...] = ()
+        self.launcher = launcher
+        self.started_wall = started_wall
+        self._local, self._roles = local, roles
+        self._worker = worker
+        self._clock = clock
+        self._swept_at = float("-inf")
+
+    @abstractmethod
+    async def exit_status(self) -> ExitStatus | None: ...
+
+    @abstractmethod
+    async def release(self) -> None: ...
+
+    async def _living(self, *, sweep: bool) -> tuple[ProcessSample, ...]:
+        return await patiently(self._worker, lambda: self._local.living(sweep=sweep), timeout=_PROC_DEADLINE)
+
+    async def _signal(self, targets: list[ProcessIdentity], number: int) -> None:
+        await self._worker.call(self._local.signal, targets, number, timeout=_PROC_DEADLINE)
+
+    async def tree(self) -> Reading[tuple[ProcessSample, ...]]:
+        now = self._clock.monotonic()
+        sweep = now - self._swept_at >= _SWEEP_EVERY
+        try:
+            living = await self._living(sweep=sweep)
+        except TimeoutError as error:
+            return unobserved(SensorState.BLIND, now, f"reading the process tree hangs: {error}")
+        if sweep:
+            self._swept_at = now
+        return observed(living, now)
+
+    @property
+    def ended(self) -> Mapping[tuple[int, int], ExitStatus]:
+        """How processes of the tree ended, by (pid, start ticks). Known only for those that the keeper reaped, because
+        their own parent had ended before."""
+        return {}
+
+    async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
+        """Return the inodes of the sockets that these processes hold; None where they cannot be read."""
+        return await self._worker.call(_local_sockets, pids, timeout=_PROC_DEADLINE)
+
+    async def stop(self, *, grace: float, save_grace: float, saving: Saving, max_kill_wait: float = 30.0) -> StopReport:
+        """Send SIGTERM to every process of the tree, new ones included unless a save is in flight (they may belong to
+        it); after the grace send SIGKILL, repeatedly. Not SIGINT: it makes prime-rl's orchestrator write an orphan
+        checkpoint.
+        """
+        started = self._clock.monotonic()
+        told: set[ProcessIdentity] = set()
+        killed: set[ProcessIdentity] = set()
+        kill_since: float | None = None
+        survivors: tuple[str, ...] = ()
+        pause = 0.02
+        while True:
+            living = await self._living(sweep=not told or pause >= 0.2)
+            if not living and not (living := await self._living(sweep=True)):
+                break
+            now = self._clock.monotonic()
+            if kill_since is None and now - started >= (max(grace, save_grace) if saving() else grace):
+                kill_since, pause = now, 0.02
+            if kill_since is None:
+                fresh = [p.identity for p in living if p.identity not in told]
+                if fresh and not (told and saving()):
+                    await self._signal(fresh, signal.SIGTERM)
+                    told.update(fresh)
+            elif now - kill_since >= max_kill_wait:
+                survivors = tuple(_describe(p) for p in living)
+                break
+            else:
+                targets = [p.identity for p in living]
+                await self._signal(targets, signal.SIGKILL)
+                killed.update(targets)
+            await self._clock.sleep(pause)
+            pause = min(pause * 1.5, 0.25)
+        return StopReport(
+            seconds=self._clock.monotonic() - started,
+            killed=len(killed),
+            survivors=survivors,
+            exit=await self.exit_status(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptTree:
+    record: KeeperRecord
+
+    def launcher_ended(self) -> float | None:
+        return read_end(self.record.directory, self.record.start_id)
+
+    def spared(self, processes: Collection[Process]) -> frozenset[int]:
+        return served(processes)
+
+    def copied(self, pids: Collection[int]) -> frozenset[int]:
+        return copied_environment(pids)
+
+
+class KeptTrainer(_Trainer):
+    """A trainer under a keeper. It continues as an attached one if its keeper is killed."""
+
+    def __init__(self, record: KeeperRecord, *, roles: Roles, worker: Worker, clock: Clock) -> None:
+        super().__init__(
+            start_id=record.start_id,
+            supervision=Supervision.KEEPER,
+            launcher=record.launcher,
+            started_wall=started_wall(record.launcher, clock),
+            local=LocalTree(
+                record.launcher,
+                roles,
+                start_id=record.start_id,
+                keeper=record.keeper,
+                own_session=True,
+                rules=_KeptTree(record),
+            ),
+            roles=roles,
+            worker=worker,
+            clock=clock,
+        )
+        self.record = record
+        self.warnings = record.warnings
+        self._client = KeeperClient(record.directory, roles)
+        self._gone_since: float | None = None
+        self.keeper_lives()
+
+    def keeper_lives(self) -> bool:
+        alive = is_alive(self.record.keeper)
+        if not alive and read_exit(self.record.directory, self.start_id) is None:
+            self.supervision = Supervision.ATTACH
+        return alive
+
+    async def exit_status(self) -> ExitStatus | None:
+        self.keeper_lives()
+        found = await self._worker.call(read_exit, self.record.directory, self.start_id, timeout=_PROC_DEADLINE)
+        if found is not None:
+            return found
+        now = self._clock.monotonic()
+        while not is_alive(self.launcher):
+            if not self.keeper_lives():
+                # it may have recorded the end between our two reads
+                return read_exit(self.record.directory, self.start_id) or ExitStatus(at_wall=self._clock.wall())
+            if self._gone_since is None:
+                self._gone_since = now
+            if self._clock.monotonic() - self._gone_since >= _EXIT_RECORD_WAIT:
+                return ExitStatus(at_wall=self._clock.wall())
+            await self._clock.sleep(0.02)
+            found = await self._worker.call(read_exit, self.record.directory, self.start_id, timeout=_PROC_DEADLINE)
+            if found is not None:
+                return found
+        return None
+
+    @property
+    def ended(self) -> Mapping[tuple[int, int], ExitStatus]:
+        return self._client.ended
+
+    async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
+        """Ask the keeper first: it is not sandboxed."""
+        if self.keeper_lives():
+            try:
+                return await self._client.sockets(pids)
+            except KeeperSilent:
+                pass
+        return await super().sockets(pids)
+
+    async def _living(self, *, sweep: bool) -> tuple[ProcessSample, ...]:
+        if self.keeper_lives():
+            try:
+                found = await self._client.tree()
+            except KeeperSilent:
+                pass
+            else:
+                if any(is_server_name(sample.name) for sample in found):
+                    found = await self._worker.call(_without_terminals, found, self._roles, timeout=_PROC_DEADLINE)
+                self._local.remember(sample.identity for sample in found)
+                return tuple(sorted(found, key=lambda sample: sample.identity != self.launcher))
+        return await super()._living(sweep=sweep)
+
+    async def _signal(self, targets: list[ProcessIdentity], number: int) -> None:
+        if self.keeper_lives():
+            try:
+                await self._client.signal(number, targets)
+                return
+            except KeeperSilent:
+                pass
+        await super()._signal(targets, number)
+
+    async def release(self) -> None:
+        """Release the keeper. Raises Busy while a process of the tree still runs. The keeper also refuses while a
+        process has ended only in part (its main thread is gone, another one still frees memory in the driver): the
+        request is repeated."""
+        started, released = self._clock.monotonic(), False
+        while self.keeper_lives():
+            if not released:
+                try:
+                    await self._client.request("release")
+                    released = True
+                except KeeperSilent as error:
+                    if self.keeper_lives() and await self._living(sweep=False):
+                        raise Busy(
+                            "the trainer has not ended completely",
+                            where=str(self.record.directory),
+                            fix="stop it first",
+                        ) from error
+            if self._clock.monotonic() - started >= _EXIT_RECORD_WAIT:
+                await self._worker.call(self._local.signal, [self.record.keeper], signal.SIGKILL)
+            await self._clock.sleep(0.01)
+        await self._worker.call(self._retire, timeout=_PROC_DEADLINE)
+
+    def _retire(self) -> None:
+        found = read_record(self.record.directory)
+        if found is not None and found.start_id == self.start_id:
+            retire_record(self.record.directory)
+
+
+@dataclass(frozen=True, slots=True)
+class _AttachedTree:
+    """``known`` is the top of the tree when podwatch attached."""
+
+    users: frozenset[int] | None
+    known: ProcessKey
+
+    def launcher_ended(self) -> float | None:
+        return None
+
+    def spared(self, processes: Collection[Process]) -> frozenset[int]:
+        return spared(processes, self.users, known=self.known)
+
+    def copied(self, pids: Collection[int]) -> frozenset[int]:
+        return frozenset()  # an operator's trainer has no marker
+
+
+class AttachedTrainer(_Trainer):
+    """A trainer that podwatch did not start: its exit status stays unknown. Only processes of
+    ``users`` are signalled (None: any)."""
+
+    def __init__(
+        self,
+        launcher: ProcessIdentity,
+        *,
+        started_wall: float,
+        roles: Roles,
+        worker: Worker,
+        clock: Clock,
+        users: frozenset[int] | None = None,
+    ) -> None:
+        super().__init__(
+            start_id=attached_id(launcher),
+            supervision=Supervision.ATTACH,
+            launcher=launcher,
+            started_wall=started_wall,
+            local=LocalTree(
+                launcher,
+                roles,
+                own_session=leads_session(launcher),
+                rules=_AttachedTree(users, (launcher, procfs.command(launcher.pid))),
+            ),
+            roles=roles,
+            worker=worker,
+            clock=clock,
+        )
+        self._ended_wall: float | None = None
+        self._terminal = terminal_of(launcher.pid)
+        self._typed: float | None = None
+
+    @property
+    def terminal_used(self) -> float | None:
+        """Epoch second of the last key typed in the trainer's terminal, as last seen (the terminal may be gone by now).
+        None without a terminal."""
+        if self._terminal is not None:
+            self._typed = self._terminal.used_wall() or self._typed
+        return self._typed
+
+    async def exit_status(self) -> ExitStatus | None:
+        if is_alive(self.launcher) and not self._local.turned:
+            return None
+        if self._ended_wall is None:
+            self._ended_wall = self._clock.wall()
+        return ExitStatus(at_wall=self._ended_wall)
+
+    async def release(self) -> None:
+        """Nothing to release."""
+
+
+def _without_terminals(samples: Sequence[ProcessSample], roles: Roles) -> tuple[ProcessSample, ...]:
+    """Return the samples without those of an operator's terminal. Blocks: reads /proc."""
+    apart = served([found for sample in samples if (found := read(sample.identity.pid, roles)) is not None])
+    return tuple(sample for sample in samples if sample.identity.pid not in apart)
+
+
+def _local_sockets(pids: list[int]) -> dict[int, frozenset[int] | None]:
+    found: dict[int, frozenset[int] | None] = {}
+    for pid in pids:
+        links = procfs.open_files(pid)
+        inodes = (target[8:-1] for target in (links or {}).values() if target.startswith("socket:["))
+        found[pid] = None if links is None else frozenset(int(inode) for inode in inodes if inode.isdigit())
+    return found
+
+
+def _describe(process: ProcessSample) -> str:
+    stuck = ", stuck in the kernel (state D)" if process.state == "D" else f", state {process.state}"
+    return f"{process.identity.pid} {process.name}{stuck}"

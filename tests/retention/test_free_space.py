@@ -1,0 +1,166 @@
+"""What is said before a save fails, what the forecast keeps, and file systems beside the checkpoints' own."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podwatch.checkpoints.layouts.command_line import steps_in_use
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
+from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.snapshot import DiskSample
+from podwatch.domain.thresholds import DiskPolicy
+from podwatch.policy.disk_forecast import Forecast, NextSave
+from podwatch.policy.local_retention import RemovalInput, plan_removal
+from podwatch.retention.free_space import no_room, other_disks
+from podwatch.sensors.disk import DisksSensor
+from podwatch.system.clock import SystemClock
+from tests.sensors.waiting import until
+from tests.support.small_disk import guarded, small_mount
+
+POLICY = DiskPolicy()
+GB = 1_000_000_000
+MIB = 1 << 20
+NEXT = NextSave(bytes=47 * GB, files=9, most_bytes=47 * GB)
+
+
+def a_set(step: int, size: int = 47 * GB, changed: float = 0.0) -> CheckpointSet:
+    part = PartState("trainer", f"/o/step_{step}", True, True, size)
+    return CheckpointSet(step, "x", Completeness.COMPLETE, (part,), size, 9, changed or 1000.0 + step, f"id{step}")
+
+
+def said(next_save: NextSave = NEXT, policy: DiskPolicy = POLICY, **changes: Any) -> tuple[Finding, ...]:
+    disk = changes.pop("disk", DiskSample("/app", 250 * GB, 219 * GB, 31 * GB, 1000, 900))
+    base = RemovalInput([a_set(40, 12 * GB), a_set(45)], disk, next_save.room, True, soon=next_save.soon)
+    given = replace(base, due_in=next_save.due_in, next_save_files=next_save.inodes, **changes)
+    return no_room(plan_removal(given, policy), disk, next_save, policy, 5.0)
+
+
+def test_the_numbers_are_told_and_what_would_help() -> None:
+    (found,) = said(first_seen_wall=1044.0)
+    assert (found.kind, found.severity, found.verdict) == (FindingKind.DISK_NO_ROOM, Severity.CRITICAL, Verdict.NONE)
+    assert found.summary == (
+        "the next save needs 51.7 GB (47 GB and the margin), 31 GB are free, podwatch can remove nothing more: 20.7 GB"
+        " short; podwatch could remove 12 GB if step 40 were in the store"
+    )
+    (found,) = said(pins={40: "good eval"})
+    assert found.summary.endswith("; podwatch could remove 12 GB if step 40 were not pinned")
+    (found,) = said()
+    assert "podwatch can remove 12 GB: 8.7 GB short" in found.summary
+    assert said(disk=DiskSample("/app", 250 * GB, 150 * GB, 100 * GB)) == ()
+
+
+def test_what_goes_unsynced_is_announced_while_there_is_time() -> None:
+    later = replace(NEXT, soon=False, due_in=720.0)
+    (found,) = said(later, sets=[a_set(40), a_set(45)])
+    assert found.severity is Severity.WARNING
+    assert "in about 12 min, podwatch deletes step 40, which is not in the store" in found.summary
+
+
+def test_missing_inodes_are_told() -> None:
+    low = DiskSample("/app", 500 * GB, 100 * GB, 400 * GB, 1000, 3)
+    (found,) = said(replace(NEXT, files=50), disk=low)
+    assert "needs 50 files, 3 inodes are free: 43 short" in found.summary
+
+
+def test_training_is_stopped_only_where_its_owner_asked_and_the_save_is_near() -> None:
+    stop = replace(POLICY, stop_when_full=True)
+    (found,) = said(policy=stop, first_seen_wall=1044.0)
+    assert (found.verdict, found.confirmed) == (Verdict.STOP, True)
+    (found,) = said(replace(NEXT, soon=False, due_in=900.0), policy=stop, first_seen_wall=1044.0)
+    assert (found.verdict, found.confirmed) == (Verdict.NONE, False)
+
+
+def others(*disks: DiskSample, staged: bool = False) -> list[tuple[FindingKind, str]]:
+    found = other_disks(disks, NEXT, devices={}, checkpoints_device=1, stages_in_temp=staged, margin=1.1, at=0.0)
+    return [(f.kind, f.subject) for f in found]
+
+
+def test_other_file_systems_are_told_apart() -> None:
+    temp = DiskSample("/tmp", 60 * GB, 20 * GB, 40 * GB, role="temp", device=2)
+    assert others(temp) == []
+    assert others(temp, staged=True) == [(FindingKind.DISK_NO_ROOM, "temp")], "Lightning stages 47 GB there"
+    shared = replace(temp, free_bytes=80 * GB, device=1)
+    assert others(shared, staged=True) == [(FindingKind.DISK_NO_ROOM, "temp")], "the copy comes on top of the save"
+    assert others(replace(temp, free_bytes=GB // 2)) == [(FindingKind.DISK_HIGH, "temp")]
+    assert others(replace(temp, free_bytes=GB // 2, device=1)) == [], "the checkpoints' own disk tells for itself"
+    state = DiskSample("/var", 10 * GB, 10 * GB, 9 * MIB, role="state", device=3)
+    output = DiskSample("/app", 100 * GB, 99 * GB, GB, role="output", device=4)
+    assert others(state, output) == [(FindingKind.DISK_HIGH, "state"), (FindingKind.DISK_HIGH, "output")]
+
+
+def test_a_forecast_outlives_a_restart() -> None:
+    kept: list[dict[str, Any]] = []
+    forecast = Forecast(keep=kept.append)
+    sets = tuple(a_set(n, n * GB, 1000.0 * n) for n in (45, 46, 47))
+    forecast.see(sets)
+    forecast.see(sets)
+    assert len(kept) == 1
+    forecast.removed(47 * GB, 10.0)
+    forecast.removed(47 * GB, 1.0)
+    forecast.removed(1000, 100.0)
+    assert forecast.bytes_per_second == pytest.approx(1.1 * 4.7 * GB)
+    heir = Forecast(kept[-1])
+    assert heir.next_save(47_000.0, POLICY) == forecast.next_save(47_000.0, POLICY)
+    assert heir.next_save(47_000.0, POLICY).bytes == 47 * GB
+    assert Forecast("garbage").next_save(0.0, POLICY) == NextSave()
+
+
+@pytest.mark.parametrize(
+    ("argv", "toml", "steps"),
+    [
+        ((), "", 2),
+        (("--max-async-level", "5"), "", 6),
+        (("--orchestrator.max-async-level=3",), "max_async_level = 8", 9),
+        ((), "[orchestrator]\nmax_async_level = 4\n", 5),
+        ((), 'max_async_level = "many"\n', 2),
+        ((), "max_async_level = true\n", 2),
+        (("--max-async-level", "-9"), "", 2),
+        (("--orchestrator.max-off-policy-steps", "8"), "", 9),
+        ((), "[orchestrator]\nmax_off_policy_steps = 4\n", 5),
+    ],
+)
+def test_by_products_stay_as_long_as_the_trainer_may_read_them(
+    tmp_path: Path, argv: tuple[str, ...], toml: str, steps: int
+) -> None:
+    (tmp_path / "rl.toml").write_text(toml)
+    assert steps_in_use(("uv", "run", "rl", "@", "rl.toml", *argv), tmp_path) == steps
+    assert steps_in_use(("rl", "@", "gone.toml"), tmp_path) == 2
+
+
+async def test_each_place_is_looked_at_and_new_ones_join(tmp_path: Path) -> None:
+    places = {"state": tmp_path, "temp": tmp_path / "not" / "yet"}
+    sensor = DisksSensor(lambda: places, SystemClock(), poll=0.02)
+    assert sensor.latest().value is None
+    await sensor.start()
+    try:
+        await until(lambda: len(sensor.latest().value or ()) == 2)
+        places["weights"] = tmp_path
+        await until(lambda: len(sensor.latest().value or ()) == 3)
+        found = {d.role: d for d in sensor.latest().value or ()}
+        assert {d.device for d in found.values()} == {tmp_path.stat().st_dev}
+        assert found["temp"].path == str(tmp_path)
+    finally:
+        await sensor.stop()
+
+
+async def test_a_part_on_a_full_disk_of_its_own_makes_room_there(tmp_path: Path) -> None:
+    """Weights on another volume: their sizes count there, and nowhere else."""
+    from tests.support.checkpoints import finish, prime_rl_operations
+
+    small = tmp_path / "root" / "outputs" / "weights"
+    with small_mount(small, 10 * MIB) as mounted:
+        if not mounted:
+            pytest.skip("mounting a tmpfs is not allowed here")
+        async with guarded(tmp_path / "root", tmp_path, None, store=True, variant="A") as guard:
+            for step in (5, 10, 15):
+                finish(prime_rl_operations(guard.out, step, "A", size=4096))
+                (small / f"step_{step}").mkdir()
+                (small / f"step_{step}" / "model.safetensors").write_bytes(b"x" * (3 * MIB))
+            figures = small.stat()
+            seen = DiskSample(str(small), 10 * MIB, 9 * MIB, MIB, role="weights", device=figures.st_dev)
+            guard.others = lambda: (seen,)
+            await until(lambda: len([s for s in guard.catalogue.sets if s.complete]) == 3, 20)
+            await until(lambda: not (small / "step_5").exists(), 20)
+            assert (small / "step_15").exists()

@@ -1,0 +1,223 @@
+"""Start podwatch's commands from a process that has imported them already.
+
+A command of a test takes 0.5 s of CPU to import what it needs, and 0.02 s to do its work. Here one process for each
+pytest worker imports podwatch, and forks a child for each command: with its own environment, directory, standard
+streams, arguments and exit. What matters about the start itself (which modules are imported, the console script, closed
+descriptors) is for tests that start an interpreter: test_poisoned_directory.py starts every command that way.
+"""
+
+import array
+import atexit
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import pkgutil
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from podwatch import cli
+
+ROOT = Path(__file__).parents[2]
+IMPORTED = (
+    *(f"podwatch.cli.{module.name}" for module in pkgutil.iter_modules(cli.__path__)),
+    "podwatch.config.validation",
+    "podwatch.daemon.daemon",
+    "podwatch.stores.b2",
+    "podwatch.sync.restore.restore",
+    "podwatch.sync.syncer",
+    "tests.cli.fake_daemon",
+)
+
+
+class Started:
+    """A child of the warm process: what tests use of ``subprocess.Popen``."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._answer = line.makefile("r")
+        self.pid = int(self._answer.readline())
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._line.settimeout(timeout)
+            self.returncode = int(self._answer.readline())
+            self._answer.close()
+            self._line.close()
+        return self.returncode
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class _Warm:
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.warm", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL, cwd=ROOT, pass_fds=[theirs.fileno()],
+        )  # fmt: skip
+        theirs.close()
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        if self.pid == os.getpid():
+            self._ours.close()
+            self.process.wait()
+
+    def start(self, request: dict[str, Any], streams: Sequence[int]) -> Started:
+        answer, theirs = socket.socketpair()
+        with theirs:
+            fds = array.array("i", [*streams, theirs.fileno()])
+            data = json.dumps(request).encode()
+            self._ours.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+        return Started(answer)
+
+
+_lock = threading.Lock()
+_warm: _Warm | None = None
+
+
+def start(
+    module: str, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], streams: Sequence[int]
+) -> Started:
+    """``python -m module arguments`` with these descriptors as standard input, output and error."""
+    global _warm
+    with _lock:
+        if _warm is None or _warm.pid != os.getpid() or _warm.process.poll() is not None:
+            _warm = _Warm()
+        request = {"module": module, "arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}
+        return _warm.start(request, streams)
+
+
+def podwatch(
+    *arguments: str, env: Mapping[str, str], cwd: Path | None = None, stdin: int | None = None, timeout: float = 150.0
+) -> subprocess.CompletedProcess[str]:
+    """``python -m podwatch arguments``, as ``subprocess.run`` with ``capture_output`` and ``text`` returns it.
+
+    With a PYTHONPATH of the test's own it is a new interpreter: that is read at its start."""
+    if env.get("PYTHONPATH", str(ROOT)) not in ("", str(ROOT)):
+        return subprocess.run(
+            [sys.executable, "-m", "podwatch", *arguments],
+            cwd=cwd, env=env, stdin=subprocess.DEVNULL if stdin is None else stdin, capture_output=True, text=True,
+            timeout=timeout,
+        )  # fmt: skip
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, Path(os.devnull).open() as nothing:
+        streams = [nothing.fileno() if stdin is None else stdin, out.fileno(), err.fileno()]
+        child = start("podwatch.__main__", arguments, cwd=cwd or Path.cwd(), env=env, streams=streams)
+        try:
+            code = child.wait(timeout)
+        except TimeoutError:
+            child.kill()
+            raise subprocess.TimeoutExpired(["podwatch", *arguments], timeout) from None
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(io.TextIOWrapper(file, encoding="utf-8").read())
+    return subprocess.CompletedProcess(["podwatch", *arguments], code, *texts)
+
+
+# -- the warm process -------------------------------------------------------------------------------------------------
+
+
+def _serve(line: socket.socket) -> Callable[[], None]:
+    """Forks for each request, and reports the exit of each child. Returns in the children only, with what they do."""
+    answers: dict[int, tuple[int, int]] = {}
+    waiting = select.poll()
+    waiting.register(line, select.POLLIN)
+    while True:
+        for ready, _ in waiting.poll():
+            if ready in answers:
+                pid, answer = answers.pop(ready)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(answer, f"{code}\n".encode())
+                waiting.unregister(ready)
+                os.close(ready)
+                os.close(answer)
+                continue
+            data, extra, _, _ = line.recvmsg(1 << 18, socket.CMSG_SPACE(64))
+            if not data:
+                os._exit(0)  # pytest has ended
+            fds = array.array("i")
+            for _, _, payload in extra:
+                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+            *streams, answer = fds
+            pid = os.fork()
+            if not pid:
+                return _command(json.loads(data), streams)
+            os.write(answer, f"{pid}\n".encode())
+            pidfd = os.pidfd_open(pid)
+            answers[pidfd] = pid, answer
+            waiting.register(pidfd, select.POLLIN)
+            for fd in streams:
+                os.close(fd)
+
+
+def _command(request: dict[str, Any], streams: list[int]) -> Callable[[], None]:
+    for number, fd in enumerate(streams):
+        os.dup2(fd, number)
+    os.closerange(3, 1000)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    time.tzset()
+    os.chdir(request["cwd"])
+    sys.path[0] = request["cwd"]  # as `python -m` does it
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    encoding = request["env"].get("PYTHONIOENCODING", "utf-8")
+    sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    module = importlib.import_module(request["module"])
+    sys.argv = [str(module.__file__), *request["arguments"]]
+    found: Callable[[], None] = module.main
+    return found
+
+
+def _exit_from(command: Callable[[], None]) -> None:
+    """As the interpreter exits, but for the clearing of every module, which takes longer than the command."""
+    code: Any = 0
+    try:
+        command()
+    except SystemExit as end:
+        code = end.code
+        if not (code is None or isinstance(code, int)):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        code = 1
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            code = 120
+    os._exit(code or 0)
+
+
+if __name__ == "__main__":
+    for name in IMPORTED:
+        importlib.import_module(name)
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()
+    gc.freeze()  # a collection would write to every page, and so copy it
+    command = _serve(socket.socket(fileno=int(sys.argv[1])))
+    signal.signal(signal.SIGINT, interrupted)
+    _exit_from(command)
