@@ -50,6 +50,22 @@ def test_list(stored):
     assert runs["past"]["earlier_backups"] is None
 
 
+def test_list_and_restore_from_anywhere(stored):
+    machine, _, _, body = stored
+    url, there = f"file://{machine.directory}/store", machine.directory / "there"
+    listed = json.loads(machine.podwatch("runs", "list", "--store", url, "--json").stdout)
+    assert [(r["run_id"], r["newest_step"]) for r in listed["runs"]] == [("r", 40)]
+    before = set(tree(machine.directory))
+    result = machine.podwatch("runs", "restore", "r", "--store", url, "--to", str(there))
+    assert result.returncode == 0, result.stderr
+    assert "restored step 40 of r" in result.stdout
+    assert body in [path.read_bytes() for path in tree(there).values()]
+    made = set(tree(machine.directory)) - before
+    assert all(name.startswith("there/") for name in made), made
+    none = machine.podwatch("runs", "restore", "nothing", "--store", url, "--to", str(there))
+    assert none.returncode == 69
+
+
 def test_archive(stored):
     machine, output, config, _ = stored
     keys, store = Keys("past"), days_ago(machine, 3)

@@ -164,6 +164,11 @@ QUESTIONS = {
     "choose a store": ("s3.md", "https://ACCOUNT.r2.cloudflarestorage.com"),
     "see all pods in Grafana": ("notifications.md#podwatchs-figures-in-wb", "[wandb]"),
     "get a notice on my phone; not": ("notifications.md#which-notices-and-when", "| `finished` | info |"),
+    "Above 85 %, and nothing": ("disk.md#when-does-podwatch-delete", "`podwatch prune --dry-run`"),
+    "Two trainers write": ("checkpoints.md#what-if-two-trainers-write-into-one-output_dir", "stops neither"),
+    "Will podwatch kill my notebook?": ("security.md#will-podwatch-kill-my-notebook", "the start waits"),
+    "train one run on several nodes": ("nodes.md#what-if-each-node-saves-to-a-disk-of-its-own", "a directory that all"),
+    "fetch a checkpoint, to a laptop": ("sync.md#how-do-i-get-a-checkpoint-back", "podwatch runs restore RUN --store"),
     "What was never tried": ("runbook.md#what-could-not-be-tried-without-real-hardware", "Backblaze B2"),
 }
 

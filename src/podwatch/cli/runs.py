@@ -1,6 +1,7 @@
 """``podwatch runs``: all runs in the store, and backups of other tools, which ``runs import`` copies into podwatch's
 format. Works without a daemon."""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id, guarded_here, require_store, state_here, store_and_prefix
-from podwatch.cli.runs_check import check, watch
+from podwatch.cli.runs_check import check, opened, store_option, watch
 from podwatch.cli.runs_copy import copy
 from podwatch.cli.runs_show import completed_table, diff, show, summary_document
 from podwatch.client.times_and_sizes import ago, amount, rfc3339, size
@@ -186,28 +187,28 @@ command.add_command(diff)
 
 @command.command("list", short_help="List the runs in the store, and backups of other tools.")
 @common
+@store_option
 @click.option("--completed", is_flag=True, help="Only runs that ended: start, end, duration, cost, step, outcome.")
 @json_option
-def list_command(where: Where, completed: bool, as_json: bool) -> None:
+def list_command(where: Where, store: str, completed: bool, as_json: bool) -> None:
     """List every run below the store's prefix: newest step, checkpoints, size, last heartbeat, cost. Costs one listing
     (a class C call per 1,000 objects) and two or three small reads per run."""
     import time
 
-    from podwatch.cli.offline import load
     from podwatch.sync.runs.read_runs import list_runs
 
-    settings = load(where)
     now = time.time()
-    with store_and_prefix(settings) as (store, prefix):
-        runs, remark = list_runs(store, prefix, settings.run_id, now)
+    with opened(where, store) as (reading, prefix, own):
+        runs, remark = list_runs(reading, prefix, own, now)
+        url = reading.url
     if completed:
         runs = tuple(run for run in runs if run.summary is not None and run.summary.ended)
     if as_json:
-        document = {"schema_version": 1, "store_url": settings.sync.store, "remark": remark}
+        document = {"schema_version": 1, "store_url": url, "remark": remark}
         print_json(document | {"runs": [_run_document(r) for r in runs]})
         return
     if not runs:
-        click.echo(f"no {'completed ' if completed else ''}runs in {settings.sync.store}")
+        click.echo(f"no {'completed ' if completed else ''}runs in {clean(url)}")
     lines = completed_table(r.summary for r in runs if r.summary is not None) if completed else _table(runs, now)
     for line in lines:
         click.echo(line)
@@ -282,15 +283,25 @@ def _run_document(run: "RemoteRun") -> dict[str, Any]:
     }
 
 
+def _of_store(url: str, run_id: str, to: Path) -> "Settings":
+    """Settings for a restore without a configuration. The layout plays no part in one into another directory; it has to
+    be one that needs no detection."""
+    from podwatch.config.loading import load_settings
+
+    given = {"run_id": run_id, "sync.store": url, "trainer.output_dir": str(to), "trainer.layout": "dcp"}
+    return load_settings(None, environ=os.environ, overrides=given, search=False).settings
+
+
 @command.command("restore", short_help="Download and verify a checkpoint of any run into a directory.")
 @common
 @click.argument("run_id", metavar="RUN")
+@store_option
 @click.option("--step", type=click.IntRange(min=0), help="Fetch this step instead of the newest.")
 @click.option("--to", metavar="DIR", required=True, type=click.Path(file_okay=False, path_type=Path), help="Target.")
 @json_option
-def restore(where: Where, run_id: str, step: int | None, to: Path, as_json: bool) -> None:
-    """Download a checkpoint of RUN into DIR and verify every size and hash. To restore this pod's own run to where its
-    trainer looks for it, use `podwatch restore`."""
+def restore(where: Where, run_id: str, store: str, step: int | None, to: Path, as_json: bool) -> None:
+    """Download a checkpoint of RUN into DIR and verify every size and hash; with --store from anywhere, with a key that
+    can list and read. To restore this pod's own run to where its trainer looks for it, use `podwatch restore`."""
     import tempfile
 
     from podwatch.cli.offline import load
@@ -298,7 +309,8 @@ def restore(where: Where, run_id: str, step: int | None, to: Path, as_json: bool
     from podwatch.journal.journal import Journal
     from podwatch.system.clock import SystemClock
 
-    settings, name, to = load(where), checked_run_id(run_id), to.absolute()  # the download process works in /
+    name, to = checked_run_id(run_id), to.absolute()  # the download process works in /
+    settings = _of_store(store, name, to) if store else load(where)
     require_store(settings)
     with tempfile.TemporaryDirectory(prefix="podwatch-restore-") as scratch:
         # A temporary journal: this pod has none of another run.

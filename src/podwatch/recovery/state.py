@@ -98,7 +98,7 @@ FOLLOWERS: Final[Mapping[Phase, frozenset[Phase]]] = {
         Phase.FINISHED: "looking attached",
     }.items()
 }
-"""What follows a phase in the ordinary course; docs/architecture.md draws it."""
+"""What follows a phase in the ordinary course; docs/architecture.md shows it."""
 
 
 def may_follow(before: Phase, after: Phase) -> bool:

@@ -107,6 +107,25 @@ async def test_each_state_can_be_read(size: str, browser: Browser) -> None:
             await shown.server.stop()
 
 
+async def test_the_plots_end_at_what_the_page_shows_as_now(browser: Browser) -> None:
+    """docs/figures/page.png is made from these states."""
+    shown = Shown(STATES["good"](), lines=LINES, day=day())
+    url = await shown.server.start()
+    try:
+        page = await visit(browser, url)
+        text = " ".join((await page.run("document.body.innerText")).split())
+        for now, plotted in (
+            ("inference · 71.0 GiB of 80.0 GiB", "GPU 0 memory: 71.0 GiB of 80.0 GiB"),
+            ("trainer · 64.0 GiB of 80.0 GiB", "GPU 1 memory: 64.0 GiB of 80.0 GiB"),
+            ("56 % of 250 GB used, 110 GB free", "Disk: 140 GB of 250 GB used"),
+            ("one every 4 min", "(usually 240 s,"),
+        ):
+            assert now in text
+            assert plotted in text
+    finally:
+        await shown.server.stop()
+
+
 async def test_without_a_script_the_verdict_and_the_plots_are_there(browser: Browser) -> None:
     shown = Shown(STATES["gave-up"](), lines=LINES, day=day())
     url = await shown.server.start()

@@ -11,7 +11,7 @@ from tests.suites.engines.stand_in import StandIn
 from tests.suites.slurm.lab import MISSING, REPO, Lab
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
-EXAMPLE = REPO / "examples" / "engines" / "slurm.sbatch"
+EXAMPLES = REPO / "examples" / "engines"
 
 
 @pytest.fixture(scope="module")
@@ -49,21 +49,21 @@ def test_codes_decide(lab: Lab) -> None:
 
 
 class Successors:
-    """slurm.sbatch with the last lines that docs/engines.md gives for sites without RequeueExit."""
+    """An example with the last lines that a page gives for sites without RequeueExit."""
 
-    def __init__(self, lab: Lab, name: str) -> None:
-        self.lab, self.directory = lab, lab.root / "jobs" / name
+    def __init__(self, lab: Lab, name: str, page: str = "engines.md", example: str = "slurm.sbatch") -> None:
+        self.lab, self.directory, self.example = lab, lab.root / "jobs" / name, example
         self.podwatch = StandIn(self.directory / "stand-in")
-        page = (REPO / "docs" / "engines.md").read_text()
+        page = (REPO / "docs" / page).read_text()
         found = re.search(r"^ +code=\$\?\n.*?exit \$code\n", page, flags=re.M | re.S)
         assert found
-        head, _, _ = EXAMPLE.read_text().rpartition("exit $?")
-        (self.directory / "slurm.sbatch").write_text(head + textwrap.dedent(found[0]))
+        head, _, _ = (EXAMPLES / example).read_text().rpartition("exit $?")
+        (self.directory / example).write_text(head + textwrap.dedent(found[0]))
 
     def submit(self, codes: str) -> int:
         self.podwatch.ends_with(codes)
         where = [f"--chdir={self.directory}", f"--output={self.directory}/%j.out"]
-        script = str(self.directory / "slurm.sbatch")
+        script = str(self.directory / self.example)
         return self.lab.submit(*where, script, environ={"PATH": f"{self.podwatch.bin}:{self.lab.environ['PATH']}"})
 
     def jobs(self) -> list[dict[str, str]]:
@@ -80,6 +80,18 @@ def test_a_successor_runs_on_the_other_node(plain: Lab) -> None:
         lambda: len(run.jobs()) == 2 and run.jobs()[-1]["JobState"] == "COMPLETED", 60, "the successor completes"
     )
     assert [(job["JobState"], job["BatchHost"]) for job in run.jobs()] == [("FAILED", "n1"), ("COMPLETED", "n2")]
+
+
+def test_a_job_of_two_nodes_has_a_successor(plain: Lab) -> None:
+    run = Successors(plain, "two-nodes", "nodes.md", "slurm-nodes.sbatch")
+    first = run.submit("wait wait 0 0")
+    plain.wait(lambda: len(run.podwatch.starts) == 2, 60, "both nodes have their handlers for signals")
+    plain.run("scancel", "--signal=TERM", str(first))  # for the steps: both end with 86
+    plain.wait(
+        lambda: len(run.jobs()) == 2 and run.jobs()[-1]["JobState"] == "COMPLETED", 60, "the successor completes"
+    )
+    assert [(job["JobState"], job["NumNodes"]) for job in run.jobs()] == [("FAILED", "2"), ("COMPLETED", "2")]
+    assert len(run.podwatch.starts) == 4
 
 
 def test_a_typo_has_no_successor(plain: Lab) -> None:
