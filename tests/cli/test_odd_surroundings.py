@@ -1,6 +1,7 @@
 """Commands with closed or full output, an encoding that has not every letter, and files that are not what they seem."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -121,3 +122,32 @@ def test_numbers_that_no_system_call_takes_are_refused(parse: Callable[[object],
         parse(value)
     assert parse_duration("36500d") > 0
     assert parse_size(2**63 - 1) == 2**63 - 1
+
+
+AT_FIRST_IMPORT = """
+import os, signal, sys
+
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGNAL)
+
+sys.meta_path.insert(0, Stop())
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(("run", "--job"), 86), (("run",), None), (("status", "--", "--job"), None)]
+)
+def test_a_job_that_is_stopped_before_it_has_begun_ends_with_86(
+    tmp_path: Path, name: str, arguments: tuple[str, ...], code: int | None
+) -> None:
+    """Slurm ends all tasks of a step when one has ended: the others may still be importing."""
+    (tmp_path / "sitecustomize.py").write_text(AT_FIRST_IMPORT.replace("SIGNAL", name))
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    default = f"import os, signal; signal.signal(signal.{name}, signal.default_int_handler)" if name == "SIGINT" else ""
+    argv = [sys.executable, "-m", "podwatch", *arguments]
+    start = f"{default}\nimport os, sys\nos.execv(sys.argv[1], sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-S", "-c", start, *argv], env=environ, capture_output=True, check=False)
+    assert done.returncode == (code if code is not None else -getattr(signal, name)), done.stderr

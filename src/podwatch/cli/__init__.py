@@ -5,11 +5,16 @@
 import gc
 import io
 import os
+import signal
 import sys
+
+AGAIN = 86
+"""``ExitCode.GAVE_UP`` and ``UNDER_INIT``, without the imports that take the time in which a signal can come."""
 
 
 def main() -> None:
     """Entry point of the console script."""
+    end_early_with_its_code()
     leave_out_current_directory()
     keep_standard_descriptors()
     gc.disable()  # modules are no garbage: looking for it there took a quarter of the time of `status`
@@ -18,6 +23,16 @@ def main() -> None:
     gc.freeze()  # nor at the exit
     gc.enable()
     run(cli)
+
+
+def end_early_with_its_code() -> None:
+    """A job that is stopped before init has taken over ends with 86, as later on: the signal's own code would tell the
+    engine not to run it again. Nothing runs yet."""
+    given = sys.argv[1:]
+    options = given[: given.index("--")] if "--" in given else given
+    if {"run", "--job"} <= {*options} and "PODWATCH_UNDER_INIT" not in os.environ:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: os._exit(AGAIN))
 
 
 def leave_out_current_directory() -> None:

@@ -14,7 +14,6 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from podwatch.config.command_directory import move_to_root
 from podwatch.config.loading import LoadedSettings, named_file
@@ -22,7 +21,7 @@ from podwatch.config.loading_child import load_in_child
 from podwatch.config.settings import RecoverySettings, Settings
 from podwatch.daemon.environment_variables import BY_HAND, FRESH, RETRY, SILENT_SECONDS, TAKE_OVER, UNDER_INIT
 from podwatch.daemon.paths import RunPaths, guard_paths
-from podwatch.domain.errors import ConfigurationError, ExitCode
+from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.gang import place_of
 from podwatch.system.child import few_arenas
 
@@ -51,7 +50,7 @@ def run_daemon(
     retry: bool = False,
 ) -> int:
     """Run until stopped; returns the exit code. Raises PodwatchError if it cannot start. ``job``: run as an engine's
-    job (docs/jobs.md); SIGTERM and SIGINT end it with 86 from the first moment on.
+    job (docs/jobs.md).
 
     Changes the working directory to ``/``; relative paths keep their meaning (config/command_directory.py)."""
     few_arenas()
@@ -59,9 +58,6 @@ def run_daemon(
         os.environ.pop(BY_HAND, None)
         if typed():
             os.environ[BY_HAND] = secrets.token_hex(8)
-        if job:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, _end_early)
     if job:
         overrides = {**overrides, "recovery.on_give_up": "exit", "recovery.on_finished": "exit"}
     config_path = named_file(config_path, os.environ) if config_path is not None else None
@@ -130,11 +126,6 @@ def unsupported(settings: Settings) -> tuple[str, str, str] | None:
     if settings.mode != "act":
         return "does not support it: rank 0 prepares the files for all", f'mode = "{settings.mode}"', 'set mode = "act"'
     return None
-
-
-def _end_early(number: int, frame: FrameType | None) -> None:
-    """Before init has taken over: nothing runs yet."""
-    os._exit(ExitCode.GAVE_UP)
 
 
 def _job_options(recovery: RecoverySettings) -> tuple[str, ...]:
