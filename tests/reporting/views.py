@@ -249,7 +249,9 @@ def after_recovery() -> DaemonView:
         resumed_step=80,
         confirmed=True,
     )
-    return replace(healthy(), recovery=recovery, incident=incident(resolved=True))
+    view = healthy()
+    snapshot = replace(view.snapshot, trainer=observed(trainer(started_ago=2_400.0), NOW))
+    return replace(view, snapshot=snapshot, recovery=recovery, incident=incident(resolved=True))
 
 
 def failures(count: int, *, apart: float) -> Decision:
