@@ -53,7 +53,7 @@ PODWATCH = """
 import asyncio, resource, sys, time
 from pathlib import Path
 from benchmarks.measuring.journaled import send_one, sender_for
-from podwatch.sync.upload.cpu_priority import Outlook
+from podwatch.sync.upload.apply_cpu_priority import Outlook
 url, home, behind, *paths = sys.argv[1:]
 paths = [Path(p) for p in paths]
 def spent():

@@ -25,7 +25,7 @@ from benchmarks.measuring import Figures, parser, percentile
 from podwatch.domain.event import Event
 from podwatch.journal.journal import Journal
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
-from podwatch.retention.carry_out_removal import Remover
+from podwatch.retention.remove_checkpoints import Remover
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace

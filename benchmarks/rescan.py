@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measuring import Figures, memory_mib, parser, percentile, spread
-from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import dcp
 from podwatch.checkpoints.layouts.base import Layout, Site
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout

@@ -18,8 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measuring import Figures, parser, percentile, spread
-from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.formats import sandbox
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
 from podwatch.system.clock import SystemClock
 from tests.support import checkpoints as real

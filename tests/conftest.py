@@ -114,7 +114,7 @@ SLOW = (
     "tests/sync/test_sweeping.py",
     "tests/sync/test_two_pods.py",
     "tests/sync/test_two_pods_schedules.py",
-    "tests/sync/test_cpu_priority.py",
+    "tests/sync/test_apply_cpu_priority.py",
     "tests/trainer/test_crash.py",
     "tests/trainer/test_hung_reads.py",
     "tests/trainer/test_keeper_program.py",

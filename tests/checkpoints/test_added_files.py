@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints import catalogue as catalogues
-from podwatch.checkpoints.catalogue import Catalogue, RunMemory
+from podwatch.checkpoints import known_checkpoints as catalogues
+from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
 from podwatch.checkpoints.layouts import KINDS, HFLayout
 from podwatch.checkpoints.layouts.base import Site
 from podwatch.checkpoints.reboot_check import NoMemory
 from podwatch.domain.checkpoint import Completeness
-from tests.checkpoints.test_catalogue import SETTLE, WEAK, Bench
+from tests.checkpoints.test_known_checkpoints import SETTLE, WEAK, Bench
 from tests.support.checkpoints import torch_zip_bytes, write_hf_step
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.hash_check import INTEGRITY, compare_own
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from tests.support.checkpoints import ManualClock
 from tests.support.golden import GOLDENS
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from podwatch.checkpoints import catalogue as catalogues
-from podwatch.checkpoints.catalogue import Catalogue, RunMemory
+from podwatch.checkpoints import known_checkpoints as catalogues
 from podwatch.checkpoints.formats import sandbox
+from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
 from podwatch.checkpoints.layouts import CustomLayout, HFLayout, PrimeRLLayout
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.checkpoints.reboot_check import RebootCheck

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.formats import safetensors, sandbox, torch_zip
 from podwatch.checkpoints.formats.files import check_file
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import KINDS, Site, recognised
 from podwatch.checkpoints.layouts.base import Marker
 from podwatch.domain.checkpoint import Completeness

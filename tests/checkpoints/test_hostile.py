@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.formats import sandbox
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import KINDS, Site, recognised
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from tests.support.checkpoints import ManualClock

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.catalogue import Catalogue, RunMemory
 from podwatch.checkpoints.formats.files import check_file
+from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
 from podwatch.checkpoints.layouts import CustomLayout, HFLayout, PrimeRLLayout
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import CustomLayoutSettings

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.checkpoints import other_nodes
-from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.formats import sandbox
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import PrimeRLLayout, kind_of
 from podwatch.checkpoints.layouts.base import Layout, PartFiles, Site
 from podwatch.checkpoints.other_nodes import CHECK_SECONDS, NodeLister

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.formats import sandbox
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import Layout
 from podwatch.checkpoints.layouts.base import Judgement
 from tests.support.checkpoints import ManualClock

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from podwatch.checkpoints.catalogue import LOOK_AROUND, Catalogue, RunMemory
 from podwatch.checkpoints.completeness_check import CHECKED_DEEPER
 from podwatch.checkpoints.formats.torch_zip import LEGACY_MAGIC
+from podwatch.checkpoints.known_checkpoints import LOOK_AROUND, Catalogue, RunMemory
 from podwatch.checkpoints.layouts import CustomLayout, PrimeRLLayout
 from podwatch.checkpoints.reboot_check import NoMemory, RebootCheck
 from podwatch.config.settings import CustomLayoutSettings

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import make_layout
 from podwatch.client.find_daemon import own_endpoint, write_endpoint
 from podwatch.config.settings import Settings

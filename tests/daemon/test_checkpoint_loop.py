@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import KINDS
 from podwatch.checkpoints.layouts.base import Site
 from podwatch.daemon.checkpoint_loop import KEPT, Announced, CheckpointLoop, Rescans

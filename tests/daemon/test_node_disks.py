@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import kind_of
 from podwatch.checkpoints.layouts.base import Site
 from podwatch.config.settings import NodesSettings
@@ -26,7 +26,7 @@ from podwatch.domain.run import EarlierSave, Lineage, RunRecord
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.policy.local_retention import Protection
 from podwatch.policy.resume import awaited
-from podwatch.retention.carry_out_removal import Remover
+from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sync.syncer import Syncer
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock

@@ -11,7 +11,7 @@ from podwatch.daemon.page_history import History, moment_of
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.snapshot import TrainingMetrics, observed
 from podwatch.policy.time_ledger import Ledger, Use
-from podwatch.recording.page_history import last_day
+from podwatch.recording.last_day import last_day
 from podwatch.system.blocking_calls import Worker
 from tests.reporting import views
 from tests.reporting.views import GB, GIB, NOW, WALL

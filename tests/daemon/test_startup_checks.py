@@ -20,7 +20,7 @@ from podwatch.domain.run import IntentKind, Mutation, MutationGuard, Pause
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import Journal
 from podwatch.reporting.json_documents import pause_document
-from podwatch.retention.carry_out_removal import Remover
+from podwatch.retention.remove_checkpoints import Remover
 from podwatch.system.clock import SystemClock
 from podwatch.system.files import atomic_write
 from podwatch.system.own_directories import Workspace

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.detection.corroboration import PROVEN_SECONDS, SEEN_TO_END
+from podwatch.detection.corroborating_signals import PROVEN_SECONDS, SEEN_TO_END
 from podwatch.detection.run_detectors import advance, confirming, initial
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.snapshot import Health, ProcessEnd, Supervision

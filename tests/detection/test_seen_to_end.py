@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.detection.corroboration import PROVEN_SECONDS, REFUSED_SECONDS, SEEN_TO_END
+from podwatch.detection.corroborating_signals import PROVEN_SECONDS, REFUSED_SECONDS, SEEN_TO_END
 from podwatch.detection.run_detectors import confirming
 from podwatch.detection.silent_death import CONFIRM_SECONDS
 from podwatch.domain.finding import Agreement, FindingKind, Severity

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from podwatch.checkpoints.catalogue import SetContents
+from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.checkpoints.layouts.base import PartDir, PartFiles, Tracker
 from podwatch.checkpoints.layouts.shared_rules import repair
 from podwatch.checkpoints.settle_time import probe
@@ -13,8 +13,8 @@ from podwatch.domain.run import IntentKind, Lineage, RunRecord
 from podwatch.journal import load_run_record, save_run_record
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
-from podwatch.retention.carry_out_removal import Remover
-from podwatch.retention.trash_and_quarantine import SetAsideUsage
+from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
+from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sync.restore.staging_directory import StagingArea
 from podwatch.sync.upload.hardlinks import Holder
 from podwatch.system.clock import SystemClock

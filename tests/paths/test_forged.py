@@ -18,12 +18,12 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.run import IntentKind, IntentState, Lineage, RunRecord
 from podwatch.journal import load_run_record, save_run_record
 from podwatch.recovery import quarantine
-from podwatch.retention.carry_out_removal import Remover
-from podwatch.retention.trash_and_quarantine import quarantine_entries
+from podwatch.retention.list_trash_and_quarantine import quarantine_entries
+from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sync.restore.staging_directory import StagingArea
 from podwatch.system.clock import SystemClock
+from podwatch.system.directories_held_open import HIDDEN, RootReplaced
 from podwatch.system.own_directories import Workspace
-from podwatch.system.pinned_directories import HIDDEN, RootReplaced
 from tests.paths.hostile import E, Site, T, as_root, fresh, in_memory, made, own, saved
 from tests.paths.operations import OPERATIONS
 from tests.support.examples import examples

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.catalogue import HeldBack
+from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete
 from podwatch.domain.run import EarlierSave, Lineage, RunRecord
 from podwatch.domain.snapshot import DiskSample

@@ -19,7 +19,7 @@ from podwatch.policy.local_retention import (
     Trigger,
     plan_removal,
 )
-from podwatch.retention.free_space import plan_document
+from podwatch.retention.room_for_next_save import plan_document
 from tests.support.examples import examples
 
 POLICY = DiskPolicy()

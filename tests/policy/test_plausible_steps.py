@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.catalogue import HeldBack
+from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete, newest_whole
 from podwatch.domain.run import Lineage
 from podwatch.domain.stored_checkpoint import StoredSave

@@ -14,8 +14,8 @@ from podwatch.domain.run import Intent, IntentKind
 from podwatch.journal.journal import Journal
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
-from podwatch.retention.carry_out_removal import Remover
-from podwatch.retention.trash_and_quarantine import quarantine_entries
+from podwatch.retention.list_trash_and_quarantine import quarantine_entries
+from podwatch.retention.remove_checkpoints import Remover
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 from tests.support.small_disk import small_mount

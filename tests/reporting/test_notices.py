@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.detection.one_failure import cost
+from podwatch.detection.one_finding_per_failure import cost
 from podwatch.domain.event import Change, Event, EventName, Notice
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.snapshot import TrainingMetrics, observed

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.policy.time_ledger import Use
-from podwatch.recording.page_history import DAY, Moment
+from podwatch.recording.last_day import DAY, Moment
 from podwatch.reporting.html import Html
 from podwatch.reporting.plots import BUCKET, BUCKETS, HEIGHT, Segment, paces, path, plots, segments
 from tests.reporting.test_page import Read

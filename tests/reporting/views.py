@@ -8,7 +8,7 @@ from functools import cache
 
 from podwatch.daemon.backup_findings import backup_findings
 from podwatch.detection.learned import Learned
-from podwatch.detection.one_failure import Healing, fold
+from podwatch.detection.one_finding_per_failure import Healing, fold
 from podwatch.detection.run_detectors import advance, initial
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.event import Incident

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-import podwatch.retention.carry_out_removal as remover_module
+import podwatch.retention.remove_checkpoints as remover_module
 from podwatch.domain.event import Event
 from podwatch.domain.run import IntentKind
 from podwatch.journal.journal import Journal
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
-from podwatch.retention.carry_out_removal import Remover
-from podwatch.retention.trash_and_quarantine import trash_entries
+from podwatch.retention.list_trash_and_quarantine import trash_entries
+from podwatch.retention.remove_checkpoints import Remover
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 from tests.support.small_disk import small_mount

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import make_layout
 from podwatch.config.loading import load_settings
 from podwatch.config.settings import Settings

@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
-from podwatch.checkpoints.catalogue import HeldBack
+from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.checkpoints.layouts.base import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
 from podwatch.checkpoints.layouts.command_line import strip_flags
 from podwatch.config.settings import Settings

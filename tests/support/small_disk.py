@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
 from podwatch.checkpoints.scan import linked_steps
@@ -21,9 +21,9 @@ from podwatch.domain.thresholds import DiskPolicy
 from podwatch.journal.journal import Journal
 from podwatch.policy.disk_forecast import Forecast
 from podwatch.policy.local_retention import Protection, RemovalPlan
-from podwatch.retention.carry_out_removal import Remover
-from podwatch.retention.free_space import Disks, Pruner
-from podwatch.retention.trash_and_quarantine import SetAsideUsage
+from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
+from podwatch.retention.remove_checkpoints import Remover
+from podwatch.retention.room_for_next_save import Disks, Pruner
 from podwatch.sensors.disk import DiskSensor
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock

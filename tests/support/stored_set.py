@@ -4,7 +4,7 @@ from pathlib import Path
 
 import xxhash
 
-from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestSymlink, Pointer, sha1_hex
 from podwatch.stores.base import ObjectStore
 from tests.support.put_file import put_file

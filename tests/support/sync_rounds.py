@@ -22,7 +22,7 @@ from typing import Any
 from podwatch.domain.run import IntentKind
 from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal import open_database
-from podwatch.policy.upload_cpu_priority import Level
+from podwatch.policy.choose_cpu_priority import Level
 from podwatch.sync import store_session
 from podwatch.system import procfs
 from tests.support.b2server import BUCKET, B2Server

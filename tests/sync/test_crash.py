@@ -18,7 +18,7 @@ from podwatch.domain.run import IntentKind
 from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import BegunUpload, UploadedObject
-from podwatch.policy.lease import Timing
+from podwatch.policy.who_may_publish import Timing
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, perform
 from podwatch.sync.publish import Publisher
@@ -26,7 +26,7 @@ from podwatch.sync.store_removal import RemoteRetention
 from podwatch.sync.upload import child_job as jobs
 from podwatch.sync.upload.send_parts import Sending
 from podwatch.system.clock import SystemClock
-from podwatch.system.pinned_directories import pin_of
+from podwatch.system.directories_held_open import pin_of
 from tests.support.forking import in_child, kill
 from tests.sync.conftest import AtWall, Held, Run, World, until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import make_layout
 from podwatch.checkpoints.layouts.base import PartDir
 from podwatch.config.settings import Settings, SyncSettings

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from podwatch.cli.runs_show import completed_table, run_document
+from podwatch.cli.runs_show_and_diff import completed_table, run_document
 from podwatch.domain.errors import HostError
 from podwatch.domain.manifest import Keys
 from podwatch.policy.run_summary import difference

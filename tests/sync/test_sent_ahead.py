@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from podwatch.policy.lease import LeaseAction, Timing
+from podwatch.policy.who_may_publish import LeaseAction, Timing
 from tests.sync.conftest import Run, World, until
 
 MB = 1_000_000

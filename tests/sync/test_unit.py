@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import RemoteError
-from podwatch.policy.upload_cpu_priority import Level
+from podwatch.policy.choose_cpu_priority import Level
 from podwatch.sync.upload.child_job import UploadJob
 from podwatch.sync.upload.start_child import Children, OwnUnit, Upload
 from podwatch.system.child import run_child

@@ -28,7 +28,7 @@ from podwatch.reporting.status import build_status
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from podwatch.recording.page_history import Moment
+    from podwatch.recording.last_day import Moment
     from podwatch.reporting.html import Html
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.checkpoints.catalogue import SetContents
+from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.domain.manifest import Manifest, ManifestFile
 from podwatch.system.files import open_file, read_file
 

@@ -10,7 +10,7 @@ from podwatch.cli.common import Where
 from podwatch.domain.errors import Busy, ConfigurationError, HostError, UsageError
 
 if TYPE_CHECKING:
-    from podwatch.checkpoints.catalogue import Catalogue, HeldBack
+    from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
     from podwatch.checkpoints.layouts.base import Layout
     from podwatch.config.settings import Settings
     from podwatch.domain.stored_checkpoint import PublishedSave
@@ -74,8 +74,8 @@ def noted(settings: "Settings") -> "tuple[list[PublishedSave], dict[int, str]] |
 def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue":
     """A catalogue after two scans, which completeness needs, with the checkpoints marked that the daemon holds back.
     ``problems`` receives what could not be read for the marks. Blocks on the file system."""
-    from podwatch.checkpoints.catalogue import Catalogue, RunMemory
     from podwatch.checkpoints.expected_files import command_digest
+    from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.checkpoints.reboot_check import NoMemory, RebootCheck, Recalling, boot_wall
     from podwatch.daemon.paths import workspace_of
@@ -117,7 +117,7 @@ def _held_back(
     """The checkpoints that a daemon would hold back if it started now, by journal and run record."""
     from dataclasses import replace
 
-    from podwatch.checkpoints.catalogue import HeldBack
+    from podwatch.checkpoints.known_checkpoints import HeldBack
     from podwatch.daemon import held_back_findings
     from podwatch.domain.errors import PodwatchError
     from podwatch.journal import load_run_record

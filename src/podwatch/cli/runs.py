@@ -13,7 +13,7 @@ from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id, guarded_here, require_store, state_here, store_and_prefix
 from podwatch.cli.runs_check import check, opened, store_option, watch
 from podwatch.cli.runs_copy import copy
-from podwatch.cli.runs_show import completed_table, diff, show, summary_document
+from podwatch.cli.runs_show_and_diff import completed_table, diff, show, summary_document
 from podwatch.client.times_and_sizes import ago, amount, rfc3339, size
 from podwatch.domain.errors import ExitCode, IntegrityError, PermissionDenied, UsageError
 

@@ -26,8 +26,8 @@ from podwatch.domain.thresholds import (
     RestartPolicy,
     TrainingPolicy,
 )
-from podwatch.policy.earlier_attempts import VerdictPolicy
-from podwatch.policy.lease import Timing
+from podwatch.policy.judge_earlier_attempts import VerdictPolicy
+from podwatch.policy.who_may_publish import Timing
 
 # The default of a threshold stands once, in its policy, with the reason beside it.
 _DETECTION, _RESTART, _DISK = DetectionPolicy(), RestartPolicy(), DiskPolicy()

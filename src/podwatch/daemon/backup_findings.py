@@ -13,10 +13,10 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.run import RunRecord
 from podwatch.domain.snapshot import Reading, TrainerSample
-from podwatch.policy.lease import LeaseAction
 from podwatch.policy.lineage import branch_line, kept_step
 from podwatch.policy.lost_saves import Kept, not_stored
 from podwatch.policy.uploads import Outcome, Tally, every, in_words, uplink_behind
+from podwatch.policy.who_may_publish import LeaseAction
 from podwatch.sync.interfaces import SyncStatus, UploadPace
 
 

@@ -27,7 +27,7 @@ from podwatch.reporting.json_documents import (
     remote_document,
 )
 from podwatch.reporting.status import build_status
-from podwatch.retention.free_space import plan_document
+from podwatch.retention.room_for_next_save import plan_document
 
 if TYPE_CHECKING:
     from podwatch.hooks.evaluation import Evaluations

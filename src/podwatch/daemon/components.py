@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
-from podwatch.checkpoints.catalogue import Catalogue, HeldBack
 from podwatch.checkpoints.file_events import Watcher
+from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
 from podwatch.checkpoints.layouts import Layout
 from podwatch.checkpoints.settle_time import Capabilities
 from podwatch.config.settings import Settings
@@ -24,8 +24,8 @@ from podwatch.journal import AsyncJournal
 from podwatch.policy.disk_forecast import Forecast
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import RecordHolder
-from podwatch.retention.carry_out_removal import Remover
-from podwatch.retention.trash_and_quarantine import SetAsideUsage
+from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
+from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sensors.disk import DiskSensor, DisksSensor
 from podwatch.sensors.gpu import GpuReader, GpuSensor
 from podwatch.sensors.inference import Servers

@@ -15,16 +15,17 @@ from podwatch.checkpoints.layouts.base import counts_saves
 from podwatch.config.last_good import save_last_good
 from podwatch.config.loading import LoadedSettings
 from podwatch.daemon import status_view
+from podwatch.daemon.ask_and_record_attempts import make_verdicts
 from podwatch.daemon.checkpoint_loop import ANNOUNCED, Announced
 from podwatch.daemon.commands import Commands
 from podwatch.daemon.components import LEARNED as LEARNED
 from podwatch.daemon.components import READ_SO_FAR, Choices, Components
-from podwatch.daemon.earlier_attempts import make_verdicts
 from podwatch.daemon.end_of_run import EndOfRun, FinalSync, clear_survivors, end_grace, keeper_job
 from podwatch.daemon.end_pod import make_pod_ender
 from podwatch.daemon.entry import silent_seconds
 from podwatch.daemon.environment_variables import BY_HAND, UNDER_INIT
 from podwatch.daemon.host_and_endpoints import STEP_SECONDS, Endpoints, Host, open_host
+from podwatch.daemon.keep_time_ledger import LOOK_SECONDS, Accountant
 from podwatch.daemon.loop_wiring import DaemonLoops, make_loops, make_recorder
 from podwatch.daemon.maintenance import KEY as PAUSE
 from podwatch.daemon.maintenance import Maintenance
@@ -36,7 +37,6 @@ from podwatch.daemon.startup_checks import RECOVERED, last_pause, take_ground
 from podwatch.daemon.status_view import Books, Remembered, StatusSource, TrainingInPause
 from podwatch.daemon.store_jobs import TELLING, Jobs, StoreJobs, make_artifacts
 from podwatch.daemon.tick import Findings, LoadAgain, Reload, Reporters, Tick
-from podwatch.daemon.time_ledger import LOOK_SECONDS, Accountant
 from podwatch.daemon.wiring import build
 from podwatch.detection.learned import Learned
 from podwatch.domain.errors import PodwatchError

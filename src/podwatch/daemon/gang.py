@@ -217,7 +217,7 @@ class Gang:
         self._first_at: float | None = None
         self.ask_hosts: Callable[[Mapping[str, Host]], Awaitable[JobEnd | None]] = _no_list
         """Of rank 0: why the attempt must not start on these machines, by the names of the nodes
-        (daemon/earlier_attempts.py)."""
+        (daemon/ask_and_record_attempts.py)."""
         self.listing, self.looked = "", 0
         """Of this node, where each has a disk of its own (``Report``)."""
         self._prepare = 0

@@ -13,7 +13,7 @@ import pwd
 from dataclasses import replace
 from typing import Any, Protocol
 
-from podwatch.checkpoints.catalogue import HeldBack
+from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.checkpoints.layouts.base import Layout, StepSeen
 from podwatch.config.settings import TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, HeldAs, newest_complete

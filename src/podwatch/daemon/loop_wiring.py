@@ -27,10 +27,10 @@ from podwatch.policy.local_retention import Protection
 from podwatch.recording.format import Header
 from podwatch.recording.recorder import Recorder
 from podwatch.recovery.state import Phase
-from podwatch.retention.free_space import Disks, Pruner
+from podwatch.retention.room_for_next_save import Disks, Pruner
 
 if TYPE_CHECKING:
-    from podwatch.sync.upload.cpu_priority import Outlook
+    from podwatch.sync.upload.apply_cpu_priority import Outlook
 
 READ_TURNS = 5
 """10 s at the default poll. After a crash the next podwatch reads the lines since then again, which is harmless."""
@@ -291,7 +291,7 @@ def _pruner(parts: Components, memory: Pins) -> Pruner:
 
 def _prospects(parts: Components, snapshot: Snapshot, pruner: Pruner) -> "Outlook":
     """The inputs of the upload priority: the next save, the steps that are not in the store, the disk."""
-    from podwatch.sync.upload.cpu_priority import Outlook  # a daemon without a store does not need it
+    from podwatch.sync.upload.apply_cpu_priority import Outlook  # a daemon without a store does not need it
 
     saves = parts.deletion.forecast.saves
     due_in, gap = next_save_in(saves, parts.run.clock.wall())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from podwatch.checkpoints.catalogue import Catalogue, SetContents
+from podwatch.checkpoints.known_checkpoints import Catalogue, SetContents
 from podwatch.checkpoints.layouts.base import PartFiles
 from podwatch.checkpoints.other_nodes import NodeLister
 from podwatch.checkpoints.scan import is_temporary, scan_part

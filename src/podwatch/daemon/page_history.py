@@ -1,15 +1,15 @@
-"""Writes the last day of the run for the page's plots (recording/page_history.py): once a minute, and what changed
+"""Writes the last day of the run for the page's plots (recording/last_day.py): once a minute, and what changed
 between."""
 
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from podwatch.daemon.keep_time_ledger import Accountant
 from podwatch.daemon.notifications import EventBus
-from podwatch.daemon.time_ledger import Accountant
 from podwatch.domain.event import Event, EventName
 from podwatch.policy.time_ledger import Use
-from podwatch.recording.page_history import DAY, Moment, append, last_day
+from podwatch.recording.last_day import DAY, Moment, append, last_day
 from podwatch.reporting.daemon_view import DaemonView
 from podwatch.system.blocking_calls import Worker
 

@@ -5,7 +5,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import trainer_logs
 from podwatch.config.settings import Settings
 from podwatch.daemon.components import LEARNED, READ_SO_FAR, Checkpoints, Run, Sensing

@@ -10,13 +10,13 @@ from podwatch import __version__
 from podwatch.checkpoints.layouts.base import counts_saves
 from podwatch.client.times_and_sizes import rfc3339
 from podwatch.daemon.components import Components
+from podwatch.daemon.keep_time_ledger import Accountant
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.maintenance import Maintenance, described
 from podwatch.daemon.notifications import EventBus
 from podwatch.daemon.page_history import History
 from podwatch.daemon.shutdown import Exit
-from podwatch.daemon.time_ledger import Accountant
-from podwatch.detection.one_failure import Watched, present
+from podwatch.detection.one_finding_per_failure import Watched, present
 from podwatch.detection.operator_ends import trainer_gone_at
 from podwatch.detection.progress import target_reached
 from podwatch.detection.run_detectors import DetectionState, second_signals
@@ -32,7 +32,7 @@ from podwatch.policy.cost_totals import Price
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.lost_saves import not_stored
 from podwatch.policy.overall_status import RecoveryView
-from podwatch.recording.page_history import Moment
+from podwatch.recording.last_day import Moment
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import Phase, RecoveryState
 from podwatch.reporting.daemon_view import Counters, DaemonView

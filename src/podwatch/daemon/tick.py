@@ -30,7 +30,7 @@ from podwatch.daemon.notifications import Notifying, OpenFindings
 from podwatch.daemon.settings_in_force import learn_secrets, policies_from, waits_for_restart
 from podwatch.daemon.status_view import StatusSource, steps_at_risk, watched_of
 from podwatch.daemon.store_jobs import StoreJobs
-from podwatch.detection.one_failure import fold, of_a_run_that_ends, of_this_trainer, present
+from podwatch.detection.one_finding_per_failure import fold, of_a_run_that_ends, of_this_trainer, present
 from podwatch.domain.errors import ConfigurationError, PodwatchError
 from podwatch.domain.event import Emit, EventName
 from podwatch.domain.finding import Finding, Severity

@@ -5,9 +5,9 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podwatch.checkpoints.catalogue import Catalogue, RunMemory
 from podwatch.checkpoints.expected_files import command_digest
 from podwatch.checkpoints.file_events import Watcher
+from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
 from podwatch.checkpoints.layouts import KINDS, Layout, kind_of, make_layout, process_names, restart_concerns
 from podwatch.checkpoints.layouts.command_line import save_interval
 from podwatch.checkpoints.reboot_check import RebootCheck, boot_wall
@@ -52,8 +52,8 @@ from podwatch.policy.disk_forecast import SAVES, Forecast
 from podwatch.policy.other_trainers import Beside
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import RecordHolder, RunFiles, RunStore, Tools, TrainerSensors
-from podwatch.retention.carry_out_removal import Remover
-from podwatch.retention.trash_and_quarantine import SetAsideUsage
+from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
+from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sensors.inference import Servers
 from podwatch.sync.interfaces import OwnSets
 from podwatch.system.blocking_calls import Worker

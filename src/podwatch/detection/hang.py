@@ -7,7 +7,7 @@ median), a save in flight restarts the count, and a silent step source alone nev
 
 from dataclasses import dataclass, replace
 
-from podwatch.detection import corroboration as also
+from podwatch.detection import corroborating_signals as also
 from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.signals import WINDOW_GAP_SECONDS

@@ -5,7 +5,7 @@ several servers.
 alone leads to a restart: a server can be restarted by its own parent, and a long weight update blocks ``/liveness``.
 """
 
-from podwatch.detection import corroboration as also
+from podwatch.detection import corroborating_signals as also
 from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.operator_ends import Wait, announcement, operator_wait

@@ -5,7 +5,7 @@ The end of a process that was seen alive is positive evidence. This module decid
 
 from dataclasses import dataclass, replace
 
-from podwatch.detection import corroboration as also
+from podwatch.detection import corroborating_signals as also
 from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.hang import run_gpus
 from podwatch.detection.learned import Learned

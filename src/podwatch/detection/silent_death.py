@@ -8,7 +8,7 @@ agrees with nothing. Each GPU is judged separately: if one GPU of a tensor-paral
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from podwatch.detection import corroboration as also
+from podwatch.detection import corroborating_signals as also
 from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.operator_ends import announcement, operator_wait

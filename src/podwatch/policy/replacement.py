@@ -24,7 +24,6 @@ from podwatch.domain.replacement import (
 )
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import Outcome
-from podwatch.policy.lease import CLAIM_WAIT_SECONDS, PATIENCE_SECONDS, winner
 from podwatch.policy.rented_machines import (
     CAP,
     CAUTIOUS,
@@ -45,6 +44,7 @@ from podwatch.policy.rented_machines import (
     watch_on,
 )
 from podwatch.policy.run_check import Beat
+from podwatch.policy.who_may_publish import CLAIM_WAIT_SECONDS, PATIENCE_SECONDS, winner
 
 PREPARE_SECONDS: Final = 180.0
 """Two heartbeats can be missing. From then on the controller settles which controller would act, so that this does not

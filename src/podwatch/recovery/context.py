@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from podwatch.checkpoints.layouts.base import counts_saves
-from podwatch.detection.one_failure import Healing
+from podwatch.detection.one_finding_per_failure import Healing
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from podwatch.config.settings import Settings
-from podwatch.detection.one_failure import cost
+from podwatch.detection.one_finding_per_failure import cost
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
@@ -29,7 +29,7 @@ from podwatch.recovery.start_plan import CommandWatch
 from podwatch.recovery.state import Phase, RecoveryState, Tools, newest_step, trained_here
 from podwatch.recovery.stop import Stops
 from podwatch.recovery.stop_for_evaluation import Evaluating
-from podwatch.system.pinned_directories import RootReplaced
+from podwatch.system.directories_held_open import RootReplaced
 from podwatch.system.procfs import boot_id
 from podwatch.trainer.base import Candidate, TrainerHandle
 

@@ -9,8 +9,8 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.secrets import scrub_argv
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.policy.lease import LeaseAction
 from podwatch.policy.restart import RestartHistory
+from podwatch.policy.who_may_publish import LeaseAction
 from podwatch.recovery import start_checks, start_plan
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.operation_runner import OperationRunner

@@ -3,16 +3,16 @@
 import json
 from typing import Final
 
-from podwatch.detection.one_failure import reported
+from podwatch.detection.one_finding_per_failure import reported
 from podwatch.domain.errors import Busy, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.incidents import plain
 from podwatch.journal import Journal
-from podwatch.policy.lease import LeaseAction
 from podwatch.policy.restart import LOG_LINES_KEPT
 from podwatch.policy.resume import Choice
+from podwatch.policy.who_may_publish import LeaseAction
 from podwatch.recovery import gpus_and_ports_free
 from podwatch.recovery.context import BLOCKED_POLL, RecoveryContext
 from podwatch.recovery.failure import GIVEN_UP_FIX, Failures

@@ -14,7 +14,7 @@ from podwatch.client.status_screen import REASON, RED, SILENT_SECONDS, YELLOW, i
 from podwatch.client.status_verdict import NOT_BACKED_UP, Document, not_backed_up, verdict
 from podwatch.client.terminal_text import BEFORE_UNIT, NO_BREAK
 from podwatch.client.times_and_sizes import ago, from_rfc3339, local, size, span
-from podwatch.recording.page_history import Moment
+from podwatch.recording.last_day import Moment
 from podwatch.reporting.html import Html, escaped, joined, tag
 from podwatch.reporting.plots import plots
 

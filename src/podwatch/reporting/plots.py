@@ -13,7 +13,7 @@ from typing import Final
 from podwatch.client.terminal_text import BEFORE_UNIT, NO_BREAK
 from podwatch.client.times_and_sizes import gib, local, size, span
 from podwatch.policy.time_ledger import Use
-from podwatch.recording.page_history import DAY, Moment
+from podwatch.recording.last_day import DAY, Moment
 from podwatch.reporting.html import Html, joined, tag
 
 LONGEST_GAP: Final = 180.0

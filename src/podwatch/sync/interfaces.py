@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from podwatch.checkpoints.catalogue import SetContents
+from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
 from podwatch.domain.node_files import SentFile
-from podwatch.policy.lease import Decision
 from podwatch.policy.uploads import Tally
+from podwatch.policy.who_may_publish import Decision
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from podwatch.checkpoints.catalogue import SetContents
+from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, RemoteError
@@ -20,9 +20,9 @@ from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import UploadedObject
-from podwatch.policy.lease import Decision, LeaseAction
 from podwatch.policy.resume import NO_TRAINING
 from podwatch.policy.uploads import GivenUp, Waiting, next_upload, sort_begun
+from podwatch.policy.who_may_publish import Decision, LeaseAction
 from podwatch.stores.base import TOTAL
 from podwatch.stores.base import Upload as StoreUpload
 from podwatch.sync.interfaces import Emit, GuardedRun, NodeUploads, SetSource, SyncStatus, Unstored
@@ -30,14 +30,14 @@ from podwatch.sync.lease.protocol import LeaseTerms
 from podwatch.sync.publish import Publisher, Superseded
 from podwatch.sync.store_session import BACKOFF_MAX, BACKOFF_MIN, StoreSession, internal
 from podwatch.sync.upload import child_job as jobs
-from podwatch.sync.upload.cpu_priority import Outlook
+from podwatch.sync.upload.apply_cpu_priority import Outlook
 from podwatch.sync.upload.optional_parts import OptionalParts
 from podwatch.sync.upload.outcomes import CheckpointTally
 from podwatch.sync.upload.start_child import SetForeign, SetVoid, UploadStopped
 from podwatch.sync.upload.uploader import Sender
 from podwatch.system.clock import Clock
+from podwatch.system.directories_held_open import RootReplaced
 from podwatch.system.own_directories import Workspace
-from podwatch.system.pinned_directories import RootReplaced
 
 CHANGED = "the checkpoint changed on disk while it was uploaded"
 NOT_OURS = (LeaseAction.SUPERSEDED, LeaseAction.REFUSE, LeaseAction.ASIDE)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import dcp, step_dirs, verl
 from podwatch.checkpoints.layouts.base import Kind, Site
 from podwatch.checkpoints.layouts.step_dirs import all_step_names

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.catalogue import Catalogue
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import KINDS, make_layout
 from podwatch.checkpoints.layouts.base import Site
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.run import Intent, IntentKind
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
-from podwatch.retention.carry_out_removal import Remover
+from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sync.interfaces import RunIdentity
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace

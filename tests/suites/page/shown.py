@@ -8,7 +8,7 @@ from podwatch.api.http_endpoints import HttpServer
 from podwatch.domain.event import Event
 from podwatch.domain.snapshot import Desired, Snapshot, observed
 from podwatch.policy.overall_status import RecoveryView
-from podwatch.recording.page_history import Moment
+from podwatch.recording.last_day import Moment
 from podwatch.reporting.daemon_view import DaemonView
 from tests.reporting import views
 from tests.reporting.views import GB, GIB, NOW, WALL

@@ -241,7 +241,7 @@ def kill_in_the_middle_of_a_save(daemon: DaemonProcess, cards: Cards, output: Pa
 
 def test_the_checks_agree_with_what_torch_really_writes(tmp_path: Path) -> None:
     """The example's files, judged by the rules that never import torch."""
-    from podwatch.checkpoints.catalogue import Catalogue
+    from podwatch.checkpoints.known_checkpoints import Catalogue
     from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
     from podwatch.system.clock import SystemClock
 

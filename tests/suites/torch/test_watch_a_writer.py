@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.catalogue import Catalogue
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.formats import dcp, sandbox
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import KINDS, Site
 from podwatch.domain.errors import HostError
 from podwatch.system.clock import SystemClock

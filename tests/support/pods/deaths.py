@@ -7,7 +7,7 @@ in the middle of a phase; its pieces change what the sensors will see, in the or
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from podwatch.detection.corroboration import no_step_limit
+from podwatch.detection.corroborating_signals import no_step_limit
 from podwatch.detection.hang import limit_seconds, patience_seconds
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import save_limit

@@ -10,10 +10,10 @@ from podwatch.domain.errors import IntegrityError
 from podwatch.domain.manifest import Keys, ManifestFile, ManifestSymlink, check_relative_path
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open_store import parse_store_url
-from podwatch.system.pinned_directories import Pin
+from podwatch.system.directories_held_open import Pin
 
 if TYPE_CHECKING:  # the child, which only reads a job, starts in half the time and memory without these
-    from podwatch.checkpoints.catalogue import SetContents
+    from podwatch.checkpoints.known_checkpoints import SetContents
     from podwatch.journal.records import BegunUpload, UploadedObject
 
 

@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podwatch.system.pinned_directories import PinnedTree
+from podwatch.system.directories_held_open import PinnedTree
 
 if TYPE_CHECKING:
-    from podwatch.checkpoints.catalogue import SetContents
+    from podwatch.checkpoints.known_checkpoints import SetContents
 
 # -- files with several names ----------------------------------------------------------------------------------------
 # Judged by their owner and the directory in which they were found.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.domain.errors import HostError, InternalError, PodwatchError, RemoteError
-from podwatch.policy.upload_cpu_priority import Level
+from podwatch.policy.choose_cpu_priority import Level
 from podwatch.stores.base import ChildCalls, Progress
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open_store import parse_store_url
@@ -22,13 +22,13 @@ from podwatch.sync.child_protocol import parse_line
 from podwatch.sync.upload.child_job import UploadJob
 from podwatch.system import procfs
 from podwatch.system.child import Given, give, run_child, scrubbed_environment
-from podwatch.system.pinned_directories import RootReplaced
+from podwatch.system.directories_held_open import RootReplaced
 
 # -- systemd unit of the child ---------------------------------------------------------------------------------------
 # With a cgroup for each service, nice and autogroup no longer count between services: a child in podwatch's own
 # cgroup would get as much of a busy machine as training. A scope keeps what the child needs: its pipes, its parent,
 # the sandbox. Where systemd refuses, and everywhere else, session, autogroup and nice value are used. The weights
-# change with the upload's level (sync/upload/cpu_priority.py).
+# change with the upload's level (sync/upload/apply_cpu_priority.py).
 
 CPU_WEIGHT = 2
 """Every other unit has 100: measured 95:5 against a busy neighbour. Idle cores are used fully anyway."""

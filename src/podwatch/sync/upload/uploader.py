@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from podwatch import __version__
-from podwatch.checkpoints.catalogue import SetContents
+from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import HostError, PodwatchError, RemoteError
@@ -21,14 +21,14 @@ from podwatch.stores.base import Progress
 from podwatch.sync.interfaces import RunSource, SetSource, Tell, features_of, rfc3339
 from podwatch.sync.publish import ObjectsMissing, Publisher
 from podwatch.sync.upload import child_job as jobs
-from podwatch.sync.upload.cpu_priority import Priority, watched
+from podwatch.sync.upload.apply_cpu_priority import Priority, watched
 from podwatch.sync.upload.file_owners import check_contents, owners_of
 from podwatch.sync.upload.hardlinks import Held, Holder
 from podwatch.sync.upload.start_child import Children, ChildReplaced, OwnUnit, SetVoid, Upload, UploadStopped
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
+from podwatch.system.directories_held_open import RootReplaced
 from podwatch.system.own_directories import Workspace
-from podwatch.system.pinned_directories import RootReplaced
 
 Write = Callable[[Journal], None]
 OUTRUN = "sync.outrun"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints import completeness_check
-from podwatch.checkpoints.catalogue import LOOK_AROUND, Catalogue
 from podwatch.checkpoints.formats import sandbox
+from podwatch.checkpoints.known_checkpoints import LOOK_AROUND, Catalogue
 from podwatch.checkpoints.layouts import CustomLayout, HFLayout, PrimeRLLayout
 from podwatch.checkpoints.settle_time import _look_up, is_slow
 from podwatch.config.settings import CustomLayoutSettings

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from podwatch.config.settings import Settings
-from podwatch.daemon.earlier_attempts import JobVerdicts, VerdictFile, digest, policy_of
+from podwatch.daemon.ask_and_record_attempts import JobVerdicts, VerdictFile, digest, policy_of
 from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.event import Event
 from podwatch.domain.manifest import Keys
 from podwatch.domain.pod_identity import Instance
 from podwatch.domain.run import Lineage
-from podwatch.policy.earlier_attempts import Attempt, VerdictPolicy
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
+from podwatch.policy.judge_earlier_attempts import Attempt, VerdictPolicy
 from podwatch.stores.b2 import B2Store, Retry
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
@@ -220,7 +220,7 @@ async def test_a_store_that_does_not_answer_lets_it_start_and_end_and_says_so(tm
 
 
 async def test_a_store_that_hangs_delays_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podwatch.daemon.earlier_attempts.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("podwatch.daemon.ask_and_record_attempts.ANSWER_SECONDS", 0.2)
     os.mkfifo(tmp_path / "pipe")
 
     class Hanging(LocalStore):
@@ -246,7 +246,7 @@ def test_it_is_whole_or_absent_wherever_the_process_is_killed(tmp_path: Path) ->
     program = f"""
 import itertools, sys
 from pathlib import Path
-from podwatch.daemon.earlier_attempts import VerdictFile
+from podwatch.daemon.ask_and_record_attempts import VerdictFile
 from podwatch.domain.manifest import Keys
 from podwatch.domain.earlier_attempts import RunVerdict
 from podwatch.stores.local import LocalStore

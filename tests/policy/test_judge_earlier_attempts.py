@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from podwatch.domain.earlier_attempts import KEYS, BadHost, Host, RunVerdict, Suspect, parse_verdict, verdict_document
 from podwatch.domain.pod_identity import Instance
 from podwatch.domain.run import Lineage
-from podwatch.policy.earlier_attempts import (
+from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
+from podwatch.policy.judge_earlier_attempts import (
     MOST_REFUSALS,
     Attempt,
     VerdictPolicy,
@@ -19,7 +20,6 @@ from podwatch.policy.earlier_attempts import (
     at_start,
     began,
 )
-from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.restart import PASSING_FAULTS
 
 POLICY = VerdictPolicy()

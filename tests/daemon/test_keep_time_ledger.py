@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.daemon.keep_time_ledger import Accountant
 from podwatch.daemon.notifications import EventBus
-from podwatch.daemon.time_ledger import Accountant
 from podwatch.domain.event import EventName
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.cost_totals import Price

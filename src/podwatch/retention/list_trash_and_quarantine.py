@@ -2,7 +2,7 @@
 by-products, which are outside checkpoints (docs/disk.md; promises 8 and 9).
 
 A trash entry is called ``<intent id>.<step>.<n>``: the rename is itself the removal's intent, and needs
-neither a new directory nor space, so it works on a disk that is 100 % full. ``retention/carry_out_removal.py`` empties
+neither a new directory nor space, so it works on a disk that is 100 % full. ``retention/remove_checkpoints.py`` empties
 the trash: before the first removal of a plan, after each one, and at podwatch's start (``sweep_trash``).
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError
 from podwatch.policy.local_retention import QuarantineEntry, SpareEntry
+from podwatch.system.directories_held_open import Identity, PinnedTree
 from podwatch.system.own_directories import Workspace
-from podwatch.system.pinned_directories import Identity, PinnedTree
 from podwatch.system.rename_places import corners, corners_of
 
 INDEX_BYTES = 16 << 20

@@ -26,8 +26,8 @@ from podwatch.policy.local_retention import (
     Trigger,
     plan_removal,
 )
-from podwatch.retention.carry_out_removal import Remover
-from podwatch.retention.trash_and_quarantine import SetAsideUsage
+from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
+from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sensors.disk import DiskSensor
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock

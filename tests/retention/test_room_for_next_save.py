@@ -13,7 +13,7 @@ from podwatch.domain.snapshot import DiskSample
 from podwatch.domain.thresholds import DiskPolicy
 from podwatch.policy.disk_forecast import Forecast, NextSave
 from podwatch.policy.local_retention import RemovalInput, plan_removal
-from podwatch.retention.free_space import no_room, other_disks
+from podwatch.retention.room_for_next_save import no_room, other_disks
 from podwatch.sensors.disk import DisksSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until

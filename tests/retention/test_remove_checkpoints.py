@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-import podwatch.retention.carry_out_removal as remover_module
+import podwatch.retention.remove_checkpoints as remover_module
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.journal.journal import Journal
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
-from podwatch.retention.carry_out_removal import Remover
-from podwatch.retention.trash_and_quarantine import move_to_trash, quarantine_entries, removable, trash_entries
+from podwatch.retention.list_trash_and_quarantine import move_to_trash, quarantine_entries, removable, trash_entries
+from podwatch.retention.remove_checkpoints import Remover
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 

@@ -1,4 +1,4 @@
-"""Gives the upload process as much of a busy machine as the backup needs (judged in policy/upload_cpu_priority.py).
+"""Gives the upload process as much of a busy machine as the backup needs (judged in policy/choose_cpu_priority.py).
 
 While an upload runs, its rate and its CPU waits are measured every few seconds. A change goes to the running child: the
 weights of its unit under systemd, else autogroup and nice value. Without CAP_SYS_NICE a nice value cannot be lowered,
@@ -16,8 +16,8 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.policy import upload_cpu_priority as policy
-from podwatch.policy.upload_cpu_priority import Change, Level, Look, Standing, Timing
+from podwatch.policy import choose_cpu_priority as policy
+from podwatch.policy.choose_cpu_priority import Change, Level, Look, Standing, Timing
 from podwatch.sync.interfaces import Tell, UploadPace
 from podwatch.sync.upload.start_child import Children
 from podwatch.system.child import cpu_waits, waited_share

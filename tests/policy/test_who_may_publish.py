@@ -22,7 +22,7 @@ from podwatch.domain.lease import (
 )
 from podwatch.domain.manifest import Pointer
 from podwatch.domain.pod_identity import Instance
-from podwatch.policy.lease import (
+from podwatch.policy.who_may_publish import (
     CLAIM_WAIT_SECONDS,
     CONFIRMED_SECONDS,
     MOST_BETWEEN,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.recording import page_history
-from podwatch.recording.page_history import DAY, Moment, append, from_line, last_day, to_line
+from podwatch.recording import last_day as last_day_module
+from podwatch.recording.last_day import DAY, Moment, append, from_line, last_day, to_line
 
 NOW = 1_769_832_000.0
 FULL = Moment(
@@ -58,7 +58,7 @@ def test_no_file_and_a_link_are_no_history(tmp_path: Path) -> None:
 
 def test_the_file_does_not_grow_and_keeps_the_last_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "history.jsonl"
-    monkeypatch.setattr(page_history, "MAX_BYTES", 80_000)
+    monkeypatch.setattr(last_day_module, "MAX_BYTES", 80_000)
     for hour in range(50):
         append(path, [Moment(NOW + 60 * m, "training", step=m) for m in range(60 * hour, 60 * hour + 60)])
         assert path.stat().st_size < 90_000
@@ -73,7 +73,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
 ) -> None:
     full = os.statvfs(tmp_path)
     small = os.statvfs_result((*full[:4], 1, *full[5:]))
-    monkeypatch.setattr(page_history.os, "statvfs", lambda _: small)
+    monkeypatch.setattr(last_day_module.os, "statvfs", lambda _: small)
     with pytest.raises(OSError, match="are free"):
         append(tmp_path / "history.jsonl", [FULL])
     assert not (tmp_path / "history.jsonl").exists()
@@ -88,7 +88,7 @@ def test_entries_of_a_clock_that_was_ahead_never_drop_the_real_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
 ) -> None:
     path = tmp_path / "history.jsonl"
-    monkeypatch.setattr(page_history, "MAX_BYTES", 20_000)
+    monkeypatch.setattr(last_day_module, "MAX_BYTES", 20_000)
     append(path, [Moment(NOW + ahead, "down"), Moment(NOW, "training", step=0)])
     for minute in range(1, 700):
         append(path, [Moment(NOW + 60 * minute, "training", step=minute)])
@@ -104,6 +104,6 @@ def test_a_file_that_is_shortened_while_the_clock_is_ahead_keeps_its_entries(
 ) -> None:
     path = tmp_path / "history.jsonl"
     append(path, [Moment(NOW + 60 * minute, "training", step=minute) for minute in range(1000)])
-    monkeypatch.setattr(page_history, "MAX_BYTES", 30_000)
+    monkeypatch.setattr(last_day_module, "MAX_BYTES", 30_000)
     append(path, [Moment(NOW + 365 * 86_400, "down")])
     assert len(last_day(path, NOW + 60 * 999)) > 200

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.policy.upload_cpu_priority import (
+from podwatch.policy.choose_cpu_priority import (
     Change,
     Level,
     Look,

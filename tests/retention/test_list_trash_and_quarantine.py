@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
-from podwatch.retention import trash_and_quarantine
-from podwatch.retention.trash_and_quarantine import SetAsideUsage
+from podwatch.retention import list_trash_and_quarantine
+from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
+from podwatch.system.directories_held_open import PinnedTree
 from podwatch.system.own_directories import Workspace
-from podwatch.system.pinned_directories import PinnedTree
 from tests.support.checkpoints import write_prime_rl_step, write_rollouts
 
 BLOCK = 4096
@@ -60,7 +60,7 @@ def test_an_old_directory_is_walked_once_and_a_recent_one_each_time(tmp_path: Pa
 def test_a_look_is_bounded_and_goes_on_at_the_next(
     tmp_path: Path, walks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trash_and_quarantine, "ENTRIES_PER_LOOK", 10)
+    monkeypatch.setattr(list_trash_and_quarantine, "ENTRIES_PER_LOOK", 10)
     paths = [(n, tree(tmp_path / "outputs" / f"step_{n}", 7)) for n in range(4)]
     aside = make(tmp_path, *paths)
     seen = [[s.step for s in aside.look(0.0, verified=9).spares] for _ in range(3)]

@@ -1,5 +1,5 @@
 """What earlier attempts at this run left in the store, asked before training starts and completed before the job ends
-(policy/earlier_attempts.py decides; docs/jobs.md).
+(policy/judge_earlier_attempts.py decides; docs/jobs.md).
 
 Everything here is bounded and nothing here raises: without an answer of the store training starts, and no end of a job
 waits for it. The lease decides which pod trains, not this.
@@ -27,8 +27,8 @@ from podwatch.domain.finding import Severity
 from podwatch.domain.manifest import Keys
 from podwatch.domain.pod_identity import instance
 from podwatch.domain.run import Lineage
-from podwatch.policy.earlier_attempts import Attempt, VerdictPolicy, advanced, ask_hosts, at_end, at_start, began
 from podwatch.policy.exit_code import JobEnd
+from podwatch.policy.judge_earlier_attempts import Attempt, VerdictPolicy, advanced, ask_hosts, at_end, at_start, began
 from podwatch.recovery.start_plan import config_digests, working_directory
 from podwatch.stores.base import ObjectStore, OpenStore, store_time
 from podwatch.stores.credentials import credentials_for
@@ -184,7 +184,7 @@ class JobVerdicts:
                 await self._write()
 
     async def keep(self, end: JobEnd) -> JobEnd:
-        """Record how this attempt ended; returns the end that counts (policy/earlier_attempts.py)."""
+        """Record how this attempt ended; returns the end that counts (policy/judge_earlier_attempts.py)."""
         async with self._turn:
             try:
                 await self._look()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.policy.upload_cpu_priority import Level, Standing, Timing
+from podwatch.policy.choose_cpu_priority import Level, Standing, Timing
 from podwatch.sync.syncer import Syncer
-from podwatch.sync.upload.cpu_priority import RATES, Outlook, Priority
+from podwatch.sync.upload.apply_cpu_priority import RATES, Outlook, Priority
 from podwatch.sync.upload.start_child import Children
 from podwatch.system.child import autogroup_of
 from tests.support.busy import busy_cores, without_nice_right
