@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 
 from podwatch.checkpoints.layouts.base import SAVES, Concern
-from podwatch.daemon.backup_findings import freeze_findings, keeper_findings, saved_after_all, upload_findings
+from podwatch.daemon.backup_findings import (
+    backup_findings,
+    freeze_findings,
+    keeper_findings,
+    saved_after_all,
+    upload_findings,
+)
 from podwatch.daemon.entry import silent_seconds
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.finding import FindingKind, Severity, Verdict
@@ -142,3 +148,15 @@ def test_no_word_of_slow_uploads_without_cause(sync: SyncStatus | None) -> None:
 def test_the_cpu_is_named_before_the_uplink() -> None:
     both = upload_findings(replace(BEHIND, pace=BUSY.pace), now=150.0)
     assert [f.subject for f in both] == ["cpu"]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize(
+    ("url", "word", "other"), [("file:///mnt/nas", "directory", "bucket"), ("b2://b", "bucket", "directory")]
+)
+def test_the_advice_about_a_store_is_about_its_kind(url: str, word: str, other: str, refused: bool) -> None:
+    sync = SyncStatus(store_url=url, ok=False, error="no answer", refused=refused)
+    (found,) = backup_findings(sync, (), now=100.0, wall=1e9, max_lag=3600.0, since=0.0)
+    assert found.kind is FindingKind.STORE_UNAVAILABLE
+    assert word in found.suggestion
+    assert other not in found.suggestion

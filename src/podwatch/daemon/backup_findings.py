@@ -7,6 +7,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import SAVES, Concern
 from podwatch.client.times_and_sizes import span
+from podwatch.config.store_kinds import bucket_of
 from podwatch.config.units import format_size
 from podwatch.detection.clock_jumps import TOLD_SECONDS
 from podwatch.domain.checkpoint import CheckpointSet
@@ -52,13 +53,9 @@ def backup_findings(
             )
         )
     if not lost_run(sync) and sync.ok is False:
-        suggestion = "`podwatch check` shows what the key and the bucket allow"
+        suggestion = f"`podwatch check` shows what {_limits(sync)}"
         if sync.refused:
-            suggestion = (
-                "correct the key, the cap or the bucket; a key is in the environment, the env_file or podwatch.env."
-                " podwatch reads these files at each attempt, without a restart. `podwatch check` shows what the key"
-                " and the bucket allow, `podwatch sync` retries at once"
-            )
+            suggestion = f"{_correct(sync)} {suggestion}, `podwatch sync` retries at once"
             summary, severity = f"NOT BACKED UP: {sync.error}", Severity.CRITICAL
         else:
             summary, severity = f"the store cannot be used: {sync.error}", Severity.WARNING
@@ -81,6 +78,23 @@ def backup_findings(
                 )
             )
     return tuple(found)
+
+
+def _limits(sync: SyncStatus) -> str:
+    return "the directory allows" if _is_directory(sync) else "the key and the bucket allow"
+
+
+def _correct(sync: SyncStatus) -> str:
+    if _is_directory(sync):
+        return "mount the directory again, or make it writable for podwatch."
+    return (
+        "correct the key, the cap or the bucket; a key is in the environment, the env_file or podwatch.env."
+        " podwatch reads these files at each attempt, without a restart."
+    )
+
+
+def _is_directory(sync: SyncStatus) -> bool:
+    return not bucket_of(sync.store_url)
 
 
 def upload_findings(sync: SyncStatus | None, *, now: float) -> tuple[Finding, ...]:
