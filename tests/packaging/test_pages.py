@@ -116,7 +116,10 @@ def test_no_page_uses_a_word_that_the_style_replaces(page: Path) -> None:
 QUESTIONS = {
     "What does this finding mean": ("runbook.md", "### hang"),
     "Why did it restart, and from this step?": ("runbook.md#why-did-it-restart", "podwatch incidents"),
-    "Why did it *not* restart?": ("runbook.md#gave-up", "`podwatch start`"),
+    "Why did it *not* restart?": ("runbook.md#why-did-it-not-restart", "`podwatch restart`"),
+    "What if podwatch crashes?": ("start.md#what-if-podwatch-crashes", "**Slurm does not**"),
+    "try it without a GPU": ("../README.md#try-it", "make demo"),
+    "list, archive, copy runs": ("runs.md#delete-a-run", "b2 rm --recursive"),
     "What do I lose if this pod dies now?": ("runbook.md#what-do-i-lose-if-this-pod-dies-now", "podwatch sync --wait"),
     "restart podwatch itself": ("runbook.md#restart-podwatch", "`kill -9 PID`"),
     "podwatch itself does not run": ("runbook.md#podwatch-does-not-run", "podwatch -c podwatch.toml run --detach"),
@@ -217,7 +220,8 @@ def test_a_finished_job_is_0_and_only_86_runs_again(page: str, lines: str) -> No
     again = "99" if "code=99" in lines else "86 submitted"
     for code, expected in (("0", "0"), ("65", "65"), ("86", again)):
         script = f"sbatch() {{ submitted=' submitted'; }}; trap 'echo $?$submitted' EXIT; (exit {code})\n{lines}"
-        ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env={"SLURM_JOB_ID": "1"}, timeout=30)
+        job = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n1"}
+        ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=job, timeout=30)
         assert ran.stdout.strip() == expected, (code, ran.stderr)
 
 
