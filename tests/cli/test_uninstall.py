@@ -443,6 +443,20 @@ def test_the_pid_to_end_is_that_of_the_parent_which_restarts_podwatch(pod: Pod) 
         parent.wait()
 
 
+def test_a_podwatch_whose_end_ends_training_is_not_said_to_leave_it_running(pod: Pod) -> None:
+    """`podwatch run --job`, by the argument of its init."""
+    parent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "--job"])
+    try:
+        (pod.root / "run/r/init.pid").write_text(f"{parent.pid}\n")
+        with FileLock(pod.state / "lock"):
+            listed, refused = pod.podwatch("uninstall"), pod.purge()
+        for said in (listed.stdout, refused.stderr):
+            assert f"kill {parent.pid} ends it and training" in said
+    finally:
+        parent.kill()
+        parent.wait()
+
+
 def test_training_that_runs_stops_the_purge(pod: Pod) -> None:
     """A process whose command is the configured one possibly becomes the run's trainer."""
     (pod.root / "train.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")

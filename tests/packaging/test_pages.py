@@ -1,6 +1,8 @@
 """The pages: a complete runbook, the README's screen, an index that names every page, and no link to nowhere."""
 
 import re
+import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -114,8 +116,12 @@ def test_no_page_uses_a_word_that_the_style_replaces(page: Path) -> None:
 QUESTIONS = {
     "What does this finding mean": ("runbook.md", "### hang"),
     "Why did it restart, and from this step?": ("runbook.md#why-did-it-restart", "podwatch incidents"),
-    "Why did it *not* restart?": ("runbook.md#gave-up", "`podwatch start`"),
+    "Why did it *not* restart?": ("runbook.md#why-did-it-not-restart", "`podwatch restart`"),
+    "What if podwatch crashes?": ("start.md#what-if-podwatch-crashes", "**Slurm does not**"),
+    "try it without a GPU": ("../README.md#try-it", "make demo"),
+    "list, archive, copy runs": ("runs.md#delete-a-run", "b2 rm --recursive"),
     "What do I lose if this pod dies now?": ("runbook.md#what-do-i-lose-if-this-pod-dies-now", "podwatch sync --wait"),
+    "restart podwatch itself": ("runbook.md#restart-podwatch", "`kill -9 PID`"),
     "podwatch itself does not run": ("runbook.md#podwatch-does-not-run", "podwatch -c podwatch.toml run --detach"),
     "The provider takes the machine away": ("maintenance.md#what-if-the-machine-is-taken-away", "`podwatch preempt`"),
     "What does exit code 86": ("runbook.md#exit-codes", "| 86 |"),
@@ -197,6 +203,30 @@ def test_the_index_leads_to_an_answer_in_one_step(question: str) -> None:
     answer = section(DOCS / page, anchor) if anchor else (DOCS / page).read_text()  # a page to look a name up in
     assert command in answer
     assert not anchor or len(answer.split()) < 300, "a minute's reading"
+
+
+# -- the last lines of a Slurm script
+
+
+def last_lines() -> list[tuple[str, str]]:
+    """(page, lines) of every block that ends a job script with podwatch's code."""
+    blocks = re.compile(r"^ +code=\$\?\n.*?exit \$code\n", re.M | re.S)
+    pages = [DOCS / "engines.md", DOCS / "nodes.md"]
+    return [(page.name, textwrap.dedent(block)) for page in pages for block in blocks.findall(page.read_text())]
+
+
+@pytest.mark.parametrize(("page", "lines"), last_lines(), ids=[page for page, _ in last_lines()])
+def test_a_finished_job_is_0_and_only_86_runs_again(page: str, lines: str) -> None:
+    again = "99" if "code=99" in lines else "86 submitted"
+    for code, expected in (("0", "0"), ("65", "65"), ("86", again)):
+        script = f"sbatch() {{ submitted=' submitted'; }}; trap 'echo $?$submitted' EXIT; (exit {code})\n{lines}"
+        job = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n1"}
+        ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=job, timeout=30)
+        assert ran.stdout.strip() == expected, (code, ran.stderr)
+
+
+def test_all_three_scripts_have_been_found() -> None:
+    assert [page for page, _ in last_lines()] == ["engines.md", "engines.md", "nodes.md"]
 
 
 # -- settings: a page that gives a default gives the real one

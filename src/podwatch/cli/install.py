@@ -21,6 +21,7 @@ from podwatch.cli.systemd_service import (
     Origin,
     Service,
     active,
+    ends_training,
     guard_elsewhere,
     init_name,
     instead_of_a_service,
@@ -176,9 +177,10 @@ def _refuse(plan: Plan, settings: "Settings", *, force: bool) -> None:
             )
     pid = guard_elsewhere(settings.run_id, settings.state_dir, service.unit)
     if pid:
+        training = "ends with it" if ends_training(pid) else "continues"
         raise Busy(
             f"a podwatch that is not this service guards the run {settings.run_id} (pid {pid})",
-            fix=f"kill {pid} (training continues), then run `podwatch install` again",
+            fix=f"kill {pid} (training {training}), then run `podwatch install` again",
         )
 
 

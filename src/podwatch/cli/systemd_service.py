@@ -270,6 +270,17 @@ def guard_elsewhere(run_id: str, state_dir: Path, unit: str) -> int:
     return found.pid
 
 
+def ends_training(pid: int) -> bool:
+    """Whether a SIGTERM to this podwatch, of ``guard_elsewhere``, also ends training: it is PID 1 of a container, or
+    an engine's job (daemon/init.py). False if it cannot be read."""
+    if pid == 1:
+        return True
+    try:
+        return b"--job" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
 def running_version(run_id: str, state_dir: Path) -> str:
     """The version of the podwatch that guards the run; empty if none does, or it does not say."""
     from podwatch.client.find_daemon import Hints, find_runs

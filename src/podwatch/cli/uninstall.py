@@ -20,6 +20,7 @@ from podwatch.cli.systemd_service import (
     Origin,
     Service,
     active,
+    ends_training,
     guard_elsewhere,
     origin,
     service_of,
@@ -186,7 +187,8 @@ def _refusal(settings: "Settings", service: Service, *, stop_training: bool) -> 
 
     pid = guard_elsewhere(settings.run_id, settings.state_dir, service.unit)
     if pid:
-        return f"a podwatch guards the run (pid {pid}): kill {pid} ends it, and training continues"
+        what = "it and training" if ends_training(pid) else "it, and training continues"
+        return f"a podwatch guards the run (pid {pid}): kill {pid} ends {what}"
     if stop_training:
         return ""
     record = read_record(settings.state_dir / settings.run_id / "keeper")

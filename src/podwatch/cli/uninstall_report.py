@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.common import clean, print_json
-from podwatch.cli.systemd_service import UNITS, Origin, Service, active, guard_elsewhere, origin
+from podwatch.cli.systemd_service import UNITS, Origin, Service, active, ends_training, guard_elsewhere, origin
 from podwatch.client.times_and_sizes import size
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ class Report:
         run_id, unit = self.settings.run_id, f"podwatch-train-{self.settings.run_id}"
         guard = guard_elsewhere(run_id, self.settings.state_dir, self.service.unit)
         if guard:
-            return [f"podwatch guards the run without a service: kill {guard} ends it, and training continues"]
+            what = "it and training" if ends_training(guard) else "it, and training continues"
+            return [f"podwatch guards the run without a service: kill {guard} ends {what}"]
         text = self._running()
         if not text or active(self.service.unit):
             return []

@@ -55,10 +55,10 @@ class Successors:
         self.lab, self.directory, self.example = lab, lab.root / "jobs" / name, example
         self.podwatch = StandIn(self.directory / "stand-in")
         page = (REPO / "docs" / page).read_text()
-        found = re.search(r"^ +code=\$\?\n.*?exit \$code\n", page, flags=re.M | re.S)
-        assert found
+        blocks = re.findall(r"^ +code=\$\?\n.*?exit \$code\n", page, flags=re.M | re.S)
+        (found,) = [block for block in blocks if "sbatch" in block]
         head, _, _ = (EXAMPLES / example).read_text().rpartition("exit $?")
-        (self.directory / example).write_text(head + textwrap.dedent(found[0]))
+        (self.directory / example).write_text(head + textwrap.dedent(found))
 
     def submit(self, codes: str) -> int:
         self.podwatch.ends_with(codes)
