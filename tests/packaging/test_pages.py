@@ -161,7 +161,7 @@ QUESTIONS = {
     "free a GPU from leftover": ("maintenance.md#how-do-i-free-a-gpu-from-leftover-processes", "podwatch clean --gpu"),
     "guard a trainer that I started": ("attaching.md", "podwatch start --attach PID"),
     "keep a checkpoint from being deleted": ("disk.md#what-is-always-kept", "`podwatch checkpoints pin N`"),
-    "see the run in a browser": ("page.md", "ssh -L 9477:127.0.0.1:9477"),
+    "see the run, with plots": ("page.md", "ssh -L 9477:127.0.0.1:9477"),
     "know from my laptop": ("runs.md#check-a-run-from-outside", "podwatch runs check"),
     "end the rented machine": ("end-the-pod.md", "[end_pod]"),
     "stop a run on a pod that I cannot reach": ("two-pods.md#controljson", '{"desired": "stopped"'),
