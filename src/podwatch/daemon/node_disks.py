@@ -70,7 +70,7 @@ STALE_SECONDS: Final = 60.0
 """What a node's disk showed longer ago is not known any more: longer than a look that is still answered, shorter than
 ``[nodes] silence``."""
 ABANDONED_KEPT: Final = 100
-"""Abandoned uploads that the other nodes are told of: a node hears of each within seconds."""
+"""Abandoned uploads that the orders list: a node reads each within seconds."""
 
 
 class OtherDisks:
