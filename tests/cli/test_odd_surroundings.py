@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from podwatch import cli
 from podwatch.config.loading import load_settings
 from podwatch.config.units import parse_duration, parse_size
-from podwatch.domain.errors import ConfigurationError
+from podwatch.daemon.environment_variables import UNDER_INIT
+from podwatch.domain.errors import ConfigurationError, ExitCode
 
 TEXT = 'run_id = "{run}"\nstate_dir = "{root}/state"\n[trainer]\noutput_dir = "{root}/out"\ncommand = ["true"]\n'
 UNKNOWN = 3
@@ -151,3 +153,7 @@ def test_a_job_that_is_stopped_before_it_has_begun_ends_with_86(
     start = f"{default}\nimport os, sys\nos.execv(sys.argv[1], sys.argv[1:])"
     done = subprocess.run([sys.executable, "-S", "-c", start, *argv], env=environ, capture_output=True, check=False)
     assert done.returncode == (code if code is not None else -getattr(signal, name)), done.stderr
+
+
+def test_the_constants_of_the_early_end_are_those_of_the_rest() -> None:
+    assert (cli.AGAIN, cli.UNDER_INIT) == (ExitCode.GAVE_UP, UNDER_INIT)

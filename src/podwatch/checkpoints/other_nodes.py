@@ -158,7 +158,7 @@ class NodeLister:
 
 
 def _odd(file: FileEntry, path: Path) -> bool:
-    """As ``completeness.find_odd`` does for the files of node 0."""
+    """As ``completeness_check.find_odd`` does for the files of node 0."""
     try:
         hole = file.size >= HOLE_FROM and has_hole(path)
         return hole or (torch_zip.is_torch_name(path.name) and torch_zip.is_legacy(path))

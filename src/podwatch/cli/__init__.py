@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 
-AGAIN = 86
-"""``ExitCode.GAVE_UP`` and ``UNDER_INIT``, without the imports that take the time in which a signal can come."""
+AGAIN, UNDER_INIT = 86, "PODWATCH_UNDER_INIT"
+"""``ExitCode.GAVE_UP``, and the variable of the same name: importing them takes time in which a signal can come."""
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def end_early_with_its_code() -> None:
     engine not to run it again. Nothing runs yet."""
     given = sys.argv[1:]
     options = given[: given.index("--")] if "--" in given else given
-    if {"run", "--job"} <= {*options} and "PODWATCH_UNDER_INIT" not in os.environ:
+    if {"run", "--job"} <= {*options} and UNDER_INIT not in os.environ:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: os._exit(AGAIN))
 

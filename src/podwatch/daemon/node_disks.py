@@ -443,8 +443,8 @@ class OwnDisk:
             self._order = None
             if self._upload is not None:
                 await _ended(self._upload)
-        begun = await self._run.journal.run(Journal.unfinished)
-        for step, save_id in to_cancel(begun, orders.abandoned, asked, orders.newest):
+        unfinished = await self._run.journal.run(Journal.unfinished)
+        for step, save_id in to_cancel(unfinished, orders.abandoned, asked, orders.newest):
             await self._sender.cancel(step, save_id)
         self._considered = known
 
@@ -526,8 +526,8 @@ class NodeSender:
 
     async def cancel(self, step: int, save_id: str) -> None:
         """Cancel the unfinished parts of this checkpoint in the store, and forget what was sent of it."""
-        begun = await self._run.journal.run(Journal.begun, step, save_id)
-        uploads = [Upload(one.key, one.upload) for one in begun.values() if one.upload]
+        started = await self._run.journal.run(Journal.begun, step, save_id)
+        uploads = [Upload(one.key, one.upload) for one in started.values() if one.upload]
         if uploads:
             with contextlib.suppress(PodwatchError):
                 await self._worker.call(self._cancel, uploads)

@@ -219,15 +219,16 @@ class Others:
         known: dict[int, _Known] = {}
         for pid in procfs.all_pids():
             line, before = procfs.stat_line(pid), kept.get(pid)
-            settled = before is not None and before.seen.process.identity.start_ticks < young
-            if before is not None and before.line == line and settled and (pid + self._turn) % READ_EVERY:
+            if before is not None and (before.mark[0] >= young or not (pid + self._turn) % READ_EVERY):
+                before = None  # it is read again
+            if before is not None and before.line == line:
                 known[pid] = before
                 continue
             status = procfs.stat_of(line)
             if status is None or status.state in "ZXx" or procfs.KTHREADD in (pid, status.parent_pid):
                 continue
             mark = (status.start_ticks, status.cpu_ticks, status.parent_pid)
-            if before is not None and before.mark == mark and settled and (pid + self._turn) % READ_EVERY:
+            if before is not None and before.mark == mark:
                 known[pid] = replace(before, line=line)
             elif ours.get(pid) == status.start_ticks:  # known to be ours: its open files do not matter here
                 bare = Seen(_bare(pid, status, self._roles), -1, status.group, status.session)
