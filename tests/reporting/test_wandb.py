@@ -112,6 +112,31 @@ async def test_a_child_that_fails(tmp_path: Path, script: str, why: str) -> None
     assert run.pid is None
 
 
+async def test_a_row_that_meets_the_end_of_an_idle_child_goes_to_the_next(tmp_path: Path) -> None:
+    """The daemon notices the end of a child later than the child ends; such a row was lost, with a finding."""
+    begun, rows = tmp_path / "begun", tmp_path / "rows"
+    ok = 'echo \'{"ok": true, "why": "offline"}\''
+    script = (
+        f"echo begun >> {begun}; read init; {ok}; [ $(wc -l < {begun}) = 1 ] && read row && exit 0;\n"
+        f"while read row; do echo \"$row\" >> {rows}; {ok}; done"
+    )
+    run = WandbRun(plan(tmp_path, python=python_that(tmp_path, script)), AutoClock())
+    await run.push({"podwatch/step": 1.0})
+    await run.send(ALERT)
+    await run.close(20.0)
+    assert (run.findings(0.0), len(begun.read_text().splitlines())) == ((), 2)
+    assert [next(iter(json.loads(row))) for row in rows.read_text().splitlines()] == ["log", "alert"]
+
+
+async def test_a_child_that_always_ends_unasked_is_not_tried_for_ever(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    script = f"echo begun >> {begun}; read init; echo '{{\"ok\": true, \"why\": \"\"}}'; read row; exit 0"
+    run = WandbRun(plan(tmp_path, python=python_that(tmp_path, script)), AutoClock())
+    await run.push({"podwatch/step": 1.0})
+    assert "its process ended" in run.findings(0.0)[0].summary
+    assert len(begun.read_text().splitlines()) == 2
+
+
 async def test_a_child_that_does_not_answer_is_killed_with_its_helpers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

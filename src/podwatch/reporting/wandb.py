@@ -30,6 +30,10 @@ _PASSED = ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE", "WANDB_INSECURE_DISA
 _LEVELS = {str(Severity.CRITICAL): "ERROR", str(Severity.WARNING): "WARN"}
 
 
+class EndedUnasked(NotSent):
+    """The child ended with code 0 and without an answer: it was idle, and did not process the request."""
+
+
 @dataclass(frozen=True, slots=True)
 class WandbPlan:
     """``python`` has wandb installed; ``directory`` is podwatch's own. ``training`` is the training's environment."""
@@ -115,14 +119,20 @@ class WandbRun:
 
     async def _order(self, order: Mapping[str, Any]) -> None:
         async with self._turn:
-            if self._process is None or self._process.returncode is not None:
-                await self._begin()
             try:
-                await self._ask(order, ANSWER_SECONDS)
+                try:
+                    await self._ask_a_running_child(order)
+                except EndedUnasked:
+                    await self._ask_a_running_child(order)
             except NotSent as error:
                 self.why = str(error)
                 raise
             self.why = ""
+
+    async def _ask_a_running_child(self, order: Mapping[str, Any]) -> None:
+        if self._process is None or self._process.returncode is not None:
+            await self._begin()
+        await self._ask(order, ANSWER_SECONDS)
 
     async def _begin(self) -> None:
         now = self._clock.monotonic()
@@ -168,11 +178,15 @@ class WandbRun:
             answer = json.loads(line)
             ok, why = bool(answer["ok"]), str(answer["why"])
         except (ValueError, KeyError, TypeError):
+            if not line:
+                with contextlib.suppress(TimeoutError):  # a signal before its own end would replace its exit code
+                    await asyncio.wait_for(process.wait(), 1.0)
             if self._drain is not None:
                 await asyncio.wait([self._drain], timeout=1.0)
             await self._discard()
             said = self._tail.decode(errors="replace").strip().splitlines()[-1:]
-            raise NotSent(_shown(f"its process ended{': ' + said[0] if said else ''}")) from None
+            ended = NotSent if line or process.returncode != 0 else EndedUnasked
+            raise ended(_shown(f"its process ended{': ' + said[0] if said else ''}")) from None
         if not ok:
             raise NotSent(_shown(why))
         return why
