@@ -118,7 +118,7 @@ async def test_a_row_that_meets_the_end_of_an_idle_child_goes_to_the_next(tmp_pa
     ok = 'echo \'{"ok": true, "why": "offline"}\''
     script = (
         f"echo begun >> {begun}; read init; {ok}; [ $(wc -l < {begun}) = 1 ] && read row && exit 0;\n"
-        f"while read row; do echo \"$row\" >> {rows}; {ok}; done"
+        f'while read row; do echo "$row" >> {rows}; {ok}; done'
     )
     run = WandbRun(plan(tmp_path, python=python_that(tmp_path, script)), AutoClock())
     await run.push({"podwatch/step": 1.0})
@@ -130,7 +130,7 @@ async def test_a_row_that_meets_the_end_of_an_idle_child_goes_to_the_next(tmp_pa
 
 async def test_a_child_that_always_ends_unasked_is_not_tried_for_ever(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-    script = f"echo begun >> {begun}; read init; echo '{{\"ok\": true, \"why\": \"\"}}'; read row; exit 0"
+    script = f'echo begun >> {begun}; read init; echo \'{{"ok": true, "why": ""}}\'; read row; exit 0'
     run = WandbRun(plan(tmp_path, python=python_that(tmp_path, script)), AutoClock())
     await run.push({"podwatch/step": 1.0})
     assert "its process ended" in run.findings(0.0)[0].summary

@@ -13,9 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.process import ProcessIdentity
+from podwatch.system import procfs
 from podwatch.system.procfs import identify
+from podwatch.trainer import other_writers
 from podwatch.trainer.find_trainers import Process
-from podwatch.trainer.other_writers import Other, Others, Run, Seen, in_checkpoint, judge, names, program_of, reads_only
+from podwatch.trainer.other_writers import (
+    READ_EVERY,
+    Other,
+    Others,
+    Run,
+    Seen,
+    in_checkpoint,
+    judge,
+    names,
+    program_of,
+    reads_only,
+)
 from tests.support.known_trainers import ROLES
 
 OUT = "/work/out"
@@ -218,3 +231,30 @@ def test_what_carries_the_marker_of_this_start_is_ours(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_threads_of_the_kernel_are_not_read_at_each_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without containers has dozens; a process that gets the pid of one is found within READ_EVERY looks."""
+    read: list[int] = []
+    mine = procfs.stat_line(os.getpid())
+    threads = dict.fromkeys(range(3, 60), b"%d (kworker/0:1) S 2 0 0 0 -1 69238880" + b" 0" * 42)
+    lines = {pid: line % pid for pid, line in threads.items()}
+    monkeypatch.setattr(other_writers.procfs, "all_pids", lambda: sorted(lines))
+    monkeypatch.setattr(other_writers.procfs, "stat_line", lambda pid: read.append(pid) or lines[pid])
+    run = Run(str(tmp_path), (str(tmp_path),), frozenset({ProcessIdentity(1, 1)}), frozenset({os.geteuid()}))
+    others = Others(ROLES)
+    others.look(run)
+    assert sorted(read) == sorted(lines)
+    read.clear()
+    others.look(run)
+    assert len(read) <= len(lines) / 6
+    lines[30] = mine
+    for _ in range(READ_EVERY):
+        read.clear()
+        others.look(run)
+        if 30 in read:
+            break
+    assert 30 in read
+    read.clear()
+    others.look(run)
+    assert 30 in read, "it is no thread of the kernel any more"

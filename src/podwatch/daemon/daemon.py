@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 FIRST_LOOK_SECONDS = 10.0
 """READY waits at most this long for the first GPU reading; a GPU sensor without an answer does not block the start."""
-STATUS_FILE_SECONDS = 15.0
+STATUS_FILE_SECONDS = 60.0
 EXPOSED = "paths.exposed"
 """Journal key: the last reported warning that another user can move podwatch's directory away."""
 STARTED_FRESH = "recovery.started-fresh"

@@ -17,6 +17,7 @@ from podwatch.daemon.components import Components
 from podwatch.daemon.environment_variables import JOB_PIPE, UNDER_INIT
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
+from podwatch.daemon.sensing_loop import LAG
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
@@ -28,6 +29,7 @@ from podwatch.policy.who_may_publish import LeaseAction
 from podwatch.recovery.state import Phase
 from podwatch.sync.interfaces import Unstored
 from podwatch.system import procfs
+from podwatch.system.clock import until_beat
 from podwatch.trainer.job_survivors import clear, kept_by_jobs
 from podwatch.trainer.start_and_adopt import KeeperJob
 
@@ -275,7 +277,14 @@ class EndOfRun:
                     concluded = end.outcome
                     if await self._conclude(final):
                         return
-            await clock.sleep(LOOK_SECONDS)
+            await clock.sleep(self._pause())
+
+    def _pause(self) -> float:
+        """Seconds to the next look: while all is well, just after a turn of the sensing loop."""
+        recovery, poll = self._parts.recovery, self._parts.settings.gpu.poll
+        if self._stuck_since is not None or recovery.state.phase is not Phase.RUNNING:
+            return LOOK_SECONDS
+        return until_beat(self._parts.run.clock.monotonic(), poll, 2 * LAG * poll)
 
     def _nothing_trains(self) -> bool:
         """Whether no trainer runs here, and none is being stopped."""

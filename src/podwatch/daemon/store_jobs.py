@@ -33,6 +33,7 @@ from podwatch.stores.credentials import credentials_for
 from podwatch.stores.open_store import open_store
 from podwatch.sync.interfaces import features_of
 from podwatch.sync.upload.child_job import keys_for
+from podwatch.system.clock import Clock
 from podwatch.system.files import read_file
 from podwatch.trainer.environment import read_env_file
 
@@ -88,21 +89,27 @@ FOLLOWED = "sync.lineage"
 
 
 class PointerFollower:
-    """Call ``follow`` every few seconds; it does nothing until the lineage changes, and retries after an error."""
+    """``follow`` does nothing until the lineage changes; ``run`` calls it again and again, which retries after an
+    error."""
 
     def __init__(self, syncer: "Syncer", record: RecordHolder, journal: AsyncJournal) -> None:
         self._syncer, self._record, self._journal = syncer, record, journal
         self._followed: str | None = None
 
+    async def run(self, clock: Clock) -> None:
+        while True:
+            await self.follow()
+            await clock.sleep(FOLLOW_SECONDS)
+
     async def follow(self) -> None:
         record = self._record.current
         if record is None or not record.lineage.parent:
             return
-        if self._followed is None:
-            self._followed = str(await self._journal.run(Journal.learned, FOLLOWED, ""))
-        if self._followed == record.lineage.id:
-            return
         try:
+            if self._followed is None:
+                self._followed = str(await self._journal.run(Journal.learned, FOLLOWED, ""))
+            if self._followed == record.lineage.id:
+                return
             await self._syncer.repoint(record.lineage.parent_step)
         except PodwatchError:
             return  # the syncer's state has the reason; the next call retries
@@ -145,11 +152,8 @@ class StoreJobs:
         jobs.every(self._parts.settings.sync.heartbeat, "heartbeat", self.beat)
         jobs.every(WANDB_SECONDS, "wandb ids", self._parts.store.wandb.look)
         jobs.every(STORE_SWEEP_SECONDS, "store sweep", syncer.sweep_store)
-        jobs.every(
-            FOLLOW_SECONDS,
-            "descent",
-            PointerFollower(syncer, self._parts.training.record, self._parts.run.journal).follow,
-        )
+        follower = PointerFollower(syncer, self._parts.training.record, self._parts.run.journal)
+        tasks.spawn(follower.run(self._parts.run.clock), "descent")
 
     async def _first_beats(self) -> None:
         """Beat at once each time this pod becomes the holder of the run: other pods read the heartbeat."""

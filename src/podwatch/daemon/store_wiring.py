@@ -50,7 +50,7 @@ LOOK_SECONDS = 4.0
 retried for minutes, and idle GPUs cost money. B2 answers the four requests within one second."""
 ONLY_STORE_SECONDS = 180.0
 """The same while this pod has no complete checkpoint: only the store can provide one."""
-WANDB_SECONDS = 30.0
+WANDB_SECONDS = 60.0
 """Interval; reads two links. The first checkpoint comes minutes after the trainer has its W&B run."""
 PATIENCE_SECONDS = 10.0
 

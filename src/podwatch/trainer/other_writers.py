@@ -199,6 +199,8 @@ class Others:
         self._roles = roles
         self._turn = 0
         self._known: dict[int, _Known] = {}
+        self._kernel: frozenset[int] = frozenset()
+        """Threads of the kernel: a machine without containers has dozens, and none of them opens a file."""
         self._before: dict[int, _Known] = {}
         self._asked: tuple[object, ...] = ()
         self._unsure: frozenset[ProcessIdentity] = frozenset()
@@ -217,7 +219,11 @@ class Others:
         young = (time.clock_gettime(time.CLOCK_BOOTTIME) - YOUNG_SECONDS) * TICKS_PER_SECOND
         ours = {identity.pid: identity.start_ticks for identity in run.ours | run.own}
         known: dict[int, _Known] = {}
+        kernel = set[int]()
         for pid in procfs.all_pids():
+            if pid in self._kernel and (pid + self._turn) % READ_EVERY:
+                kernel.add(pid)
+                continue
             line, before = procfs.stat_line(pid), kept.get(pid)
             if before is not None and (before.mark[0] >= young or not (pid + self._turn) % READ_EVERY):
                 before = None  # it is read again
@@ -225,7 +231,10 @@ class Others:
                 known[pid] = before
                 continue
             status = procfs.stat_of(line)
-            if status is None or status.state in "ZXx" or procfs.KTHREADD in (pid, status.parent_pid):
+            if status is None or status.state in "ZXx":
+                continue
+            if procfs.KTHREADD in (pid, status.parent_pid):
+                kernel.add(pid)
                 continue
             mark = (status.start_ticks, status.cpu_ticks, status.parent_pid)
             if before is not None and before.mark == mark:
@@ -236,7 +245,7 @@ class Others:
             else:
                 seen = _read(pid, status, run.output_dir, self._roles)
                 known[pid] = _Known(line, mark, seen, look_of(seen, run))
-        self._before, self._known, self._asked = self._known, known, asked
+        self._before, self._known, self._asked, self._kernel = self._known, known, asked, frozenset(kernel)
         found = judge({p: k.seen for p, k in known.items()}, run, {p: k.other for p, k in known.items()})
         others = tuple(other for other in found if not _marked(other, start_id))
         unsure, self._unsure = self._unsure, frozenset(o.identity for o in others if not o.sure)
