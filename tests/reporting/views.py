@@ -243,15 +243,42 @@ def dead_recovering() -> DaemonView:
 
 
 def after_recovery() -> DaemonView:
+    """The screen of the README: a death at step 83, 46 min ago. A step takes 8 min, so that its figures add up."""
     recovery = RecoveryView(
         phase="running",
         detail="the start is confirmed at step 81 (resumed from step 80)",
         resumed_step=80,
         confirmed=True,
     )
-    view = healthy()
-    snapshot = replace(view.snapshot, trainer=observed(trainer(started_ago=2_400.0), NOW))
-    return replace(view, snapshot=snapshot, recovery=recovery, incident=incident(resolved=True))
+    view, pace = healthy(), 480.0
+    lost = Loss(1, 400.0, 3, 3, 3 * pace)
+    ledger = Ledger(
+        since=WALL - 12_600,
+        at=WALL,
+        use=Use.TRAINING,
+        seconds={Use.TRAINING: 11_600.0, Use.RESTARTING: 1_000.0},
+        causes={"silent-death": lost, "start": Loss(1, 600.0)},
+        incidents={1: lost},
+        lost_training=3 * pace,
+        position=85,
+        paces=(470.0, 475.0, pace, 485.0, 490.0),
+    )
+    snapshot = replace(
+        view.snapshot,
+        trainer=observed(trainer(started_ago=2_700.0), NOW),
+        progress=observed((ProgressSample(ProgressSource.STEP_LINE, "trainer", NOW - 500, 85),), NOW),
+    )
+    sync = replace(view.sync, last_published_wall=WALL - 2_500, pace=UploadPace(85, rate=28e6))
+    return replace(
+        view,
+        snapshot=snapshot,
+        sync=sync,
+        learned=replace(view.learned, step_seconds=(pace,), startups=(300.0,)),
+        checkpoints=(checkpoint(80, age=4_190), checkpoint(85, age=460)),
+        account=account(ledger, WALL, target=200, price=Price(4.2, "EUR")),
+        recovery=recovery,
+        incident=incident(resolved=True),
+    )
 
 
 def failures(count: int, *, apart: float) -> Decision:

@@ -30,10 +30,6 @@ _PASSED = ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE", "WANDB_INSECURE_DISA
 _LEVELS = {str(Severity.CRITICAL): "ERROR", str(Severity.WARNING): "WARN"}
 
 
-class EndedUnasked(NotSent):
-    """The child ended with code 0 and without an answer: it was idle, and did not process the request."""
-
-
 @dataclass(frozen=True, slots=True)
 class WandbPlan:
     """``python`` has wandb installed; ``directory`` is podwatch's own. ``training`` is the training's environment."""
@@ -120,19 +116,17 @@ class WandbRun:
     async def _order(self, order: Mapping[str, Any]) -> None:
         async with self._turn:
             try:
-                try:
-                    await self._ask_a_running_child(order)
-                except EndedUnasked:
-                    await self._ask_a_running_child(order)
+                if await self._ask_a_running_child(order) is None and await self._ask_a_running_child(order) is None:
+                    raise NotSent("its process ended")
             except NotSent as error:
                 self.why = str(error)
                 raise
             self.why = ""
 
-    async def _ask_a_running_child(self, order: Mapping[str, Any]) -> None:
+    async def _ask_a_running_child(self, order: Mapping[str, Any]) -> str | None:
         if self._process is None or self._process.returncode is not None:
             await self._begin()
-        await self._ask(order, ANSWER_SECONDS)
+        return await self._ask(order, ANSWER_SECONDS)
 
     async def _begin(self) -> None:
         now = self._clock.monotonic()
@@ -150,6 +144,8 @@ class WandbRun:
             self._tail.clear()
             self._drain = asyncio.create_task(_drain(process.stderr, self._tail), name="wandb stderr")
             answer = await self._ask(self._plan.first_order(), INIT_SECONDS)
+            if answer is None:
+                raise NotSent("its process ended")
         except (NotSent, OSError) as error:
             self.why = _shown(str(error))
             self._not_before, self._pause = now + self._pause, min(LONGEST_PAUSE, self._pause * 2)
@@ -157,7 +153,8 @@ class WandbRun:
             raise NotSent(self.why) from error
         self.where, self._pause = answer, FIRST_PAUSE
 
-    async def _ask(self, order: Mapping[str, Any], seconds: float) -> str:
+    async def _ask(self, order: Mapping[str, Any], seconds: float) -> str | None:
+        """The answer; None: the child had ended by itself when the request came. Raises NotSent."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -184,9 +181,10 @@ class WandbRun:
             if self._drain is not None:
                 await asyncio.wait([self._drain], timeout=1.0)
             await self._discard()
+            if not line and process.returncode == 0:
+                return None
             said = self._tail.decode(errors="replace").strip().splitlines()[-1:]
-            ended = NotSent if line or process.returncode != 0 else EndedUnasked
-            raise ended(_shown(f"its process ended{': ' + said[0] if said else ''}")) from None
+            raise NotSent(_shown(f"its process ended{': ' + said[0] if said else ''}")) from None
         if not ok:
             raise NotSent(_shown(why))
         return why
