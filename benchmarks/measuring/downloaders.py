@@ -170,7 +170,7 @@ def fetch_with_podwatch(url: str, target: str, listed: str) -> tuple[float, floa
     from podwatch.stores.credentials import Credentials
     from podwatch.sync.restore.child_job import FetchJob
     from podwatch.sync.restore.start_child import FetchProcess
-    from podwatch.system.directories_held_open import pin_of
+    from podwatch.system.pinned_directories import pin_of
 
     files = tuple(
         ManifestFile(f"trainer/{name}", "trainer", size, 1, 0o644, PREFIX + name, file_id, tuple(hashes), tuple(fast))

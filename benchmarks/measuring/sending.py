@@ -11,7 +11,7 @@ from benchmarks.measuring import MIB, memory_mib
 from podwatch.stores.open_store import Credentials
 from podwatch.sync.upload.child_job import JobFile, UploadJob
 from podwatch.sync.upload.start_child import Children, Upload
-from podwatch.system.directories_held_open import pin_of
+from podwatch.system.pinned_directories import pin_of
 from tests.support.b2server import BUCKET, KEY, KEY_ID
 
 PART_SIZE = 100_000_000

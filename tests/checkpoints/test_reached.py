@@ -12,7 +12,7 @@ from podwatch.checkpoints.scan import first_link
 from podwatch.daemon.backup_findings import linked_findings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import HostError
-from podwatch.system.directories_held_open import PinnedTree
+from podwatch.system.pinned_directories import PinnedTree
 from tests.support.checkpoints import write_prime_rl_step
 from tests.support.clock import ManualClock
 from tests.support.other_users import E, T, as_root, enterable, own

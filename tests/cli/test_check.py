@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 
 from podwatch.checkpoints.layouts import make_layout
-from podwatch.cli.check import examine, leftovers, machine, start
+from podwatch.cli.check import examine, machine, other_programs, start
 from podwatch.cli.check.machine import Gpu, gpus
 from podwatch.cli.check.report import Line, sets_of
 from podwatch.cli.check.store import _clock, measure, verdict
@@ -245,12 +245,14 @@ def test_the_file_limit_of_the_running_tree_is_read(tmp_path: Path, monkeypatch:
 
 def test_processes_of_an_earlier_start_are_named(tmp_path: Path) -> None:
     settings = made(tmp_path, run_id=f"r{os.getpid()}")
-    assert "no process" in level(leftovers.leftovers(settings, ""))["ok"]
+    assert "no process" in level(other_programs.leftovers(settings, ""))["ok"]
     environ = {**os.environ, "PODWATCH_START_ID": "s1", "PODWATCH_RUN": settings.run_id}
     with subprocess.Popen(["sleep", "50"], env=environ) as process:
         try:
             deadline = time.monotonic() + 60
-            while "fail" not in (found := level(leftovers.leftovers(settings, ""))) and time.monotonic() < deadline:
+            while (
+                "fail" not in (found := level(other_programs.leftovers(settings, ""))) and time.monotonic() < deadline
+            ):
                 time.sleep(0.02)  # between fork and exec it has our environment
             assert f"{process.pid} sleep" in found["fail"]
         finally:
@@ -259,14 +261,14 @@ def test_processes_of_an_earlier_start_are_named(tmp_path: Path) -> None:
 
 def test_what_is_ahead_of_the_newest_complete_step(tmp_path: Path) -> None:
     settings = made(tmp_path)
-    assert "no files are ahead" in level(leftovers.ahead(settings, "", sets_of(settings)))["ok"]
+    assert "no files are ahead" in level(other_programs.ahead(settings, "", sets_of(settings)))["ok"]
     orphan = tmp_path / "outputs/run_default/checkpoints/step_15/orchestrator"
     orphan.mkdir(parents=True)
     (orphan / "progress.pt").write_bytes(b"x")
-    found = level(leftovers.ahead(settings, "", sets_of(settings)))
+    found = level(other_programs.ahead(settings, "", sets_of(settings)))
     assert "ahead of a fresh start" in found["warn"]
     assert "run_default" in found["warn"]
-    assert "warn" not in level(leftovers.ahead(settings, "training is running", sets_of(settings))), (
+    assert "warn" not in level(other_programs.ahead(settings, "training is running", sets_of(settings))), (
         "normal while it runs"
     )
     assert orphan.exists()
@@ -274,14 +276,14 @@ def test_what_is_ahead_of_the_newest_complete_step(tmp_path: Path) -> None:
 
 def test_a_pause_shows_and_with_verbose_what_was_learned(tmp_path: Path) -> None:
     settings = made(tmp_path)
-    assert not list(leftovers.remembered(settings, True))
+    assert not list(other_programs.remembered(settings, True))
     (tmp_path / "state/r").mkdir(parents=True)
     journal = Journal.open(tmp_path / "state/r/journal.sqlite")
     journal.learn("pause", Pause(time.time(), None, "root", "new driver").to_dict())
     journal.learn("learned", {"step_seconds": [180.0], "startups": []})
     journal.close()
-    assert "new driver" in level(leftovers.remembered(settings, False))["warn"]
-    shown = level(leftovers.remembered(settings, True))["ok"]
+    assert "new driver" in level(other_programs.remembered(settings, False))["warn"]
+    shown = level(other_programs.remembered(settings, True))["ok"]
     assert "step_seconds: [180.0]" in shown
     assert "startups" not in shown
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.cli.check import leftovers
-from podwatch.cli.check.leftovers import Ours, meddles
+from podwatch.cli.check import other_programs
+from podwatch.cli.check.other_programs import Ours, meddles
 from podwatch.config.settings import Settings
 from tests.support.rig import alive, end_all
 
@@ -69,16 +69,16 @@ def settings(root: Path, **sync: str) -> Settings:
 def test_a_script_that_runs_is_named_and_its_arguments_are_not(
     tmp_path: Path, script: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leftovers, "_CRON", ())
-    (line,) = leftovers.other_tools(settings(tmp_path, store="b2://beautifulsoup-rl"))
+    monkeypatch.setattr(other_programs, "_CRON", ())
+    (line,) = other_programs.other_tools(settings(tmp_path, store="b2://beautifulsoup-rl"))
     assert (line.level, line.name) == ("warn", "other tools")
     assert f"sync_checkpoints.py (pid {script})" in line.text
     assert "secret" not in line.text
     assert "stop it" in line.fix
-    (line,) = leftovers.other_tools(settings(tmp_path))
+    (line,) = other_programs.other_tools(settings(tmp_path))
     assert "no store" in line.fix, "it may be the only backup"
     end_all(lambda: {script} if alive(script) else ())
-    (line,) = leftovers.other_tools(settings(tmp_path))
+    (line,) = other_programs.other_tools(settings(tmp_path))
     assert (line.level, line.fix) == ("ok", "")
 
 
@@ -87,9 +87,9 @@ def test_a_crontab_is_read_and_what_is_none_never_waited_for(tmp_path: Path, mon
     os.mkfifo(tmp_path / "cron/pipe")
     crontab = tmp_path / "cron/root"
     crontab.write_text(f"# b2 sync {tmp_path}/outputs b2://x\n*/5 * * * * b2 sync {tmp_path}/outputs b2://x\n")
-    monkeypatch.setattr(leftovers, "_CRON", (f"{tmp_path}/cron/*",))
+    monkeypatch.setattr(other_programs, "_CRON", (f"{tmp_path}/cron/*",))
     began = time.monotonic()
-    (line,) = leftovers.other_tools(settings(tmp_path))
+    (line,) = other_programs.other_tools(settings(tmp_path))
     assert f"b2 (in {crontab})" in line.text
     assert line.text.count("b2") == 1
     assert time.monotonic() - began < 10

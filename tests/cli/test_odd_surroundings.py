@@ -12,7 +12,7 @@ import pytest
 from podwatch import cli
 from podwatch.config.loading import load_settings
 from podwatch.config.units import parse_duration, parse_size
-from podwatch.daemon.environment_variables import UNDER_INIT
+from podwatch.daemon.variables_from_init import UNDER_INIT
 from podwatch.domain.errors import ConfigurationError, ExitCode
 
 TEXT = 'run_id = "{run}"\nstate_dir = "{root}/state"\n[trainer]\noutput_dir = "{root}/out"\ncommand = ["true"]\n'

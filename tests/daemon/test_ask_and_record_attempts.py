@@ -14,9 +14,9 @@ import pytest
 from podwatch.config.settings import Settings
 from podwatch.daemon.ask_and_record_attempts import JobVerdicts, VerdictFile, digest, policy_of
 from podwatch.domain.earlier_attempts import Host
+from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.event import Event
 from podwatch.domain.manifest import Keys
-from podwatch.domain.pod_identity import Instance
 from podwatch.domain.run import Lineage
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.judge_earlier_attempts import Attempt, VerdictPolicy

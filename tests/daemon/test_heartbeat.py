@@ -9,8 +9,8 @@ import pytest
 
 from podwatch.daemon.status_view import heartbeat_fields
 from podwatch.detection.learned import Learned
+from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.lease import Claim, HolderState, Pod, parse_sign, sign_document
-from podwatch.domain.pod_identity import Instance
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.run_check import Evidence, Limits, judge, parse_beat
 from podwatch.recovery.state import Phase

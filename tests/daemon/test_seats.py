@@ -8,7 +8,7 @@ import pytest
 from podwatch.config.loading import LoadedSettings
 from podwatch.config.settings import Settings
 from podwatch.daemon.entry import seated
-from podwatch.daemon.paths import workspace_of
+from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.daemon.settings_in_force import policies_from
 from podwatch.domain.errors import ConfigurationError, ExitCode
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from podwatch.daemon import startup_checks
-from podwatch.daemon.paths import RunLock
+from podwatch.daemon.paths_and_run_lock import RunLock
 from podwatch.daemon.startup_checks import Records, StartupChecks, last_pause, merge_learned, open_journal
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event

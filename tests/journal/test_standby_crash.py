@@ -16,7 +16,7 @@ import pytest
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.journal import Journal, open_database
 from podwatch.journal.open_database import SCHEMA_VERSION
-from tests.journal.test_memory_journal import filled
+from tests.journal.test_without_database import filled
 
 
 def run_round(path: Path, at: int, name: str, *, stay: bool) -> list[str]:

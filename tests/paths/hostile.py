@@ -217,8 +217,8 @@ FLIPS = (
 def at_call(number: int, act: Callable[[], object]) -> Iterator[list[int]]:
     """``act`` happens just before the ``number``-th system call on a path that podwatch makes: a seam between judging
     and acting, whatever the code in between. Yields [calls seen]."""
-    import podwatch.system.directories_held_open as pinned
     import podwatch.system.files as files
+    import podwatch.system.pinned_directories as pinned
     import podwatch.system.rename_places as aside
 
     seen = [0]

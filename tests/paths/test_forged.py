@@ -22,8 +22,8 @@ from podwatch.retention.list_trash_and_quarantine import quarantine_entries
 from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sync.restore.staging_directory import StagingArea
 from podwatch.system.clock import SystemClock
-from podwatch.system.directories_held_open import HIDDEN, RootReplaced
 from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import HIDDEN, RootReplaced
 from tests.paths.hostile import E, Site, T, as_root, fresh, in_memory, made, own, saved
 from tests.paths.operations import OPERATIONS
 from tests.support.examples import examples

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.earlier_attempts import KEYS, BadHost, Host, RunVerdict, Suspect, parse_verdict, verdict_document
-from podwatch.domain.pod_identity import Instance
+from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.run import Lineage
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.judge_earlier_attempts import (

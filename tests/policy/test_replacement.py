@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import ExitCode, IntegrityError
 from podwatch.domain.lease import Claim, Control
-from podwatch.domain.pod_identity import Instance
 from podwatch.domain.replacement import (
     Billed,
     Listing,

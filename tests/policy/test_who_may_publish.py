@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.lease import (
     Claim,
@@ -21,7 +22,6 @@ from podwatch.domain.lease import (
     sign_document,
 )
 from podwatch.domain.manifest import Pointer
-from podwatch.domain.pod_identity import Instance
 from podwatch.policy.who_may_publish import (
     CLAIM_WAIT_SECONDS,
     CONFIRMED_SECONDS,

@@ -9,7 +9,7 @@ from podwatch.domain.finding import FindingKind
 from podwatch.domain.run import IntentKind
 from podwatch.journal import Journal
 from podwatch.recovery import Phase, quarantine
-from podwatch.system.directories_held_open import PinnedTree
+from podwatch.system.pinned_directories import PinnedTree
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, death
 
 

@@ -7,8 +7,8 @@ import pytest
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
 from podwatch.retention import list_trash_and_quarantine
 from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
-from podwatch.system.directories_held_open import PinnedTree
 from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import PinnedTree
 from tests.support.checkpoints import write_prime_rl_step, write_rollouts
 
 BLOCK = 4096

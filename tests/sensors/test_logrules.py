@@ -16,9 +16,9 @@ from podwatch.checkpoints.layouts import KINDS
 from podwatch.detection.log_rules import effective, shipped
 from podwatch.domain.snapshot import LogMatch, SensorState
 from podwatch.domain.thresholds import LogRule
-from podwatch.sensors import log_rules
-from podwatch.sensors.log_rules import LogRulesSensor, literals, prepare, risky, scan, texts
+from podwatch.sensors import match_log_rules
 from podwatch.sensors.log_tail import FileNews, Sources
+from podwatch.sensors.match_log_rules import LogRulesSensor, literals, prepare, risky, scan, texts
 from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
@@ -235,7 +235,7 @@ def test_any_line_is_read(raw: bytes) -> None:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_rules, "APART_SECONDS", 0.4)
+    monkeypatch.setattr(match_log_rules, "APART_SECONDS", 0.4)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -257,7 +257,7 @@ def test_a_pattern_that_is_merely_unusual_works_in_a_process_of_its_own() -> Non
 
 
 def test_a_flood_is_cut_off_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_rules, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(match_log_rules, "LOOK_SECONDS", 0.01)
     rules = prepare([LogRule("any", "x")])
     lines = (b"y" * 900,) * 40_000  # many times what any machine reads in that time
     found = scan([FileNews("x", lines=lines)], rules)

@@ -16,9 +16,9 @@ from typing import Any
 from podwatch.controller.loop import AGAIN_SECONDS, Controller, Look
 from podwatch.controller.providers import OutcomeUnknown, ProviderError
 from podwatch.controller.run_store import RunStore
+from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.lease import HolderState
-from podwatch.domain.pod_identity import Instance
 from podwatch.domain.replacement import Listing, Rented, RentedState, parse_record
 from podwatch.policy.rented_machines import spent
 from podwatch.policy.replacement import Action

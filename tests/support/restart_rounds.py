@@ -29,7 +29,7 @@ from podwatch.journal import open_database
 from podwatch.recovery import Phase, stale_files
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
-from podwatch.system.directories_held_open import PinnedTree
+from podwatch.system.pinned_directories import PinnedTree
 from podwatch.system.procfs import is_alive
 from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
 from tests.support import forking

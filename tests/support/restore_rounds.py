@@ -22,8 +22,8 @@ from podwatch.sync.restore import staging_directory as staging_module
 from podwatch.sync.restore.restore import FetchPace, Restorer, StorePlace
 from podwatch.sync.restore.start_child import FetchProcess
 from podwatch.system import procfs
-from podwatch.system.directories_held_open import PinnedTree
 from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import PinnedTree
 from tests.support.b2server import BUCKET, B2Server
 from tests.support.forking import kill
 from tests.support.stored_set import put_set

@@ -13,10 +13,10 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.lease import HolderState, Pod
 from podwatch.domain.manifest import Keys, Pointer
-from podwatch.domain.pod_identity import Instance
 from podwatch.policy.who_may_publish import LeaseAction, Timing, next_pointer
 from podwatch.stores.base import StoredObject
 from podwatch.stores.fenced_writes import TooLate

@@ -26,7 +26,7 @@ from podwatch.sync.store_removal import RemoteRetention
 from podwatch.sync.upload import child_job as jobs
 from podwatch.sync.upload.send_parts import Sending
 from podwatch.system.clock import SystemClock
-from podwatch.system.directories_held_open import pin_of
+from podwatch.system.pinned_directories import pin_of
 from tests.support.forking import in_child, kill
 from tests.sync.conftest import AtWall, Held, Run, World, until
 

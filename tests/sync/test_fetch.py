@@ -13,7 +13,7 @@ from podwatch.stores import b2_session, receive
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.fetch import Fetching
-from podwatch.system.directories_held_open import pin_of
+from podwatch.system.pinned_directories import pin_of
 from tests.support.stored_set import put_set
 from tests.sync.conftest import World
 from tests.sync.test_restore import damage, drop, tree

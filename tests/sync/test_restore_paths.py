@@ -14,7 +14,7 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.manifest import Manifest
 from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.fetch import Fetching
-from podwatch.system.directories_held_open import HIDDEN, PinnedTree, RootReplaced, pin_of
+from podwatch.system.pinned_directories import HIDDEN, PinnedTree, RootReplaced, pin_of
 from tests.support.other_users import E, T, as_root, enterable, exchanging, own, owners
 from tests.support.stored_set import put_set
 from tests.sync.conftest import World

@@ -23,7 +23,7 @@ from podwatch.stores.part_reader import FileSource
 from podwatch.sync.connections import CORES_BUSY, HELPED, ConcurrencyController, RateLimit
 from podwatch.sync.upload.child_job import JobFile, UploadJob
 from podwatch.sync.upload.send_parts import Sending, SourceChanged
-from podwatch.system.directories_held_open import pin_of
+from podwatch.system.pinned_directories import pin_of
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.forking import kill
 from tests.sync.conftest import Run, World, until

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from podwatch.daemon.store_wiring import attempt_ended, this_pod
+from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.lease import HolderState, Pod
 from podwatch.domain.manifest import Manifest, ManifestFile, Pointer, sha1_hex
-from podwatch.domain.pod_identity import Instance
 from podwatch.domain.run import IntentKind
 from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.who_may_publish import LeaseAction, Timing

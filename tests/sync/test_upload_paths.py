@@ -12,7 +12,7 @@ from podwatch.sync.upload.child_job import JobFile, UploadJob
 from podwatch.sync.upload.file_owners import check_contents, foreign, owners_of
 from podwatch.sync.upload.send_parts import Sending, SourceChanged, SourceForeign
 from podwatch.sync.upload.start_child import SetForeign, SetVoid
-from podwatch.system.directories_held_open import PinnedTree, RootReplaced
+from podwatch.system.pinned_directories import PinnedTree, RootReplaced
 from tests.support.other_users import E, T, as_root, enterable, own
 from tests.sync.conftest import Run, World, until
 from tests.sync.test_send_parts import Heard

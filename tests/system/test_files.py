@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.system import files
-from podwatch.system.directories_held_open import PinnedTree
+from podwatch.system.pinned_directories import PinnedTree
 
 
 def test_atomic_write_replaces_whole_and_sets_the_mode(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from podwatch.client import find_daemon
 from podwatch.client.find_daemon import Hints
-from podwatch.daemon.paths import run_paths
+from podwatch.daemon.paths_and_run_lock import run_paths
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.sync.restore.staging_directory import _lock
-from podwatch.system.directories_held_open import PinnedTree
 from podwatch.system.files import FileLock
+from podwatch.system.pinned_directories import PinnedTree
 from tests.support import strangers
 from tests.support.strangers import needs_root
 

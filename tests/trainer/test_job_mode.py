@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import Busy
-from podwatch.domain.pod_identity import Instance
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
 from podwatch.trainer import keeper_client

@@ -39,7 +39,7 @@ from podwatch.policy.lineage import is_earlier
 from podwatch.policy.other_trainers import Span, why_held
 from podwatch.policy.resume import StepEvidence, implausible
 from podwatch.system.clock import Clock
-from podwatch.system.directories_held_open import PinnedTree
+from podwatch.system.pinned_directories import PinnedTree
 
 
 class HeldBack:

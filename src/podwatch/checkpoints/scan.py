@@ -12,7 +12,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import Layout, PartDir, PartFiles
 from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
-from podwatch.system.directories_held_open import PinnedTree, RootReplaced
+from podwatch.system.pinned_directories import PinnedTree, RootReplaced
 
 # -- the path to a checkpoint ------------------------------------------------------------------------------------------
 # From its configured root down, no segment may be a symbolic link (promise 9): the target of a link can belong to

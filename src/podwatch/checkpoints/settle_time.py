@@ -23,7 +23,7 @@ from pathlib import Path
 from podwatch.checkpoints import open_for_writing
 from podwatch.checkpoints.layouts.base import Marker
 from podwatch.domain.errors import HostError
-from podwatch.system.directories_held_open import PinnedTree
+from podwatch.system.pinned_directories import PinnedTree
 
 # -- settle times and open files -------------------------------------------------------------------------------------
 

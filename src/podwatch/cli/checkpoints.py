@@ -118,7 +118,7 @@ def _state(where: Where) -> "Iterator[Journal]":
     import os
 
     from podwatch.cli.offline import load
-    from podwatch.daemon.paths import run_paths
+    from podwatch.daemon.paths_and_run_lock import run_paths
     from podwatch.journal.journal import Journal
     from podwatch.system.files import FileLock
 
@@ -435,7 +435,7 @@ def quarantine() -> None:
 def list_quarantine(where: Where, as_json: bool) -> None:
     """List everything in quarantine, oldest first."""
     from podwatch.cli.offline import load
-    from podwatch.daemon.paths import workspace_of
+    from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.recovery.quarantine import listing
 
     entries = listing(workspace_of(load(where)))
@@ -457,7 +457,7 @@ def return_quarantine(where: Where, number: int, as_json: bool) -> None:
         say(answer, as_json=as_json)
         return
     from podwatch.cli.offline import load
-    from podwatch.daemon.paths import workspace_of
+    from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.recovery.quarantine import give_back
 
     back = give_back(workspace_of(load(where)).probe(), number)

@@ -136,7 +136,7 @@ async def _alone(where: Where) -> dict[str, Any]:
     from podwatch.daemon.checkpoint_loop import Rescans
     from podwatch.daemon.commands import cleaned_document
     from podwatch.daemon.components import Choices, Foundation
-    from podwatch.daemon.paths import run_paths
+    from podwatch.daemon.paths_and_run_lock import run_paths
     from podwatch.daemon.wiring import build
     from podwatch.journal import AsyncJournal, Journal
     from podwatch.recovery.clean import clean_alone

@@ -78,7 +78,7 @@ def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue"
     from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.checkpoints.reboot_check import NoMemory, RebootCheck, Recalling, boot_wall
-    from podwatch.daemon.paths import workspace_of
+    from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.system.clock import SystemClock
     from podwatch.system.procfs import boot_id
 

@@ -150,7 +150,7 @@ def _told(told: "Told") -> dict[str, Any]:
 def _own_recording(where: Where) -> Path:
     from podwatch.cli.offline import load
     from podwatch.config.problems import ConfigurationProblems
-    from podwatch.daemon.paths import RECORDING
+    from podwatch.daemon.paths_and_run_lock import RECORDING
     from podwatch.domain.errors import ConfigurationError
 
     try:

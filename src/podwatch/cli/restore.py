@@ -117,7 +117,7 @@ def _refuse_beside_a_daemon(where: Where) -> None:
 def make_restorer(settings: "Settings", journal: "Journal", showing: "Showing", *, in_place: bool) -> "Restorer":
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.cli.offline import credentials, open_configured_store
-    from podwatch.daemon.paths import workspace_of
+    from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.stores.base import ObjectStore
     from podwatch.sync.restore.restore import FetchPace, Patience, Restorer, StorePlace
     from podwatch.sync.restore.start_child import FetchProcess
@@ -140,7 +140,7 @@ def make_restorer(settings: "Settings", journal: "Journal", showing: "Showing", 
 
 def _workspace(settings: "Settings") -> "Workspace":
     """A workspace outside output_dir if a test rename from there works, else inside."""
-    from podwatch.daemon.paths import workspace_of
+    from podwatch.daemon.paths_and_run_lock import workspace_of
 
     workspace = workspace_of(settings)
     workspace.check()
@@ -156,7 +156,7 @@ def _workspace(settings: "Settings") -> "Workspace":
 
 
 def _refuse_another_run(settings: "Settings") -> None:
-    from podwatch.daemon.paths import workspace_of
+    from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.journal import load_run_record
 
     workspace = workspace_of(settings)
@@ -173,7 +173,7 @@ def _record_run(settings: "Settings", lineage: str, *, alone: bool) -> bool:
     """On a fresh pod, write the run record, so that ``podwatch run`` resumes from these checkpoints. True if there is a
     record. Not written if there are other checkpoints without a record: the operator must adopt those.
     """
-    from podwatch.daemon.paths import workspace_of
+    from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.domain.run import Lineage, RunRecord
     from podwatch.journal import load_run_record, save_run_record
 

@@ -38,9 +38,9 @@ from podwatch.domain.errors import (
 )
 
 if TYPE_CHECKING:
-    from podwatch.cli.local_data import Item, LocalData
+    from podwatch.cli.purge_local_data import Item, LocalData
     from podwatch.config.settings import Settings
-    from podwatch.policy.uninstall import KeptFile
+    from podwatch.policy.purge import KeptFile
 
 STOP_SECONDS = 60.0
 """Beyond the graces of the configuration: the end of a process tree, and of its GPU memory."""
@@ -110,7 +110,7 @@ def _load(where: Where, service: Service) -> "tuple[Settings | None, Path | None
 
 
 def _look(settings: "Settings | None", service: Service, *, purge: bool) -> "tuple[LocalData | None, list[Item]]":
-    from podwatch.cli.local_data import LocalData
+    from podwatch.cli.purge_local_data import LocalData
 
     if settings is None:
         return None, []
@@ -163,7 +163,7 @@ class _StoredSaves:
             return item.steps
 
     def _has(self, step: int, item: "Item", kept: "Sequence[KeptFile]") -> bool:
-        from podwatch.policy.uninstall import StoredFile, is_stored
+        from podwatch.policy.purge import StoredFile, is_stored
         from podwatch.sync.inventory import verify_save
 
         for save in self._saves:

@@ -13,7 +13,7 @@ from podwatch.cli.systemd_service import UNITS, Origin, Service, active, ends_tr
 from podwatch.client.times_and_sizes import size
 
 if TYPE_CHECKING:
-    from podwatch.cli.local_data import Item
+    from podwatch.cli.purge_local_data import Item
     from podwatch.config.settings import Settings
 
 

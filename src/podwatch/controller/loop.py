@@ -12,8 +12,8 @@ from typing import Protocol
 
 from podwatch.controller.providers import OutcomeUnknown, ProviderError
 from podwatch.controller.run_store import ControllerClock, RunStore
+from podwatch.domain.engine_and_attempt import LABEL_VARIABLE
 from podwatch.domain.errors import ExitCode, PodwatchError, RemoteError
-from podwatch.domain.pod_identity import LABEL_VARIABLE
 from podwatch.domain.replacement import LONGEST_CALL_SECONDS, Listing, Record, settled
 from podwatch.policy.rented_machines import Facts, observed, unrecorded
 from podwatch.policy.replacement import Action, Decision, control_wanted, decide

@@ -17,15 +17,15 @@ from typing import Final, Protocol
 
 from podwatch.config.settings import RecoverySettings, Settings
 from podwatch.daemon.components import Components
-from podwatch.daemon.environment_variables import JOB_PROCESS
 from podwatch.daemon.gang import run_gpus
 from podwatch.daemon.store_jobs import WRITER_ID
+from podwatch.daemon.variables_from_init import JOB_PROCESS
 from podwatch.domain.earlier_attempts import Host, RunVerdict, parse_verdict, verdict_document
+from podwatch.domain.engine_and_attempt import instance
 from podwatch.domain.errors import PodwatchError, RemoteError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.manifest import Keys
-from podwatch.domain.pod_identity import instance
 from podwatch.domain.run import Lineage
 from podwatch.policy.exit_code import JobEnd
 from podwatch.policy.judge_earlier_attempts import Attempt, VerdictPolicy, advanced, ask_hosts, at_end, at_start, began

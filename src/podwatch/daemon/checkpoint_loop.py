@@ -12,8 +12,8 @@ from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, counted
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.directories_held_open import RootReplaced
 from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import RootReplaced
 
 RESCAN_DEADLINE = 120.0
 """Seconds. A rescan of 1,000 unchanged checkpoints takes 0.05 s; the deadline is for a hung network volume."""

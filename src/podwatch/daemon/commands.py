@@ -8,7 +8,7 @@ from podwatch.api.control_socket import Handler
 from podwatch.daemon.components import Components
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
-from podwatch.daemon.maintenance import MOST_SECONDS, Maintenance, described
+from podwatch.daemon.pause import MOST_SECONDS, Maintenance, described
 from podwatch.daemon.status_view import Remembered, StatusSource
 from podwatch.daemon.tick import Reload
 from podwatch.domain.checkpoint import HeldAs, newest_complete

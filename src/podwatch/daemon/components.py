@@ -12,7 +12,7 @@ from podwatch.daemon.checkpoint_loop import Rescans, RootWatch
 from podwatch.daemon.gang import Gang
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
 from podwatch.daemon.notifications import Events
-from podwatch.daemon.paths import RunLock, RunPaths
+from podwatch.daemon.paths_and_run_lock import RunLock, RunPaths
 from podwatch.daemon.sensing_loop import Sensors
 from podwatch.daemon.settings_in_force import Configuration, TrainingEnvironment
 from podwatch.daemon.startup_checks import Exits, StartupChecks
@@ -29,7 +29,7 @@ from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sensors.disk import DiskSensor, DisksSensor
 from podwatch.sensors.gpu import GpuReader, GpuSensor
 from podwatch.sensors.inference import Servers
-from podwatch.sensors.log_rules import LogRulesSensor
+from podwatch.sensors.match_log_rules import LogRulesSensor
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.blocking_calls import Worker

@@ -23,20 +23,20 @@ from podwatch.daemon.components import READ_SO_FAR, Choices, Components
 from podwatch.daemon.end_of_run import EndOfRun, FinalSync, clear_survivors, end_grace, keeper_job
 from podwatch.daemon.end_pod import make_pod_ender
 from podwatch.daemon.entry import silent_seconds
-from podwatch.daemon.environment_variables import BY_HAND, UNDER_INIT
 from podwatch.daemon.host_and_endpoints import STEP_SECONDS, Endpoints, Host, open_host
 from podwatch.daemon.keep_time_ledger import LOOK_SECONDS, Accountant
 from podwatch.daemon.loop_wiring import DaemonLoops, make_loops, make_recorder
-from podwatch.daemon.maintenance import KEY as PAUSE
-from podwatch.daemon.maintenance import Maintenance
 from podwatch.daemon.notifications import DIGEST_LOOK_SECONDS, FAREWELL_SECONDS, Notifying, make_notifying
 from podwatch.daemon.page_history import History
-from podwatch.daemon.paths import RunLock
+from podwatch.daemon.paths_and_run_lock import RunLock
+from podwatch.daemon.pause import KEY as PAUSE
+from podwatch.daemon.pause import Maintenance
 from podwatch.daemon.shutdown import Budget, briefly, say_goodbye, say_goodbye_of_job, told_by
 from podwatch.daemon.startup_checks import RECOVERED, last_pause, take_ground
 from podwatch.daemon.status_view import Books, Remembered, StatusSource, TrainingInPause
 from podwatch.daemon.store_jobs import TELLING, Jobs, StoreJobs, make_artifacts
 from podwatch.daemon.tick import Findings, LoadAgain, Reload, Reporters, Tick
+from podwatch.daemon.variables_from_init import BY_HAND, UNDER_INIT
 from podwatch.daemon.wiring import build
 from podwatch.detection.learned import Learned
 from podwatch.domain.errors import PodwatchError

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from podwatch.config.settings import RecoverySettings
 from podwatch.daemon.components import Components
-from podwatch.daemon.environment_variables import JOB_PIPE, UNDER_INIT
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.sensing_loop import LAG
+from podwatch.daemon.variables_from_init import JOB_PIPE, UNDER_INIT
+from podwatch.domain.engine_and_attempt import grace_seconds, instance
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.pod_identity import grace_seconds, instance
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import PERMANENT, JobEnd, Outcome, Situation, Verdict, ended, judge, of_error, withdrawn
 from podwatch.policy.lost_saves import to_wait_for

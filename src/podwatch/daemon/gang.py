@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from podwatch.config.settings import NodesSettings, Settings
-from podwatch.daemon.environment_variables import JOB_PROCESS
+from podwatch.daemon.variables_from_init import JOB_PROCESS
 from podwatch.domain.earlier_attempts import Host
+from podwatch.domain.engine_and_attempt import instance
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.gang import (
@@ -35,7 +36,6 @@ from podwatch.domain.gang import (
     parse_report,
     place_of,
 )
-from podwatch.domain.pod_identity import instance
 from podwatch.domain.run import Mutation
 from podwatch.domain.snapshot import GpuSample
 from podwatch.incidents import decisive, scrub, secret_values

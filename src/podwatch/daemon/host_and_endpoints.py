@@ -14,7 +14,7 @@ from podwatch.config.settings import Settings
 from podwatch.daemon.checkpoint_loop import Rescans
 from podwatch.daemon.components import Components, Foundation
 from podwatch.daemon.notifications import EventBus
-from podwatch.daemon.paths import RunLock, RunPaths
+from podwatch.daemon.paths_and_run_lock import RunLock, RunPaths
 from podwatch.daemon.settings_in_force import http_password
 from podwatch.daemon.shutdown import BackgroundTasks, Exit, briefly
 from podwatch.daemon.startup_checks import open_journal

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.journal.run_record import load_run_record, save_run_record
-from podwatch.system.directories_held_open import PinnedTree, RootReplaced
 from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import PinnedTree, RootReplaced
 
 _MOVED = ".moved"
 """Suffix of a record that was copied to another file system."""

@@ -21,8 +21,8 @@ from podwatch.sensors.disk import DiskSensor, DisksSensor
 from podwatch.sensors.gpu import WAIT, GpuReader, GpuSensor, TrialLoad
 from podwatch.sensors.host import HostSensor
 from podwatch.sensors.inference import InferenceSensor, Servers
-from podwatch.sensors.log_rules import LogRulesSensor, risky
 from podwatch.sensors.log_tail import Sources, StepLines
+from podwatch.sensors.match_log_rules import LogRulesSensor, risky
 from podwatch.sensors.nvml import NvmlReader
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import POLL as PROGRESS_POLL

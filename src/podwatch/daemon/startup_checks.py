@@ -28,14 +28,14 @@ from typing import Any, Final, Protocol
 
 from podwatch.client.find_daemon import SNAPSHOT
 from podwatch.config.settings import Settings
-from podwatch.daemon import maintenance
-from podwatch.daemon.paths import RunLock, RunPaths, guard_paths, unmade_paths
+from podwatch.daemon import pause
+from podwatch.daemon.paths_and_run_lock import RunLock, RunPaths, guard_paths, unmade_paths
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import Mutation
 from podwatch.journal import Journal, load_run_record
-from podwatch.journal.memory_journal import Obstacle
+from podwatch.journal.without_database import Obstacle
 from podwatch.recovery import durable_state as recovery_memory
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
@@ -114,7 +114,7 @@ def _open(path: Path, clock: Clock) -> Journal:
 
 def merge_learned(key: str, known: Any, ours: Any) -> Any:
     """The value to keep, of one in the database and one that was learned while the database could not be read."""
-    if key == maintenance.KEY:
+    if key == pause.KEY:
         return ours  # the operator's last command
     if key == recovery_memory.KEY:
         return recovery_memory.joined(known, ours)
@@ -361,7 +361,7 @@ def _write(directory: Path, size: int) -> None:
 
 def last_pause(runtime: Path) -> dict[str, object] | None:
     """The pause in the last status file, or None. Used where the database cannot be read, which must not end a
-    maintenance. Blocks."""
+    pause. Blocks."""
     try:
         shown = json.loads(read_small(runtime / SNAPSHOT))["daemon"]["pause"]
         if not shown:

@@ -12,9 +12,9 @@ from podwatch.client.times_and_sizes import rfc3339
 from podwatch.daemon.components import Components
 from podwatch.daemon.keep_time_ledger import Accountant
 from podwatch.daemon.loop_wiring import DaemonLoops
-from podwatch.daemon.maintenance import Maintenance, described
 from podwatch.daemon.notifications import EventBus
 from podwatch.daemon.page_history import History
+from podwatch.daemon.pause import Maintenance, described
 from podwatch.daemon.shutdown import Exit
 from podwatch.detection.one_finding_per_failure import Watched, present
 from podwatch.detection.operator_ends import trainer_gone_at

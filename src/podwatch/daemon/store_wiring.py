@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Protocol
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
-from podwatch.daemon.environment_variables import JOB_PROCESS
 from podwatch.daemon.notifications import Events
 from podwatch.daemon.settings_in_force import Configuration
 from podwatch.daemon.startup_checks import Exits
+from podwatch.daemon.variables_from_init import JOB_PROCESS
 from podwatch.domain.checkpoint import newest_complete
+from podwatch.domain.engine_and_attempt import instance
 from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import Pod
-from podwatch.domain.pod_identity import instance
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.run import Mutation, MutationGuard, identity
 from podwatch.domain.secrets import scrub_argv

@@ -25,8 +25,8 @@ from podwatch.daemon.backup_findings import (
 from podwatch.daemon.components import LEARNED, Components
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
-from podwatch.daemon.maintenance import Maintenance
 from podwatch.daemon.notifications import Notifying, OpenFindings
+from podwatch.daemon.pause import Maintenance
 from podwatch.daemon.settings_in_force import learn_secrets, policies_from, waits_for_restart
 from podwatch.daemon.status_view import StatusSource, steps_at_risk, watched_of
 from podwatch.daemon.store_jobs import StoreJobs

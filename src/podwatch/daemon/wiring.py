@@ -29,7 +29,7 @@ from podwatch.daemon.components import (
 from podwatch.daemon.gang import Gang, NodeHere, make_gang
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
 from podwatch.daemon.moved_output_dir import take_along
-from podwatch.daemon.paths import workspace_of
+from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.daemon.sensor_wiring import build_sensing
 from podwatch.daemon.settings_in_force import Configuration, TrainingEnvironment, learn_secrets, policies_from
 from podwatch.daemon.startup_checks import Exits, Records, StartupChecks

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.manifest import SCHEMA_VERSION, deceives
-from podwatch.domain.pod_identity import NO_INSTANCE, Instance, parse_instance
 
 LONGEST_TEXT = 1000
 MOST_HOSTS, MOST_GPUS = 64, 16

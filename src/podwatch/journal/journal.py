@@ -22,9 +22,9 @@ from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.secrets import scrub
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import open_database
-from podwatch.journal.memory_journal import Kept, Merge, Obstacle, Standby, StandbyFile, begin, write_into, write_kept
 from podwatch.journal.open_database import connect, environmental, host_error, obstacle_of, open_checked, read_database
 from podwatch.journal.records import BegunUpload, UploadedObject
+from podwatch.journal.without_database import Kept, Merge, Obstacle, Standby, StandbyFile, begin, write_into, write_kept
 
 MAX_EVENTS: Final = 50_000
 """About 15 MiB; months of an ordinary run."""
@@ -121,7 +121,7 @@ class Journal:
     def open_for_guard(cls, path: Path, *, wall: Wall = time.time, merge: Merge | None = None) -> "Journal":
         """``open`` for the daemon, which must guard even without a database: never raises HostError.
 
-        While the database cannot be written, at the start or later, the journal is in memory (memory_journal.py) and
+        While the database cannot be written, at the start or later, the journal is in memory (without_database.py) and
         ``obstacle`` has the reason. Then only intents that a restart needs are accepted, and only while the file beside
         the database keeps them; every other one is refused. ``return_to_disk`` ends that.
         """

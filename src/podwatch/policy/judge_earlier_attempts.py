@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from podwatch.domain.earlier_attempts import MOST_HOSTS, BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
+from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance
 from podwatch.domain.errors import ExitCode
-from podwatch.domain.pod_identity import NO_INSTANCE, Instance
 from podwatch.domain.run import Lineage
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.restart import PASSING_FAULTS

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.lease import GONE, HolderState
-from podwatch.domain.pod_identity import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.who_may_publish import PATIENCE_SECONDS

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.manifest import deceives
-from podwatch.domain.pod_identity import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.secrets import scrub
 
 CONTEXT_LINES: Final = 3

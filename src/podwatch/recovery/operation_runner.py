@@ -22,7 +22,7 @@ from podwatch.recovery import quarantine, start_plan
 from podwatch.recovery.context import Attempt, RecoveryContext
 from podwatch.recovery.resume_point import StoreUnknown
 from podwatch.recovery.state import Phase
-from podwatch.system.directories_held_open import RootReplaced
+from podwatch.system.pinned_directories import RootReplaced
 from podwatch.trainer.base import Candidate, Look, TrainerHandle
 
 

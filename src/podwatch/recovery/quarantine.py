@@ -22,8 +22,8 @@ from typing import Any
 
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.run import Intent
-from podwatch.system.directories_held_open import PinnedTree, RootReplaced
 from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import PinnedTree, RootReplaced
 from podwatch.system.rename_places import corners, corners_of, drop_empty, move_aside
 
 SPARE = ".spare"

@@ -29,7 +29,7 @@ from podwatch.recovery.start_plan import CommandWatch
 from podwatch.recovery.state import Phase, RecoveryState, Tools, newest_step, trained_here
 from podwatch.recovery.stop import Stops
 from podwatch.recovery.stop_for_evaluation import Evaluating
-from podwatch.system.directories_held_open import RootReplaced
+from podwatch.system.pinned_directories import RootReplaced
 from podwatch.system.procfs import boot_id
 from podwatch.trainer.base import Candidate, TrainerHandle
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError
 from podwatch.policy.local_retention import QuarantineEntry, SpareEntry
-from podwatch.system.directories_held_open import Identity, PinnedTree
 from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import Identity, PinnedTree
 from podwatch.system.rename_places import corners, corners_of
 
 INDEX_BYTES = 16 << 20

@@ -22,9 +22,9 @@ from podwatch.journal.journal import Journal
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan
 from podwatch.retention.list_trash_and_quarantine import Moved, move_to_trash, other_trashes, removable, trash_entries
 from podwatch.system.clock import Clock
-from podwatch.system.directories_held_open import Identity, PinnedTree
 from podwatch.system.files import Removed
 from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import Identity, PinnedTree
 from podwatch.system.rename_places import corners_of
 
 YIELD_EVERY_ENTRIES = 32

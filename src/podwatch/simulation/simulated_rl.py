@@ -132,13 +132,13 @@ def main(program: str, argv: list[str]) -> int:
     if program == "rl":
         return launch(config, argv, Path(sys.argv[0]).absolute().parent)
     if program == "inference":
-        from podwatch.simulation.processes import serve
+        from podwatch.simulation.simulated_processes import serve
 
         return serve(config)
     if program == "orchestrator":
-        from podwatch.simulation.processes import orchestrate
+        from podwatch.simulation.simulated_processes import orchestrate
 
         return orchestrate(config)
-    from podwatch.simulation.processes import train
+    from podwatch.simulation.simulated_processes import train
 
     return train(config)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.lease import HolderState
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestRef, Pointer, Proof, check_links, sha1_hex
-from podwatch.domain.pod_identity import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.stored_checkpoint import StoredSave, stored_save
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.sync.publish import checked_manifest, newest_pointer, read_optional, read_pointer

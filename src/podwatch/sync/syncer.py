@@ -36,8 +36,8 @@ from podwatch.sync.upload.outcomes import CheckpointTally
 from podwatch.sync.upload.start_child import SetForeign, SetVoid, UploadStopped
 from podwatch.sync.upload.uploader import Sender
 from podwatch.system.clock import Clock
-from podwatch.system.directories_held_open import RootReplaced
 from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import RootReplaced
 
 CHANGED = "the checkpoint changed on disk while it was uploaded"
 NOT_OURS = (LeaseAction.SUPERSEDED, LeaseAction.REFUSE, LeaseAction.ASIDE)

@@ -1,6 +1,6 @@
 """Directories and files by descriptor: opened segment by segment, no link followed, owners checked on the way.
 
-The functions under ``directories_held_open.py``, which callers use. They block, and may be called from several threads.
+The functions under ``pinned_directories.py``, which callers use. They block, and may be called from several threads.
 """
 
 import contextlib

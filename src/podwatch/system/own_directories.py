@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from podwatch.domain.errors import HostError, PermissionDenied
-from podwatch.system.directories_held_open import HIDDEN, PinnedTree, RootReplaced
 from podwatch.system.open_by_descriptor import NODES
+from podwatch.system.pinned_directories import HIDDEN, PinnedTree, RootReplaced
 
 
 @dataclass(frozen=True, slots=True)

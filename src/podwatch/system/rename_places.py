@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from podwatch.domain.errors import HostError
-from podwatch.system.directories_held_open import HIDDEN, PinnedTree, RootReplaced
 from podwatch.system.files import DIRECTORY_FLAGS, rename_at
 from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import HIDDEN, PinnedTree, RootReplaced
 
 _PARTIAL = ".partial"
 _ELSEWHERE = (errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS)

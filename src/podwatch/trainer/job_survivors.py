@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import Busy
-from podwatch.domain.pod_identity import Instance
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
 from podwatch.system.files import read_small

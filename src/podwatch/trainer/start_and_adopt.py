@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import Busy, HostError, PermissionDenied, PodwatchError
-from podwatch.domain.pod_identity import Instance
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.child import scrubbed_environment

@@ -8,7 +8,7 @@ import pytest
 from podwatch.checkpoints.layouts.base import Tracker
 from podwatch.checkpoints.layouts.shared_rules import number, repair
 from podwatch.domain.errors import HostError
-from podwatch.system.directories_held_open import PinnedTree
+from podwatch.system.pinned_directories import PinnedTree
 
 
 def test_a_number_is_read_and_nothing_else(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from podwatch.checkpoints.scan import is_temporary
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.errors import HostError
 from podwatch.domain.finding import counted
-from podwatch.system.directories_held_open import PinnedTree
 from podwatch.system.files import read_file
+from podwatch.system.pinned_directories import PinnedTree
 
 _TEXT_LIMIT = 1 << 20
 """Maximum bytes of markers and small JSON files."""

@@ -75,12 +75,12 @@ def examine(
 ) -> "Iterator[Line]":
     """The results of every check, in the order in which an operator fixes things. A check that fails to run yields a
     result, too, and does not stop the others."""
-    from podwatch.cli.check import commands, disk, leftovers, machine, notify, start
+    from podwatch.cli.check import commands, disk, machine, notify, other_programs, start
     from podwatch.cli.check.advice import advice
     from podwatch.cli.check.report import Line, sets_of
     from podwatch.cli.check.store import store
 
-    present, sets = leftovers.running(settings), sets_of(settings)
+    present, sets = other_programs.running(settings), sets_of(settings)
     now = present.text
     checks: dict[str, Callable[[], Iterator[Line]]] = {
         "output_dir": lambda: disk.output_dir(settings),
@@ -92,10 +92,10 @@ def examine(
         "vllm": lambda: start.vllm(settings),
         "packages": lambda: start.packages(settings),
         "gpu": lambda: machine.gpus(settings, now),
-        "supervise": lambda: leftovers.supervise(settings, present),
-        "leftovers": lambda: leftovers.leftovers(settings, now),
-        "other tools": lambda: leftovers.other_tools(settings),
-        "steps": lambda: leftovers.ahead(settings, now, sets),
+        "supervise": lambda: other_programs.supervise(settings, present),
+        "leftovers": lambda: other_programs.leftovers(settings, now),
+        "other tools": lambda: other_programs.other_tools(settings),
+        "steps": lambda: other_programs.ahead(settings, now, sets),
         "ports": lambda: machine.ports(settings, now),
         "signals": lambda: machine.signals(settings),
         "disk": lambda: disk.disk(settings, sets),
@@ -109,7 +109,7 @@ def examine(
         "hooks": lambda: commands.hooks(settings),
         "checks": lambda: commands.checks(settings),
         "host": lambda: machine.host(settings),
-        "pause": lambda: leftovers.remembered(settings, verbose),
+        "pause": lambda: other_programs.remembered(settings, verbose),
     }
     told: set[str] = set()
     for name, check in checks.items():

@@ -9,7 +9,7 @@ from podwatch.checkpoints.layouts import make_layout
 from podwatch.cli.check.report import Line, Sets, in_time, nearest
 from podwatch.client.times_and_sizes import size
 from podwatch.config.settings import Settings
-from podwatch.daemon.paths import workspace_of
+from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.system.own_directories import Workspace
 
 LINKS_SHOWN = 4

@@ -7,7 +7,7 @@ from typing import Any
 
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink
 from podwatch.stores.credentials import Credentials
-from podwatch.system.directories_held_open import Pin
+from podwatch.system.pinned_directories import Pin
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from podwatch.stores.part_reader import new_hash, part_spans
 from podwatch.sync.connections import RateLimit
 from podwatch.sync.restore.child_job import FetchJob
 from podwatch.sync.restore.worker_processes import Order, Report
-from podwatch.system.directories_held_open import Pin, open_pinned, open_regular
 from podwatch.system.files import open_below, open_dir_below, release, reserve, start_writeback
+from podwatch.system.pinned_directories import Pin, open_pinned, open_regular
 
 # -- one file ---------------------------------------------------------------------------------------------------------
 

@@ -28,8 +28,8 @@ from podwatch.sync.restore.fetch import by_part, is_marker
 from podwatch.sync.restore.optional_parts import Brought, Part, bring_optional
 from podwatch.sync.restore.staging_directory import StagingArea
 from podwatch.sync.restore.start_child import Fetcher
-from podwatch.system.directories_held_open import pin_of
 from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import pin_of
 
 RestoreProgress = Callable[[int, int], None]
 """(bytes that are here, verified or in flight; bytes in all)."""

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import Busy, HostError
-from podwatch.system.directories_held_open import STAGING, Identity, Pin, PinnedTree, check_ours, open_pinned
 from podwatch.system.files import DIRECTORY_FLAGS, sync_descriptor
 from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import STAGING, Identity, Pin, PinnedTree, check_ours, open_pinned
 from podwatch.system.rename_places import corners, corners_of, drop_empty, move_aside, reachable
 
 

@@ -34,9 +34,9 @@ from podwatch.policy.bootstrap import (
 )
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.upload.artifacts import Artefact, Scrub, artefact_of, looks_like_a_key, read_config
-from podwatch.system.directories_held_open import open_regular
 from podwatch.system.files import atomic_write, read_file, rename_at, sync_descriptor
 from podwatch.system.open_by_descriptor import open_path
+from podwatch.system.pinned_directories import open_regular
 
 # -- on the pod that trains ------------------------------------------------------------------------------------------
 

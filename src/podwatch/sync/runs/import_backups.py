@@ -30,7 +30,7 @@ from podwatch.sync.publish import checked_manifest, in_store, pointer_as_stored,
 from podwatch.sync.read_back import hashes_of
 from podwatch.sync.runs.copied_so_far import Notes
 from podwatch.system.clock import Clock
-from podwatch.system.directories_held_open import PinnedTree
+from podwatch.system.pinned_directories import PinnedTree
 
 # -- is it a complete checkpoint? -------------------------------------------------------------------------------------
 # Decided by running the layout's own rule on a skeleton of the backup: every file at its full size and with its time.

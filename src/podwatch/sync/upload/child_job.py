@@ -10,7 +10,7 @@ from podwatch.domain.errors import IntegrityError
 from podwatch.domain.manifest import Keys, ManifestFile, ManifestSymlink, check_relative_path
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open_store import parse_store_url
-from podwatch.system.directories_held_open import Pin
+from podwatch.system.pinned_directories import Pin
 
 if TYPE_CHECKING:  # the child, which only reads a job, starts in half the time and memory without these
     from podwatch.checkpoints.known_checkpoints import SetContents

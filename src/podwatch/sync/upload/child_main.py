@@ -16,8 +16,8 @@ from podwatch.sync.child_protocol import JsonLinesOut, job_line, leave
 from podwatch.sync.upload.child_job import UploadJob
 from podwatch.sync.upload.send_parts import Sending, SourceChanged, SourceForeign
 from podwatch.system.child import die_with_parent
-from podwatch.system.directories_held_open import RootReplaced
 from podwatch.system.files import FileLock
+from podwatch.system.pinned_directories import RootReplaced
 
 
 class _Sent:

@@ -23,9 +23,9 @@ from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.errors import HostError
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.journal.journal import Journal
-from podwatch.system.directories_held_open import PinnedTree
 from podwatch.system.files import open_dir_below
 from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import PinnedTree
 from podwatch.system.rename_places import corners, corners_of, drop_empty
 
 WHAT = "uploading"

@@ -39,8 +39,8 @@ from podwatch.sync.upload.start_child import SetVoid, UploadStopped
 from podwatch.sync.upload.uploader import Sender
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.directories_held_open import HIDDEN
 from podwatch.system.files import read_file
+from podwatch.system.pinned_directories import HIDDEN
 
 # -- contents of a part ----------------------------------------------------------------------------------------------
 # Lists them and judges whether they can be sent. Everything here blocks.

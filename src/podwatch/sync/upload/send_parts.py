@@ -19,8 +19,8 @@ from podwatch.sync.connections import RateLimit, WorkerPool
 from podwatch.sync.read_back import read_back
 from podwatch.sync.upload.child_job import JobFile, UploadJob
 from podwatch.sync.upload.file_owners import foreign
-from podwatch.system.directories_held_open import open_pinned, open_regular
 from podwatch.system.files import open_dir_below
+from podwatch.system.pinned_directories import open_pinned, open_regular
 
 
 class SourceChanged(PodwatchError):  # noqa: N818

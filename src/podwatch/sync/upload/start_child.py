@@ -22,7 +22,7 @@ from podwatch.sync.child_protocol import parse_line
 from podwatch.sync.upload.child_job import UploadJob
 from podwatch.system import procfs
 from podwatch.system.child import Given, give, run_child, scrubbed_environment
-from podwatch.system.directories_held_open import RootReplaced
+from podwatch.system.pinned_directories import RootReplaced
 
 # -- systemd unit of the child ---------------------------------------------------------------------------------------
 # With a cgroup for each service, nice and autogroup no longer count between services: a child in podwatch's own

@@ -27,8 +27,8 @@ from podwatch.sync.upload.hardlinks import Held, Holder
 from podwatch.sync.upload.start_child import Children, ChildReplaced, OwnUnit, SetVoid, Upload, UploadStopped
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.directories_held_open import RootReplaced
 from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import RootReplaced
 
 Write = Callable[[Journal], None]
 OUTRUN = "sync.outrun"

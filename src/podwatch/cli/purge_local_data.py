@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podwatch.cli.systemd_service import Service
-from podwatch.daemon.paths import runtime_roots, workspace_of
+from podwatch.daemon.paths_and_run_lock import runtime_roots, workspace_of
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.finding import counted
 from podwatch.journal.run_record import load_run_record
-from podwatch.policy.uninstall import KeptFile
+from podwatch.policy.purge import KeptFile
 from podwatch.recovery import quarantine
 from podwatch.recovery.quarantine import SPARE
 from podwatch.system.files import DIRECTORY_FLAGS, Removed, remove_entry

@@ -2,7 +2,7 @@
 
 import pytest
 
-from podwatch.domain.pod_identity import Instance, grace_seconds, instance, parse_instance
+from podwatch.domain.engine_and_attempt import Instance, grace_seconds, instance, parse_instance
 
 K8S = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "train-x7k"}
 

@@ -12,7 +12,7 @@ from podwatch.checkpoints.layouts import process_names
 from podwatch.cli.check.report import Line, Sets, in_time
 from podwatch.config.settings import Settings
 from podwatch.config.store_kinds import bucket_of
-from podwatch.daemon.paths import workspace_of
+from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.domain.errors import HostError
 from podwatch.domain.finding import counted
 from podwatch.journal.journal import Journal
@@ -141,7 +141,7 @@ def ahead(settings: Settings, now: str, sets: Sets) -> Iterator[Line]:
 def remembered(settings: Settings, verbose: bool) -> Iterator[Line]:
     """A pause in effect, and with ``verbose`` the learned values of the run."""
     from podwatch.daemon.components import LEARNED
-    from podwatch.daemon.maintenance import KEY, described
+    from podwatch.daemon.pause import KEY, described
     from podwatch.domain.run import Pause
 
     path = settings.state_dir / settings.run_id / "journal.sqlite"

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import HostError
-from podwatch.system import directories_held_open
-from podwatch.system.directories_held_open import HIDDEN, Identity, PinnedTree, RootReplaced, open_pinned
+from podwatch.system import pinned_directories
+from podwatch.system.pinned_directories import HIDDEN, Identity, PinnedTree, RootReplaced, open_pinned
 
 T, E = 54_321, 54_322
 """Uids that no account has: the trainer's user, and a stranger."""
@@ -82,7 +82,7 @@ def test_what_was_exchanged_at_the_last_moment_is_put_back(
     judged = tree.identity(out / "step_5")
     (out / "precious").mkdir()
     (out / "precious" / "file").touch()
-    real, turns = directories_held_open.rename_at, []
+    real, turns = pinned_directories.rename_at, []
 
     def exchanging(source_dir: int, source: str, target_dir: int, target: str) -> None:
         turns.append(source)
@@ -93,7 +93,7 @@ def test_what_was_exchanged_at_the_last_moment_is_put_back(
             (out / "step_5").mkdir()
         real(source_dir, source, target_dir, target)
 
-    monkeypatch.setattr(directories_held_open, "rename_at", exchanging)
+    monkeypatch.setattr(pinned_directories, "rename_at", exchanging)
     assert not tree.rename(out / "step_5", out / "trash", expected=judged)
     assert not (out / "trash").exists()
     assert (out / "elsewhere" / "model.bin").exists()

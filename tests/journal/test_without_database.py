@@ -20,8 +20,8 @@ from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import Journal
 from podwatch.journal import open_database as opening_module
-from podwatch.journal.memory_journal import KEYS, UNKNOWN_IDS, StandbyFile
 from podwatch.journal.open_database import SCHEMA_VERSION, read_database
+from podwatch.journal.without_database import KEYS, UNKNOWN_IDS, StandbyFile
 from tests.support.small_disk import small_mount
 
 

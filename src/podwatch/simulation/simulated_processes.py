@@ -132,7 +132,8 @@ def engine_main() -> None:
 def _start_engine(config: RunConfig) -> "subprocess.Popen[bytes]":
     """Start it with vLLM's process title as argv[0]; PYTHONHOME because Python searches its library beside argv[0]."""
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from podwatch.simulation import processes as p; p.engine_main()"
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        " from podwatch.simulation.simulated_processes import engine_main; engine_main()"
     )
     source = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONHOME": sys.base_prefix}
