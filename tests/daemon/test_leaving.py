@@ -84,7 +84,7 @@ class _Silent:
     def __init__(self) -> None:
         self.answer = threading.Event()
 
-    def newest(self, *, exclude: frozenset[int]) -> None:
+    def newest(self, *, exclude: frozenset[int], step: int | None) -> None:
         self.answer.wait(30)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.domain.errors import Busy, ConfigurationError, HostError, RemoteError, UsageError
+from podwatch.domain.errors import Busy, ConfigurationError, HostError, PodwatchError, RemoteError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.run import Lineage, RunRecord
@@ -223,6 +223,28 @@ async def test_restart_from_an_older_step_opens_a_new_line(world: World) -> None
     assert record is not None
     assert (record.lineage.parent, record.lineage.parent_step) == (old.id, 10)
     assert podwatch.recovery.context.memory.wanted is None
+    await podwatch.leave()
+
+
+async def test_restart_from_a_step_that_only_the_store_has(world: World) -> None:
+    """Also an older one: the disk keeps few checkpoints, the store keeps milestones."""
+    store = Store(world)
+    podwatch = await running(world, restore=store)
+    old = podwatch.record.current.lineage  # type: ignore[union-attr]
+    store.saves = [StoredSave(8, "s8", old.id, 2), StoredSave(3, "s3", old.id, 1)]
+    store.error = RemoteError("down")
+    with pytest.raises(PodwatchError, match="step 3 is not on this pod, and the store did not provide it: down"):
+        await podwatch.recovery.requests.restart(3)
+    store.error = None
+    with pytest.raises(UsageError, match="step 7"):
+        await podwatch.recovery.requests.restart(7)
+    assert len(world.alive()) == 1, "neither costs the running trainer"
+    await podwatch.recovery.requests.restart(3)
+    await podwatch.until(Phase.CONFIRMING)
+    assert (store.fetched, world.plans[-1].step) == ([3], 3)
+    record = podwatch.record.current
+    assert record is not None
+    assert (record.lineage.parent, record.lineage.parent_step) == (old.id, 3)
     await podwatch.leave()
 
 

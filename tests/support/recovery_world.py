@@ -570,10 +570,11 @@ class Store:
         self.meanwhile: Callable[[], None] = lambda: None
         self.fetch_error: Exception | None = None
 
-    async def newest(self, exclude: frozenset[int]) -> StoredSave | None:
+    async def newest(self, exclude: frozenset[int], step: int | None = None) -> StoredSave | None:
         if self.error is not None:
             raise self.error
-        return max((s for s in self.saves if s.step not in exclude), key=lambda s: s.seq, default=None)
+        found = (s for s in self.saves if s.step not in exclude and step in (None, s.step))
+        return max(found, key=lambda s: s.seq, default=None)
 
     async def fetch(
         self, step: int | None, progress: Callable[[int, int], None] | None = None, *, save_id: str = ""

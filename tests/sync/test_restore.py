@@ -50,6 +50,10 @@ async def test_another_pod_gets_the_same_files_and_sends_nothing_again(world: Wo
     assert newest is not None
     assert newest.step == 10
     assert pod.restorer().newest(exclude=frozenset({10})) is not None
+    older = pod.restorer().newest(step=5)
+    assert older is not None
+    assert older.step == 5
+    assert pod.restorer().newest(step=1) is None, "not step 10, whose name begins like it"
     seen: list[tuple[int, int]] = []
     report = pod.restorer().fetch(progress=lambda done, total: seen.append((done, total)))
     assert (report.step, report.total_bytes, report.downloaded_bytes) == (10, 6_001_001, 6_001_001)

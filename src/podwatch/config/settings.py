@@ -187,7 +187,7 @@ class HangSettings(Section):
     agree: Duration = setting(
         _DETECTION.hang_agree_seconds,
         gt=0,
-        description="idle GPUs or flat token counters corroborate a hang after this long",
+        description="base of a hang's waiting times: idle GPUs count after 3 times this (docs/detection.md)",
     )
 
 

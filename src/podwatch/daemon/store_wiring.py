@@ -284,9 +284,9 @@ class StoreRestore:
     def __init__(self, restorer: "Restorer", worker: Worker, catalogue: Catalogue) -> None:
         self._restorer, self._worker, self._catalogue = restorer, worker, catalogue
 
-    async def newest(self, exclude: frozenset[int]) -> StoredSave | None:
+    async def newest(self, exclude: frozenset[int], step: int | None = None) -> StoredSave | None:
         patience = LOOK_SECONDS if newest_complete(self._catalogue.sets) is not None else ONLY_STORE_SECONDS
-        return await self._worker.call(lambda: self._restorer.newest(exclude=exclude), timeout=patience)
+        return await self._worker.call(lambda: self._restorer.newest(exclude=exclude, step=step), timeout=patience)
 
     async def fetch(
         self, step: int | None, progress: Callable[[int, int], None] | None = None, *, save_id: str = ""

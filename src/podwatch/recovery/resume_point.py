@@ -247,7 +247,7 @@ class ResumeChooser:
                 ancestry=self.context.memory.ancestry,
             )
             if choice.source == "none":
-                raise NothingToResume(choice)
+                raise _none(choice, trouble, wanted, use)
             if unknown := self._unknown(choice, foreign):
                 raise NothingToResume(replace(choice, source="none", reason=unknown))
             if choice.source == "fresh":
@@ -334,20 +334,21 @@ class ResumeChooser:
         return any(s.step == choice.step and s.complete for s in await self.context.rescan())
 
     async def _remote(self, wanted: int | None, below: int | None) -> tuple[tuple[StoredSave, ...], str]:
-        """The newest checkpoint in the store. Where each node has a disk of its own, only the store has whole ones:
-        then also older ones, down to the one that a start can use."""
+        """The newest checkpoint in the store, or the one that the operator named. Where each node has a disk of its
+        own, only the store has whole ones: then also older ones, down to the one that a start can use."""
         if self.context.tools.store.restore is None:
             return (), ""
         if self.failed_fetches >= FETCH_TRIES:
             return (), f"{self.failed_fetches} fetches failed"
         try:
+            if wanted is not None:
+                named = await self.context.tools.store.restore.newest(frozenset(), wanted)
+                return () if named is None else (named,), ""
             refused = frozenset(self.context.memory.refused)
-            if wanted is not None and self.context.tools.own_disks:
-                refused -= {wanted}
             newest = await self.context.tools.store.restore.newest(refused)
             found = [newest] if newest is not None else []
             while self.context.tools.own_disks and newest is not None and len(found) < MOST_OLDER:
-                if (wanted is None or newest.step == wanted) and (below is None or newest.step < below):
+                if below is None or newest.step < below:
                     break
                 newest = await self.context.tools.store.restore.newest(refused | {s.step for s in found})
                 found += [newest] if newest is not None else []
@@ -361,6 +362,16 @@ class ResumeChooser:
         record = self.context.tools.record.current
         started = record is not None and record.last_start is not None
         return started and not await self.context.tools.journal.run(Journal.published)
+
+
+def _none(choice: Choice, trouble: str, wanted: int | None, here: Sequence[CheckpointSet]) -> PodwatchError:
+    """``trouble``: why the store did not provide ``wanted``, the step that an operator named."""
+    if wanted is None or not trouble or any(s.step == wanted for s in here):
+        return NothingToResume(choice)
+    return StoreUnknown(
+        f"step {wanted} is not on this pod, and the store did not provide it: {trouble}",
+        fix="make the store reachable, or choose a step that `podwatch checkpoints` shows on this pod",
+    )
 
 
 # -- whether two nodes see the same checkpoint ------------------------------------------------------------------------

@@ -162,7 +162,9 @@ class CatalogueReader(Protocol):
 class RestoreSource(Protocol):
     """The part of the store that a start needs. Both methods raise RemoteError."""
 
-    async def newest(self, exclude: frozenset[int]) -> StoredSave | None: ...
+    async def newest(self, exclude: frozenset[int], step: int | None = None) -> StoredSave | None:
+        """The newest checkpoint in the store, or the newest save of ``step``."""
+        ...
 
     async def fetch(
         self, step: int | None, progress: Callable[[int, int], None] | None = None, *, save_id: str = ""

@@ -120,12 +120,13 @@ class Restorer:
 
     # -- what is there ----------------------------------------------------------------------------------------------
 
-    def newest(self, *, exclude: frozenset[int] = frozenset()) -> StoredSave | None:
+    def newest(self, *, exclude: frozenset[int] = frozenset(), step: int | None = None) -> StoredSave | None:
         """The checkpoint that the pointer names, or the next older one with a sound manifest; steps in ``exclude`` are
-        passed over. None when there is none, also after a deliberate fresh start. Raises RemoteError."""
+        passed over. With ``step`` the newest save of that step. None when there is none, without ``step`` also after a
+        deliberate fresh start. Raises RemoteError."""
         store = self._store.open()
         try:
-            return next((s for s in self._candidates(store, [], None) if s.step not in exclude), None)
+            return next((s for s in self._candidates(store, [], step) if s.step not in exclude), None)
         finally:
             store.close()
 
@@ -142,7 +143,7 @@ class Restorer:
                     yield named
         except IntegrityError as error:
             refused.append(str(error))
-        for found in self._manifests(store):
+        for found in self._manifests(store, step):
             if pointer is not None and (found.key, found.file_id) == (pointer.manifest_key, pointer.manifest_file_id):
                 continue
             if step is None and named is not None and _age(found) > (named.uploaded_wall, named.step):
@@ -168,9 +169,10 @@ class Restorer:
         found = store.stat(pointer.manifest_key, pointer.manifest_file_id)
         return stored_save(manifest, pointer.ref, found.uploaded_wall if found else 0.0, pointer)
 
-    def _manifests(self, store: ObjectStore) -> list[StoredObject]:
+    def _manifests(self, store: ObjectStore, step: int | None) -> list[StoredObject]:
         pattern = re.compile(re.escape(self._keys.root) + r"/step_\d+/[^/]+/manifest\.json")
-        found = [o for o in store.list(f"{self._keys.root}/step_") if o.ours is not False and pattern.fullmatch(o.key)]
+        prefix = f"{self._keys.root}/step_" + ("" if step is None else f"{step}/")
+        found = [o for o in store.list(prefix) if o.ours is not False and pattern.fullmatch(o.key)]
         return sorted(found, key=_age, reverse=True)
 
     def _unnamed(self, store: ObjectStore, found: StoredObject) -> StoredSave:
