@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -135,6 +136,7 @@ def test_a_pod_that_says_goodbye_is_not_waited_for(shared: Run) -> None:
     first_daemon.start()
     first_daemon.wait_for(lambda: first.trainer_pid, 60, "the first pod trains")
     first_daemon.wait_for(lambda: standing(first_daemon).get("standing") == "holding", 60, "it holds the run")
+    assert first_daemon.command("checkpoints", "pin", "7", "--reason", "the best").returncode == 0
     assert first_daemon.command("preempt").returncode == 0
     assert first_daemon.process is not None
     first_daemon.process.wait(60)
@@ -146,11 +148,21 @@ def test_a_pod_that_says_goodbye_is_not_waited_for(shared: Run) -> None:
     second_daemon.wait_for(lambda: standing(second_daemon).get("standing") == "holding", 60, "it holds the run")
     assert standing(second_daemon)["generation"] == 2
 
+    (journal,) = (second.root / "state").rglob("journal.sqlite")
+
+    def pins() -> dict[int, str]:
+        with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as connection:
+            return dict(connection.execute("SELECT step, reason FROM pins"))
+
+    second_daemon.wait_for(lambda: pins() == {7: "on an earlier pod: the best"}, 30, "what was pinned stays pinned")
+    assert second_daemon.command("checkpoints", "unpin", "7").returncode == 0
+
     # The same pod again, podwatch restarted: it goes on with its claim.
     assert second_daemon.stop() == 0
     second_daemon.start()
     second_daemon.wait_for(lambda: standing(second_daemon).get("standing") == "holding", 30, "at once")
     assert standing(second_daemon)["generation"] == 2
+    assert pins() == {}, "an unpin is final"
 
     # People want it stopped, and then not.
     if shared.server is None:

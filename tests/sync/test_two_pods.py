@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from podwatch.daemon.store_wiring import attempt_ended, this_pod
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import RemoteError
-from podwatch.domain.lease import HolderState, Pod
+from podwatch.domain.lease import MOST_PINS, HolderState, Pod, parse_pins, pins_field
 from podwatch.domain.manifest import Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.run import IntentKind
 from podwatch.domain.thresholds import RemotePolicy
@@ -447,6 +449,39 @@ def test_the_time_of_the_last_digest_is_handed_on_in_the_heartbeat(pods: Pods) -
     second.start("another boot")
     second.look()
     assert second.claims.digest_wall == pytest.approx(sent, abs=1), "its own heartbeat names it too"
+
+
+def test_what_is_pinned_is_handed_on_in_the_heartbeat(pods: Pods) -> None:
+    first, second = pods.first.hold(), pods.second
+    pinned = {40: "the best", 80: "before the change"}
+    fields = {"pins": pins_field(pinned)}
+    perform(first.store, first.claims.beat(HolderState.RELEASED, fields, versioned=first.store.versioned), pods.clock)
+    first.start("another boot")
+    first.look()
+    assert first.claims.foreign_pins == {}, "its own are in its journal"
+    second.hold()
+    assert second.claims.foreign_pins == pinned
+    second.claims.foreign_pins = {}
+    second.beat()
+    assert second.claims.foreign_pins == {}, "taken over once, although it read that heartbeat again"
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=3),
+        lambda s: st.lists(s) | st.dictionaries(st.sampled_from(["step", "reason", "x"]), s),
+        max_leaves=12,
+    )
+)
+def test_strange_pins_are_left_out(strange: object) -> None:
+    found = parse_pins({"pins": strange})
+    assert all(type(step) is int and step >= 0 and isinstance(reason, str) for step, reason in found.items())
+
+
+@given(st.dictionaries(st.integers(0, 10**6), st.text("abc", max_size=300), max_size=150))
+def test_pins_are_read_as_written(pins: dict[int, str]) -> None:
+    read = parse_pins({"pins": pins_field(pins)})
+    assert read == {step: pins[step][:200] for step in sorted(pins)[-MOST_PINS:]}
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ async def build_daemon(
     status = StatusSource(parts, loops, host.bus, findings, memory, maintenance, loaded.path, host.exit, books, best)
     recorder = make_recorder(parts, loops.sensing)
     reload = Reload(parts, loops, host, loaded, load_again, status, recorder)
-    store_jobs = StoreJobs(parts, status)
+    store_jobs = StoreJobs(parts, status, memory)
     tick = Tick(parts, loops, host, findings, status, store_jobs, maintenance, notifying, recorder)
     loops.sensing.listeners.append(tick)
     commands = Commands(parts, loops, host, status, memory, maintenance, reload, evaluations)

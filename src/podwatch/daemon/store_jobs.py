@@ -16,11 +16,11 @@ from podwatch.config.command_directory import TYPED_IN
 from podwatch.config.loading import LoadedSettings
 from podwatch.daemon.components import Components
 from podwatch.daemon.shutdown import BackgroundTasks
-from podwatch.daemon.status_view import StatusSource, heartbeat_fields
+from podwatch.daemon.status_view import Remembered, StatusSource, heartbeat_fields
 from podwatch.daemon.store_wiring import WANDB_SECONDS
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event, EventName
-from podwatch.domain.lease import HolderState
+from podwatch.domain.lease import PINS, HolderState, pins_field
 from podwatch.domain.run import Mutation
 from podwatch.domain.secrets import scrub_field, secret_values
 from podwatch.domain.snapshot import Desired, Snapshot
@@ -127,11 +127,15 @@ TRANSITION_SECONDS = 5.0
 """Least time between two heartbeats at transitions: a restart passes through several phases within a second."""
 
 
+ELSEWHERE = "on an earlier pod"
+"""Start of the reason of an adopted pin. The evaluations of this pod remove only their own pins."""
+
+
 class StoreJobs:
     """Does nothing without a store."""
 
-    def __init__(self, parts: Components, status: StatusSource) -> None:
-        self._parts, self._status = parts, status
+    def __init__(self, parts: Components, status: StatusSource, memory: Remembered) -> None:
+        self._parts, self._status, self._memory = parts, status, memory
         self._syncer = parts.syncer
         self._said: tuple[object, ...] = ()
         self._changed = asyncio.Event()
@@ -183,9 +187,21 @@ class StoreJobs:
 
     async def say(self, state: HolderState) -> None:
         if self._syncer is not None:
+            await self._adopt_pins()
             recovery, sets = self._parts.recovery, self._parts.checkpoints.catalogue.sets
             own = [found for found in sets if recovery.context.owns(found)]
-            await self._syncer.beat(heartbeat_fields(self._status.view(), own, state), state)
+            fields = heartbeat_fields(self._status.view(), own, state)
+            await self._syncer.beat({**fields, PINS: pins_field(self._memory.pins)}, state)
+
+    async def _adopt_pins(self) -> None:
+        """Keep what was pinned on the pod that held the run before: this pod would delete it from the store."""
+        lease = None if self._syncer is None else self._syncer.session.lease
+        found = {} if lease is None else lease.take_foreign_pins()
+        for step in found.keys() - self._memory.pins.keys():
+            text = found[step] if found[step].startswith(ELSEWHERE) else f"{ELSEWHERE}: {found[step]}"
+            await self._parts.run.journal.run(Journal.pin, step, text[:200])
+        if found:
+            await self._memory.read_pins()
 
     async def say_leaving(self) -> None:
         """The last heartbeat: released where nothing trains, so that no other pod waits for this one."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -19,8 +19,10 @@ _CLAIM_NAME = re.compile(r"(\d{1,18})-([A-Za-z0-9]{1,64})\Z")
 _CONTROL_KEYS = ("schema_version", "kind", "desired", "holder", "reason")
 
 
-LAST_DIGEST = "last_digest_at"
-"""Field of heartbeat.json."""
+LAST_DIGEST, PINS = "last_digest_at", "pins"
+"""Fields of heartbeat.json."""
+MOST_PINS = 100
+"""Pins in a heartbeat: of the highest steps."""
 
 
 class HolderState(StrEnum):
@@ -113,6 +115,8 @@ class Sign:
     written_at: str = ""
     digest_wall: float | None = None
     """When the run's last digest was sent, or when a pod began to wait for the first; epoch seconds."""
+    pins: Mapping[int, str] = field(default_factory=dict)
+    """Step: reason. The pod that replaces this one adopts them, so that it does not delete these steps in the store."""
 
 
 def parse_sign(data: bytes | None) -> Sign | None:
@@ -128,7 +132,21 @@ def parse_sign(data: bytes | None) -> Sign | None:
         state=_text(document, "state"),
         written_at=_text(document, "written_at"),
         digest_wall=_time(document, LAST_DIGEST),
+        pins=parse_pins(document),
     )
+
+
+def pins_field(pins: Mapping[int, str]) -> list[dict[str, object]]:
+    """``pins`` (step: reason) as heartbeat.json has them."""
+    return [{"step": step, "reason": pins[step][:200]} for step in sorted(pins)[-MOST_PINS:]]
+
+
+def parse_pins(document: Mapping[str, Any]) -> dict[int, str]:
+    """The pins (step: reason) in a heartbeat; without what is none."""
+    listed = document.get(PINS)
+    entries = [entry for entry in listed[:MOST_PINS] if isinstance(entry, dict)] if isinstance(listed, list) else []
+    steps = [(entry.get("step"), _text(entry, "reason")) for entry in entries]
+    return {step: reason for step, reason in steps if type(step) is int and 0 <= step < 2**62}
 
 
 def sign_document(pod: Pod, claim: Claim, fields: Mapping[str, object]) -> bytes:

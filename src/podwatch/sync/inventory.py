@@ -4,12 +4,12 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.lease import HolderState
+from podwatch.domain.lease import HolderState, parse_pins
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestRef, Pointer, Proof, check_links, sha1_hex
 from podwatch.domain.stored_checkpoint import StoredSave, stored_save
 from podwatch.stores.base import ObjectStore, StoredObject
@@ -160,6 +160,8 @@ class LastWord:
     state: str = ""
     outcome: str = ""
     instance: Instance = NO_INSTANCE
+    pins: Mapping[int, str] = field(default_factory=dict)
+    """Step: reason."""
 
 
 def last_word(store: ObjectStore, keys: Keys) -> LastWord:
@@ -178,4 +180,5 @@ def parse_last_word(doc: Mapping[str, Any]) -> LastWord:
         (state if state in _LEFT or not doc.get("phase") else str(doc["phase"]))[:40],
         outcome[:40] if isinstance(outcome, str) else "",
         parse_instance(doc.get("instance")),
+        parse_pins(doc),
     )

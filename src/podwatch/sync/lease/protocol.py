@@ -200,6 +200,9 @@ class LeaseProtocol:
         self._complaint = ""
         self.digest_wall: float | None = None
         """When the run's last digest was sent by any pod; epoch seconds. Heartbeats hand it on."""
+        self.foreign_pins: Mapping[int, str] = {}
+        """Pins (step: reason) in the last heartbeat of another podwatch, until they are taken over."""
+        self._pins_from = ""
         self.decision = decide(self._known, self._timing)
 
     def _recorded(self) -> Own | None:
@@ -277,6 +280,8 @@ class LeaseProtocol:
         now = self._clock.wall()
         if sign is not None and sign.digest_wall is not None and 0 < sign.digest_wall <= now + DIGEST_AHEAD:
             self.note_digest(min(sign.digest_wall, now))
+        if sign is not None and sign.pod.writer_id != self.me.writer_id and sign.mark != self._pins_from:
+            self.foreign_pins, self._pins_from = sign.pins, sign.mark
         return sign
 
     def _list(self) -> Generator[Request, Any, None]:

@@ -164,18 +164,18 @@ class Archiver:
                 fix="keep the others; find an undamaged one with `podwatch store verify`",
             )
         stored = self._store.stat(self._keys.latest)
+        last = last_word(self._store, self._keys)
         decisions = plan_archive(
             found,
             keep,
             keep_every=keep_every,
-            pins=pins,
+            pins={*pins, *last.pins},
             pointer_wall=stored.uploaded_wall if stored is not None else now,
             now_wall=now,
         )
         there = {(s.step, s.save_id) for s in found}
         uploads = abandoned_uploads(self._store.unfinished(f"{self._keys.root}/"), (), now)
-        last = last_word(self._store, self._keys).state
-        return ArchivePlan(keep, pointer, decisions, self._cut_off(there), uploads, last)
+        return ArchivePlan(keep, pointer, decisions, self._cut_off(there), uploads, last.state)
 
     def may_delete(self) -> str:
         """Why the key cannot delete; empty if it can."""
