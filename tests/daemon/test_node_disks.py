@@ -35,6 +35,7 @@ from tests.daemon.test_gang import Node
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.checkpoints import dcp_files
 from tests.support.hurry import hurrying
+from tests.support.small_reserve import small_reserve  # noqa: F401 - a fixture
 from tests.sync.conftest import World, until
 
 PART = "__1_0.distcp"
