@@ -147,8 +147,8 @@ LONGEST = (
     "tests/sync/test_syncer.py",
     "tests/trainer/test_keeper.py",
 )
-"""They start first, so that the end does not wait for one of them: with ``--no-loadscope-reorder``, because pytest-xdist
-would begin with the files of many tests, and end with these."""
+"""They start first, so that the end does not wait for one of them: with ``--no-loadscope-reorder``, for pytest-xdist
+begins with the files of many tests, and ends with these."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
