@@ -10,8 +10,8 @@ TRAINERS := .venv-trainers
 ENGINES  := .venv-engines
 CRASH    := $(or $(N),100)
 # Three workers for two cores, because the tests wait for processes; a file on one of them: its tests share what is slow
-# to set up.
-PARALLEL := -n 3 --dist loadfile
+# to set up. The longest files first (tests/conftest.py).
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
 # The tests start hundreds of interpreters: without byte code each of them compiles podwatch again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -70,7 +70,7 @@ test: $(STAMP)   ## the default test suite
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-slow: $(STAMP)  ## what takes long of the same suite: many cases and examples, many kills, many real processes
-	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(PARALLEL) --no-loadscope-reorder -m 'slow or hypothesis' $(ARGS)
+	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(PARALLEL) -m 'slow or hypothesis' $(ARGS)
 
 test-pythons: $(STAMP)  ## the default suite under every other supported Python found here (or PYTHONS=...)
 	@for python in $${PYTHONS:-$$(sh tools/other-pythons $(BIN)/python)}; do \

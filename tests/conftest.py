@@ -136,8 +136,19 @@ LONGEST = (
     "tests/sync/test_crash_rounds.py",
     "tests/journal/test_standby_crash.py",
     "tests/paths/test_every_moment.py",
+    # of the default suite: 10 to 20 s each
+    "tests/cli/test_status.py",
+    "tests/daemon/test_init_job.py",
+    "tests/daemon/test_node_disks.py",
+    "tests/e2e/test_life.py",
+    "tests/stores/test_conformance.py",
+    "tests/stores/test_s3.py",
+    "tests/sync/test_restore.py",
+    "tests/sync/test_syncer.py",
+    "tests/trainer/test_keeper.py",
 )
-"""Minutes each: they start first, so that the end does not wait for one of them."""
+"""They start first, so that the end does not wait for one of them: with ``--no-loadscope-reorder``, for pytest-xdist
+begins with the files of many tests, and ends with these."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

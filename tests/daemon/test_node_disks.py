@@ -35,9 +35,12 @@ from tests.daemon.test_gang import Node
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.checkpoints import dcp_files
 from tests.support.hurry import hurrying
+from tests.support.small_reserve import small_reserve  # noqa: F401 - a fixture
 from tests.sync.conftest import World, until
 
 PART = "__1_0.distcp"
+SETTLE_SECONDS = 0.5
+"""How long a part of node 1 must be unchanged; the default of 5 s would be most of the time of every test here."""
 
 
 class Pair:
@@ -57,7 +60,8 @@ class Pair:
         gangs = []
         for rank, world in enumerate((self.first, self.second)):
             nodes = NodesSettings(rank=rank, count=2, wait=20, silence=30, disks="local", directory=self.shared)
-            world.settings = world.settings.model_copy(update={"nodes": nodes})
+            checkpoints = world.settings.checkpoints.model_copy(update={"settle": SETTLE_SECONDS})
+            world.settings = world.settings.model_copy(update={"nodes": nodes, "checkpoints": checkpoints})
             files = GangFiles(Workspace(self.shared / "run"), "run")
             gang = Gang(Place(rank, 2, "job:1"), files, nodes, self.clock, process=f"p{rank}", host="n", beat=0.05)
             gang.connect(Node())

@@ -20,21 +20,21 @@ def texts() -> list[Path]:
     return [ROOT / name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
 
 
-def missing(text: str, ours: set[str], folders: set[str]) -> list[str]:
+def missing(text: str, tails: set[str], folders: set[str]) -> list[str]:
     """The paths of podwatch's folders in ``text`` that no file has."""
-    paths = {match.removeprefix("src/podwatch/") for match in PATH.findall(text)}
-    tails = {tail for path in ours for tail in _tails(path)}
+    paths = {match.removeprefix("src/podwatch/") for match in PATH.findall(text)} - tails
     return sorted(p for p in paths if p.split("/")[0] in folders and not any(fnmatchcase(tail, p) for tail in tails))
 
 
-def _tails(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[start:]) for start in range(len(parts))]
+def tails_of(paths: set[str]) -> set[str]:
+    """Each path, also without its first folders."""
+    split = [path.split("/") for path in paths]
+    return {"/".join(parts[start:]) for parts in split for start in range(len(parts))}
 
 
 def test_every_path_in_a_text_exists() -> None:
     files = texts()
-    ours = {str(path.relative_to(ROOT)) for path in files if path.suffix == ".py"}
+    ours = tails_of({str(path.relative_to(ROOT)) for path in files if path.suffix == ".py"})
     folders = {path.name for path in (ROOT / "src" / "podwatch").iterdir() if path.is_dir()} | {"tests", "benchmarks"}
     read = [path for path in files if path.suffix in {".py", ".md", ".toml"} or path.name == "Makefile"]
     wrong = {
@@ -52,6 +52,6 @@ def test_every_file_of_the_architecture_page_exists() -> None:
 
 
 def test_a_moved_file_is_found() -> None:
-    ours, folders = {"src/podwatch/sync/workers.py"}, {"sync"}
+    ours, folders = tails_of({"src/podwatch/sync/workers.py"}), {"sync"}
     assert missing("as in sync/workers.py, src/podwatch/sync/workers.py and torch/lanes.py", ours, folders) == []
     assert missing("(sync/lanes.py)", ours, folders) == ["sync/lanes.py"]

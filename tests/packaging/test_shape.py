@@ -5,6 +5,7 @@ is cut into files by inheritance.
 """
 
 import ast
+import gc
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,10 +35,15 @@ class Module:
 
 @cache
 def modules() -> tuple[Module, ...]:
-    return tuple(
-        Module(str(path.relative_to(SOURCE)), tuple(ast.walk(ast.parse(path.read_text()))))
-        for path in sorted(SOURCE.rglob("*.py"))
-    )
+    gc.disable()  # hundreds of thousands of nodes, of which each lives until the end
+    try:
+        return tuple(
+            Module(str(path.relative_to(SOURCE)), tuple(ast.walk(ast.parse(path.read_text()))))
+            for path in sorted(SOURCE.rglob("*.py"))
+        )
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def functions() -> Iterator[tuple[str, Function]]:

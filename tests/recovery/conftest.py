@@ -4,19 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.journal import open_database
 from podwatch.recovery import Phase, stale_files
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.state import may_follow
 from tests.support.recovery_world import World
 from tests.support.rig import end_all, naming
-
-
-@pytest.fixture(autouse=True)
-def small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Full disks are the journal's own tests; here 2 MiB per database would only cost time."""
-    monkeypatch.setattr(open_database, "RESERVED_PAGES", 8)
-    monkeypatch.setattr(open_database, "BALLAST_BYTES", 4096)
+from tests.support.small_reserve import small_reserve  # noqa: F401 - a fixture
 
 
 @pytest.fixture(autouse=True)

@@ -79,7 +79,9 @@ def request(line: ssl.SSLSocket) -> tuple[bytes, bytes] | None:
     head, _, body = data.partition(b"\r\n\r\n")
     length = next((int(x[15:]) for x in head.split(b"\r\n") if x.lower().startswith(b"content-length:")), 0)
     while len(body) < length:
-        body += line.recv(65536)
+        if not (piece := line.recv(65536)):
+            raise ConnectionResetError("the other side has closed the connection")
+        body += piece
     return head, body
 
 

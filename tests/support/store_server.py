@@ -1,20 +1,21 @@
 """What the tests' B2 and S3 servers have in common: a process of its own that can be killed and started again on the
 same port and data, requests whose bodies travel at a given speed, and faults on demand."""
 
+import gc
 import json
 import os
 import signal
 import socket
 import ssl
 import struct
-import subprocess
-import sys
 import time
 import urllib.request
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Protocol, Self
+
+from tests.support import warm
 
 _PACED = 1 << 18
 """Bytes read at once where the line's speed is limited."""
@@ -160,25 +161,27 @@ class ServerProcess:
     def __init__(self, directory: Path, bucket: str, certificate: Path | None = None) -> None:
         self.directory, self.bucket, self._certificate = directory, bucket, certificate
         self.port, self.url = 0, ""
-        self._process: subprocess.Popen[str] | None = None
+        self._process: warm.Started | None = None
 
     def start(self) -> Self:
-        command = [sys.executable, "-m", self.module, "--port", str(self.port)]
-        command += ["--dir", str(self.directory), "--bucket", self.bucket]
+        arguments = ["--port", str(self.port), "--dir", str(self.directory), "--bucket", self.bucket]
         if self._certificate is not None:
-            command += ["--certificate", str(self._certificate)]
-        root = Path(__file__).parents[2]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
-        assert self._process.stdout is not None
-        self.url = self._process.stdout.readline().strip()
+            arguments += ["--certificate", str(self._certificate)]
+        reading, writing = os.pipe()
+        with os.fdopen(reading) as answer, Path(os.devnull).open() as nothing:
+            with os.fdopen(writing, "w") as told:
+                streams = [nothing.fileno(), told.fileno(), 2]
+                module = f"{self.module}.__main__"
+                self._process = warm.start(module, arguments, cwd=warm.ROOT, env=os.environ, streams=streams)
+            self.url = answer.readline().strip()
         assert self.url.startswith("http"), "the server did not start"
         self.port = int(self.url.rsplit(":", 1)[1])
         return self
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.communicate()
+            self._process.kill()
+            self._process.wait()
             self._process = None
 
     def __enter__(self) -> Self:
@@ -224,6 +227,7 @@ def serve(make_state: Any, handler: type[Handler]) -> None:
     parser.add_argument("--certificate", type=Path, help="a PEM file with certificate and key, for TLS")
     arguments = parser.parse_args()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    gc.enable()  # which the process that it was forked from has switched off
     server = Server(("127.0.0.1", arguments.port), handler)
     server.state = make_state(arguments.dir, arguments.bucket)
     scheme = "http"

@@ -1,4 +1,4 @@
-"""Start podwatch's commands from a process that has imported them already.
+"""Start podwatch's commands, and the tests' stores, from a process that has imported them already.
 
 A command of a test takes 0.5 s of CPU to import what it needs, and 0.02 s to do its work. Here one process for each
 pytest worker imports podwatch, and forks a child for each command: with its own environment, directory, standard
@@ -38,6 +38,8 @@ IMPORTED = (
     "podwatch.sync.restore.restore",
     "podwatch.sync.syncer",
     "tests.cli.fake_daemon",
+    "tests.support.b2server.server",
+    "tests.support.s3server.server",
 )
 
 

@@ -39,6 +39,7 @@ from tests.support.s3server import BUCKET as S3_BUCKET
 from tests.support.s3server import KEY as S3_KEY
 from tests.support.s3server import KEY_ID as S3_KEY_ID
 from tests.support.s3server import S3Server
+from tests.support.small_reserve import small_reserve  # noqa: F401 - a fixture
 from tests.support.stored_set import parts_xxh3
 
 QUICK = Retry(attempts=4, base=0.01, cap=0.05)

@@ -82,6 +82,7 @@ async def test_an_upload_that_is_behind_gets_more_of_its_unit(tmp_path: Path) ->
     children = Children(f"file://{tmp_path}/store", own)
     child = await children.take()
     assert child.unit == f"podwatch-upload-{os.getpid()}-2.scope", "the first one was the trial"
+    await until(lambda: "child_main" in asked(tmp_path)[-1])  # it is written by what takes its place
     assert await children.give(child, Level.ORDINARY)
     assert asked(tmp_path)[-1] == f"set-property --runtime {child.unit} CPUWeight=100 IOWeight=100"
     systemctl.write_text("#!/bin/sh\nexit 1\n")

@@ -329,7 +329,8 @@ async def test_protocol_survives_nonsense(pod: Pod) -> None:
                 client.sendall(line + b"\n")
                 answer = b""
                 while not answer.endswith(b"\n"):
-                    answer += client.recv(4096)
+                    answer += (piece := client.recv(4096))
+                    assert piece, "the keeper has closed the connection"
                 assert json.loads(answer)["ok"] is False
         with socket.socket(socket.AF_UNIX) as client:  # an endless line is cut off
             client.connect(f"/proc/self/fd/{here}/k.sock")

@@ -4,4 +4,10 @@ from tests.support.s3server.server import Handler
 from tests.support.s3server.state import State
 from tests.support.store_server import serve
 
-serve(State, Handler)
+
+def main() -> None:
+    serve(State, Handler)
+
+
+if __name__ == "__main__":
+    main()
