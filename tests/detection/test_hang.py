@@ -8,7 +8,18 @@ from podwatch.detection.hang import patience_seconds
 from podwatch.detection.learned import Learned
 from podwatch.domain.finding import Agreement, FindingKind, Severity, Verdict
 from podwatch.domain.process import ProcessRole
-from podwatch.domain.snapshot import Health, InferenceSample, Liveness, SensorState, ServerKind, unobserved
+from podwatch.domain.snapshot import (
+    Health,
+    InferenceSample,
+    Liveness,
+    ProgressSample,
+    ProgressSource,
+    SensorState,
+    ServerKind,
+    Snapshot,
+    observed,
+    unobserved,
+)
 from tests.detection.looks import GIB, URL, World, kills, process, world
 
 LIMIT = 1500.0
@@ -263,3 +274,45 @@ def test_a_server_without_requests_neither_agrees_nor_disagrees() -> None:
     finding, _ = stands(world()).until_verdict(2 * LIMIT)
     (tokens,) = [e for e in finding.evidence if e.signal == "generation tokens"]
     assert (tokens.value, tokens.agreement) == ("no request is running", Agreement.UNAVAILABLE)
+
+
+class Pinged(World):
+    """A trainer of which podwatch knows only checkpoints, every two hours, and that requests the heartbeat URL."""
+
+    pinged_at = 0.0
+    pinging = True
+
+    def snapshot(self) -> Snapshot:
+        if self.pinging:
+            self.pinged_at = self.now
+        saved, number = self.now - self.now % 7200, 10 * int(self.now // 7200)
+        samples = [ProgressSample(ProgressSource.HEARTBEAT, "trainer", self.pinged_at)]
+        if number and self.pinging:
+            samples.append(ProgressSample(ProgressSource.CHECKPOINT, "trainer", saved, number))
+        if number and not self.pinging:
+            samples.append(self.last)
+        self.last = samples[-1]
+        self.readings["progress"] = observed(tuple(samples), self.now)
+        return super().snapshot()
+
+
+def test_pings_are_progress_between_checkpoints() -> None:
+    """After the first checkpoint pings counted no more: a hang was reported 25 min after each save."""
+    found = Pinged(world().policies)
+    found.poll = 10.0
+    found.quiet(5 * 7200)
+    found.pinging, found.generating, found.use = False, False, {0: 0.0, 1: 0.0}
+    finding, took = found.until_verdict(2 * LIMIT)
+    assert finding.kind is FindingKind.HANG
+    assert took <= 1830, "its limit is that of pings, not six times the two hours between saves"
+    numbered = Pinged(world().policies, learned=Learned(gap_seconds=(20.0,)))
+    numbered.poll = 10.0
+    numbered.quiet(60)
+    assert numbered.state.progress.newest_at == numbered.pinged_at
+    stepping = stands(world())
+    ping = ProgressSample(ProgressSource.HEARTBEAT, "trainer", 0.0)
+    line = ProgressSample(ProgressSource.STEP_LINE, "trainer", stepping.step_at, stepping.step)
+    for _ in range(300):
+        stepping.readings["progress"] = observed((line, replace(ping, at=stepping.now)), stepping.now)
+        stepping.run(10.0)
+    assert [f.kind for f in stepping.findings] == [FindingKind.HANG], "beside step lines any process can send pings"

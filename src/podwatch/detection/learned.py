@@ -126,12 +126,10 @@ class Learned:
         new = {name for name in names if name not in self.seen}
         return replace(self, seen=tuple(sorted({*self.seen, *new}))) if new else self
 
-    def with_interval(self, step_seconds: float, gap_seconds: float) -> "Learned":
-        return replace(
-            self,
-            step_seconds=(*self.step_seconds, step_seconds)[-STEPS_KEPT:],
-            gap_seconds=(*self.gap_seconds, gap_seconds)[-STEPS_KEPT:],
-        )
+    def with_interval(self, step_seconds: float, gap_seconds: float | None) -> "Learned":
+        """``gap_seconds``: between two signs of progress; None: pings come between the steps that are seen."""
+        gaps = self.gap_seconds if gap_seconds is None else (*self.gap_seconds, gap_seconds)[-STEPS_KEPT:]
+        return replace(self, step_seconds=(*self.step_seconds, step_seconds)[-STEPS_KEPT:], gap_seconds=gaps)
 
     def with_save(self, seconds: float) -> "Learned":
         return replace(self, save_seconds=(*self.save_seconds, seconds)[-SAVES_KEPT:])

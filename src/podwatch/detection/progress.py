@@ -57,8 +57,15 @@ class Progress:
 
     @property
     def newest_at(self) -> float | None:
-        """The newest progress. A ping counts only if there is no numbered source, because any process can send one."""
-        return self.numbered_at if self.numbered_at is not None else self.ping_at
+        """The newest progress. A ping counts only while no source but checkpoints shows steps, because any process can
+        send one."""
+        if self.numbered_at is None or self.ping_at is None or self.steps_between_saves:
+            return self.numbered_at if self.numbered_at is not None else self.ping_at
+        return max(self.numbered_at, self.ping_at)
+
+    @property
+    def steps_between_saves(self) -> bool:
+        return any(s.source is not ProgressSource.CHECKPOINT for s in self.streams)
 
     @property
     def made_step(self) -> bool:
@@ -67,7 +74,7 @@ class Progress:
     @property
     def active_at(self) -> float | None:
         """The newest progress or save in flight."""
-        newest = self.numbered_at if self.numbered_at is not None else self.ping_at
+        newest = self.newest_at
         if newest is None:
             return None
         if self.saving_at is not None:
@@ -139,7 +146,8 @@ def _take(progress: Progress, sample: ProgressSample, learned: Learned) -> tuple
     if old is not None and new.step > old.step and _leads(new, streams):
         gap = new.at - old.at
         if gap > SAME_INSTANT_SECONDS:
-            learned = learned.with_interval(gap / (new.step - old.step), gap)
+            between_pings = new.source is ProgressSource.CHECKPOINT and progress.ping_at is not None
+            learned = learned.with_interval(gap / (new.step - old.step), None if between_pings else gap)
     if progress.first_at is None and progress.started_at is not None and progress.watched:
         # A podwatch that started later sees a later step first and learns no start-up time from it.
         learned = learned.with_startup(sample.at - progress.started_at)
