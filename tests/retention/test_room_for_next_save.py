@@ -13,7 +13,7 @@ from podwatch.domain.snapshot import DiskSample
 from podwatch.domain.thresholds import DiskPolicy
 from podwatch.policy.disk_forecast import Forecast, NextSave
 from podwatch.policy.local_retention import RemovalInput, plan_removal
-from podwatch.retention.room_for_next_save import no_room, other_disks
+from podwatch.retention.room_for_next_save import no_room, other_disks, plan_document
 from podwatch.sensors.disk import DisksSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
@@ -164,3 +164,17 @@ async def test_a_part_on_a_full_disk_of_its_own_makes_room_there(tmp_path: Path)
             await until(lambda: len([s for s in guard.catalogue.sets if s.complete]) == 3, 20)
             await until(lambda: not (small / "step_5").exists(), 20)
             assert (small / "step_15").exists()
+
+
+@pytest.mark.parametrize("why", ["", "mode observe: only `podwatch prune` deletes"])
+def test_a_plan_says_why_it_is_not_carried_out(why: str) -> None:
+    """``prune --dry-run`` showed "remove" for what stayed, without a reason."""
+    full = DiskSample("/app", 250 * GB, 219 * GB, 31 * GB, 1000, 900)
+    plan = plan_removal(RemovalInput([a_set(40, 12 * GB), a_set(45)], full, NEXT.room, True), POLICY)
+    assert plan.removals
+    assert plan_document(plan, waits_for=why)["message"].endswith(
+        f". podwatch deletes nothing by itself now: {why}" if why else "short"
+    )
+    empty = DiskSample("/app", 250 * GB, 0, 250 * GB, 1000, 900)
+    nothing = plan_removal(RemovalInput([a_set(45)], empty, NEXT.room, True), POLICY)
+    assert plan_document(nothing, waits_for=why)["message"] == "there is enough space: nothing to remove"

@@ -207,7 +207,8 @@ class Commands:
 
     async def prune_plan(self, _: dict[str, Any]) -> dict[str, Any]:
         await self._loops.guarding.look()
-        return plan_document(self._loops.pruner.plan())
+        pruner = self._loops.pruner
+        return plan_document(pruner.plan(), waits_for=pruner.waits_for)
 
     async def prune(self, _: dict[str, Any]) -> dict[str, Any]:
         await self._loops.guarding.look()

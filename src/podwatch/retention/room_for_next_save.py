@@ -176,6 +176,11 @@ class Pruner:
         self._forecast.see(self._checkpoints.sets)
         return self._forecast.next_save(self._clock.wall(), self._rules.policy)
 
+    @property
+    def waits_for(self) -> str:
+        """Why podwatch removes nothing by itself now; empty if it does."""
+        return self._trainer.held or ("" if self._rules.acts else "mode observe: only `podwatch prune` deletes")
+
     def plan(self) -> RemovalPlan:
         """The plan for now. Raises HostError while the disk or the checkpoints cannot be read."""
         return self._planned()[0]
@@ -275,7 +280,7 @@ class Pruner:
         self.last_plan = plan
         self._judge_room(plan, disk)
         now = self._clock.monotonic()
-        if plan.trigger is Trigger.NONE or not plan.removals or not self._rules.acts or self._trainer.held:
+        if plan.trigger is Trigger.NONE or not plan.removals or self.waits_for:
             return
         if plan.removals == self._tried and now < self._not_before:
             return
@@ -393,8 +398,9 @@ def _on(next_save: NextSave, devices: Mapping[str, int], disk: DiskSample, main:
     )
 
 
-def plan_document(plan: RemovalPlan, *, done: bool = False) -> dict[str, Any]:
-    """The answer to ``podwatch prune``: one entry for each checkpoint or path, with the reason. ``done``: executed."""
+def plan_document(plan: RemovalPlan, *, done: bool = False, waits_for: str = "") -> dict[str, Any]:
+    """The answer to ``podwatch prune``: one entry for each checkpoint or path, with the reason. ``done``: executed.
+    ``waits_for``: why podwatch does not execute it by itself."""
     entries: list[dict[str, Any]] = [
         {
             "action": "remove",
@@ -419,6 +425,8 @@ def plan_document(plan: RemovalPlan, *, done: bool = False) -> dict[str, Any]:
             message += f"; {format_size(plan.shortfall_bytes)} short"
         if plan.waiting:
             message += f"; {format_size(sum(r.bytes for r in plan.waiting))} more to be freed before the next save"
+        if plan.removals and waits_for:
+            message += f". podwatch deletes nothing by itself now: {waits_for}"
     return {
         "entries": entries,
         "trigger": str(plan.trigger),
