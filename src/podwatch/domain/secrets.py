@@ -68,6 +68,7 @@ _QUALIFIES = _later(
 _AFTER = frozenset({"value", "header", "base64", "b64", "plain", "text", "raw"})
 
 
+@lru_cache(maxsize=1024)
 def name_strength(name: str) -> int:
     """2: values under this name are secret; 1: possibly (``key``, ``token``); 0: no. Underscores, dots, dashes and
     capitals separate words: ``wandb.api-key``, ``HF_TOKEN``, ``apiKey``; ``tokenizer`` and ``max_tokens`` give 0."""
@@ -532,8 +533,7 @@ def scrub(text: str, secrets: Iterable[str] = ()) -> str:
     """``text`` with everything that is or looks like a secret replaced by ``[removed]``. Idempotent. ``secrets`` are
     removed in addition to the registered ones."""
     version, forms, raw, cores = _prepare()
-    given = frozenset(s for s in secrets if len(s) >= MIN_SECRET and s not in _known)
-    if given:
+    if secrets and (given := frozenset(s for s in secrets if len(s) >= MIN_SECRET and s not in _known)):
         _, more, more_raw, more_cores = _given(given)
         text = _without_known(text, more, more_raw, more_cores)
     if len(text) <= _CACHED_TEXT:
@@ -541,9 +541,10 @@ def scrub(text: str, secrets: Iterable[str] = ()) -> str:
     return _without_shapes(_without_known(text, forms, raw, cores))
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=2048)
 def _scrubbed(text: str, version: int) -> str:
-    """Cached, because most findings have the same text at each turn. ``version``, that of the known values, invalidates
+    """Cached, because most findings have the same text at each turn, and a status document the same names; it has up
+    to a thousand strings. ``version``, that of the known values, invalidates
     the cache when a value is added or dropped."""
     _, forms, raw, cores = _prepare()
     clean = _without_shapes(_without_known(text, forms, raw, cores))
@@ -558,6 +559,11 @@ def _given(values: frozenset[str]) -> tuple[int, tuple[str, ...], tuple[str, ...
 def scrub_all(value: Any) -> Any:
     """``value`` with every string scrubbed, keys included, and values under secret keys removed. Other objects become
     their scrubbed text."""
+    kind = type(value)  # first the types of JSON, exactly: a status document has hundreds of values
+    if kind is str:
+        return scrub(value)
+    if value is None or kind is int or kind is float or kind is bool:
+        return value
     match value:
         case None | bool() | int() | float():
             return value

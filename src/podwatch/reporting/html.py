@@ -22,7 +22,9 @@ def escaped(value: object) -> Html:
     """``value`` as text: without control characters, surrogates and marks of direction, and escaped."""
     if isinstance(value, Html):
         return value
-    text = "".join(c if c.isprintable() or c in KEPT else " " for c in str(value))
+    text = str(value)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() or c in KEPT else " " for c in text)
     return Html(text.translate(_ESCAPES))
 
 
