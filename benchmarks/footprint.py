@@ -87,13 +87,13 @@ def settled(pid: int, least: float) -> None:
 
 
 def as_phone(url: str, over: threading.Event) -> None:
-    """Ask for the page as its script does while it is in view: every 5 s, with plots only if they are newer."""
+    """Ask for the page as its script does while it is in view: every 10 s, with plots only if they are newer."""
     drawn = ""
     while not over.is_set():
         with urllib.request.urlopen(f"{url}/?drawn={drawn}", timeout=30) as answer:
             found = re.search(rb'data-stamp="(\d+)"', answer.read())
         drawn = found[1].decode() if found else drawn
-        over.wait(5.0)
+        over.wait(10.0)
 
 
 def page_milliseconds(pod: Pod) -> float:
@@ -132,7 +132,7 @@ def podwatch(
             until(lambda: store.versions("latest.json"), 300, "the newest set is in the store")
         settled(pod.pid, settle)
         if with_page:
-            figures.line(f"{title}: {page_milliseconds(pod):.2f} ms of CPU for each answer, every 5 s while in view")
+            figures.line(f"{title}: {page_milliseconds(pod):.2f} ms of CPU for each answer, every 10 s while in view")
             stack.enter_context(page_open(pod.url))
             time.sleep(2.0)  # the first visit imports and draws
         cost = measure(title, pod.pid, seconds)

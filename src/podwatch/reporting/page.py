@@ -375,7 +375,7 @@ function put(fresh) {
 }
 function lost() {
   const seconds = Math.round((Date.now() - seen) / 1000);
-  if (seconds < 10) return;
+  if (seconds < 15) return;
   const age = seconds < 120 ? seconds + ' s' : Math.round(seconds / 60) + ' min';
   stale.dataset.lost = '1';
   stale.textContent = 'No answer from podwatch for ' + age + ': the values below are old.';
@@ -404,7 +404,7 @@ document.addEventListener('click', async (event) => {
 document.addEventListener('visibilitychange', look);
 addEventListener('pageshow', look);
 addEventListener('online', look);
-setInterval(look, 5000);
+setInterval(look, 10000);
 })();
 """
 
