@@ -196,12 +196,15 @@ class StoreJobs:
     async def _adopt_pins(self) -> None:
         """Keep what was pinned on the pod that held the run before: this pod would delete it from the store."""
         lease = None if self._syncer is None else self._syncer.session.lease
-        found = {} if lease is None else lease.take_foreign_pins()
-        for step in found.keys() - self._memory.pins.keys():
-            text = found[step] if found[step].startswith(ELSEWHERE) else f"{ELSEWHERE}: {found[step]}"
-            await self._parts.run.journal.run(Journal.pin, step, text[:200])
-        if found:
+        found = {} if lease is None else lease.foreign_pins
+        if lease is None or not found:
+            return
+        with contextlib.suppress(PodwatchError):  # the journal's own finding; the next heartbeat tries again
+            for step in found.keys() - self._memory.pins.keys():
+                text = found[step] if found[step].startswith(ELSEWHERE) else f"{ELSEWHERE}: {found[step]}"
+                await self._parts.run.journal.run(Journal.pin, step, text[:200])
             await self._memory.read_pins()
+            lease.took_over_pins()
 
     async def say_leaving(self) -> None:
         """The last heartbeat: released where nothing trains, so that no other pod waits for this one."""

@@ -544,8 +544,8 @@ def scrub(text: str, secrets: Iterable[str] = ()) -> str:
 @lru_cache(maxsize=2048)
 def _scrubbed(text: str, version: int) -> str:
     """Cached, because most findings have the same text at each turn, and a status document the same names; it has up
-    to a thousand strings. ``version``, that of the known values, invalidates
-    the cache when a value is added or dropped."""
+    to a thousand strings. ``version``, that of the known values, invalidates the cache when a value is added or
+    dropped."""
     _, forms, raw, cores = _prepare()
     clean = _without_shapes(_without_known(text, forms, raw, cores))
     return text if clean == text else clean

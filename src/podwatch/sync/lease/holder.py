@@ -97,13 +97,14 @@ class LeaseHolder:
         """The next heartbeat says that a digest was sent at ``wall``."""
         self._claims.note_digest(wall)
 
-    def take_foreign_pins(self) -> Mapping[int, str]:
-        """The pins (step: reason) of the podwatch that wrote the heartbeat before this one did; once. Empty while this
-        pod does not write the heartbeat."""
-        if not self.speaks:
-            return {}
-        found, self._claims.foreign_pins = self._claims.foreign_pins, {}
-        return found
+    @property
+    def foreign_pins(self) -> Mapping[int, str]:
+        """The pins (step: reason) of the podwatch that wrote the heartbeat before this one did, until they are taken
+        over. Empty while this pod does not write the heartbeat."""
+        return self._claims.foreign_pins if self.speaks else {}
+
+    def took_over_pins(self) -> None:
+        self._claims.foreign_pins = {}
 
     @property
     def clock_skew(self) -> float | None:
