@@ -305,10 +305,10 @@ def test_pings_are_progress_between_checkpoints() -> None:
     finding, took = found.until_verdict(2 * LIMIT)
     assert finding.kind is FindingKind.HANG
     assert took <= 1830, "its limit is that of pings, not six times the two hours between saves"
-    numbered = Pinged(world().policies, learned=Learned(gap_seconds=(20.0,)))
-    numbered.poll = 10.0
-    numbered.quiet(60)
-    assert numbered.state.progress.newest_at == numbered.pinged_at
+    early = Pinged(world().policies, learned=Learned(gap_seconds=(20.0,)))
+    early.poll = 10.0
+    early.quiet(60)
+    assert early.state.progress.newest_at == early.pinged_at, "and before the first checkpoint"
     stepping = stands(world())
     ping = ProgressSample(ProgressSource.HEARTBEAT, "trainer", 0.0)
     line = ProgressSample(ProgressSource.STEP_LINE, "trainer", stepping.step_at, stepping.step)

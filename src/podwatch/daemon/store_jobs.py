@@ -196,8 +196,7 @@ class StoreJobs:
     async def _adopt_pins(self) -> None:
         """Keep what was pinned on the pod that held the run before: this pod would delete it from the store."""
         lease = None if self._syncer is None else self._syncer.session.lease
-        found = {} if lease is None else lease.foreign_pins
-        if lease is None or not found:
+        if lease is None or not (found := lease.foreign_pins):
             return
         with contextlib.suppress(PodwatchError):  # the journal's own finding; the next heartbeat tries again
             for step in found.keys() - self._memory.pins.keys():

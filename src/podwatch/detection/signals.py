@@ -208,7 +208,7 @@ def follow(
         # Not observed: every window restarts.
         kept = tuple(Server(s.url, s.kind, tokens=s.tokens, grew_at=s.grew_at) for s in signals.servers)
         signals = replace(signals, servers=kept, rhythm=NO_RHYTHM)
-    if (progress.numbered_at is not None or progress.ping_at is not None) and "progress" not in learned.seen:
+    if progress.newest_at is not None and "progress" not in learned.seen:
         learned = learned.saw("progress")
     return signals, learned
 

@@ -247,7 +247,7 @@ class ResumeChooser:
                 ancestry=self.context.memory.ancestry,
             )
             if choice.source == "none":
-                raise _none(choice, trouble, wanted, use)
+                raise _unusable(choice, trouble, wanted, use)
             if unknown := self._unknown(choice, foreign):
                 raise NothingToResume(replace(choice, source="none", reason=unknown))
             if choice.source == "fresh":
@@ -364,7 +364,7 @@ class ResumeChooser:
         return started and not await self.context.tools.journal.run(Journal.published)
 
 
-def _none(choice: Choice, trouble: str, wanted: int | None, here: Sequence[CheckpointSet]) -> PodwatchError:
+def _unusable(choice: Choice, trouble: str, wanted: int | None, here: Sequence[CheckpointSet]) -> PodwatchError:
     """``trouble``: why the store did not provide ``wanted``, the step that an operator named."""
     if wanted is None or not trouble or any(s.step == wanted for s in here):
         return NothingToResume(choice)
