@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from podwatch import cli
+from podwatch.cli import root
 from podwatch.config.loading import load_settings
 from podwatch.config.units import parse_duration, parse_size
 from podwatch.daemon.variables_from_init import UNDER_INIT
@@ -78,7 +80,22 @@ def test_no_file_gets_the_number_of_a_closed_standard_descriptor(tmp_path: Path,
 def test_output_that_cannot_be_written_is_named(config: Path, words: tuple[str, ...], unbuffered: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = podwatch(config, *words, stdout=full.fileno(), PYTHONUNBUFFERED=unbuffered)
-    assert (done.returncode, done.stderr) == (1, "podwatch: cannot write the output: No space left on device\n")
+    code = UNKNOWN if words[0] == "status" else 1  # monitoring reads 1 as a warning about the run
+    assert (done.returncode, done.stderr) == (code, "podwatch: cannot write the output: No space left on device\n")
+
+
+def test_an_error_inside_status_is_unknown_not_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> NoReturn:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr("podwatch.cli.status.ask_status", broken)
+    monkeypatch.setattr(sys, "argv", ["podwatch", "status"])
+    with pytest.raises(SystemExit) as ended:
+        root.run(root.cli)
+    assert ended.value.code == UNKNOWN
+    assert "internal error (RuntimeError: bug)" in capsys.readouterr().err
 
 
 def test_an_encoding_that_lacks_a_letter_shows_it_escaped(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from podwatch.daemon.components import Store
 from podwatch.daemon.notifications import all_urls, channels_of, make_notifying, policy_from, read_urls
 from podwatch.daemon.store_jobs import StoreJobs
 from podwatch.daemon.store_wiring import WandbIds
-from podwatch.domain.event import Event, EventName
+from podwatch.domain.event import Event, EventName, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Snapshot
@@ -158,6 +158,12 @@ async def test_a_severity_before_a_url_and_for_the_command(tmp_path: Path) -> No
     assert [channel.name for channel in channels[1:]] == ["https://a.example/...", "https://b.example/..."]
     assert "key123" not in scrub("posted to https://a.example/key123")
     assert policy_from(made, [channel.least for channel in channels]).lowest is Severity.WARNING  # type: ignore[attr-defined]
+
+
+def test_the_topic_findings_includes_what_blocks_training(tmp_path: Path) -> None:
+    """Lists of before the topic ``blocked`` keep what they had."""
+    chosen = [policy_from(settings(tmp_path, events=events).notify).topics for events in (("findings",), ("disk",))]
+    assert chosen == [{Topic.FINDINGS, Topic.BLOCKED}, {Topic.DISK}]
 
 
 def test_a_line_of_the_file_with_a_remark(tmp_path: Path) -> None:

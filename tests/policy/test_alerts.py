@@ -127,6 +127,16 @@ def test_words_of_their_own() -> None:
     assert [n.topic for n in night.told] == [Topic.PREEMPTED, Topic.FINISHED, Topic.FINDINGS]
 
 
+def test_what_waits_for_the_operator_can_be_chosen_without_the_restarts() -> None:
+    """The list that docs/notifications.md recommends for a night."""
+    chosen = {Topic.GAVE_UP, Topic.BLOCKED, Topic.DISK, Topic.STORE, Topic.SUPERSEDED}
+    night = Night(NoticePolicy(topics=frozenset(chosen)))
+    night.lasts(4, DEATH).happens(EventName.INCIDENT_OPENED, incident=1, kind="silent-death").lasts(60)
+    held = Finding(FindingKind.BLOCKED, Severity.CRITICAL, "GPU 0 is held by another program", 0.0)
+    night.lasts(60, held)
+    assert [(n.topic, n.key) for n in night.told] == [(Topic.BLOCKED, "blocked")]
+
+
 def test_a_restart_of_podwatch_tells_nothing_again() -> None:
     night = Night().lasts(60, DISK).restarted().lasts(30).lasts(600, DISK)
     assert night.said == [("opened", "disk-no-room")]

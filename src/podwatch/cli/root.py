@@ -111,16 +111,17 @@ def run(command: click.Command) -> NoReturn:
         _exit(error.exit_code)
     except Exception as error:
         _debug()
+        failed = getattr(error, "exit_code", ExitCode.FAILED)
         if problem := _output_problem(error):
             _drop_output()
             click.echo(f"podwatch: cannot write the output: {problem}", err=True)
-            _exit(ExitCode.FAILED)
+            _exit(failed)
         click.echo(
             f"podwatch: internal error ({type(error).__name__}: {error}): report it with the output of"
             " PODWATCH_DEBUG=1",
             err=True,
         )
-        _exit(ExitCode.FAILED)
+        _exit(failed)
     _exit(code if isinstance(code, int) else ExitCode.OK)
 
 

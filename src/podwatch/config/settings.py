@@ -62,7 +62,7 @@ HookEvent = Literal[
     "superseded", "preempted", "damaged",
 ]  # fmt: skip
 NoticeTopic = Literal[
-    "findings", "restarts", "gave-up", "disk", "store", "superseded", "preempted", "finished", "evaluation"
+    "findings", "restarts", "gave-up", "blocked", "disk", "store", "superseded", "preempted", "finished", "evaluation"
 ]
 
 
@@ -788,7 +788,18 @@ class NotifySettings(Section):
         description='time between two digests, such as "24h"; 0: none',
     )
     events: tuple[NoticeTopic, ...] = setting(
-        ("findings", "restarts", "gave-up", "disk", "store", "superseded", "preempted", "finished", "evaluation"),
+        (
+            "findings",
+            "restarts",
+            "gave-up",
+            "blocked",
+            "disk",
+            "store",
+            "superseded",
+            "preempted",
+            "finished",
+            "evaluation",
+        ),
         description="topics to send",
     )
     min_severity: Literal["warning", "critical"] = setting(

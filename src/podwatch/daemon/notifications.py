@@ -309,8 +309,9 @@ def policy_from(settings: NotifySettings, least: Sequence[Severity | None] = ())
     from podwatch.policy.alerts import lowest_of
 
     usual = Severity(settings.min_severity)
+    chosen = frozenset(Topic(name) for name in settings.events)
     return NoticePolicy(
-        topics=frozenset(Topic(name) for name in settings.events),
+        topics=chosen | {Topic.BLOCKED} if Topic.FINDINGS in chosen else chosen,
         min_severity=usual,
         lowest=lowest_of(least, usual),
         remind_seconds=settings.remind,

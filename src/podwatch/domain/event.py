@@ -136,6 +136,8 @@ class Topic(StrEnum):
     """Findings without a topic of their own below, and the end of podwatch after an error of its own."""
     RESTARTS = "restarts"
     GAVE_UP = "gave-up"
+    BLOCKED = "blocked"
+    """Training is down, and podwatch waits for something that it cannot do itself. FINDINGS includes these."""
     DISK = "disk"
     STORE = "store"
     SUPERSEDED = "superseded"

@@ -18,6 +18,9 @@ from podwatch.policy.time_ledger import Loss
 HOUR = 3600.0
 _TOPICS = {
     FindingKind.GAVE_UP: Topic.GAVE_UP,
+    FindingKind.BLOCKED: Topic.BLOCKED,
+    FindingKind.AMBIGUOUS_TRAINERS: Topic.BLOCKED,
+    FindingKind.FOREIGN_CHECKPOINTS: Topic.BLOCKED,
     FindingKind.DISK_NO_ROOM: Topic.DISK,
     FindingKind.DISK_HIGH: Topic.DISK,
     FindingKind.INODES_LOW: Topic.DISK,
