@@ -4,6 +4,7 @@ import contextlib
 import json
 import signal
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.support.asking import messages, running, status
 from tests.support.rig import Rig, alive
@@ -88,6 +89,27 @@ def test_stop_after_the_next_save_outlives_podwatch(rig: Rig) -> None:
     daemon.wait_event("trainer-stopped", 90, after=seen)
     assert max(rig.saved) > newest
     daemon.wait_for(lambda: status(daemon)["training"]["state"] == "stopped", 20, "stopped")
+    assert len(rig.starts) == 1
+
+
+def test_a_wait_for_the_end_of_training_ends_with_it_or_with_the_request(rig: Rig) -> None:
+    daemon = rig.daemon().start()
+    running(daemon, rig, step=5)
+    rig.order(wait=True)
+    daemon.wait_for((rig.control / "waits").exists, 20, "the trainer stands between two steps")
+    words = ("stop-training", "--after-save", "--wait")
+    with ThreadPoolExecutor() as beside:
+        waits = beside.submit(daemon.command, *words)
+        daemon.wait_event("desired-changed", 30, desired="stopped")
+        assert daemon.command("start").returncode == 0
+        cancelled = waits.result(60)
+        assert (cancelled.returncode, "cancelled" in cancelled.stderr) == (75, True), cancelled.stderr
+        seen = len(daemon.events())
+        waits = beside.submit(daemon.command, *words)
+        daemon.wait_event("desired-changed", 30, after=seen, desired="stopped")
+        rig.obey()
+        done = waits.result(120)
+    assert (done.returncode, done.stdout) == (0, "training is stopped\n"), done.stderr
     assert len(rig.starts) == 1
 
 

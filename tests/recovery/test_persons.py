@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,12 @@ from podwatch.domain.errors import Busy, ConfigurationError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.process import ExitStatus, ProcessIdentity
+from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.domain.thresholds import Policies, RestartPolicy
+from podwatch.journal import Journal
 from podwatch.recovery import Phase, gpus_and_ports_free
-from podwatch.trainer.base import Candidate, CannotExecute, Look
+from podwatch.trainer.base import Candidate, CannotExecute, Look, TrainerHandle
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Podwatch, World, death, finished
 
@@ -281,10 +284,74 @@ async def test_a_dead_engine_ends_the_wait(world: World) -> None:
     await podwatch.leave()
 
 
-async def test_a_stop_now_or_a_start_takes_the_wait_back(world: World) -> None:
+async def test_a_start_cancels_the_stop_that_waits_for_a_save(world: World) -> None:
     podwatch = await ending(world)
     with pytest.raises(Busy):
-        await podwatch.recovery.requests.start()
+        await podwatch.recovery.requests.start(step=10)
+    answer = await podwatch.recovery.requests.start()
+    assert "training continues" in answer.message
+    record = podwatch.record.current
+    assert record is not None
+    assert (record.desired, record.stop_above, podwatch.recovery.state.phase) == (Desired.RUNNING, None, Phase.RUNNING)
+    world.save(20)
+    podwatch.see(21)
+    await asyncio.sleep(0.05)
+    assert (len(world.alive()), len(world.plans)) == (1, 1), "it trains on, and was not started again"
+    await podwatch.die()
+    heir = Podwatch(world)
+    heir.catalogue.rescan()
+    await heir.recovery.begin()
+    await heir.until_phase(Phase.RUNNING)
+    assert (heir.recovery.desired, len(world.alive())) == (Desired.RUNNING, 1)
+    heir.see(22, finding=death(FindingKind.SILENT_DEATH))
+    await heir.until_phase(Phase.CONFIRMING)
+    assert len(world.plans) == 2, "its death is repaired again"
+    await heir.leave()
+
+
+async def test_a_start_cancels_the_stop_of_a_trainer_that_a_person_started(world: World) -> None:
+    world.person_starts()
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.ATTACHED)
+    await podwatch.recovery.requests.stop(after_save=True)
+    await podwatch.until_phase(Phase.ENDING)
+    await podwatch.recovery.requests.start()
+    assert (podwatch.recovery.state.phase, podwatch.recovery.desired) == (Phase.ATTACHED, Desired.RUNNING)
+    world.save(5)
+    await asyncio.sleep(0.05)
+    assert (len(world.alive()), world.plans) == (1, [])
+    await podwatch.leave()
+
+
+async def test_a_start_while_the_awaited_save_stops_training_starts_it_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop is in the journal before anything shows it: the request comes between."""
+    podwatch = await ending(world)
+    stops = podwatch.recovery.requests.stops
+    real, begun = stops.stop_tree, asyncio.Event()
+
+    async def slow(handle: TrainerHandle, why: str, **options: Any) -> None:
+        data = {"start_id": handle.start_id, "why": why, "pid": handle.launcher.pid,
+                "ticks": handle.launcher.start_ticks, "boot": handle.launcher.boot_id}  # fmt: skip
+        await podwatch.journal.run(Journal.open_intent, IntentKind.STOP, data)
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(stops, "stop_tree", slow)
+    world.save(20)
+    await begun.wait()
+    monkeypatch.setattr(stops, "stop_tree", real)
+    answer = await podwatch.recovery.requests.start()
+    assert "starts it again after that" in answer.message
+    await podwatch.until_phase(Phase.CONFIRMING)
+    assert (len(world.plans), len(world.alive()), podwatch.recovery.desired) == (2, 1, Desired.RUNNING)
+    await podwatch.leave()
+
+
+async def test_a_stop_now_ends_the_wait_for_a_save(world: World) -> None:
+    podwatch = await ending(world)
     await podwatch.recovery.requests.stop()
     await podwatch.until(Phase.STOPPED)
     assert world.alive() == []

@@ -141,14 +141,39 @@ def describe(plan: dict[str, Any]) -> list[str]:
 @click.command("stop-training", short_help="Stop training and keep it stopped.")
 @common
 @click.option("--after-save", is_flag=True, help="Wait for the next complete checkpoint first.")
+@click.option("--wait", "waits", is_flag=True, help="Return when training has ended; Ctrl-C ends only the wait.")
 @json_option
-def stop_training(where: Where, after_save: bool, as_json: bool) -> None:
+def stop_training(where: Where, after_save: bool, waits: bool, as_json: bool) -> None:
     """Stop training until `podwatch start`, also after a restart of podwatch. podwatch keeps guarding the checkpoints.
 
     With --after-save, training continues until its next checkpoint is complete; if it dies or hangs before, podwatch
     stops it then. `podwatch stop-training` stops it immediately; `podwatch start` cancels the request.
     """
-    say(ask(where, "stop_training", {"after_save": after_save}, purpose="stop training"), as_json=as_json)
+    answer = ask(where, "stop_training", {"after_save": after_save}, purpose="stop training")
+    if waits:
+        if not as_json:
+            click.echo(clean(answer.get("message", "")), err=True)
+        answer = {"message": _until_ended(where)}
+    say(answer, as_json=as_json)
+
+
+def _until_ended(where: Where) -> str:
+    """Wait for the end of training that was asked for; how it ended. Busy if somebody cancels the request, NotRunning
+    if podwatch stays away."""
+    gone_since: float | None = None
+    while True:
+        document = ask_status(where.run, where.config)
+        if document.get("running"):
+            gone_since = None
+            if document["daemon"]["desired"] == "running":
+                raise Busy("training was started again, which cancelled the request to stop it")
+            if document["training"]["alive"] is False:
+                return f"training is {document['training']['state']}"
+        elif (gone_since := gone_since or time.monotonic()) + _GONE_SECONDS <= time.monotonic():
+            raise NotRunning(
+                "podwatch no longer runs, so nothing stops training", fix="`podwatch run`: the request still holds"
+            )
+        time.sleep(_POLL_SECONDS)
 
 
 @click.command("pause", short_help="Maintenance: podwatch does not stop or start training on its own.")

@@ -72,8 +72,7 @@ async def adopt(context: RecoveryContext, handle: TrainerHandle) -> None:
         attempt.incident_id = open_incident.id if open_incident is not None else None
     context.watch(handle, attempt, adopted=True)
     tools.begin_start(attempt.started_at, handle.start_id)
-    confirmed = context.memory.confirmed == handle.start_id or not attempt.known
-    context.show(Phase.RUNNING if confirmed else Phase.CONFIRMING, "adopted")
+    show_watching(context, "adopted")
     status = await handle.exit_status()
     pid = handle.launcher.pid
     tools.say(
@@ -86,6 +85,16 @@ async def adopt(context: RecoveryContext, handle: TrainerHandle) -> None:
         alive=status is None,
         ended_at=None if status is None else status.at_wall or None,
     )
+
+
+def show_watching(context: RecoveryContext, detail: str) -> None:
+    """Show the phase of a watched trainer on which no operation works."""
+    handle, attempt = context.handle, context.attempt
+    if handle is None or handle.supervision is Supervision.ATTACH:
+        context.show(Phase.ATTACHED, detail)
+        return
+    confirmed = attempt is None or not attempt.known or context.memory.confirmed == handle.start_id
+    context.show(Phase.RUNNING if confirmed else Phase.CONFIRMING, detail)
 
 
 async def reconcile(context: RecoveryContext, look: Look) -> Intent | None:
@@ -201,8 +210,9 @@ class OperationRunner:
             await asyncio.wait([self._interrupted])
         await self._operations.carry_on()
 
-    async def interrupt(self) -> None:
-        """Cancel the current operation, wait until it has ended, settle its open intents, and look at the pod again."""
+    async def interrupt(self) -> Intent | None:
+        """Cancel the current operation, wait until it has ended, settle its open intents, and look at the pod again.
+        Returns the stop that it had begun, if the trainer still runs."""
         self.context.request_pending = True
         task, self.task = self.task, None
         if task is not None and not task.done():
@@ -210,12 +220,13 @@ class OperationRunner:
             task.cancel()
             await asyncio.wait([task])
         look = await self.context.tools.launcher.look()
-        await reconcile(self.context, look)
+        stop = await reconcile(self.context, look)
         mine = self.context.handle
         if look.handle is not None and (mine is None or mine.start_id != look.handle.start_id):
             await adopt(self.context, look.handle)  # the cancelled operation had just started it
         elif look.handle is None and mine is not None and mine.supervision is Supervision.KEEPER:
             self.context.forget()  # the cancelled operation had just stopped it
+        return stop
 
     async def _guarded(self, operation: Operation) -> None:
         """Run an operation. One that fails is retried from the journal and the state of the pod, as after a restart of

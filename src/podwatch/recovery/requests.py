@@ -13,11 +13,12 @@ from podwatch.policy.restart import RestartHistory
 from podwatch.policy.who_may_publish import LeaseAction
 from podwatch.recovery import start_checks, start_plan
 from podwatch.recovery.context import RecoveryContext
-from podwatch.recovery.operation_runner import OperationRunner
+from podwatch.recovery.operation_runner import OperationRunner, show_watching
 from podwatch.recovery.restart import Operations
 from podwatch.recovery.resume_point import NothingToResume
 from podwatch.recovery.start_checks import listed
 from podwatch.recovery.start_plan import CommandWatch
+from podwatch.recovery.state import Phase
 from podwatch.trainer.base import Candidate, Look
 
 
@@ -45,15 +46,19 @@ class Requests:
         """Record that training is wanted, then return. If an operator's trainer runs here, podwatch takes it over,
         names it in the answer and starts no second one; of several, ``attach`` (a pid) chooses one. ``beside`` is the
         pid of a process that is not this run's training, whatever it looks like: podwatch ignores it from now on.
-        Raises Busy while a trainer is watched already, UsageError when the step or the pid does not exist,
-        ConfigurationError without a command."""
+        A stop that still waits for the next save is cancelled. Raises Busy while a trainer is watched already,
+        UsageError when the step or the pid does not exist, ConfigurationError without a command."""
         self._only_on_node_0("start")
         async with self.runner.by_hand():
             if self.context.handle is not None and await self.context.handle.exit_status() is None:
-                raise Busy(
-                    f"training is running already (pid {self.context.handle.launcher.pid})",
-                    fix="`podwatch restart` starts it again, `podwatch stop-training` stops it",
-                )
+                plain = step is None and not fresh and attach is None and beside is None
+                if self.context.phase is not Phase.ENDING or not plain:
+                    raise Busy(
+                        f"training is running already (pid {self.context.handle.launcher.pid})",
+                        fix="`podwatch restart` starts it again, `podwatch stop-training` stops it",
+                    )
+                if kept := await self._keep():
+                    return kept
             look = await self._of_persons()
             if beside is not None:
                 look = await self._ignore(look, beside)
@@ -67,6 +72,19 @@ class Requests:
             if (standing := self.context.tools.standing).why_not and standing.act is not LeaseAction.ASK:
                 return Started(f"the request is recorded; training does not start yet: {standing.why_not}")
             return Started("podwatch starts training")
+
+    async def _keep(self) -> Started | None:
+        """Cancel a stop that waits for the next save. None if training has just ended."""
+        stop = await self.runner.interrupt()
+        handle = self.context.handle
+        if handle is None or await handle.exit_status() is not None:
+            return None
+        await self.stops.set_desired(Desired.RUNNING)
+        if stop is not None:  # the save came at this moment
+            self.runner.spawn(self.operations.carry_on)
+            return Started("training is being stopped already: podwatch starts it again after that")
+        show_watching(self.context, "the request to stop is cancelled")
+        return Started(f"the request to stop is cancelled: training continues (pid {handle.launcher.pid})")
 
     def _only_on_node_0(self, command: str) -> None:
         if self.context.tools.follows:
