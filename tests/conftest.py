@@ -94,7 +94,7 @@ SLOW = (
     "tests/retention/test_small_disk.py",
     "tests/sensors/test_silent_death.py",
     "tests/simulation/test_demo.py",
-    "tests/simulation/test_simulated_processes.py",
+    "tests/simulation/test_simulated_rl.py",
     "tests/sync/test_archive.py",
     "tests/sync/test_artifacts.py",
     "tests/sync/test_b2_tables.py",

@@ -9,7 +9,7 @@ import pytest
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
 from podwatch.checkpoints.scan import first_link
-from podwatch.daemon.backup_findings import linked_findings
+from podwatch.daemon.own_findings import linked_findings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import HostError
 from podwatch.system.pinned_directories import PinnedTree

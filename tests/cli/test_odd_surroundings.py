@@ -14,7 +14,7 @@ from podwatch import cli
 from podwatch.cli import root
 from podwatch.config.loading import load_settings
 from podwatch.config.units import parse_duration, parse_size
-from podwatch.daemon.variables_from_init import UNDER_INIT
+from podwatch.daemon.variables_of_own_processes import UNDER_INIT
 from podwatch.domain.errors import ConfigurationError, ExitCode
 
 TEXT = 'run_id = "{run}"\nstate_dir = "{root}/state"\n[trainer]\noutput_dir = "{root}/out"\ncommand = ["true"]\n'

@@ -113,6 +113,10 @@ def test_every_python_that_we_start_leaves_the_current_directory_out() -> None:
     """-I implies -P. The simulated trainers of the demo are scripts: their own directory comes first."""
     found = launches()
     assert len(found) >= 9, found
-    simulated = ("simulation/simulated_rl.py", "simulation/simulated_processes.py")
+    simulated = (
+        "simulation/simulated_rl.py",
+        "simulation/simulated_inference_server.py",
+        "simulation/simulated_trainer.py",
+    )
     wrong = [f for f in found if f[1][0] not in ("-I", "-P") and not f[0].startswith(simulated)]
     assert wrong == []

@@ -18,7 +18,7 @@ from podwatch.cli import root
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile
 from podwatch.domain.run import Intent, IntentKind, Lineage, RunRecord
 from podwatch.journal import Journal, save_run_record
-from podwatch.policy.purge import KeptFile, StoredFile, is_stored
+from podwatch.policy.lost_by_purge import KeptFile, StoredFile, is_stored
 from podwatch.recovery import quarantine
 from podwatch.stores.local import LocalStore
 from podwatch.system.files import FileLock

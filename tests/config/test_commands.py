@@ -13,16 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from podwatch.cli.config import config
-from podwatch.cli.detect_machine import (
-    Gpu,
-    gpu_split,
-    layout_of,
-    read_trainer,
-    run_id_of,
-    split_environment,
-    visible_gpus,
-    without_resume,
-)
+from podwatch.cli.detect_machine import Gpu, gpu_split, layout_of, read_trainer, run_id_of, visible_gpus, without_resume
+from podwatch.cli.split_environment import split_environment
 from podwatch.config.loading import load_settings
 from podwatch.domain.errors import ConfigurationError, HostError, UsageError
 from podwatch.trainer.environment import read_env_file

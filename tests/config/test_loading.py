@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.config.loading import changes_needing_restart, find_file, load_settings, load_text
+from podwatch.config.loading import find_file, load_settings, load_text
 from podwatch.config.problems import ConfigurationProblems
+from podwatch.config.reload_limits import refused_by_reload
 from podwatch.config.section_base import Section, settings_of
 from podwatch.config.setting_names import looks_secret
 from podwatch.domain.errors import ConfigurationError, ExitCode
@@ -271,8 +272,8 @@ def test_what_a_reload_cannot_change() -> None:
     new = load_text(
         MINIMAL, None, environ={}, overrides={"run_id": "r2", "sync.store": "file:///x", "gpu.poll": "3s"}
     ).settings
-    assert changes_needing_restart(old, new) == ("run_id", "sync.store")
-    assert changes_needing_restart(old, old) == ()
+    assert refused_by_reload(old, new) == ("run_id", "sync.store")
+    assert refused_by_reload(old, old) == ()
 
 
 def test_warnings_say_what_is_not_guarded() -> None:

@@ -5,14 +5,9 @@ from dataclasses import replace
 import pytest
 
 from podwatch.checkpoints.layouts.base import SAVES, Concern
-from podwatch.daemon.backup_findings import (
-    backup_findings,
-    freeze_findings,
-    keeper_findings,
-    saved_after_all,
-    upload_findings,
-)
+from podwatch.daemon.backup_findings import backup_findings, upload_findings
 from podwatch.daemon.entry import silent_seconds
+from podwatch.daemon.own_findings import freeze_findings, keeper_findings, saved_after_all
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.finding import FindingKind, Severity, Verdict
 from podwatch.domain.process import ProcessIdentity

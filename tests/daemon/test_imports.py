@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from podwatch.daemon import init, variables_from_init
+from podwatch.daemon import init, variables_of_own_processes
 
 RARE = (
     "podwatch.daemon.init",
@@ -35,6 +35,6 @@ def test_what_few_runs_need_is_imported_where_it_is_used() -> None:
 
 def test_init_and_the_daemon_name_their_variables_alike() -> None:
     """init runs as a file of its own and cannot import the names."""
-    shared = {name for name in vars(variables_from_init) if name.isupper()} & set(vars(init))
+    shared = {name for name in vars(variables_of_own_processes) if name.isupper()} & set(vars(init))
     assert shared == {"UNDER_INIT", "JOB_PIPE", "JOB_PROCESS", "SILENT_SECONDS"}
-    assert all(getattr(init, name) == getattr(variables_from_init, name) for name in shared)
+    assert all(getattr(init, name) == getattr(variables_of_own_processes, name) for name in shared)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from podwatch.config.reload_limits import waits_for_restart
 from podwatch.config.setting_names import known_keys
 from podwatch.config.settings import Settings
 from podwatch.daemon import store_wiring as store_module
-from podwatch.daemon.settings_in_force import policies_from, waits_for_restart
+from podwatch.daemon.settings_in_force import policies_from
 from podwatch.daemon.shutdown import briefly, end_tasks
 from podwatch.daemon.store_wiring import StoreRestore
 from podwatch.system.blocking_calls import Worker

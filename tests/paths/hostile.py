@@ -252,10 +252,10 @@ def at_call(number: int, act: Callable[[], object]) -> Iterator[list[int]]:
 def quick() -> Iterator[None]:
     """A lock that T keeps exchanging is not waited for, and no lease is asked for."""
     from podwatch.checkpoints import settle_time
-    from podwatch.sync.restore import staging_directory
+    from podwatch.sync.restore import stage_and_put_in_place
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging_directory, "LOCK_SECONDS", 0.0)
+        patch.setattr(stage_and_put_in_place, "LOCK_SECONDS", 0.0)
         patch.setattr(settle_time, "_leases", lambda _fd, _path: None)
         yield
 

@@ -15,8 +15,8 @@ from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, T
 from podwatch.recovery import quarantine
 from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
 from podwatch.retention.remove_checkpoints import Remover
-from podwatch.sync.restore.staging_directory import StagingArea
-from podwatch.sync.upload.hardlinks import Holder
+from podwatch.sync.restore.stage_and_put_in_place import StagingArea
+from podwatch.sync.upload.keep_files_until_sent import Holder
 from podwatch.system.clock import SystemClock
 from tests.paths.hostile import Operation, Site, T
 

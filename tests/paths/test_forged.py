@@ -20,7 +20,7 @@ from podwatch.journal import load_run_record, save_run_record
 from podwatch.recovery import quarantine
 from podwatch.retention.list_trash_and_quarantine import quarantine_entries
 from podwatch.retention.remove_checkpoints import Remover
-from podwatch.sync.restore.staging_directory import StagingArea
+from podwatch.sync.restore.stage_and_put_in_place import StagingArea
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import HIDDEN, RootReplaced

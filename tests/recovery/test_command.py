@@ -18,7 +18,7 @@ from podwatch.domain.run import StartRecord
 from podwatch.domain.snapshot import Supervision
 from podwatch.incidents import scrub
 from podwatch.policy.command_diff import differences, grouped
-from podwatch.recovery.start_plan import Difference, RunningCommand, renamed
+from podwatch.recovery.command_changed import Difference, RunningCommand, renamed
 from podwatch.system.procfs import identify
 
 words = st.sampled_from(

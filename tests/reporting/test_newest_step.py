@@ -10,14 +10,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from podwatch.client.status_screen import render
 from podwatch.client.status_verdict import verdict
-from podwatch.daemon.status_view import headline, heartbeat_fields, steps_at_risk
+from podwatch.daemon.status_view import headline, heartbeat_fields
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, observed
 from podwatch.policy.overall_status import RecoveryView
+from podwatch.policy.steps_at_risk import steps_at_risk
 from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.metrics import exposition, make_registry
 from podwatch.reporting.status import build_status
 from podwatch.reporting.wandb import metrics_of
-from podwatch.sync.interfaces import SyncStatus
 from tests.reporting import views
 
 LAST = "; the trainer is alive, last step 85"
@@ -128,9 +128,9 @@ def test_what_a_death_would_cost(
     view = seen(ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - 1, 205))
     sets = () if here is None else (views.checkpoint(here),)
     sync = replace(view.sync, last_step=stored, saves=30 if read else None)
-    assert steps_at_risk(view.snapshot, sets, resumed, sync) == lost
-    assert steps_at_risk(view.snapshot, (), None, SyncStatus()) == 205, "without a store nothing is unknown"
-    counted = steps_at_risk(view.snapshot, sets, resumed, sync, saves_counted=True)
+    assert steps_at_risk(view.snapshot, sets, resumed, sync.last_step, unread=sync.unread) == lost
+    assert steps_at_risk(view.snapshot, (), None, None) == 205, "without a store nothing is unknown"
+    counted = steps_at_risk(view.snapshot, sets, resumed, sync.last_step, unread=sync.unread, saves_counted=True)
     assert counted == (205 if here is resumed is stored is None and read else None), "a save's number is no step"
 
 
@@ -138,11 +138,11 @@ def test_without_steps_between_checkpoints_the_cost_of_a_death_is_unknown() -> N
     saved = ProgressSample(ProgressSource.CHECKPOINT, "checkpoint", views.NOW - 1, 205)
     sets = (views.checkpoint(205),)
     view = seen(saved)
-    assert steps_at_risk(view.snapshot, sets, None, SyncStatus()) is None
+    assert steps_at_risk(view.snapshot, sets, None, None) is None
     status = render(build_status(replace(view, steps_at_risk=None)))
     assert "podwatch finds no later step in training's logs" in " ".join(status.split())
     counted = seen(saved, ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - 1, 205))
-    assert steps_at_risk(counted.snapshot, sets, None, SyncStatus()) == 0
+    assert steps_at_risk(counted.snapshot, sets, None, None) == 0
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from podwatch.domain.snapshot import DiskSample
 from podwatch.domain.thresholds import DiskPolicy
 from podwatch.policy.disk_forecast import Forecast, NextSave
 from podwatch.policy.local_retention import RemovalInput, plan_removal
-from podwatch.retention.room_for_next_save import no_room, other_disks, plan_document
+from podwatch.retention.disk_findings import no_room, other_disks
+from podwatch.retention.room_for_next_save import plan_document
 from podwatch.sensors.disk import DisksSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until

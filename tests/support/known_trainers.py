@@ -4,7 +4,7 @@ import re
 
 from podwatch.checkpoints.layouts import KINDS, process_names
 from podwatch.sensors.log_tail import StepLines
-from podwatch.sensors.progress import StepReader
+from podwatch.sensors.read_step_lines import StepReader
 from podwatch.trainer.process_roles import Roles
 
 LINES = StepLines(kind.log for kind in KINDS.values())

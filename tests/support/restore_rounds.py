@@ -18,7 +18,7 @@ from typing import Any
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.run import IntentKind
 from podwatch.journal.journal import Journal
-from podwatch.sync.restore import staging_directory as staging_module
+from podwatch.sync.restore import stage_and_put_in_place as staging_module
 from podwatch.sync.restore.restore import FetchPace, Restorer, StorePlace
 from podwatch.sync.restore.start_child import FetchProcess
 from podwatch.system import procfs

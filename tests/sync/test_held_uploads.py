@@ -11,7 +11,7 @@ from podwatch.domain.run import IntentKind
 from podwatch.sync.upload import uploader
 from podwatch.sync.upload.uploader import OUTRUN
 from tests.sync.conftest import Run, World, until
-from tests.sync.test_hardlinks import ours
+from tests.sync.test_keep_files_until_sent import ours
 
 MB = 1_000_000
 
@@ -53,7 +53,7 @@ async def test_room_for_the_next_save_comes_first(b2: World, run: Run, monkeypat
     assert b2.server is not None
     monkeypatch.setattr(uploader, "HELD_LOOK", 0.05)
     free = [1 << 40]
-    monkeypatch.setattr("podwatch.sync.upload.hardlinks.free_bytes", lambda _: free[0])
+    monkeypatch.setattr("podwatch.sync.upload.keep_files_until_sent.free_bytes", lambda _: free[0])
     b2.journal.learn(OUTRUN, True)
     b2.server.fault("b2_upload_part", "slow", seconds=5, count=500)  # each is let go long before
     b2.write_set(5, size=12 * MB)

@@ -11,10 +11,10 @@ import sqlite3
 import pytest
 
 from podwatch.journal.journal import Journal
-from podwatch.sync.upload.hardlinks import Holder
+from podwatch.sync.upload.keep_files_until_sent import Holder
 from podwatch.system.own_directories import Workspace
 from tests.sync.conftest import Run, World, until
-from tests.sync.test_hardlinks import ours
+from tests.sync.test_keep_files_until_sent import ours
 
 MB = 1_000_000
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import Busy, HostError, RemoteError
-from podwatch.sync.restore import staging_directory
+from podwatch.sync.restore import stage_and_put_in_place
 from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.restore import Patience
-from podwatch.sync.restore.staging_directory import StagingArea
+from podwatch.sync.restore.stage_and_put_in_place import StagingArea
 from podwatch.sync.restore.start_child import FetchProcess
 from podwatch.system.own_directories import Workspace
 from tests.sync.conftest import World
@@ -78,12 +78,12 @@ def test_killed_and_taken_up(b2: World, tmp_path: Path) -> None:
 
 
 def _quick_lock(pod: World) -> None:
-    seconds, staging_directory.LOCK_SECONDS = staging_directory.LOCK_SECONDS, 0.1
+    seconds, stage_and_put_in_place.LOCK_SECONDS = stage_and_put_in_place.LOCK_SECONDS, 0.1
     try:
         with StagingArea(Workspace(pod.output), None, None).alone():
             pass
     finally:
-        staging_directory.LOCK_SECONDS = seconds
+        stage_and_put_in_place.LOCK_SECONDS = seconds
 
 
 def test_a_child_that_dies_is_told_from_one_that_fails(b2: World, tmp_path: Path) -> None:

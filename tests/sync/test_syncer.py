@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.daemon.backup_findings import clock_findings
+from podwatch.daemon.own_findings import clock_findings
 from podwatch.domain.errors import HostError, InternalError, PodwatchError, RemoteError
 from podwatch.domain.finding import Severity
 from podwatch.domain.manifest import Manifest, check_links

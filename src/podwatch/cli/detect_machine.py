@@ -1,8 +1,4 @@
-"""Inspect this machine for ``podwatch config init``: GPUs, a running trainer, its output directory.
-
-Of the trainer's environment, variables that affect training (prefixes in ``KEEP_PREFIXES``, names in ``KEEP``) go into
-the TOML; store credentials, and names or values that look like a secret, go into the env file; the rest is dropped.
-"""
+"""Inspect this machine for ``podwatch config init``: GPUs, a running trainer, its output directory."""
 
 import os
 import re
@@ -16,25 +12,11 @@ from podwatch.checkpoints.layouts import recognised
 from podwatch.checkpoints.layouts.base import Site
 from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.prime_rl_run import RunDirectory, hints, run_directory, runs_below
-from podwatch.config.setting_names import looks_secret
+from podwatch.cli.split_environment import KEEP_PREFIXES, split_environment
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.manifest import valid_run_id
 
-KEEP = frozenset({"PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "XDG_CACHE_HOME", "HOME"})
-KEEP_PREFIXES: tuple[str, ...] = (
-    "WANDB_",
-    "HF_",
-    "CUDA_",
-    "NCCL_",
-    "VLLM_",
-    "PYTORCH_",
-    "TORCH_",
-    "TOKENIZERS_",
-    "TRANSFORMERS_",
-)
 KEEP_PREFIXES += ("UV_", "PRIME_", "PRL_", "RAY_", "TRITON_", "GLOO_")
-STORE_NAMES = ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIRONMENT")
-_NOT_COPIED = ("PODWATCH_", "SSH_", "SUDO_", "DBUS_", "XDG_SESSION", "GPG_", "AWS_SESSION_TOKEN_EXPIRY")
 _RESUME_FLAGS: tuple[str, ...] = (
     "--ckpt.resume-step",
     "--ckpt.resume_step",
@@ -192,22 +174,6 @@ def without_resume(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...
         else:
             kept.append(word)
     return tuple(kept), tuple(removed)
-
-
-def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The variables for the TOML and those for the env file; the rest is dropped."""
-    env: dict[str, str] = {}
-    secrets: dict[str, str] = {}
-    for name, value in sorted(environment.items()):
-        if name in STORE_NAMES:
-            secrets[name] = value
-        elif name.startswith(_NOT_COPIED) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            continue
-        elif looks_secret(name, value):
-            secrets[name] = value
-        elif name in KEEP or name.startswith(KEEP_PREFIXES):
-            env[name] = value
-    return env, secrets
 
 
 def trainer_config(argv: Sequence[str], cwd: Path) -> dict[str, object]:

@@ -195,7 +195,8 @@ def _weight(agreement: object) -> str:
 
 def log_lines(incident: Mapping[str, Any]) -> list[str]:
     """The relevant last log lines from the incident bundle; empty without a bundle."""
-    from podwatch.incidents.bundle import TABLES, highlights
+    from podwatch.incidents.bundle import TABLES
+    from podwatch.incidents.explaining_line import highlights
 
     bundle = clean(incident.get("bundle") or "")
     if not bundle:

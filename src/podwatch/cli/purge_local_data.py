@@ -22,7 +22,7 @@ from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.finding import counted
 from podwatch.journal.run_record import load_run_record
-from podwatch.policy.purge import KeptFile
+from podwatch.policy.lost_by_purge import KeptFile
 from podwatch.recovery import quarantine
 from podwatch.recovery.quarantine import SPARE
 from podwatch.system.files import DIRECTORY_FLAGS, Removed, remove_entry

@@ -38,7 +38,7 @@ def command(
     for every command.
     """
     from podwatch.daemon.entry import run_daemon
-    from podwatch.daemon.variables_from_init import UNDER_INIT
+    from podwatch.daemon.variables_of_own_processes import UNDER_INIT
 
     if job and detach:
         raise UsageError("--job and --detach exclude each other", fix="an engine waits for its job: leave out --detach")

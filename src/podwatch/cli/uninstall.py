@@ -40,7 +40,7 @@ from podwatch.domain.errors import (
 if TYPE_CHECKING:
     from podwatch.cli.purge_local_data import Item, LocalData
     from podwatch.config.settings import Settings
-    from podwatch.policy.purge import KeptFile
+    from podwatch.policy.lost_by_purge import KeptFile
 
 STOP_SECONDS = 60.0
 """Beyond the graces of the configuration: the end of a process tree, and of its GPU memory."""
@@ -163,7 +163,7 @@ class _StoredSaves:
             return item.steps
 
     def _has(self, step: int, item: "Item", kept: "Sequence[KeptFile]") -> bool:
-        from podwatch.policy.purge import StoredFile, is_stored
+        from podwatch.policy.lost_by_purge import StoredFile, is_stored
         from podwatch.sync.inventory import verify_save
 
         for save in self._saves:

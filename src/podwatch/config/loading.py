@@ -196,15 +196,6 @@ def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
         raise ConfigurationError(f"not valid TOML: {what}", where=str(path), fix="correct it") from error
 
 
-def changes_needing_restart(old: Settings, new: Settings) -> tuple[str, ...]:
-    """Dotted keys that differ and that a running podwatch cannot change on reload."""
-    fixed: tuple[str, ...] = ("run_id", "state_dir", "trainer.layout", "trainer.output_dir", "trainer.checkpoint_dir")
-    fixed += ("checkpoints.custom", "sync.store", "http.enabled", "http.host", "http.port")
-    fixed += ("http.password_file",)
-    fixed += ("nodes.rank", "nodes.count")
-    return tuple(key for key in fixed if _get(old, key) != _get(new, key))
-
-
 def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     """Both nested mappings; where both have a value, that of ``high``."""
     merged = dict(low)
@@ -337,10 +328,3 @@ def _warnings(settings: Settings, sources: Mapping[str, Source]) -> tuple[str, .
         numbers = ", ".join(map(str, sorted(both)))
         found.append(f"inference and trainer share GPU {numbers}: podwatch judges it by its learned share of memory")
     return tuple(found)
-
-
-def _get(settings: Settings, key: str) -> object:
-    value: object = settings
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value

@@ -9,11 +9,9 @@ from typing import Any, Protocol
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
 from podwatch.domain.event import Emit, Event, EventName
-from podwatch.domain.finding import Finding, FindingKind, Severity, counted
+from podwatch.domain.finding import Severity, counted
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.own_directories import Workspace
-from podwatch.system.pinned_directories import RootReplaced
 
 RESCAN_DEADLINE = 120.0
 """Seconds. A rescan of 1,000 unchanged checkpoints takes 0.05 s; the deadline is for a hung network volume."""
@@ -96,45 +94,6 @@ def _floor_of(kept: object) -> tuple[int, float]:
             return step, float(wall)
         case _:
             return -1, 0.0
-
-
-class RootWatch:
-    """Checks that the run's directories are the pinned ones; while one is replaced, podwatch changes nothing in them.
-
-    Sensing, detection and adoption continue, because they only read. Uploads, publications, deletions, quarantine,
-    restores and starts of training wait: they would read or write in a directory that another user chose.
-
-    Call ``look`` in a worker at each rescan: it blocks. The other methods are for the event loop."""
-
-    def __init__(self, workspace: Workspace, clock: Clock) -> None:
-        self._workspace, self._clock = workspace, clock
-        self._found: Finding | None = None
-        self._was_blocked = False
-
-    def look(self) -> None:
-        try:
-            self._workspace.check()
-        except RootReplaced as error:
-            since = self._found.since if self._found is not None else self._clock.monotonic()
-            where = f" ({error.where})" if error.where else ""
-            text = f"{error.what}{where}: podwatch starts, uploads, moves and deletes nothing until this is repaired"
-            self._found = Finding(FindingKind.DIRECTORY_REPLACED, Severity.CRITICAL, text, since, error.fix)
-        else:
-            self._found = None
-
-    def blocked_reason(self) -> str:
-        """Why mutations are blocked; empty if they are not."""
-        found = self._found
-        return "" if found is None else found.summary
-
-    def findings(self) -> tuple[Finding, ...]:
-        found = self._found
-        return () if found is None else (found,)
-
-    def repaired(self) -> bool:
-        """True once after each repair."""
-        was, self._was_blocked = self._was_blocked, self._found is not None
-        return was and not self._was_blocked
 
 
 class Rescans:

@@ -8,15 +8,16 @@ from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
 from podwatch.checkpoints.layouts import Layout
 from podwatch.checkpoints.settle_time import Capabilities
 from podwatch.config.settings import Settings
-from podwatch.daemon.checkpoint_loop import Rescans, RootWatch
+from podwatch.daemon.checkpoint_loop import Rescans
 from podwatch.daemon.gang import Gang
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
 from podwatch.daemon.notifications import Events
 from podwatch.daemon.paths_and_run_lock import RunLock, RunPaths
+from podwatch.daemon.replaced_directories import RootWatch
 from podwatch.daemon.sensing_loop import Sensors
 from podwatch.daemon.settings_in_force import Configuration, TrainingEnvironment
-from podwatch.daemon.startup_checks import Exits, StartupChecks
 from podwatch.daemon.store_wiring import StoreRestore, WandbIds
+from podwatch.daemon.unusable_state import Exits, UnusableState
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.run import MutationGuard
 from podwatch.domain.snapshot import Desired
@@ -193,7 +194,7 @@ class Components:
     recovery: Recovery
     store: Store
     deletion: Deletion
-    checks: StartupChecks
+    checks: UnusableState
     gang: Gang | None = None
     """None for a run on one node."""
     disks: "OwnDisk | OtherDisks | None" = None

@@ -32,11 +32,11 @@ from podwatch.daemon.paths_and_run_lock import RunLock
 from podwatch.daemon.pause import KEY as PAUSE
 from podwatch.daemon.pause import Maintenance
 from podwatch.daemon.shutdown import Budget, briefly, say_goodbye, say_goodbye_of_job, told_by
-from podwatch.daemon.startup_checks import RECOVERED, last_pause, take_ground
 from podwatch.daemon.status_view import Books, Remembered, StatusSource, TrainingInPause
 from podwatch.daemon.store_jobs import TELLING, Jobs, StoreJobs, make_artifacts
 from podwatch.daemon.tick import Findings, LoadAgain, Reload, Reporters, Tick
-from podwatch.daemon.variables_from_init import BY_HAND, UNDER_INIT
+from podwatch.daemon.unusable_state import RECOVERED, last_pause, take_ground
+from podwatch.daemon.variables_of_own_processes import BY_HAND, UNDER_INIT
 from podwatch.daemon.wiring import build
 from podwatch.detection.learned import Learned
 from podwatch.domain.errors import PodwatchError
@@ -54,7 +54,7 @@ from podwatch.system.blocking_calls import Worker
 from podwatch.system.child import give_back, settle
 from podwatch.system.clock import Clock, SystemClock
 from podwatch.system.sd_notify import make_notifier
-from podwatch.trainer.command_marks import end_interrupted
+from podwatch.trainer.leftover_hook_processes import end_interrupted
 from podwatch.trainer.start_and_adopt import KeeperJob
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from podwatch.daemon.components import Components
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.sensing_loop import LAG
-from podwatch.daemon.variables_from_init import JOB_PIPE, UNDER_INIT
+from podwatch.daemon.variables_of_own_processes import JOB_PIPE, UNDER_INIT
 from podwatch.domain.engine_and_attempt import grace_seconds, instance
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import EventName

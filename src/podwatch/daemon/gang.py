@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from podwatch.config.settings import NodesSettings, Settings
-from podwatch.daemon.variables_from_init import JOB_PROCESS
+from podwatch.daemon.variables_of_own_processes import JOB_PROCESS
 from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.engine_and_attempt import instance
 from podwatch.domain.errors import HostError, PodwatchError

@@ -17,7 +17,7 @@ from podwatch.daemon.notifications import EventBus
 from podwatch.daemon.paths_and_run_lock import RunLock, RunPaths
 from podwatch.daemon.settings_in_force import http_password
 from podwatch.daemon.shutdown import BackgroundTasks, Exit, briefly
-from podwatch.daemon.startup_checks import open_journal
+from podwatch.daemon.unusable_state import open_journal
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity

@@ -44,7 +44,7 @@ JOB_PERMANENT = frozenset({64, 65, 77, 78})
 """Exit codes that end a job without a verdict: every attempt would end in the same way."""
 UNDER_INIT, JOB_PIPE = "PODWATCH_UNDER_INIT", "PODWATCH_JOB_PIPE"
 JOB_PROCESS, SILENT_SECONDS = "PODWATCH_JOB_PROCESS", "PODWATCH_SILENT_SECONDS"
-"""variables_from_init.py explains them; this file cannot import it."""
+"""variables_of_own_processes.py explains them; this file cannot import it."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 HEALTHY_AFTER = 300.0

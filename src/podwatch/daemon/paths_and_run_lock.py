@@ -136,7 +136,7 @@ class RunLock:
 
     def acquire(self) -> None:
         """Take the available locks. Raises Busy with the holder; after other errors podwatch guards without deleting,
-        publishing or starting anything (startup_checks.py)."""
+        publishing or starting anything (unusable_state.py)."""
         self.take_state_lock()
         try:
             self._runtime.acquire(what=self._what)

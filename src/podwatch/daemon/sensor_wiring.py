@@ -26,7 +26,8 @@ from podwatch.sensors.match_log_rules import LogRulesSensor, risky
 from podwatch.sensors.nvml import NvmlReader
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import POLL as PROGRESS_POLL
-from podwatch.sensors.progress import PingInbox, ProgressSensor, StepReader
+from podwatch.sensors.progress import PingInbox, ProgressSensor
+from podwatch.sensors.read_step_lines import StepReader
 from podwatch.sensors.server_discovery import ServerFinder
 from podwatch.sensors.training_metrics import MetricReader, TrainingSensor
 from podwatch.sensors.xid import XidInbox

@@ -13,7 +13,6 @@ from podwatch.checkpoints.layouts import trainer_logs
 from podwatch.checkpoints.layouts.base import Concern
 from podwatch.checkpoints.layouts.command_line import steps_in_use, toml_documents
 from podwatch.config.loading import ETC
-from podwatch.config.setting_names import known_keys
 from podwatch.config.settings import HttpSettings, Settings
 from podwatch.daemon.notifications import all_urls, heartbeat_urls
 from podwatch.detection.log_rules import effective
@@ -126,73 +125,6 @@ def policies_from(settings: Settings, *, max_steps: int | None, save_interval: i
             trainer_logs(settings),
         ),
     )
-
-
-# -- reload ----------------------------------------------------------------------------------------------------------
-# Pure. config/loading.py lists the keys that a reload refuses.
-
-_LIVE = (
-    "mode",
-    "log_rules",
-    "trainer.command",
-    "trainer.cwd",
-    "trainer.env",
-    "trainer.env_file",
-    "trainer.user",
-    "trainer.nofile",
-    "trainer.resume_args",
-    "trainer.max_steps",
-    "trainer.start_before",
-    "trainer.stop_also",
-    "trainer.stop_grace",
-    "trainer.save_grace",
-    "trainer.resume_attempts",
-    "trainer.startup_patience",
-    "trainer.supervise",
-    "gpu.hold",
-    "gpu.floor",
-    "gpu.release_wait",
-    "gpu.release_margin",
-    "inference.sleep",
-    "hang.*",
-    "disk.*",
-    "recovery.*",
-    "end_pod.*",
-    "resources.*",
-    "evaluation.reserve",
-    "training.*",
-    "sync.max_lag",
-)
-"""Read at each turn, at each start of training, or when they are needed. ``*``: the section without ``_AT_START``."""
-_AT_START = frozenset(
-    {
-        "disk.capacity",
-        "recovery.end_grace",
-        "recovery.job_attempts",
-        "recovery.bad_host_for",
-        "training.metrics_file",
-        "training.metrics_url",
-    }
-)
-_NOT_OURS = ("checks", "controller.*")
-"""Read from the file by the command that uses them: no podwatch has to start again."""
-
-
-def waits_for_restart(old: Settings, new: Settings) -> tuple[str, ...]:
-    """Changed keys that take effect only at the next start of podwatch."""
-    return tuple(key for key in known_keys() if not _live(key) and _value(old, key) != _value(new, key))
-
-
-def _live(key: str) -> bool:
-    known, section = (*_LIVE, *_NOT_OURS), f"{key.partition('.')[0]}.*"
-    return key in known or (section in known and key not in _AT_START)
-
-
-def _value(settings: Settings, key: str) -> object:
-    value: object = settings
-    for name in key.split("."):
-        value = getattr(value, name, None)
-    return value
 
 
 def learn_secrets(settings: Settings) -> None:

@@ -20,7 +20,7 @@ from podwatch.detection.one_finding_per_failure import Watched, present
 from podwatch.detection.operator_ends import trainer_gone_at
 from podwatch.detection.progress import target_reached
 from podwatch.detection.run_detectors import DetectionState, second_signals
-from podwatch.domain.checkpoint import CheckpointSet, newest_complete
+from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Finding
 from podwatch.domain.lease import HolderState
@@ -32,6 +32,7 @@ from podwatch.policy.cost_totals import Price
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.lost_saves import not_stored
 from podwatch.policy.overall_status import RecoveryView
+from podwatch.policy.steps_at_risk import steps_at_risk
 from podwatch.recording.last_day import Moment
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import Phase, RecoveryState
@@ -59,32 +60,6 @@ def recovery_view(state: RecoveryState, waits_for: str = "") -> RecoveryView:
         attempts=state.attempts,
         next_try_wall=state.next_try_wall,
     )
-
-
-def steps_at_risk(
-    snapshot: Snapshot,
-    sets: tuple[CheckpointSet, ...],
-    resumed: int | None,
-    sync: SyncStatus,
-    *,
-    saves_counted: bool = False,
-) -> int | None:
-    """Steps that a death now would cost: since the newest checkpoint that is complete here, is in the store, or was
-    resumed from; without any, since step 0. None if no step was seen, the store was not read yet, only checkpoints
-    show steps, or the newest checkpoint's number is no step (``saves_counted``)."""
-    newest = snapshot.newest_step
-    if newest is None or newest.step is None or not snapshot.steps_between_saves:
-        return None
-    here = newest_complete(sets)
-    steps = (here.step if here is not None else None, resumed, sync.last_step)
-    if saves_counted and any(step is not None for step in steps):
-        return None
-    if here is not None and here.step > newest.step:
-        return 0  # the trainer has saved a step that its log has not shown yet
-    saved = [step for step in steps if step is not None and step <= newest.step]
-    if not saved and sync.store_url and sync.saves is None:
-        return None
-    return newest.step - max(saved, default=0)
 
 
 def trainer_ended_at(snapshot: Snapshot, state: DetectionState, policies: Policies) -> float | None:
@@ -208,7 +183,8 @@ class StatusSource:
                 snapshot,
                 parts.checkpoints.catalogue.sets,
                 recovery.resumed_step,
-                sync,
+                sync.last_step,
+                unread=sync.unread,
                 saves_counted=counts_saves(parts.run.layout),
             ),
             target_step=parts.run.config.policies.detection.max_steps,

@@ -15,8 +15,8 @@ from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.notifications import Events
 from podwatch.daemon.settings_in_force import Configuration
-from podwatch.daemon.startup_checks import Exits
-from podwatch.daemon.variables_from_init import JOB_PROCESS
+from podwatch.daemon.unusable_state import Exits
+from podwatch.daemon.variables_of_own_processes import JOB_PROCESS
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.engine_and_attempt import instance
 from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError

@@ -7,17 +7,12 @@ from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.layouts import restart_concerns
 from podwatch.checkpoints.layouts.base import PATTERN, counts_saves
-from podwatch.config.loading import LoadedSettings, changes_needing_restart, load_settings
+from podwatch.config.loading import LoadedSettings, load_settings
+from podwatch.config.reload_limits import refused_by_reload, waits_for_restart
 from podwatch.daemon.backup_findings import (
     backup_findings,
     branch_findings,
-    concern_findings,
-    config_findings,
-    freeze_findings,
-    keeper_findings,
     kept_of,
-    linked_findings,
-    saved_after_all,
     store_refused_finding,
     store_withheld_finding,
     upload_findings,
@@ -26,9 +21,17 @@ from podwatch.daemon.components import LEARNED, Components
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.notifications import Notifying, OpenFindings
+from podwatch.daemon.own_findings import (
+    concern_findings,
+    config_findings,
+    freeze_findings,
+    keeper_findings,
+    linked_findings,
+    saved_after_all,
+)
 from podwatch.daemon.pause import Maintenance
-from podwatch.daemon.settings_in_force import learn_secrets, policies_from, waits_for_restart
-from podwatch.daemon.status_view import StatusSource, steps_at_risk, watched_of
+from podwatch.daemon.settings_in_force import learn_secrets, policies_from
+from podwatch.daemon.status_view import StatusSource, watched_of
 from podwatch.daemon.store_jobs import StoreJobs
 from podwatch.detection.one_finding_per_failure import fold, of_a_run_that_ends, of_this_trainer, present
 from podwatch.domain.errors import ConfigurationError, PodwatchError
@@ -37,6 +40,7 @@ from podwatch.domain.finding import Finding, Severity
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.journal import Journal
 from podwatch.policy.lost_saves import Kept, safekeeping
+from podwatch.policy.steps_at_risk import steps_at_risk
 from podwatch.recording.recorder import Recorder
 from podwatch.sync.interfaces import SyncStatus
 from podwatch.system.blocking_calls import Worker
@@ -126,7 +130,8 @@ class Findings:
             parts.checkpoints.catalogue.sets,
         )
         step, counted = parts.recovery.state.step, counts_saves(parts.run.layout)
-        at_risk = steps_at_risk(snapshot, sets, step, sync or SyncStatus(), saves_counted=counted)
+        known = sync or SyncStatus()
+        at_risk = steps_at_risk(snapshot, sets, step, known.last_step, unread=known.unread, saves_counted=counted)
         return kept_of(sync, sets, parts.recovery.context.owns, at_risk)
 
     def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
@@ -262,7 +267,7 @@ class Reload:
         try:
             new = await reading.call(self._read)
             learn_secrets(new.settings)
-            if blocked := changes_needing_restart(self.loaded.settings, new.settings):
+            if blocked := refused_by_reload(self.loaded.settings, new.settings):
                 raise ConfigurationError(
                     f"{', '.join(blocked)} cannot change while podwatch runs",
                     where=str(new.path),

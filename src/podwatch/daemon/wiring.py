@@ -14,7 +14,7 @@ from podwatch.checkpoints.reboot_check import RebootCheck, boot_wall
 from podwatch.checkpoints.settle_time import probe
 from podwatch.config.settings import Settings
 from podwatch.daemon import held_back_findings
-from podwatch.daemon.checkpoint_loop import Rescans, RootWatch
+from podwatch.daemon.checkpoint_loop import Rescans
 from podwatch.daemon.components import (
     Checkpoints,
     Choices,
@@ -30,9 +30,9 @@ from podwatch.daemon.gang import Gang, NodeHere, make_gang
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
 from podwatch.daemon.moved_output_dir import take_along
 from podwatch.daemon.paths_and_run_lock import workspace_of
+from podwatch.daemon.replaced_directories import RootWatch
 from podwatch.daemon.sensor_wiring import build_sensing
 from podwatch.daemon.settings_in_force import Configuration, TrainingEnvironment, learn_secrets, policies_from
-from podwatch.daemon.startup_checks import Exits, Records, StartupChecks
 from podwatch.daemon.store_wiring import (
     Identity,
     Refusals,
@@ -45,6 +45,7 @@ from podwatch.daemon.store_wiring import (
     no_backup,
     this_pod,
 )
+from podwatch.daemon.unusable_state import Exits, Records, UnusableState
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError
 from podwatch.domain.secrets import register
 from podwatch.journal import Journal
@@ -179,8 +180,8 @@ def _checkpoints(settings: Settings, run: Run, rescans: Rescans) -> Checkpoints:
 # -- state, store, recovery, deletion --------------------------------------------------------------------------------
 
 
-def _checks(settings: Settings, run: Run, foundation: Foundation) -> StartupChecks:
-    return StartupChecks(
+def _checks(settings: Settings, run: Run, foundation: Foundation) -> UnusableState:
+    return UnusableState(
         run.journal.sync,
         run.clock,
         Records(settings.state_dir / settings.run_id / "keeper", run.workspace),

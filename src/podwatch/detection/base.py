@@ -1,4 +1,4 @@
-"""The interface of a detector. One file per family; ``detection.engine`` holds the registry and runs all of them.
+"""The interface of a detector. One file per family; ``run_detectors.py`` holds the registry and runs all of them.
 
 A detector is pure: state and look in, state and findings out. It reads no clock. Everything it remembers is in its
 state, which is reset when training restarts, unless ``survives_restart`` is true. To add one: write the class, give the

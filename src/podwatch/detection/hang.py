@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from podwatch.detection import corroborating_signals as also
 from podwatch.detection.base import DetectorResult, Look
+from podwatch.detection.finished_but_running import lingering
 from podwatch.detection.learned import Learned
 from podwatch.detection.signals import WINDOW_GAP_SECONDS
 from podwatch.detection.windows import NO_RHYTHM, NOT_HELD, Held, Rhythm
@@ -40,10 +41,6 @@ this bound, one start of five hours during which an operator fixed something wou
 STANDSTILL_SECONDS = 2 * 3600.0
 """After this time without progress the finding is critical even without a corroborating signal (GPUs that spin in a
 collective look busy). torch's own watchdog ends a collective after 10 minutes, or an hour with prime-rl's setting."""
-BUSY_LINGER_FACTOR = 4.0
-"""If the target is reached, no finish line was seen and the GPUs still work (a last evaluation, an export, or a
-spinning collective), podwatch waits this many times the linger time."""
-EXPORT_GRACE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +74,8 @@ class HangDetector:
         beyond = policy.max_steps is not None and progress.step is not None and progress.step >= policy.max_steps
         if trainer.finish_line or beyond:
             # Only at the target itself: one below it, a trainer that counts from 1 still has its last step to make.
-            lingering = _lingering(state, look, trainer.finish_line)
-            return DetectorResult(state, learned, (lingering,) if lingering is not None else ())
+            found = lingering(look, trainer.finish_line, idle=state.idle.seconds, blind=state.blind)
+            return DetectorResult(state, learned, (found,) if found is not None else ())
         if snapshot.saving and progress.saving_at == snapshot.at:
             return DetectorResult(state, learned)
         active = progress.active_at
@@ -272,39 +269,4 @@ def _finding(
         confirmed=confirmed,
         evidence=(first, *second, *also.logs(look, "hang")),
         subject=subject,
-    )
-
-
-def _lingering(state: HangState, look: Look, finish_line: bool) -> Finding | None:
-    """A finding for a finished run whose processes still exist after ``finish_linger_seconds``: they keep the pod, and
-    its bill, alive (prime-rl #2229)."""
-    progress, snapshot, policy = look.progress, look.snapshot, look.policies.detection
-    quiet_since = progress.active_at if progress.active_at is not None else progress.started_at
-    if quiet_since is None or snapshot.at - quiet_since < policy.finish_linger_seconds:
-        return None
-    if not finish_line and not snapshot.progress.ok:
-        return None
-    quiet = snapshot.at - quiet_since
-    if not state.blind and state.idle.seconds < EXPORT_GRACE_SECONDS:
-        use = Evidence("gpu utilisation", "busy", Agreement.DISAGREES)
-        if not finish_line and quiet < BUSY_LINGER_FACTOR * policy.finish_linger_seconds:
-            return None
-    elif state.blind:
-        use = Evidence("gpu utilisation", state.blind, Agreement.UNAVAILABLE)
-    else:
-        use = Evidence("gpu utilisation", "all idle", Agreement.AGREES, state.idle.seconds)
-    done = "the finish line was printed" if finish_line else f"the target step {policy.max_steps} was reached"
-    return Finding(
-        FindingKind.FINISHED,
-        Severity.WARNING,
-        f"training is finished ({done}), but its processes still run after {quiet / 60:.0f} min: podwatch ends them",
-        quiet_since,
-        verdict=Verdict.FINISH,
-        confirmed=True,
-        evidence=(
-            Evidence("completion", done, Agreement.AGREES, quiet),
-            Evidence("progress", f"none for {quiet:.0f} s", Agreement.AGREES, quiet),
-            use,
-        ),
-        subject="lingering",
     )

@@ -4,9 +4,9 @@ Between podwatch and the command, so that nothing the command does reaches podwa
 the first that the kernel kills when memory runs out, its output is read and bounded here, and everything that it
 started ends with it: at the time limit, when it ends, and when podwatch ends, by SIGKILL too (standard input closes).
 If it is killed itself, podwatch finds what is left by a token in the environment and a record in the lock file
-(trainer/command_marks.py).
+(trainer/leftover_hook_processes.py).
 
-Reads one JSON line (``child.Order``) from standard input, writes one JSON line with the result to standard output.
+Reads one JSON line (``start_child.Order``) from standard input, writes one JSON line with the result to its output.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ HEAD_BYTES, TAIL_BYTES = 512 << 10, 64 << 10
 LOCK_SECONDS = 20.0
 """How long an interrupted run may take to end before the next one of this hook starts."""
 MARK = "PODWATCH_CHILD"
-"""``command_marks.NAME``."""
+"""``leftover_hook_processes.NAME``."""
 LEFT_SECONDS = 10.0
 """For ending what SIGKILL does not end at once: a process that the disk holds."""
 TURN_SECONDS, DISK_TURN_SECONDS = 0.2, 0.05

@@ -20,7 +20,7 @@ from podwatch.domain.secrets import scrub
 from podwatch.system import procfs
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.child import scrubbed_environment
-from podwatch.trainer import command_marks
+from podwatch.trainer import leftover_hook_processes
 from podwatch.trainer.environment import build_environment
 
 GRACE_SECONDS: Final = 5.0
@@ -166,7 +166,7 @@ async def run(order: Order) -> Result:
 
 
 def _mark(order: Order) -> dict[str, Any]:
-    """podwatch's part of the record of this run (trainer/command_marks.py)."""
+    """podwatch's part of the record of this run (trainer/leftover_hook_processes.py)."""
     own = procfs.identify(os.getpid())
     return {
         "token": secrets.token_hex(16),
@@ -181,10 +181,10 @@ async def _end_left(lock: Path, token: str) -> None:
     """End what is left of this run, if its worker could not."""
     looking = Worker("what a command left")
     try:
-        record = await looking.call(command_marks.read_record, lock, timeout=END_SECONDS)
+        record = await looking.call(leftover_hook_processes.read_record, lock, timeout=END_SECONDS)
         if record is not None and record.token == token:
-            seconds = command_marks.END_SECONDS
-            await procfs.patiently(looking, command_marks.end_run, lock, record, timeout=2 * seconds)
+            seconds = leftover_hook_processes.END_SECONDS
+            await procfs.patiently(looking, leftover_hook_processes.end_run, lock, record, timeout=2 * seconds)
     except OSError:  # a timeout is an OSError; the next podwatch tries again
         return
     finally:

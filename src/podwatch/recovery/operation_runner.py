@@ -34,7 +34,7 @@ async def read_record(context: RecoveryContext, *, adopt_existing: bool) -> None
     except RootReplaced:
         raise  # another user's directory: the record is read after the repair
     except HostError as error:
-        tools.record.problem = str(error)  # the desired state is unknown, so nothing is started (see StartupChecks)
+        tools.record.problem = str(error)  # the desired state is unknown, so nothing is started (see UnusableState)
         return
     if record is not None and record.run_id != run_id and not adopt_existing:
         raise ConfigurationError(

@@ -17,6 +17,7 @@ from podwatch.journal import Journal
 from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, ConfirmationState, succeeded
 from podwatch.recovery import durable_state as memory_module
 from podwatch.recovery import quarantine
+from podwatch.recovery.command_changed import CommandWatch
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.failure import Failures
 from podwatch.recovery.operation_runner import OperationRunner, adopt, read_record, recall, reconcile
@@ -25,7 +26,6 @@ from podwatch.recovery.restart import Operations
 from podwatch.recovery.resume_point import Lineages, ResumeChooser
 from podwatch.recovery.start import Starter
 from podwatch.recovery.start_checks import Lookout, ManualStarts, StartChecks
-from podwatch.recovery.start_plan import CommandWatch
 from podwatch.recovery.state import Phase, RecoveryState, Tools, newest_step, trained_here
 from podwatch.recovery.stop import Stops
 from podwatch.recovery.stop_for_evaluation import Evaluating

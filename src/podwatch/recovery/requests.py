@@ -12,12 +12,12 @@ from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.policy.restart import RestartHistory
 from podwatch.policy.who_may_publish import LeaseAction
 from podwatch.recovery import start_checks, start_plan
+from podwatch.recovery.command_changed import CommandWatch
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.operation_runner import OperationRunner, show_watching
 from podwatch.recovery.restart import Operations
 from podwatch.recovery.resume_point import NothingToResume
 from podwatch.recovery.start_checks import listed
-from podwatch.recovery.start_plan import CommandWatch
 from podwatch.recovery.state import Phase
 from podwatch.trainer.base import Candidate, Look
 

@@ -132,13 +132,13 @@ def main(program: str, argv: list[str]) -> int:
     if program == "rl":
         return launch(config, argv, Path(sys.argv[0]).absolute().parent)
     if program == "inference":
-        from podwatch.simulation.simulated_processes import serve
+        from podwatch.simulation.simulated_inference_server import serve
 
         return serve(config)
     if program == "orchestrator":
-        from podwatch.simulation.simulated_processes import orchestrate
+        from podwatch.simulation.simulated_orchestrator import orchestrate
 
         return orchestrate(config)
-    from podwatch.simulation.simulated_processes import train
+    from podwatch.simulation.simulated_trainer import train
 
     return train(config)

@@ -225,6 +225,11 @@ class SyncStatus:
     """Calls to the store since podwatch started, by class (A free, B, C)."""
 
     @property
+    def unread(self) -> bool:
+        """A store is configured, and it is not known yet what it has."""
+        return bool(self.store_url) and self.saves is None
+
+    @property
     def upload_left_seconds(self) -> float | None:
         """Remaining seconds at the current rate; None without an upload or without progress."""
         if self.uploading_step is None or not self.pace.rate:

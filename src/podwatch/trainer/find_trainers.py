@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
-from podwatch.trainer import command_marks
+from podwatch.trainer import leftover_hook_processes
 from podwatch.trainer.base import Candidate
 from podwatch.trainer.operator_shells import barred, carries, children_of, copied, find_interactive, of_users, starter
 from podwatch.trainer.process_roles import (
@@ -299,7 +299,7 @@ def _below(path: str, root: str) -> bool:
 
 def gather(run: Run, roles: Roles, *, own_pid: int) -> list[Process]:
     """Read every process of the pod. Processes with a keeper's marker, podwatch's own tree, and processes of a hook or
-    an evaluation (``command_marks.py``) are ``ours``."""
+    an evaluation (``leftover_hook_processes.py``) are ``ours``."""
     roots = tuple(root for root in (run.output_dir, run.checkpoint_dir) if root)
     own = {own_pid, *procfs.descendants(own_pid)}
     above = _ancestors(own_pid)
@@ -313,14 +313,14 @@ def gather(run: Run, roles: Roles, *, own_pid: int) -> list[Process]:
         if found is None:
             continue
         inside = {fd: path for fd, path in found.links.items() if any(_below(path, root) for root in roots)}
-        values = procfs.environment_values(pid, (command_marks.START, command_marks.NAME))
-        marks[pid] = values.get(command_marks.NAME, "")
-        if command_marks.START in values:
+        values = procfs.environment_values(pid, (leftover_hook_processes.START, leftover_hook_processes.NAME))
+        marks[pid] = values.get(leftover_hook_processes.NAME, "")
+        if leftover_hook_processes.START in values:
             started.add(pid)
         process = replace(
             found,
             writes=tuple(procfs.open_for_writing(pid, inside)),
-            ours=pid in own or command_marks.START in values,
+            ours=pid in own or leftover_hook_processes.START in values,
             above_us=pid in above,
             age=found.identity.age(now),
             links={},
@@ -328,7 +328,7 @@ def gather(run: Run, roles: Roles, *, own_pid: int) -> list[Process]:
         result.append(process)
     copies = copied(started, result) - own if started else frozenset()
     result = [replace(process, ours=False) if process.pid in copies else process for process in result]
-    of_commands = command_marks.of_commands(result, marks, run.state)
+    of_commands = leftover_hook_processes.of_commands(result, marks, run.state)
     for n, process in enumerate(result):
         if process.pid in of_commands:
             result[n] = replace(process, ours=True)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.layouts import KINDS, choose, make_layout, recognised
+from podwatch.checkpoints.layouts import KINDS, make_layout, recognised
 from podwatch.checkpoints.layouts.base import Recognition, Site
+from podwatch.checkpoints.layouts.choose_layout import choose
 from podwatch.checkpoints.layouts.command_line import program
 from podwatch.config.settings import CheckpointSettings, CustomLayoutSettings, Settings, TrainerSettings
 from podwatch.domain.errors import ConfigurationError

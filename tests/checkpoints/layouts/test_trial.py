@@ -7,7 +7,7 @@ import pytest
 
 from podwatch.checkpoints.layouts import make_layout, restart_concerns
 from podwatch.config.settings import Settings
-from podwatch.daemon.backup_findings import concern_findings
+from podwatch.daemon.own_findings import concern_findings
 from podwatch.domain.finding import FindingKind
 
 

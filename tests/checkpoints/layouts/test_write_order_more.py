@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.formats import sandbox
-from podwatch.checkpoints.layouts import KINDS, choose, recognised
+from podwatch.checkpoints.layouts import KINDS, recognised
 from podwatch.checkpoints.layouts.base import Layout, Marker, Site
+from podwatch.checkpoints.layouts.choose_layout import choose
 from tests.support.layout_checks import age, verdict, whole_prefixes
 from tests.support.layout_makers import Operation, run
 from tests.support.layout_makers.more import COMMANDS, MAKERS, NO_MARKER, NOT_OVER_ITSELF
@@ -133,6 +134,6 @@ def test_recognised_by_its_files_and_by_nobody_else(name: str, tmp_path: Path) -
         layout, operations = made(name, tmp_path, step)
         run(operations)
     assert [s.step for s in layout.progress()] == [20]
-    found = recognised(Site(tmp_path), KINDS.values())
+    found = recognised(Site(tmp_path))
     assert [r.layout for r in found if r.certain] == [layout.name]
     assert choose(Site(tmp_path), KINDS.values()).layout == layout.name

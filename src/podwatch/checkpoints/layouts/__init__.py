@@ -3,7 +3,6 @@
 An installed package can add a layout by an entry point; the configuration must name it, "auto" does not choose it.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from podwatch.checkpoints.layouts import (
@@ -26,6 +25,7 @@ from podwatch.checkpoints.layouts import (
     verl,
 )
 from podwatch.checkpoints.layouts.base import Concern, Kind, Layout, Recognition, Site
+from podwatch.checkpoints.layouts.choose_layout import choose, fitting
 from podwatch.checkpoints.layouts.custom import CustomLayout
 from podwatch.checkpoints.layouts.hf import HFLayout
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
@@ -41,7 +41,6 @@ __all__ = [
     "HFLayout",
     "Layout",
     "PrimeRLLayout",
-    "choose",
     "concerns",
     "kind_of",
     "make_layout",
@@ -109,6 +108,11 @@ def _kind(settings: Settings, site: Site) -> tuple[Kind, str]:
     return kind_of(name), chosen_because
 
 
+def recognised(site: Site) -> list[Recognition]:
+    """Every layout with any evidence in the command or the directory."""
+    return fitting(site, KINDS.values())
+
+
 def trainer_logs(settings: Settings) -> tuple[TrainerLog, ...]:
     """The log lines of every trainer that podwatch knows, and of the configured one if a package added it: a script
     can print the lines of another library than the one that saves its checkpoints. ConfigurationError: the package
@@ -158,59 +162,6 @@ def _added(plugin: plugins.Plugin) -> Kind:
             return kind.concerns(site)
 
     return replace(kind, make=make, concerns=found)
-
-
-# -- layout = "auto" ---------------------------------------------------------------------------------------------------
-# The trainer, from its command and from the content of output_dir, with the reason. A certain layout, or the only one,
-# is chosen; several are an error that names them all; none is an error that shows what was examined.
-
-_NAMES_AT_MOST = 8
-
-
-def recognised(site: Site, kinds: Iterable[Kind] | None = None) -> list[Recognition]:
-    """Every layout with any evidence in the command or the directory. A directory that cannot be read is no
-    evidence."""
-    found = []
-    for kind in KINDS.values() if kinds is None else kinds:
-        try:
-            recognition = kind.recognise(site)
-        except OSError:
-            continue
-        if recognition is not None:
-            found.append(recognition)
-    return found
-
-
-def choose(site: Site, kinds: Iterable[Kind]) -> Recognition:
-    """The one layout that fits. ConfigurationError with the candidates, or with what was examined."""
-    found = recognised(site, kinds)
-    certain = [r for r in found if r.certain]
-    candidates = certain or found
-    if len(candidates) == 1:
-        return candidates[0]
-    if candidates:
-        listed = "; ".join(f"{r.layout}: {r.why}" for r in candidates)
-        raise ConfigurationError(
-            f"several layouts fit: {listed}",
-            where="trainer.layout",
-            fix=f'set it to the right one, for example layout = "{candidates[0].layout}"',
-        )
-    raise ConfigurationError(
-        f"no layout recognizes this trainer: {_looked_at(site)}",
-        where="trainer.layout",
-        fix=f"set it to one of {', '.join(k.name for k in kinds)} (docs/layouts.md describes each);"
-        ' "custom" takes its rules from [checkpoints.custom]',
-    )
-
-
-def _looked_at(site: Site) -> str:
-    command = f"the command runs {' '.join(site.command)[:120]!r}" if site.command else "there is no command"
-    try:
-        names = sorted(p.name for p in site.output_dir.iterdir())
-    except OSError:
-        return f"{command}, and {site.output_dir} does not exist or cannot be read"
-    shown = ", ".join(names[:_NAMES_AT_MOST]) + (", ..." if len(names) > _NAMES_AT_MOST else "")
-    return f"{command}, and {site.output_dir} holds {shown or 'nothing'}"
 
 
 # -- can a restart resume? ---------------------------------------------------------------------------------------------

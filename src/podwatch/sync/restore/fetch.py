@@ -27,7 +27,7 @@ from podwatch.sync.restore.pieces_on_disk import (
     same_on_disk,
     staged_file,
 )
-from podwatch.sync.restore.staging_directory import allocated, give_away, open_staging, strip
+from podwatch.sync.restore.stage_and_put_in_place import allocated, give_away, open_staging, strip
 from podwatch.sync.restore.worker_processes import Order, Workers, how_many
 from podwatch.system.files import open_dir_below, sync_filesystem
 

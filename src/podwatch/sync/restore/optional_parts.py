@@ -16,7 +16,7 @@ from podwatch.stores.base import ObjectStore
 from podwatch.sync.publish import read_optional
 from podwatch.sync.restore.child_job import Fetched
 from podwatch.sync.restore.fetch import by_part
-from podwatch.sync.restore.staging_directory import StagingArea
+from podwatch.sync.restore.stage_and_put_in_place import StagingArea
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 

@@ -26,7 +26,7 @@ from podwatch.sync.publish import checked_manifest, newest_pointer, read_manifes
 from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.fetch import by_part, is_marker
 from podwatch.sync.restore.optional_parts import Brought, Part, bring_optional
-from podwatch.sync.restore.staging_directory import StagingArea
+from podwatch.sync.restore.stage_and_put_in_place import StagingArea
 from podwatch.sync.restore.start_child import Fetcher
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import pin_of

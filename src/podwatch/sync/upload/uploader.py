@@ -23,7 +23,7 @@ from podwatch.sync.publish import ObjectsMissing, Publisher
 from podwatch.sync.upload import child_job as jobs
 from podwatch.sync.upload.apply_cpu_priority import Priority, watched
 from podwatch.sync.upload.file_owners import check_contents, owners_of
-from podwatch.sync.upload.hardlinks import Held, Holder
+from podwatch.sync.upload.keep_files_until_sent import Held, Holder
 from podwatch.sync.upload.start_child import Children, ChildReplaced, OwnUnit, SetVoid, Upload, UploadStopped
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock

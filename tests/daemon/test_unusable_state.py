@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from podwatch.daemon import startup_checks
+from podwatch.daemon import unusable_state
 from podwatch.daemon.paths_and_run_lock import RunLock
-from podwatch.daemon.startup_checks import Records, StartupChecks, last_pause, merge_learned, open_journal
+from podwatch.daemon.unusable_state import Records, UnusableState, last_pause, merge_learned, open_journal
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event
 from podwatch.domain.run import IntentKind, Mutation, MutationGuard, Pause
@@ -50,7 +50,7 @@ class Stand:
         self.trained = False
         self.left: list[str] = []
         self.events: list[Event] = []
-        self.footing = StartupChecks(
+        self.footing = UnusableState(
             journal,
             SystemClock(),
             Records(self.keeper, self.workspace),
@@ -126,7 +126,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_it_returns_when_the_obstacle_is_gone(
     tmp_path: Path, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(startup_checks, "RETRY_MIN", 0.05)
+    monkeypatch.setattr(unusable_state, "RETRY_MIN", 0.05)
     journal = memory_journal(tmp_path, known=known)
     stand = Stand(tmp_path, journal)
     journal.open_incident("hang", "meanwhile")
@@ -157,7 +157,7 @@ async def test_it_returns_when_the_obstacle_is_gone(
 async def test_a_disk_that_hangs_is_waited_for_until_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(startup_checks, "OPEN_SECONDS", 0.2)
+    monkeypatch.setattr(unusable_state, "OPEN_SECONDS", 0.2)
     answer = threading.Event()
 
     def hang(*_: object, **__: object) -> Journal:

@@ -1,7 +1,7 @@
 """What podwatch does while its own state (database, directories, records of keeper and run) cannot be used.
 
 A full disk, a locked or damaged database, one of a newer podwatch or a hung disk must not stop podwatch. The journal is
-then in memory, and StartupChecks decides which actions are allowed:
+then in memory, and UnusableState decides which actions are allowed:
 
     delete, publish     never
     restart             while the keeper's record and the run record can be written and synced (tried, not assumed);
@@ -9,7 +9,7 @@ then in memory, and StartupChecks decides which actions are allowed:
                         a store (else another pod can be the holder of the run)
     a fresh start       only if the database could be read: an empty journal proves nothing
 
-StartupChecks retries until the database can be used again, then writes the events of the journal in memory to it. If
+UnusableState retries until the database can be used again, then writes the events of the journal in memory to it. If
 the database could not be read before, podwatch restarts inside this process, because pins, pauses, baselines and the
 store's state were unknown. Training continues under its keeper.
 """
@@ -76,7 +76,7 @@ async def take_ground(settings: Settings) -> tuple[RunPaths, RunLock]:
 
     try:
         return await worker.call(take, timeout=OPEN_SECONDS)
-    except TimeoutError:  # the disk hangs; StartupChecks takes the lock before it uses the database again
+    except TimeoutError:  # the disk hangs; UnusableState takes the lock before it uses the database again
         with one:
             late = True
         paths = unmade_paths(settings.state_dir, settings.run_id, os.environ)
@@ -151,7 +151,7 @@ class Trained(Protocol):
         ...
 
 
-class StartupChecks:
+class UnusableState:
     """Blocks mutations through the MutationGuard. Call ``turn`` at each turn of the sensing loop; it does not block."""
 
     def __init__(

@@ -13,9 +13,9 @@ import pytest
 
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
-from podwatch.trainer import command_marks, find_trainers
-from podwatch.trainer.command_marks import NAME, Record, left, read_record
+from podwatch.trainer import find_trainers, leftover_hook_processes
 from podwatch.trainer.find_trainers import Run, gather, judge
+from podwatch.trainer.leftover_hook_processes import NAME, Record, left, read_record
 from podwatch.trainer.process_tree import Process
 from tests.support.known_trainers import ROLES
 from tests.support.other_users import E, as_root
@@ -182,13 +182,13 @@ def test_the_next_podwatch_ends_exactly_what_was_left(tmp_path: Path) -> None:
         eventually(lambda: (tmp_path / "below").exists() and (tmp_path / "below").read_text().strip())
         below = int((tmp_path / "below").read_text())
         eventually(lambda: all(procfs.environment_value(pid, NAME) for pid in (another_run, stale, shell.pid)))
-        text = " ".join(command_marks.end_interrupted(path.parent))
+        text = " ".join(leftover_hook_processes.end_interrupted(path.parent))
         assert [lives(pid) for pid in (mine, below)] == [False, False]
         assert [lives(pid) for pid in (another_run, stale, nobodys, shell.pid)] == [True] * 4
         assert str(mine) in text
         assert "left terminals" in text
         assert read_record(path) is None, "settled"
-        assert command_marks.end_interrupted(path.parent) == []
+        assert leftover_hook_processes.end_interrupted(path.parent) == []
 
 
 def test_a_run_whose_podwatch_lives_is_left_alone(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_run_whose_podwatch_lives_is_left_alone(tmp_path: Path) -> None:
     assert own is not None
     path.write_text(json.dumps({**json.loads(path.read_text()), "owner": [own.pid, own.start_ticks]}))
     with orphan(environment(path)) as running:
-        assert command_marks.end_interrupted(path.parent) == []
+        assert leftover_hook_processes.end_interrupted(path.parent) == []
         assert lives(running)
 
 
@@ -205,7 +205,7 @@ def test_a_run_whose_podwatch_lives_is_left_alone(tmp_path: Path) -> None:
 def test_the_same_token_of_another_user(tmp_path: Path) -> None:
     path = lock(tmp_path)
     with orphan(environment(path), user=E) as foreign:
-        command_marks.end_interrupted(path.parent)
+        leftover_hook_processes.end_interrupted(path.parent)
         assert lives(foreign)
 
 
@@ -218,10 +218,12 @@ def test_an_engine_that_wrote_its_title_over_its_environment(tmp_path: Path) -> 
         eventually(lambda: procfs.command(child)[:1] == ("sleep",))
         ticks, said = procfs.start_ticks(leader) or 0, json.loads(path.read_text())
         path.write_text(json.dumps({**said, "command": [leader, ticks - 1]}))
-        assert command_marks.end_interrupted(path.parent) == [], "the leader's number was given to another process"
+        assert leftover_hook_processes.end_interrupted(path.parent) == [], (
+            "the leader's number was given to another process"
+        )
         assert lives(leader)
         path.write_text(json.dumps({**said, "command": [leader, ticks]}))
-        command_marks.end_interrupted(path.parent)
+        leftover_hook_processes.end_interrupted(path.parent)
         assert not lives(leader)
         assert not lives(child), "below it"
 
@@ -258,4 +260,4 @@ def test_what_is_left_is_no_candidate_and_an_operators_process_with_the_same_env
 
 @pytest.mark.parametrize("value", ["", ":", TOKEN, f"{TOKEN}:relative", f":{TOKEN}"])
 def test_a_mark_that_is_none(value: str) -> None:
-    assert command_marks.parse(value) == ("", "")
+    assert leftover_hook_processes.parse(value) == ("", "")

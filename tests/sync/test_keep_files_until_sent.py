@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.run import IntentKind, IntentState
-from podwatch.sync.upload.hardlinks import Held, Holder
+from podwatch.sync.upload.keep_files_until_sent import Held, Holder
 from podwatch.system.own_directories import Workspace
 from tests.sync.conftest import World
 
@@ -74,7 +74,7 @@ def test_where_links_are_refused_nothing_is_held(pod: World, monkeypatch: pytest
     def refused(*_: object, **__: object) -> None:
         raise OSError(18, os.strerror(18))
 
-    monkeypatch.setattr("podwatch.sync.upload.hardlinks.os.link", refused)
+    monkeypatch.setattr("podwatch.sync.upload.keep_files_until_sent.os.link", refused)
     assert holder(pod).hold(pod.catalogue.contents(5)) is None
     assert ours(pod) == []
     assert pod.journal.open_intents(IntentKind.HOLD) == []

@@ -1,0 +1,148 @@
+"""The simulated trainer: makes steps, broadcasts and checkpoints in prime-rl's order. Standard library only."""
+
+import os
+import shutil
+import time
+import urllib.request
+from pathlib import Path
+
+from podwatch.simulation.run_files import (
+    RunConfig,
+    highest_step,
+    hold,
+    read_dcp,
+    say,
+    take_fault,
+    tensor_bytes,
+    write_dcp,
+    write_safetensors,
+)
+
+TRAINER_GPU = 1
+TRAINER_MEMORY = 62 << 30
+
+
+def train(config: RunConfig) -> int:
+    """Run to ``max_steps``. Exit code 1 when a checkpoint does not load, as in prime-rl."""
+    say("INFO", "Starting RL trainer")
+    hold(config.gpus, TRAINER_GPU, os.getpid(), TRAINER_MEMORY, 10.0)
+    start = 0
+    if config.resume_step is not None:
+        start = config.resume_step
+        say("INFO", f"Resuming training from checkpoint step {start}")
+        try:
+            size = read_dcp(config.trainer_checkpoint(start))
+        except (OSError, ValueError) as error:
+            say("ERROR", f"CheckpointException: {error}")
+            return 1
+        time.sleep(config.load_seconds)  # 47 GB take minutes: long enough for the memory to be seen on the GPU
+        say("INFO", f"Loaded {size} bytes")
+        if _told_to_fail(config, start):
+            say("ERROR", f"RuntimeError: Error(s) in loading state_dict at step {start}: size mismatch")
+            return 1
+    # prime-rl up to v0.4.0 takes the rollouts at the highest orchestrator checkpoint, whatever it resumes from
+    # (with a later one left behind it waits for a batch that never comes).
+    shift = 0
+    if config.layout == "A":
+        shift = max(0, (highest_step(config.orchestrator_root / "checkpoints") or start) - start)
+    if config.layout == "B" and config.resume_step is not None:
+        _broadcast(config, start)
+    first = start if config.layout == "A" else start + 1
+    last = config.max_steps if config.layout == "A" else config.max_steps + 1
+    for step in range(first, last):
+        if config.layout == "A" and step > 0:
+            _broadcast(config, step)
+            if step % config.interval == 0 and step != config.resume_step:
+                _save(config, step)
+        began = time.monotonic()
+        _wait_for(config.rollout(step + shift))
+        if take_fault(config, "hang") is not None:
+            _hang(config)
+        hold(config.gpus, TRAINER_GPU, os.getpid(), TRAINER_MEMORY, 95.0)
+        time.sleep(config.step_seconds)
+        hold(config.gpus, TRAINER_GPU, os.getpid(), TRAINER_MEMORY, 20.0)
+        if config.layout == "B":
+            _broadcast(config, step)
+            if step % config.interval == 0:
+                _save(config, step)
+        say(
+            "SUCCESS",
+            f"Step {step} | Time: {time.monotonic() - began:.2f}s | Loss: {1 / (step + 1):.4f} | Entropy: 0.3",
+        )
+        _ping(config.heartbeat_url)
+    if config.max_steps % config.interval:
+        _save(config, config.max_steps)
+    say("SUCCESS", "RL trainer finished!")
+    return 0
+
+
+def _save(config: RunConfig, step: int) -> None:
+    say("INFO", f"Saving checkpoint at step {step}")
+    write_dcp(config.trainer_checkpoint(step), ranks=config.ranks, bytes_per_rank=config.shard_bytes, seed=step)
+    if config.keep_last:
+        _keep_last(config)
+    if config.layout == "A":
+        weights = config.output_dir / "weights" / f"step_{step}"
+        _write_weights(config, weights, step)
+
+
+def _write_weights(config: RunConfig, directory: Path, step: int) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    write_safetensors(directory / "model.safetensors", {"w": tensor_bytes(step + 7, config.weights_bytes)})
+    (directory / "config.json").write_text('{"model_type": "qwen3"}\n')
+    (directory / "STABLE").touch()
+
+
+def _broadcast(config: RunConfig, step: int) -> None:
+    directory = config.broadcast(step)
+    (directory / "STABLE").unlink(missing_ok=True)
+    _write_weights(config, directory, step)
+    # Broadcasts at checkpoint steps stay forever, the others are removed when the next ones exist.
+    for old in directory.parent.glob("step_*"):
+        number = int(old.name.split("_")[-1])
+        if number < step - 1 and number % config.interval:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _keep_last(config: RunConfig) -> None:
+    steps = sorted(int(path.name.split("_")[-1]) for path in (config.output_dir / "checkpoints").glob("step_*"))
+    for step in steps[: -config.keep_last]:
+        shutil.rmtree(config.output_dir / "checkpoints" / f"step_{step}", ignore_errors=True)
+
+
+def _wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.02)
+
+
+def _hang(config: RunConfig) -> None:
+    """A deadlock as in prime-rl #1713: no step, GPU at 0 %, memory still held."""
+    hold(config.gpus, TRAINER_GPU, os.getpid(), TRAINER_MEMORY, 0.0)
+    while True:
+        time.sleep(3600)
+
+
+def _told_to_fail(config: RunConfig, step: int) -> bool:
+    """Whether to fail now: the fault ``crash-after-load`` contains ``<step> <times>``; ``newest`` is the first loaded
+    step."""
+    text = take_fault(config, "crash-after-load")
+    if text is None:
+        return False
+    wanted, times = text.split()
+    wanted = str(step) if wanted == "newest" else wanted
+    if wanted != str(step):
+        (config.faults / "crash-after-load").write_text(text)
+        return False
+    if int(times) > 1:
+        (config.faults / "crash-after-load").write_text(f"{wanted} {int(times) - 1}")
+    return True
+
+
+def _ping(url: str) -> None:
+    if not url:
+        return
+    try:
+        with urllib.request.urlopen(url, timeout=1):  # noqa: S310 - the configured heartbeat address
+            pass
+    except OSError:
+        pass
