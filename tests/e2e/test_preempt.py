@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from podwatch.daemon import shutdown
-from podwatch.daemon.shutdown import Budget, fits, system_is_stopping, upload_if_it_fits
+from podwatch.daemon.preemption_grace import Budget, fits, upload_if_it_fits
+from podwatch.daemon.shutdown import system_is_stopping
 from podwatch.sync.interfaces import SyncStatus
 from tests.support.asking import leaves_within, messages, published, running
 from tests.support.rig import Rig, alive

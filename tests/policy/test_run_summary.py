@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.domain.manifest import deceives
+from podwatch.domain.safe_names import deceives
 from podwatch.policy.run_summary import Texts, difference, pairs, summarize
 
 BEAT = {

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import ConfigurationError
-from podwatch.domain.manifest import check_relative_path
+from podwatch.domain.safe_names import check_relative_path
 from podwatch.domain.secrets import MASK
 from podwatch.policy.bootstrap import StartRecord
 from podwatch.sensors.log_tail import Sources

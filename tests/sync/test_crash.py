@@ -21,7 +21,7 @@ from podwatch.journal.records import BegunUpload, UploadedObject
 from podwatch.policy.who_may_publish import Timing
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, perform
-from podwatch.sync.publish import Publisher
+from podwatch.sync.publish_and_pointer import Publisher
 from podwatch.sync.store_removal import RemoteRetention
 from podwatch.sync.upload import child_job as jobs
 from podwatch.sync.upload.send_parts import Sending

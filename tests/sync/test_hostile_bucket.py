@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError
-from podwatch.domain.manifest import ManifestSymlink, Pointer, check_links, check_relative_path, sha1_hex
+from podwatch.domain.manifest import ManifestSymlink, Pointer, sha1_hex
+from podwatch.domain.safe_links import check_links
+from podwatch.domain.safe_names import check_relative_path
 from podwatch.sync.inventory import inventory, verify_save
 from tests.support.hurry import hurrying
 from tests.sync.conftest import Run, World

@@ -16,7 +16,7 @@ from podwatch.domain.errors import RemoteError
 from podwatch.domain.manifest import Keys, Pointer
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.inventory import inventory, verify_save
-from podwatch.sync.publish import read_pointer
+from podwatch.sync.publish_and_pointer import read_pointer
 from podwatch.sync.runs.import_backups import Backup, Fit, Importer, Unfit, find_backups, judge
 from podwatch.system.clock import SystemClock
 from tests.support.checkpoints import safetensors_bytes, write_hf_step, write_prime_rl_step

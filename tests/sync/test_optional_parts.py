@@ -17,7 +17,7 @@ from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.store_retention import EXTRA
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.inventory import Verified, examine_save, inventory, verify_optional, verify_save
-from podwatch.sync.publish import read_manifest, read_optional
+from podwatch.sync.publish_and_pointer import read_manifest, read_optional
 from podwatch.sync.store_removal import RemoteRetention
 from podwatch.sync.upload.optional_parts import OptionalParts, look
 from podwatch.system.clock import SystemClock

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError
-from podwatch.domain.manifest import ManifestFile, ManifestSymlink, check_links, sha1_hex
+from podwatch.domain.manifest import ManifestFile, ManifestSymlink, sha1_hex
+from podwatch.domain.safe_links import check_links
 from podwatch.recovery import quarantine
 from podwatch.stores.base import TOTAL
 from podwatch.system.own_directories import Workspace

@@ -14,10 +14,11 @@ import pytest
 from podwatch.daemon.own_findings import clock_findings
 from podwatch.domain.errors import HostError, InternalError, PodwatchError, RemoteError
 from podwatch.domain.finding import Severity
-from podwatch.domain.manifest import Manifest, check_links
+from podwatch.domain.manifest import Manifest
+from podwatch.domain.safe_links import check_links
 from podwatch.stores.base import ObjectStore, store_time
 from podwatch.sync.inventory import inventory
-from podwatch.sync.publish import read_manifest
+from podwatch.sync.publish_and_pointer import read_manifest
 from podwatch.sync.upload.start_child import SetVoid
 from podwatch.sync.upload.uploader import Sender
 from tests.support.hurry import hurrying

@@ -33,7 +33,7 @@ from podwatch.sync.lease.protocol import (
     Superseded,
     perform,
 )
-from podwatch.sync.publish import Publisher, named_by_others, newest_pointer, read_pointer
+from podwatch.sync.publish_and_pointer import Publisher, named_by_others, newest_pointer, read_pointer
 from podwatch.sync.store_removal import RemoteRetention
 from podwatch.system.procfs import identify
 from tests.sync.conftest import AtWall, Held, World

@@ -348,7 +348,7 @@ def _open(settings: Any) -> "ObjectStore":
 
 def _manifest(store: "ObjectStore | None", settings: Any, step: int, save_id: str) -> "tuple[Manifest | None, str]":
     """The manifest of this save, or the reason why there is none."""
-    from podwatch.sync.publish import checked_manifest
+    from podwatch.sync.publish_and_pointer import checked_manifest
     from podwatch.sync.upload.child_job import keys_for
 
     if store is None:

@@ -176,7 +176,7 @@ def _ask(overrides: dict[str, object]) -> None:
     """Ask for the run's name and the store, which cannot be detected. Enter keeps the proposed name, or no store."""
     from podwatch.config import plugins
     from podwatch.config.store_kinds import KINDS, kind_of
-    from podwatch.domain.manifest import valid_run_id
+    from podwatch.domain.safe_names import valid_run_id
 
     def run_name(text: str) -> str:
         if not valid_run_id(text):

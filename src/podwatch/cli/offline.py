@@ -235,7 +235,7 @@ def store_and_prefix(settings: "Settings") -> "Iterator[tuple[ObjectStore, str]]
 
 
 def checked_run_id(text: str) -> str:
-    from podwatch.domain.manifest import valid_run_id
+    from podwatch.domain.safe_names import valid_run_id
 
     if not valid_run_id(text):
         raise UsageError("not a valid run id", where=repr(text)[:120], fix="`podwatch runs list` shows the runs")

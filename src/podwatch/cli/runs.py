@@ -150,7 +150,7 @@ def _import_line(answer: dict[str, Any], *, dry_run: bool) -> str:
 
 def _source(source: str, target: str, prefix: str) -> tuple[str, str]:
     """(object-name prefix of the step_N/, target run id)."""
-    from podwatch.domain.manifest import check_relative_path, valid_run_id
+    from podwatch.domain.safe_names import check_relative_path, valid_run_id
 
     place = source.strip("/")
     if valid_run_id(source):

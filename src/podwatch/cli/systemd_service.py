@@ -84,7 +84,7 @@ class Service:
 
 def service_of(name: str) -> Service:
     """UsageError for a name that is no name of a run."""
-    from podwatch.domain.manifest import valid_run_id
+    from podwatch.domain.safe_names import valid_run_id
 
     if name and not valid_run_id(name):
         raise UsageError("not a valid service name", where=f"--run {name}", fix="use letters, digits, . _ -")

@@ -16,7 +16,7 @@ from podwatch.config.loading import LoadedSettings, find_file, load_settings, lo
 from podwatch.config.section_base import settings_of
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
-from podwatch.domain.manifest import valid_run_id
+from podwatch.domain.safe_names import valid_run_id
 
 COPY_NAME = "last-good.json"
 COPY_VERSION = 1

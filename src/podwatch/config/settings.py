@@ -13,8 +13,9 @@ from podwatch.config.section_base import Section, check, check_section, section,
 from podwatch.config.store_kinds import EXAMPLES, KINDS
 from podwatch.config.units import Duration, Ratio, Size
 from podwatch.domain.gang import MOST_NODES
-from podwatch.domain.manifest import DEFAULT_PART_SIZE, valid_run_id
+from podwatch.domain.manifest import DEFAULT_PART_SIZE
 from podwatch.domain.replacement import LONGEST_CALL_SECONDS, PROVIDER_NAME
+from podwatch.domain.safe_names import valid_run_id
 from podwatch.domain.thresholds import (
     GIB,
     DetectionPolicy,

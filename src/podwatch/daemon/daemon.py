@@ -31,7 +31,8 @@ from podwatch.daemon.page_history import History
 from podwatch.daemon.paths_and_run_lock import RunLock
 from podwatch.daemon.pause import KEY as PAUSE
 from podwatch.daemon.pause import Maintenance
-from podwatch.daemon.shutdown import Budget, briefly, say_goodbye, say_goodbye_of_job, told_by
+from podwatch.daemon.preemption_grace import Budget
+from podwatch.daemon.shutdown import briefly, say_goodbye, say_goodbye_of_job, told_by
 from podwatch.daemon.status_view import Books, Remembered, StatusSource, TrainingInPause
 from podwatch.daemon.store_jobs import TELLING, Jobs, StoreJobs, make_artifacts
 from podwatch.daemon.tick import Findings, LoadAgain, Reload, Reporters, Tick

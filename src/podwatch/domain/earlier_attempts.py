@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
-from podwatch.domain.manifest import SCHEMA_VERSION, deceives
+from podwatch.domain.manifest import SCHEMA_VERSION
+from podwatch.domain.safe_names import deceives
 
 LONGEST_TEXT = 1000
 MOST_HOSTS, MOST_GPUS = 64, 16

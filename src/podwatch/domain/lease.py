@@ -13,7 +13,8 @@ from typing import Any
 
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.manifest import SCHEMA_VERSION, deceives
+from podwatch.domain.manifest import SCHEMA_VERSION
+from podwatch.domain.safe_names import deceives
 
 _CLAIM_NAME = re.compile(r"(\d{1,18})-([A-Za-z0-9]{1,64})\Z")
 _CONTROL_KEYS = ("schema_version", "kind", "desired", "holder", "reason")

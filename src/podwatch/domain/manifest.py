@@ -6,12 +6,13 @@ Data from a store is never trusted: ``from_bytes`` checks every field and every 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from podwatch.domain.errors import IntegrityError
+from podwatch.domain.safe_names import check_relative_path, valid_run_id
 
 SCHEMA_VERSION = 1
 DEFAULT_PART_SIZE = 100_000_000
@@ -19,20 +20,13 @@ DEFAULT_PART_SIZE = 100_000_000
 WRITER_TAG = "podwatch-writer"
 """File-info key that marks every object of podwatch; it never changes or deletes an object without it."""
 
-_RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _SAVE_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 _SHA1 = re.compile(r"^[0-9a-f]{40}\Z")
 _XXH3 = re.compile(r"^[0-9a-f]{32}\Z")
-_DECEIVING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _MOST_VALUES = 2_000_000
 """Values in one document: more than 100,000 files. A parsed value takes up to 30 times its bytes in memory."""
 _LARGEST = 2**63 - 1
 """The largest number that the journal and a file system can hold."""
-
-
-def valid_run_id(text: str) -> bool:
-    """Whether ``text`` is a safe path segment: letters, digits, ``.``, ``_`` and ``-``, at most 128 characters."""
-    return bool(_RUN_ID.match(text)) and ".." not in text
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,31 +111,6 @@ class Keys:
 
     def data(self, step: int, save_id: str, path: str) -> str:
         return self.save(step, save_id) + check_relative_path(path)
-
-
-def check_relative_path(path: str) -> str:
-    """Return ``path`` if it is safe to join below a directory, else raise IntegrityError.
-
-    Refused: empty or absolute paths, backslashes, control characters, ``.``, ``..`` and empty segments, names that no
-    file system or store can hold, and names that display differently from what they are.
-    """
-    segments = path.split("/")
-    if (
-        not path
-        or path.startswith("/")
-        or "\\" in path
-        or deceives(path)
-        or any(s in ("", ".", "..") or len(s.encode("utf-8", "surrogatepass")) > 255 for s in segments)
-        or len(path.encode("utf-8", "surrogatepass")) > 900
-    ):
-        raise IntegrityError("unsafe path in a manifest", where=repr(path)[:120], fix="podwatch ignores the object")
-    return path
-
-
-def deceives(text: str) -> bool:
-    """Whether ``text`` contains control characters (C1 too: terminals interpret them), lone surrogates, line separators
-    or characters that change the writing direction."""
-    return _DECEIVING.search(text) is not None
 
 
 class Proof(StrEnum):
@@ -478,94 +447,3 @@ def _integer(value: Any, *, minimum: int | None = None) -> int:
     if minimum is not None and value < minimum:
         raise ValueError(f"{value} is below {minimum}")
     return value
-
-
-# -- symbolic links ----------------------------------------------------------------------------------------------------
-# They are resolved as the kernel will resolve them after a restore. A target's text is not enough: with ``a -> sub``
-# and ``b -> a/../../x`` each target looks harmless. So every link is resolved against the manifest's own files and
-# links, segment by segment, through other links as well.
-#
-# A link is allowed to point to any name inside its own part, even to one that is not in the manifest: the link then
-# dangles after the restore. ``..`` after such a name is refused, because it is not known whether it is a directory.
-
-_MOST_FOLLOWED = 40
-"""Links on the way to one target; the kernel's own limit."""
-_LONGEST = 1000
-"""Characters of a target."""
-_MOST_SEGMENTS = 400
-"""On the way to one target, links included."""
-_MOST_LINKS = 10_000
-"""In one manifest: a checkpoint has a handful."""
-
-
-def check_links(files: Iterable[ManifestFile], links: Sequence[ManifestSymlink]) -> None:
-    """Raise IntegrityError unless every link, fully resolved, stays in its part and no entry is below a link."""
-    if len(links) > _MOST_LINKS:
-        raise IntegrityError(f"manifest contains more than {_MOST_LINKS} links", where="symlinks")
-    for link, reason in _bad(files, links):
-        raise IntegrityError(f"manifest contains a link that {reason}", where=repr(link.path)[:120])
-
-
-def restorable(files: Sequence[ManifestFile], links: Sequence[ManifestSymlink]) -> tuple[ManifestSymlink, ...]:
-    """The links that ``check_links`` accepts together. Leaving one out can change the target of another."""
-    left = tuple(links[:_MOST_LINKS])
-    while bad := {link.path for link, _ in _bad(files, left)}:
-        left = tuple(link for link in left if link.path not in bad)
-    return left
-
-
-def _bad(files: Iterable[ManifestFile], links: Sequence[ManifestSymlink]) -> Iterable[tuple[ManifestSymlink, str]]:
-    if not links:
-        return
-    targets = {link.path: link.target for link in links}
-    paths = (*(file.path for file in files), *targets)
-    folders = {path[:end] for path in paths for end, c in enumerate(path) if c == "/"}
-    for link in links:
-        if reason := _reason(link, targets, folders):
-            yield link, reason
-
-
-def _reason(link: ManifestSymlink, targets: dict[str, str], folders: set[str]) -> str:
-    if link.path in folders:
-        return "has other entries below it"
-    if not link.path.startswith(f"{link.part}/"):
-        return "is outside its part"
-    target = link.target
-    if not target or deceives(target) or "\\" in target or len(target) > _LONGEST:
-        return "has an invalid target"
-    return _leaves(link.path, targets, folders)
-
-
-def _leaves(path: str, targets: dict[str, str], folders: set[str]) -> str:
-    """Why this link leaves its part or never resolves; empty if it stays inside."""
-    part, *here = path.split("/")[:-1]
-    pending = targets[path].split("/")[::-1]
-    if targets[path].startswith("/"):
-        return "leads out of its checkpoint"
-    followed, segments = 1, 0
-    while pending:
-        name = pending.pop()
-        segments += 1
-        if segments > _MOST_SEGMENTS:
-            return "never ends"
-        if name in ("", "."):
-            continue
-        known = not here or "/".join((part, *here)) in folders
-        if name == "..":
-            if not here:
-                return "leads out of its checkpoint"
-            if not known:
-                return 'uses ".." after a name that is no directory in the manifest'
-            here.pop()
-            continue
-        here.append(name)
-        now = "/".join((part, *here))
-        if known and now in targets:
-            followed += 1
-            if followed > _MOST_FOLLOWED:
-                return "never ends"
-            if targets[now].startswith("/"):
-                return "leads out of its checkpoint"
-            here.pop()
-            pending += targets[now].split("/")[::-1]
-    return ""

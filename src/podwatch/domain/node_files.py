@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.manifest import check_relative_path
+from podwatch.domain.safe_names import check_relative_path
 from podwatch.domain.secrets import scrub
 
 MOST_FILES: Final = 100_000

@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.manifest import SCHEMA_VERSION, deceives
+from podwatch.domain.manifest import SCHEMA_VERSION
+from podwatch.domain.safe_names import deceives
 
 _NUMBERED: Final = re.compile(r"([1-9][0-9]{0,17})(?::(s[a-z2-7]{7}))?")
 """The end of a label: the number, and the store's tag in labels of newer controllers."""

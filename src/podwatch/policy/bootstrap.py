@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.manifest import check_relative_path, deceives, valid_run_id
+from podwatch.domain.safe_names import check_relative_path, deceives, valid_run_id
 from podwatch.domain.secrets import MASK, name_strength
 
 KIND = "podwatch-bootstrap"

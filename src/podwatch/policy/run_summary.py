@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
-from podwatch.domain.manifest import deceives
+from podwatch.domain.safe_names import deceives
 from podwatch.domain.secrets import scrub
 
 CONTEXT_LINES: Final = 3

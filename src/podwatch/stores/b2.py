@@ -17,7 +17,8 @@ from b2sdk.v3 import MetadataDirectiveMode
 from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.domain.manifest import WRITER_TAG, Proof, check_relative_path
+from podwatch.domain.manifest import WRITER_TAG, Proof
+from podwatch.domain.safe_names import check_relative_path
 from podwatch.stores.b2_errors import ResourceNotFound
 from podwatch.stores.b2_session import Bucket
 from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours

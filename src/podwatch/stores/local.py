@@ -22,7 +22,8 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.domain.manifest import WRITER_TAG, Proof, check_relative_path
+from podwatch.domain.manifest import WRITER_TAG, Proof
+from podwatch.domain.safe_names import check_relative_path
 from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours
 from podwatch.stores.local_large import LargeUploads
 from podwatch.stores.part_reader import XXH3, FileSource, PartStream, Source, StreamSource

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from podwatch.config import plugins
 from podwatch.config.store_kinds import EXAMPLES, KINDS
 from podwatch.domain.errors import ConfigurationError, IntegrityError
-from podwatch.domain.manifest import check_relative_path
+from podwatch.domain.safe_names import check_relative_path
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore

@@ -14,7 +14,8 @@ from io import BytesIO
 from typing import BinaryIO
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.domain.manifest import Proof, check_relative_path
+from podwatch.domain.manifest import Proof
+from podwatch.domain.safe_names import check_relative_path
 from podwatch.stores import s3_xml
 from podwatch.stores.base import (
     CannotDelete,

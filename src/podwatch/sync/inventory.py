@@ -10,10 +10,11 @@ from typing import Any
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.lease import HolderState, parse_pins
-from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestRef, Pointer, Proof, check_links, sha1_hex
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestRef, Pointer, Proof, sha1_hex
+from podwatch.domain.safe_links import check_links
 from podwatch.domain.stored_checkpoint import StoredSave, stored_save
 from podwatch.stores.base import ObjectStore, StoredObject
-from podwatch.sync.publish import checked_manifest, newest_pointer, read_optional, read_pointer
+from podwatch.sync.publish_and_pointer import checked_manifest, newest_pointer, read_optional, read_pointer
 from podwatch.sync.read_back import hashes_of
 
 _LIMIT = 64 << 20

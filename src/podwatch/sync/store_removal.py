@@ -29,7 +29,7 @@ from podwatch.policy.store_retention import (
 )
 from podwatch.stores.base import MOST_PROBE_BYTES, ObjectStore, StoredObject, Upload, store_time
 from podwatch.sync.interfaces import Lease, RunIdentity
-from podwatch.sync.publish import named_by_others, read_pointer
+from podwatch.sync.publish_and_pointer import named_by_others, read_pointer
 from podwatch.system.clock import Clock
 
 # -- old checkpoints -------------------------------------------------------------------------------------------------

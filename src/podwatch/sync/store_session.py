@@ -28,7 +28,7 @@ from podwatch.sync.interfaces import GuardedRun, SetSource, SyncStatus, Tell, fe
 from podwatch.sync.inventory import Stock, stock
 from podwatch.sync.lease.holder import Follower, LeaseHolder
 from podwatch.sync.lease.protocol import LeaseTerms, NotHolding
-from podwatch.sync.publish import Publisher, Superseded
+from podwatch.sync.publish_and_pointer import Publisher, Superseded
 from podwatch.sync.store_removal import RemoteRetention, Sweeper, told
 from podwatch.sync.upload.child_job import keys_for
 from podwatch.system.blocking_calls import Worker

@@ -27,7 +27,7 @@ from podwatch.stores.base import TOTAL
 from podwatch.stores.base import Upload as StoreUpload
 from podwatch.sync.interfaces import Emit, GuardedRun, NodeUploads, SetSource, SyncStatus, Unstored
 from podwatch.sync.lease.protocol import LeaseTerms
-from podwatch.sync.publish import Publisher, Superseded
+from podwatch.sync.publish_and_pointer import Publisher, Superseded
 from podwatch.sync.store_session import BACKOFF_MAX, BACKOFF_MIN, StoreSession, internal
 from podwatch.sync.upload import child_job as jobs
 from podwatch.sync.upload.apply_cpu_priority import Outlook

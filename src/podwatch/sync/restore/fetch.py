@@ -12,7 +12,8 @@ from pathlib import Path
 
 from podwatch.client.times_and_sizes import size as in_words
 from podwatch.domain.errors import HostError, IntegrityError
-from podwatch.domain.manifest import ManifestFile, ManifestSymlink, check_links
+from podwatch.domain.manifest import ManifestFile, ManifestSymlink
+from podwatch.domain.safe_links import check_links
 from podwatch.stores.base import OpenStore
 from podwatch.stores.part_reader import part_spans
 from podwatch.sync.restore.child_job import Fetched, FetchJob

@@ -10,10 +10,11 @@ from typing import Protocol
 
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import ConfigurationError, IntegrityError
-from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestSymlink, check_links, sha1_hex
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestSymlink, sha1_hex
+from podwatch.domain.safe_links import check_links
 from podwatch.policy.store_retention import EXTRA
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.publish import read_optional
+from podwatch.sync.publish_and_pointer import read_optional
 from podwatch.sync.restore.child_job import Fetched
 from podwatch.sync.restore.fetch import by_part
 from podwatch.sync.restore.stage_and_put_in_place import StagingArea

@@ -1,6 +1,6 @@
 """Restore: find a whole checkpoint in the store, fetch and verify it, move it to where the trainer expects it.
 
-Blocking: for a thread or the command line. Nothing from the store is trusted (fetch.py, ``publish.checked_manifest``);
+Blocking: for a thread or the command line. Nothing from the store is trusted (fetch.py, ``checked_manifest``);
 ``train_command`` in a manifest is only ever shown.
 """
 
@@ -16,13 +16,14 @@ from typing import Any
 from podwatch.checkpoints.layouts import shared_rules
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
-from podwatch.domain.manifest import Keys, ManifestFile, ManifestRef, Pointer, check_links, sha1_hex
+from podwatch.domain.manifest import Keys, ManifestFile, ManifestRef, Pointer, sha1_hex
 from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState
+from podwatch.domain.safe_links import check_links
 from podwatch.domain.stored_checkpoint import PublishedSave, StoredSave, stored_save
 from podwatch.journal.journal import Journal
 from podwatch.stores.base import ObjectStore, OpenStore, Progress, StoredObject
 from podwatch.sync.interfaces import features_of
-from podwatch.sync.publish import checked_manifest, newest_pointer, read_manifest
+from podwatch.sync.publish_and_pointer import checked_manifest, newest_pointer, read_manifest
 from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.fetch import by_part, is_marker
 from podwatch.sync.restore.optional_parts import Brought, Part, bring_optional

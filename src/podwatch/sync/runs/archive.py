@@ -17,7 +17,7 @@ from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.policy.store_retention import Decision, Keep, Leftover, abandoned_uploads, plan_archive, sign_of_life
 from podwatch.stores.base import CannotDelete, ObjectStore, StoredObject, Upload, store_time
 from podwatch.sync.inventory import inventory, last_word, verify_save
-from podwatch.sync.publish import read_pointer
+from podwatch.sync.publish_and_pointer import read_pointer
 from podwatch.system.clock import Clock
 
 # -- archive.json -----------------------------------------------------------------------------------------------------

@@ -26,7 +26,14 @@ from podwatch.stores.part_reader import FileSource, Source, StreamSource, part_s
 from podwatch.sync.connections import WorkerPool
 from podwatch.sync.interfaces import rfc3339
 from podwatch.sync.inventory import inventory
-from podwatch.sync.publish import checked_manifest, in_store, newest_pointer, pointer_as_stored, proof_of, read_optional
+from podwatch.sync.publish_and_pointer import (
+    checked_manifest,
+    in_store,
+    newest_pointer,
+    pointer_as_stored,
+    proof_of,
+    read_optional,
+)
 from podwatch.sync.read_back import read_back
 from podwatch.sync.runs.archive import signs
 from podwatch.sync.runs.copied_so_far import Notes

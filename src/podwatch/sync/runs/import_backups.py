@@ -21,12 +21,13 @@ from podwatch.checkpoints.layouts import shared_rules
 from podwatch.checkpoints.layouts.base import Judgement, Layout, PartFiles
 from podwatch.checkpoints.scan import scan_part
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError
-from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, check_relative_path, sha1_hex
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
+from podwatch.domain.safe_names import check_relative_path
 from podwatch.policy.store_retention import IMPORT_LINEAGE, Placing, place_import
 from podwatch.stores.base import ObjectStore, Progress, StoredObject, Upload, recognized
 from podwatch.stores.part_reader import StreamSource, part_spans
 from podwatch.sync.interfaces import rfc3339
-from podwatch.sync.publish import checked_manifest, in_store, pointer_as_stored, proof_of
+from podwatch.sync.publish_and_pointer import checked_manifest, in_store, pointer_as_stored, proof_of
 from podwatch.sync.read_back import hashes_of
 from podwatch.sync.runs.copied_so_far import Notes
 from podwatch.system.clock import Clock

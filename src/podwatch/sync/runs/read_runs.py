@@ -18,14 +18,15 @@ from podwatch.client.times_and_sizes import from_rfc3339
 from podwatch.domain.earlier_attempts import LastEnd, parse_verdict
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.lease import parse_control
-from podwatch.domain.manifest import Keys, Pointer, valid_run_id
+from podwatch.domain.manifest import Keys, Pointer
+from podwatch.domain.safe_names import valid_run_id
 from podwatch.domain.secrets import scrub_argv
 from podwatch.policy.run_check import Evidence, parse_beat
 from podwatch.policy.run_summary import Summary, Texts, summarize
 from podwatch.policy.store_retention import IMPORT_LINEAGE, sign_of_life
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
 from podwatch.sync.inventory import LastWord, parse_last_word
-from podwatch.sync.publish import newest_pointer, read_manifest, read_pointer
+from podwatch.sync.publish_and_pointer import newest_pointer, read_manifest, read_pointer
 from podwatch.sync.runs.archive import read_record
 from podwatch.sync.runs.bootstrap import fetch
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.manifest import Keys, ManifestFile, ManifestSymlink, check_relative_path
+from podwatch.domain.manifest import Keys, ManifestFile, ManifestSymlink
+from podwatch.domain.safe_names import check_relative_path
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open_store import parse_store_url
 from podwatch.system.pinned_directories import Pin

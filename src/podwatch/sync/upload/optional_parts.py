@@ -24,7 +24,8 @@ from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, FileEntry
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError
 from podwatch.domain.event import EventName
-from podwatch.domain.manifest import Keys, Manifest, ManifestFile, restorable
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile
+from podwatch.domain.safe_links import restorable
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.records import UploadedObject
@@ -32,7 +33,7 @@ from podwatch.policy.store_retention import EXTRA, Occasion, SaveKey, occasions,
 from podwatch.stores.base import ObjectStore, Progress
 from podwatch.stores.fenced_writes import put_before
 from podwatch.sync.interfaces import GuardedRun, Lease, SetSource, Tell, Unstored, rfc3339
-from podwatch.sync.publish import in_store, proof_of, read_optional
+from podwatch.sync.publish_and_pointer import in_store, proof_of, read_optional
 from podwatch.sync.upload import child_job as jobs
 from podwatch.sync.upload.artifacts import looks_like_a_key
 from podwatch.sync.upload.start_child import SetVoid, UploadStopped

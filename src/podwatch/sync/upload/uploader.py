@@ -11,7 +11,8 @@ from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import HostError, PodwatchError, RemoteError
-from podwatch.domain.manifest import Manifest, restorable
+from podwatch.domain.manifest import Manifest
+from podwatch.domain.safe_links import restorable
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
@@ -19,7 +20,7 @@ from podwatch.journal.records import BegunUpload, UploadedObject
 from podwatch.policy.resume import NO_TRAINING
 from podwatch.stores.base import Progress
 from podwatch.sync.interfaces import RunSource, SetSource, Tell, features_of, rfc3339
-from podwatch.sync.publish import ObjectsMissing, Publisher
+from podwatch.sync.publish_and_pointer import ObjectsMissing, Publisher
 from podwatch.sync.upload import child_job as jobs
 from podwatch.sync.upload.apply_cpu_priority import Priority, watched
 from podwatch.sync.upload.file_owners import check_contents, owners_of

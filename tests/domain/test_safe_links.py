@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.domain import manifest as links_module
+from podwatch.domain import safe_links
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.manifest import ManifestFile, ManifestSymlink, check_links, restorable
+from podwatch.domain.manifest import ManifestFile, ManifestSymlink
+from podwatch.domain.safe_links import check_links, restorable
 
 NAMES = ("a", "b", "sub", "é", "..x", "...")
 names = st.sampled_from(NAMES)
@@ -81,7 +82,7 @@ def test_the_kernel_agrees(tree: tuple[list[str], dict[str, str]]) -> None:
 
 def accepted_alone(path: str, files: Sequence[ManifestFile], links: Sequence[ManifestSymlink]) -> bool:
     """Is this link among those that can stay? (Another one being refused does not make it bad.)"""
-    return f"part/{path}" not in {x.path for x, _ in links_module._bad(files, links)}
+    return f"part/{path}" not in {x.path for x, _ in safe_links._bad(files, links)}
 
 
 @given(trees())
