@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.config.setting_names import known_keys
+
 ROOT = Path(__file__).parents[2]
 PATH = re.compile(r"(?<![\w./*{}-])((?:[\w.-]+/)+[\w*-]+\.py)\b")
 """``folder/name.py``, and ``folder/test_*.py``. A bare ``name.py`` can belong to any program."""
@@ -44,6 +46,36 @@ def test_every_path_in_a_text_exists() -> None:
         if (gone := missing(path.read_text(), ours, folders))
     }
     assert not wrong
+
+
+DOTTED = re.compile(r"``([a-z_]+)((?:\.[A-Za-z_]\w*)+)(?:\(\))?``")
+KEYS = known_keys()
+
+
+def stale(text: str) -> list[str]:
+    """The ``folder.module.Name`` in ``text`` that podwatch does not have. Keys of settings look alike; below
+    ``trainer.`` trainers have keys of their own."""
+    found = []
+    for folder, rest in DOTTED.findall(text):
+        name, home = folder + rest, ROOT / "src" / "podwatch" / folder
+        if folder == "trainer" or not home.is_dir() or any(f"{name}.".startswith(f"{key}.") for key in KEYS):
+            continue
+        module, *more = rest.strip(".").split(".")
+        if (home / module).is_dir():
+            continue
+        file = home / f"{module}.py"
+        inside, word = (file, (more or [""])[0]) if file.exists() else (home / "__init__.py", module)
+        if not re.search(rf"\b{word}\b", inside.read_text()):
+            found.append(name)
+    return found
+
+
+def test_every_name_in_a_docstring_exists() -> None:
+    source = ROOT / "src"
+    code = [path for path in texts() if path.suffix == ".py" and path.is_relative_to(source)]
+    assert not {str(path.relative_to(source)): gone for path in code if (gone := stale(path.read_text()))}
+    said = "``policy.restart.confirm`` ``policy.restart`` ``policy.gone`` ``policy.restart.Gone`` ``sync.store``"
+    assert stale(said) == ["policy.gone", "policy.restart.Gone"]
 
 
 def test_every_file_of_the_architecture_page_exists() -> None:

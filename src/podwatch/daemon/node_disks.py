@@ -75,7 +75,7 @@ ABANDONED_KEPT: Final = 100
 
 class OtherDisks:
     """Node 0: what is on the other nodes' disks, and their uploads. Implements ``checkpoints.other_nodes.OtherNodes``
-    and ``sync.types.NodeUploads``."""
+    and ``sync.interfaces.NodeUploads``."""
 
     def __init__(
         self, run: Run, gang: Gang, catalogue: Catalogue, syncer: "Syncer | None", changed: Callable[[], None]
@@ -311,7 +311,7 @@ class OwnDisk:
         self._sender = NodeSender(settings, run, self._sending)
 
     def found_complete(self, step: int, found: Sequence[PartFiles]) -> bool:
-        """As ``checkpoints.completeness.FoundComplete``. In any thread."""
+        """As ``checkpoints.completeness_check.FoundComplete``. In any thread."""
         files = [f for p in found if p.part.required or p.part.uploaded for f in p.files if not is_temporary(f.path)]
         return self._is_complete(step, digest_of(files))
 
@@ -561,7 +561,7 @@ class NodeSender:
 
 
 class NodeIdentity:
-    """As ``sync.types.RunSource``: this node writes for node 0."""
+    """As ``sync.interfaces.RunSource``: this node writes for node 0."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -575,7 +575,7 @@ class NodeIdentity:
 
 
 class NoSets:
-    """As ``sync.types.SetSource``: node 0 judges the checkpoints."""
+    """As ``sync.interfaces.SetSource``: node 0 judges the checkpoints."""
 
     sets: tuple[CheckpointSet, ...] = ()
 

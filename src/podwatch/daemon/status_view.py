@@ -120,7 +120,7 @@ class Books:
 
 
 class StatusSource:
-    """The state of the daemon as of now, for status, HTTP and metrics; see ``api.http.Source``."""
+    """The state of the daemon as of now, for status, HTTP and metrics; see ``api.http_endpoints.Source``."""
 
     def __init__(
         self,

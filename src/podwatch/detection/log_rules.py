@@ -1,5 +1,5 @@
 """The log rules that come with podwatch, and the findings for rules that matched often enough. They support verdicts
-(``second.logs``) and never cause one.
+(``corroborating_signals.logs``) and never cause one.
 """
 
 from collections.abc import Iterable, Sequence

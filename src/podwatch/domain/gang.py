@@ -70,7 +70,7 @@ _ENGINES: Final = (
     _Engine("SkyPilot", "SKYPILOT_NODE_RANK", ("SKYPILOT_NUM_NODES",), ("SKYPILOT_TASK_ID",)),
     _Engine("Kubernetes", "JOB_COMPLETION_INDEX", (), ("JOBSET_NAME", "KUBERNETES_JOB_NAME", "JOBSET_RESTART_ATTEMPT")),
 )
-"""In the order of ``domain.instance``: the engine that starts the nodes comes before the one that it runs on. An
+"""In the order of ``domain.engine_and_attempt``: the engine that starts the nodes comes before the one that it runs on. An
 Indexed Job does not tell its number of completions: ``[nodes] count`` does."""
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from podwatch.hooks.hook_runner import Desk
 
 TURN_SECONDS: Final = 3.0
-"""Time between two looks whether training can be stopped now: well within ``policy.FRESH_SECONDS``."""
+"""Time between two looks whether training can be stopped now: well within ``policy.evaluation.FRESH_SECONDS``."""
 AGAIN_SECONDS: Final = 15.0
 """Until the next try after training could not be stopped, or its GPUs were not free."""
 MISSING_SECONDS: Final = 300.0

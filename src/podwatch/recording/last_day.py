@@ -21,7 +21,7 @@ MAX_LINE: Final = 8 << 10
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The run at ``at`` (epoch seconds). ``use``: what the time since is used for (``policy.accounting.Use``).
+    """The run at ``at`` (epoch seconds). ``use``: what the time since is used for (``policy.time_ledger.Use``).
     ``started``: a trainer is started now. ``gpus``: index -> (used, total) bytes. ``step_at``: epoch seconds of
     ``step``. Only ``at`` and ``use`` are known at a change between two looks."""
 

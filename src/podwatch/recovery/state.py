@@ -143,7 +143,7 @@ class RecoveryState:
 
 
 class CatalogueReader(Protocol):
-    """The part of checkpoints.catalogue.Catalogue that recovery needs."""
+    """The part of ``checkpoints.known_checkpoints.Catalogue`` that recovery needs."""
 
     def rescan(self, *, writers_ended: bool = False) -> tuple[CheckpointSet, ...]: ...
 

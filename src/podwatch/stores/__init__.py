@@ -1,1 +1,1 @@
-"""Object stores behind one protocol (``base``): a local directory and Backblaze B2."""
+"""Object stores behind one protocol (``base``): Backblaze B2, S3 and a local directory."""

@@ -1,6 +1,6 @@
 """Find the processes that belong to an operator's terminal: they are never a trainer and never signalled.
 
-Everything here is pure and takes ``processes.Process``. Four questions:
+Everything here is pure and takes ``Process``. Four questions:
 
 - ``interactive``: a shell that waits for commands, a REPL, a notebook kernel, an editor, a program that manages jobs on
   its terminal, or the unknown leader of a terminal's session.
