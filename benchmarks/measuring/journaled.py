@@ -13,7 +13,7 @@ from benchmarks.measuring.sending import job_for
 from podwatch.config.settings import Settings
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import UploadedObject
+from podwatch.journal.upload_records import UploadedObject
 from podwatch.policy.choose_cpu_priority import Level
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.s3_credentials import S3Credentials

@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 
 from podwatch.checkpoints.layouts import make_layout
-from podwatch.cli.check import examine, machine, other_programs, start
+from podwatch.cli.check import examine, machine, other_programs, training_command
 from podwatch.cli.check.machine import Gpu, gpus
 from podwatch.cli.check.report import Line, sets_of
 from podwatch.cli.check.store import _clock, measure, verdict
@@ -63,24 +63,26 @@ def test_the_program_is_looked_for_on_the_path_that_training_will_have(
 ) -> None:
     mine, theirs = program(tmp_path / "mine", "uv").parent, tmp_path / "theirs"
     monkeypatch.setenv("PATH", f"{mine}:/usr/bin:/bin")
-    assert f"{mine}/uv" in level(start.command(made(tmp_path)))["ok"]
+    assert f"{mine}/uv" in level(training_command.command(made(tmp_path)))["ok"]
     secrets = tmp_path / "env"
     secrets.write_text(f"PATH={theirs}:/usr/bin\n")
     secrets.chmod(0o600)
-    refused = level(start.command(made(tmp_path, trainer={"env_file": secrets})))
+    refused = level(training_command.command(made(tmp_path, trainer={"env_file": secrets})))
     assert "which is not in training's PATH" in refused["fail"]
     assert str(mine) in refused["fail"]
     program(theirs, "uv")
-    assert f"{theirs}/uv" in level(start.command(made(tmp_path, trainer={"env_file": secrets})))["ok"]
+    assert f"{theirs}/uv" in level(training_command.command(made(tmp_path, trainer={"env_file": secrets})))["ok"]
     # A script that starts prime-rl may need uv as well, though nothing says so; a command without it need not.
     script = ["sh", "train.sh"]
-    lacking = level(start.command(made(tmp_path, trainer={"command": script, "env": {"PATH": "/usr/bin:/bin"}})))
+    lacking = level(
+        training_command.command(made(tmp_path, trainer={"command": script, "env": {"PATH": "/usr/bin:/bin"}}))
+    )
     assert "uv not found" in lacking["warn"]
     assert "fail" not in lacking
     new = [sys.executable, "rl", "--run.name", "one"]
     settings = made(tmp_path, trainer={"command": new, "env": {"PATH": "/usr/bin:/bin"}})
-    assert level(start.command(settings), "uv") == {}
-    unknown = level(start.command(made(tmp_path, trainer={"user": "nobody-of-that-name"})))
+    assert level(training_command.command(settings), "uv") == {}
+    unknown = level(training_command.command(made(tmp_path, trainer={"user": "nobody-of-that-name"})))
     assert "user nobody-of-that-name not found" in unknown["fail"]
 
 
@@ -99,41 +101,41 @@ def test_the_program_is_looked_for_on_the_path_that_training_will_have(
     ],
 )
 def test_a_pipe_that_hides_a_crash(argv: tuple[str, ...], hidden: bool) -> None:
-    assert start.hides_exit_code(argv) is hidden
+    assert training_command.hides_exit_code(argv) is hidden
 
 
 def test_a_wandb_key_or_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert "no W&B key" in level(start.keys(made(tmp_path)))["warn"]
+    assert "no W&B key" in level(training_command.keys(made(tmp_path)))["warn"]
     secrets = tmp_path / "env"
     secrets.write_text("WANDB_API_KEY=0123456789abcdef\n")
     secrets.chmod(0o600)
-    lines = list(start.keys(made(tmp_path, trainer={"env_file": secrets})))
+    lines = list(training_command.keys(made(tmp_path, trainer={"env_file": secrets})))
     assert [x.level for x in lines] == ["ok"]
     assert "0123456789abcdef" not in str(lines)
-    assert "offline" in level(start.keys(made(tmp_path, trainer={"env": {"WANDB_MODE": "offline"}})))["ok"]
+    assert "offline" in level(training_command.keys(made(tmp_path, trainer={"env": {"WANDB_MODE": "offline"}})))["ok"]
     (tmp_path / "rl.toml").write_text("[wandb]\noffline = true\n")
     for command in (["rl", "@", str(tmp_path / "rl.toml")], ["rl", "--wandb.offline"], ["rl", "--wandb.offline=True"]):
-        assert "offline" in level(start.keys(made(tmp_path, trainer={"command": command})))["ok"]
+        assert "offline" in level(training_command.keys(made(tmp_path, trainer={"command": command})))["ok"]
     said_no = ["rl", "--wandb.offline", "False"]
-    assert "no W&B key" in level(start.keys(made(tmp_path, trainer={"command": said_no})))["warn"]
+    assert "no W&B key" in level(training_command.keys(made(tmp_path, trainer={"command": said_no})))["warn"]
     (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password x\n")
-    assert "key found" in level(start.keys(made(tmp_path)))["ok"]
-    both = level(start.keys(made(tmp_path, trainer={"env": {"WANDB_RUN_ID": "x"}})))
+    assert "key found" in level(training_command.keys(made(tmp_path)))["ok"]
+    both = level(training_command.keys(made(tmp_path, trainer={"env": {"WANDB_RUN_ID": "x"}})))
     assert "both would use this id" in both["warn"]
 
 
 def test_settings_of_vllm_that_blind_podwatch(tmp_path: Path) -> None:
     (tmp_path / ".venv/lib/python3.12/site-packages/vllm-0.12.0.dist-info").mkdir(parents=True)
-    assert "vLLM 0.12.0" in level(start.vllm(made(tmp_path)))["ok"]
+    assert "vLLM 0.12.0" in level(training_command.vllm(made(tmp_path)))["ok"]
     env = {
         "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1",
         "VLLM_PROCESS_NAME_PREFIX": "X",
         "VLLM_ENGINE_READY_TIMEOUT_S": "9000",
     }
-    warned = level(start.vllm(made(tmp_path, trainer={"env": env})))["warn"]
+    warned = level(training_command.vllm(made(tmp_path, trainer={"env": env})))["warn"]
     assert all(name in warned for name in env)
 
 
@@ -143,24 +145,24 @@ def test_the_resume_command_is_tried_before_the_night(tmp_path: Path) -> None:
     step.mkdir()
     (step / "trainer_state.json").write_text('{"global_step": 10}')
     prime = made(tmp_path)
-    refused = level(start.layout(prime, sets_of(prime)), "resume")
+    refused = level(training_command.layout(prime, sets_of(prime)), "resume")
     assert "prime-rl version" in refused["warn"], "no checkpoint: not sure yet"
-    with_one = level(start._resume(prime, make_layout(prime), 10))
+    with_one = level(training_command._resume(prime, make_layout(prime), 10))
     assert "from step 10: podwatch cannot determine" in with_one["fail"], (
         "a preset that refuses is known now, not at the restart"
     )
     given = made(tmp_path, trainer={"resume_args": ["--ckpt.resume-step", "{step}"]})
-    assert "--ckpt.resume-step 1" in level(start.layout(given, sets_of(given)), "resume")["ok"]
-    assert "set in the configuration" in level(start.layout(settings, sets_of(settings)), "layout")["ok"]
+    assert "--ckpt.resume-step 1" in level(training_command.layout(given, sets_of(given)), "resume")["ok"]
+    assert "set in the configuration" in level(training_command.layout(settings, sets_of(settings)), "layout")["ok"]
     unknown = made(tmp_path, trainer={"layout": "auto", "command": ["./mine"], "output_dir": tmp_path / "nothing"})
     texts = [x.text for x in examine(unknown) if x.level == "fail" and "recognizes" in x.text]
     assert len(texts) == 1, "said once, though several checks need the layout"
 
 
 def test_packages_shared_with_the_trainer(tmp_path: Path) -> None:
-    shared = level(start.packages(made(tmp_path, trainer={"command": [sys.executable, "train.py"]})))
+    shared = level(training_command.packages(made(tmp_path, trainer={"command": [sys.executable, "train.py"]})))
     assert "in the trainer's environment" in shared["warn"]
-    apart = level(start.packages(made(tmp_path, trainer={"command": ["/bin/sh", "train.sh"]})))
+    apart = level(training_command.packages(made(tmp_path, trainer={"command": ["/bin/sh", "train.sh"]})))
     assert "has its own environment" in apart["ok"]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.cli.check import commands
+from podwatch.cli.check import operator_commands
 from podwatch.cli.check.report import Line
 from podwatch.config.loading import load_settings
 from podwatch.config.settings import Settings
@@ -20,7 +20,7 @@ def settings(tmp: Path, **table: object) -> Settings:
 
 def check(tmp: Path, code: str, **more: object) -> Line:
     table = {"name": "model", "command": (sys.executable, "-I", "-c", code), **more}
-    (line,) = commands.checks(settings(tmp, checks=(table,)))
+    (line,) = operator_commands.checks(settings(tmp, checks=(table,)))
     return line
 
 
@@ -54,7 +54,7 @@ def test_a_check_that_hangs_ends_at_its_time_limit_with_everything_it_started(tm
 
 
 def test_a_program_that_is_missing_is_named_with_its_table(tmp_path: Path) -> None:
-    (line,) = commands.checks(settings(tmp_path, checks=({"name": "gone", "command": ("/nowhere/at-all",)},)))
+    (line,) = operator_commands.checks(settings(tmp_path, checks=({"name": "gone", "command": ("/nowhere/at-all",)},)))
     assert line.level == "fail"
     assert "/nowhere/at-all" in line.text
     assert "[[checks]] gone" in line.fix

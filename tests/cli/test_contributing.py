@@ -16,7 +16,7 @@ from podwatch.detection.progress import Progress
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import HostSample, SensorState, Snapshot, observed
 from podwatch.domain.thresholds import Policies
-from podwatch.reporting.notify import NotSent
+from podwatch.reporting.deliver_notices import NotSent
 from podwatch.sensors.log_tail import StepLine, StepLines, clean
 from podwatch.system.clock import SystemClock
 from podwatch.trainer.process_roles import Roles

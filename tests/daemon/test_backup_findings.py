@@ -13,7 +13,7 @@ from podwatch.domain.finding import FindingKind, Severity, Verdict
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.snapshot import Reading, SensorState, Supervision, TrainerSample, observed, unobserved
 from podwatch.policy.uploads import Outcome, Tally
-from podwatch.policy.who_may_publish import Decision, LeaseAction
+from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.sync.interfaces import SyncStatus, UploadPace
 
 

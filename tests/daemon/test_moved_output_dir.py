@@ -8,7 +8,7 @@ import pytest
 from podwatch.daemon.moved_output_dir import take_along
 from podwatch.domain.run import Lineage, RunRecord
 from podwatch.domain.snapshot import Desired
-from podwatch.journal.run_record import load_run_record, save_run_record
+from podwatch.journal.run_record_file import load_run_record, save_run_record
 from podwatch.system.own_directories import Workspace
 
 RECORD = RunRecord("run-1", Lineage("line-1", "line-0", 40), desired=Desired.STOPPED, first_seen_wall=5.0)

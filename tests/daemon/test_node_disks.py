@@ -16,12 +16,12 @@ from podwatch.checkpoints.layouts import kind_of
 from podwatch.checkpoints.layouts.base import Site
 from podwatch.config.settings import NodesSettings
 from podwatch.daemon import loop_wiring, node_disks
-from podwatch.daemon.gang import Gang, GangFiles
 from podwatch.daemon.node_disks import OtherDisks, OwnDisk
+from podwatch.daemon.nodes import Gang, GangFiles
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs
 from podwatch.domain.errors import HostError
-from podwatch.domain.gang import Place
 from podwatch.domain.manifest import Manifest
+from podwatch.domain.node_from_engine import Place
 from podwatch.domain.run import EarlierSave, Lineage, RunRecord
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.policy.local_retention import Protection
@@ -31,7 +31,7 @@ from podwatch.sync.syncer import Syncer
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
-from tests.daemon.test_gang import Node
+from tests.daemon.test_nodes import Node
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.checkpoints import dcp_files
 from tests.support.hurry import hurrying

@@ -8,7 +8,7 @@ from podwatch.daemon.backup_findings import kept_of
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.finding import FindingKind
 from podwatch.policy.lost_saves import safekeeping
-from podwatch.policy.who_may_publish import Decision, LeaseAction
+from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.sync.interfaces import SyncStatus
 
 EMPTY = SyncStatus(store_url="b2://bucket", ok=True, saves=0, standing=Decision(LeaseAction.HOLD))

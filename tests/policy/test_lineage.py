@@ -16,8 +16,8 @@ from podwatch.policy.lineage import SHOWN_SECONDS, branch_line, departure, is_ea
 from podwatch.policy.local_retention import Protection, RemovalInput, plan_removal
 from podwatch.policy.resume import choose
 from podwatch.policy.store_retention import earlier_newest, plan_remote
-from podwatch.recovery.durable_state import Memory
 from podwatch.recovery.resume_point import opened
+from podwatch.recovery.state_in_journal import Memory
 
 L0 = Lineage("l0")
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.node_files import NodeList, NodeStep
-from podwatch.policy.gang import to_cancel, to_delete
+from podwatch.policy.nodes import to_cancel, to_delete
 
 STEPS = st.frozensets(st.integers(0, 12), max_size=8)
 

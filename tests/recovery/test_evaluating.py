@@ -16,7 +16,7 @@ from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.snapshot import Desired
 from podwatch.domain.thresholds import DetectionPolicy, Policies
 from podwatch.journal import Journal
-from podwatch.policy.who_may_publish import Decision, LeaseAction
+from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.recovery import Phase, stop_for_evaluation
 from podwatch.recovery.stop_for_evaluation import Outcome
 from tests.support.recovery_world import GIB, Killed, Killer, Podwatch, World, death, finished

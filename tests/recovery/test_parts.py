@@ -11,7 +11,7 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.run import Intent, IntentKind
 from podwatch.domain.snapshot import GpuSample, GpuState, SensorState, observed, unobserved
 from podwatch.policy.restart import RestartHistory
-from podwatch.recovery import durable_state, gpus_and_ports_free, quarantine
+from podwatch.recovery import gpus_and_ports_free, quarantine, state_in_journal
 from podwatch.recovery.start_plan import added_arguments, changed_configs, config_digests
 from podwatch.system.own_directories import Workspace
 from tests.support.clock import ManualClock
@@ -89,17 +89,17 @@ def test_a_full_disk_has_a_spare_directory_ready(place: Workspace, monkeypatch: 
 
 def test_memory_survives_a_reboot_in_its_own_time() -> None:
     clock = ManualClock(monotonic=5_000.0)
-    kept = durable_state.Memory(
+    kept = state_in_journal.Memory(
         history=RestartHistory(ever_worked=True, streak_count=3, streak_started_at=4_000.0, gave_up_at=4_900.0),
         refused={15: "resumed wrong"},
         gpu_base={0: 7},
         below=15,
     )
     data = kept.to_dict(clock)
-    assert durable_state.from_dict(data, clock) == kept
+    assert state_in_journal.from_dict(data, clock) == kept
     after = ManualClock(monotonic=10.0, wall=clock.wall() + 600.0)
     data["boot"] = "another"
-    moved = durable_state.from_dict(data, after)
+    moved = state_in_journal.from_dict(data, after)
     assert moved.history.streak_started_at == pytest.approx(10.0 - 600.0 - 1_000.0)
     assert moved.gpu_base == {}
     assert (moved.refused, moved.below) == ({15: "resumed wrong"}, 15)

@@ -17,7 +17,7 @@ from podwatch.policy.alerts import NoticeState, body, channel_of, cost_of, diges
 from podwatch.policy.cost_totals import Account, Price, account
 from podwatch.policy.time_ledger import Ledger, Use, advance
 from podwatch.reporting import digest
-from podwatch.reporting.notify import document_of
+from podwatch.reporting.deliver_notices import document_of
 from podwatch.reporting.status import build_status
 from tests.reporting import views
 

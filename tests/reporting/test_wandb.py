@@ -14,7 +14,7 @@ import pytest
 from podwatch.domain.event import Change, Notice, Topic
 from podwatch.domain.finding import Severity
 from podwatch.reporting import wandb
-from podwatch.reporting.notify import NotSent, document_of
+from podwatch.reporting.deliver_notices import NotSent, document_of
 from podwatch.reporting.wandb import WandbPlan, WandbRun, metrics_of, project_from
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock

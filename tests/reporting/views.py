@@ -13,7 +13,7 @@ from podwatch.detection.run_detectors import advance, initial
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.event import Incident
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.gang import NodeView
+from podwatch.domain.nodes import NodeView
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
     Desired,

@@ -19,7 +19,7 @@ from podwatch.stores.s3_credentials import S3Credentials, S3Settings, claim_own,
 from podwatch.stores.s3_errors import Kind, S3Place, explain, kind_of
 from podwatch.stores.s3_sign import EMPTY_SHA256, quoted_path, quoted_query, signed
 from podwatch.stores.s3_xml import Problem
-from podwatch.system.child import scrubbed_environment
+from podwatch.system.environment_without_secrets import scrubbed_environment
 
 ACCESS, SECRET = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 HOST = {"Host": "examplebucket.s3.amazonaws.com"}

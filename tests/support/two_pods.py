@@ -17,7 +17,7 @@ from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.lease import HolderState, Pod
 from podwatch.domain.manifest import Keys, Pointer
-from podwatch.policy.who_may_publish import LeaseAction, Timing, next_pointer
+from podwatch.policy.who_holds_the_run import LeaseAction, Timing, next_pointer
 from podwatch.stores.base import StoredObject
 from podwatch.stores.fenced_writes import TooLate
 from podwatch.sync.lease.protocol import (

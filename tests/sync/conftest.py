@@ -19,7 +19,7 @@ from podwatch.domain.lease import Pod
 from podwatch.domain.manifest import Keys, Manifest, Pointer, sha1_hex
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.policy.who_may_publish import Timing
+from podwatch.policy.who_holds_the_run import Timing
 from podwatch.stores.b2 import B2Store, Retry
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials

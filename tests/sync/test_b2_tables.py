@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.journal.records import BegunUpload
+from podwatch.journal.upload_records import BegunUpload
 from podwatch.policy.store_retention import ABANDONED_SECONDS, abandoned_uploads
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.credentials import Credentials

@@ -17,8 +17,8 @@ from podwatch.domain.manifest import Manifest
 from podwatch.domain.run import IntentKind
 from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import BegunUpload, UploadedObject
-from podwatch.policy.who_may_publish import Timing
+from podwatch.journal.upload_records import BegunUpload, UploadedObject
+from podwatch.policy.who_holds_the_run import Timing
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, perform
 from podwatch.sync.publish_and_pointer import Publisher

@@ -27,7 +27,7 @@ from podwatch.sync.restore.pieces_on_disk import COMPLETE, DIFFERS, PIECE, Piece
 from podwatch.sync.restore.start_child import FetchProcess
 from podwatch.sync.restore.worker_processes import MOST_DEATHS, RATE_OF_ONE, Order, Workers, how_many
 from podwatch.system import procfs
-from podwatch.system.child import scrubbed_environment
+from podwatch.system.environment_without_secrets import scrubbed_environment
 from tests.support.stored_set import put_set
 from tests.sync.conftest import World
 from tests.sync.test_fetch import PIECE as PIECE_SIZE

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from podwatch.policy.who_may_publish import LeaseAction, Timing
+from podwatch.policy.who_holds_the_run import LeaseAction, Timing
 from tests.sync.conftest import Run, World, until
 
 MB = 1_000_000

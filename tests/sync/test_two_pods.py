@@ -20,7 +20,7 @@ from podwatch.domain.lease import MOST_PINS, HolderState, Pod, parse_pins, pins_
 from podwatch.domain.manifest import Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.run import IntentKind
 from podwatch.domain.thresholds import RemotePolicy
-from podwatch.policy.who_may_publish import LeaseAction, Timing
+from podwatch.policy.who_holds_the_run import LeaseAction, Timing
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.fenced_writes import TooLate, put_before
 from podwatch.sync.lease.protocol import (

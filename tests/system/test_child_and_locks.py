@@ -10,7 +10,8 @@ import pytest
 
 from podwatch.domain.errors import Busy, HostError
 from podwatch.system import procfs
-from podwatch.system.child import run_child, scrubbed_environment
+from podwatch.system.child import run_child
+from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.system.files import FileLock
 
 

@@ -135,7 +135,7 @@ def _given(text: str) -> tuple[str, tuple[str, ...]]:
 def _environment(env_file: Path | None, seconds: float) -> Mapping[str, str]:
     """Of a provider command: this process's without podwatch's own keys, then the file's."""
     from podwatch.domain.secrets import register_named
-    from podwatch.system.child import scrubbed_environment
+    from podwatch.system.environment_without_secrets import scrubbed_environment
     from podwatch.trainer.environment import read_env_file
 
     register_named(os.environ)

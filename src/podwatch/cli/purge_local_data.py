@@ -21,7 +21,7 @@ from podwatch.daemon.paths_and_run_lock import runtime_roots, workspace_of
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.finding import counted
-from podwatch.journal.run_record import load_run_record
+from podwatch.journal.run_record_file import load_run_record
 from podwatch.policy.lost_by_purge import KeptFile
 from podwatch.recovery import quarantine
 from podwatch.recovery.quarantine import SPARE

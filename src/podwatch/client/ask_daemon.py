@@ -5,13 +5,12 @@ daemon's methods over its control socket.
 import json
 import os
 import socket
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from podwatch.client.find_daemon import Found, Holder, holder, locate, read_hints, searched, training_lives
-from podwatch.client.times_and_sizes import ago, from_rfc3339, rfc3339
+from podwatch.client.find_daemon import Found, holder, locate, read_hints, searched
+from podwatch.client.status_without_daemon import elsewhere, nothing, stale
 from podwatch.domain.errors import Busy, ExitCode, HostError, InternalError, PermissionDenied, PodwatchError
 
 # -- status over HTTP ------------------------------------------------------------------------------------------------
@@ -176,13 +175,13 @@ def ask_status(
         named = run or hints.run_id
         there = holder(named, environ, hints)
         if there is not None:
-            return _elsewhere(named or there.lock.parent.name, there, searched(environ, hints))
-        return _nothing(named, searched(environ, hints), config)
+            return elsewhere(named or there.lock.parent.name, there, searched(environ, hints))
+        return nothing(named, searched(environ, hints), config)
     if found.alive:
         document = live_status(found, timeout)
         if document is not None:
             return document
-    return _stale(found)
+    return stale(found)
 
 
 def ask_live(
@@ -229,88 +228,3 @@ def live_status(found: Found, timeout: float = 3.0) -> dict[str, Any] | None:
     except HostError:
         pass  # no socket, or another user's: HTTP needs no privilege
     return fetch_status(found.endpoint.http_url, timeout=timeout) if found.endpoint.http_url else None
-
-
-def _stale(found: Found) -> dict[str, Any]:
-    """The last snapshot, marked as not current."""
-    endpoint, now = found.endpoint, time.time()
-    snapshot = found.snapshot()
-    document = dict(snapshot[0]) if snapshot else {}
-    seen = from_rfc3339(document.get("time")) or (snapshot[1] if snapshot else None)
-    lives = training_lives(document)
-    if found.alive:
-        kind, summary = "podwatch-silent", f"podwatch (pid {endpoint.pid}) runs but does not answer"
-        fix = f"read its log; to replace it, end pid {endpoint.pid} and run `podwatch run`: it takes over the trainer"
-    elif endpoint.stopped_wall is not None:
-        kind = "podwatch-stopped"
-        summary = f"podwatch was stopped {ago(now - endpoint.stopped_wall)}"
-        fix = _start_hint(endpoint.config_path)
-    else:
-        kind = "podwatch-died"
-        summary = f"podwatch (pid {endpoint.pid}) died{f', last seen {ago(now - seen)}' if seen else ''}"
-        fix = _start_hint(endpoint.config_path)
-    reason = _reason(kind, summary, fix)
-    reason["since"] = rfc3339(endpoint.stopped_wall or seen)
-    document.update(
-        schema_version=1,
-        kind="podwatch-status",
-        running=False,
-        run_id=endpoint.run_id,
-        overall="unknown",
-        reasons=[reason],
-        snapshot_at=rfc3339(seen),
-        training_alive=lives,
-        time=rfc3339(now),
-    )
-    return document
-
-
-def _nothing(run: str, roots: list[Path], config: str) -> dict[str, Any]:
-    named = f" for run {run}" if run else ""
-    places = ", ".join(str(r) for r in roots)
-    said = f"podwatch is not running{named} (no endpoint in {places})"
-    return _unknown(run, "podwatch-not-found", said, _start_hint(config))
-
-
-def _elsewhere(run: str, there: Holder, roots: list[Path]) -> dict[str, Any]:
-    """The status of a daemon that holds the run's lock but whose endpoint was not found."""
-    places = ", ".join(str(r) for r in roots)
-    said = (
-        f"podwatch (pid {there.pid}) runs and holds the lock of this run ({there.lock}), but has no endpoint in "
-        f"{places}: it uses another runtime directory, or is just starting"
-    )
-    fix = f"run this command with PODWATCH_RUNTIME_DIR={there.runtime or 'the runtime directory of that podwatch'}"
-    return _unknown(run, "podwatch-elsewhere", said, fix)
-
-
-def _unknown(run: str, kind: str, said: str, fix: str) -> dict[str, Any]:
-    return {
-        "schema_version": 1,
-        "kind": "podwatch-status",
-        "running": False,
-        "time": rfc3339(time.time()),
-        "run_id": run,
-        "overall": "unknown",
-        "reasons": [_reason(kind, said, fix)],
-        "snapshot_at": None,
-        "training_alive": None,
-    }
-
-
-def _start_hint(config_path: str) -> str:
-    return f"podwatch run -c {config_path}" if config_path else "podwatch run (or: systemctl start podwatch)"
-
-
-def _reason(kind: str, summary: str, suggestion: str) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "severity": "critical",
-        "subject": "",
-        "summary": summary,
-        "suggestion": suggestion,
-        "verdict": "none",
-        "confirmed": False,
-        "since": None,
-        "for_seconds": 0.0,
-        "evidence": [],
-    }

@@ -12,8 +12,8 @@ from podwatch.config import plugins
 from podwatch.config.section_base import Section, check, check_section, section, setting
 from podwatch.config.store_kinds import EXAMPLES, KINDS
 from podwatch.config.units import Duration, Ratio, Size
-from podwatch.domain.gang import MOST_NODES
 from podwatch.domain.manifest import DEFAULT_PART_SIZE
+from podwatch.domain.node_from_engine import MOST_NODES
 from podwatch.domain.replacement import LONGEST_CALL_SECONDS, PROVIDER_NAME
 from podwatch.domain.safe_names import valid_run_id
 from podwatch.domain.thresholds import (
@@ -28,7 +28,7 @@ from podwatch.domain.thresholds import (
     TrainingPolicy,
 )
 from podwatch.policy.judge_earlier_attempts import VerdictPolicy
-from podwatch.policy.who_may_publish import Timing
+from podwatch.policy.who_holds_the_run import Timing
 
 # The default of a threshold stands once, in its policy, with the reason beside it.
 _DETECTION, _RESTART, _DISK = DetectionPolicy(), RestartPolicy(), DiskPolicy()

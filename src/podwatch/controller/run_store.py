@@ -25,7 +25,7 @@ from podwatch.domain.manifest import Keys
 from podwatch.domain.replacement import Listing, Record, Rules, parse_record, parse_rules, record_document, store_tag
 from podwatch.policy.rented_machines import Facts
 from podwatch.policy.run_check import Beat, parse_beat
-from podwatch.policy.who_may_publish import CLAIM_WAIT_SECONDS, CONFIRMED_SECONDS, winner
+from podwatch.policy.who_holds_the_run import CLAIM_WAIT_SECONDS, CONFIRMED_SECONDS, winner
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
 from podwatch.stores.fenced_writes import put_before
 from podwatch.stores.part_reader import StreamSource

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from podwatch.config.settings import RecoverySettings, Settings
 from podwatch.daemon.components import Components
-from podwatch.daemon.gang import run_gpus
+from podwatch.daemon.nodes import run_gpus
 from podwatch.daemon.store_jobs import WRITER_ID
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS
 from podwatch.domain.earlier_attempts import Host, RunVerdict, parse_verdict, verdict_document

@@ -12,7 +12,7 @@ from podwatch.domain.run import RunRecord
 from podwatch.policy.lineage import branch_line, kept_step
 from podwatch.policy.lost_saves import Kept, not_stored
 from podwatch.policy.uploads import Outcome, Tally, every, in_words, uplink_behind
-from podwatch.policy.who_may_publish import LeaseAction
+from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.sync.interfaces import SyncStatus, UploadPace
 
 

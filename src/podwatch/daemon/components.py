@@ -9,8 +9,8 @@ from podwatch.checkpoints.layouts import Layout
 from podwatch.checkpoints.settle_time import Capabilities
 from podwatch.config.settings import Settings
 from podwatch.daemon.checkpoint_loop import Rescans
-from podwatch.daemon.gang import Gang
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
+from podwatch.daemon.nodes import Gang
 from podwatch.daemon.notifications import Events
 from podwatch.daemon.paths_and_run_lock import RunLock, RunPaths
 from podwatch.daemon.replaced_directories import RootWatch

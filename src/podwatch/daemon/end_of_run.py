@@ -25,7 +25,7 @@ from podwatch.domain.finding import Severity
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import PERMANENT, JobEnd, Outcome, Situation, Verdict, ended, judge, of_error, withdrawn
 from podwatch.policy.lost_saves import to_wait_for
-from podwatch.policy.who_may_publish import LeaseAction
+from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery.state import Phase
 from podwatch.sync.interfaces import Unstored
 from podwatch.system import procfs

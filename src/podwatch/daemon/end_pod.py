@@ -22,7 +22,7 @@ from podwatch.domain.secrets import scrub, scrub_argv
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.exit_code import Outcome
-from podwatch.policy.who_may_publish import LeaseAction
+from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery.context import Notes
 from podwatch.recovery.state import Phase
 from podwatch.system.child import run_child

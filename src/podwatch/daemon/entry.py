@@ -22,7 +22,7 @@ from podwatch.config.settings import RecoverySettings, Settings
 from podwatch.daemon.paths_and_run_lock import RunPaths, guard_paths
 from podwatch.daemon.variables_of_own_processes import BY_HAND, FRESH, RETRY, SILENT_SECONDS, TAKE_OVER, UNDER_INIT
 from podwatch.domain.errors import ConfigurationError
-from podwatch.domain.gang import place_of
+from podwatch.domain.node_from_engine import place_of
 from podwatch.system.child import few_arenas
 
 

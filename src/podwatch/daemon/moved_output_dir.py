@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from podwatch.domain.errors import HostError, PodwatchError
-from podwatch.journal.run_record import load_run_record, save_run_record
+from podwatch.journal.run_record_file import load_run_record, save_run_record
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import PinnedTree, RootReplaced
 

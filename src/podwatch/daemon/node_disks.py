@@ -21,7 +21,7 @@ from podwatch.checkpoints.other_nodes import NodeLister
 from podwatch.checkpoints.scan import is_temporary, scan_part
 from podwatch.config.settings import Settings
 from podwatch.daemon.components import Deletion, Run
-from podwatch.daemon.gang import LIST, ORDERS, SENT, Gang
+from podwatch.daemon.nodes import LIST, ORDERS, SENT, Gang
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, RemoteError
 from podwatch.domain.event import Event, EventName
@@ -43,9 +43,9 @@ from podwatch.domain.node_files import (
     sent_document,
 )
 from podwatch.journal import Journal
-from podwatch.journal.records import UploadedObject
-from podwatch.policy.gang import to_cancel, to_delete
+from podwatch.journal.upload_records import UploadedObject
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
+from podwatch.policy.nodes import to_cancel, to_delete
 from podwatch.stores.base import Upload
 from podwatch.stores.credentials import Credentials, credentials_for
 from podwatch.stores.open_store import open_store

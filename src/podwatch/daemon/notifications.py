@@ -149,7 +149,7 @@ if TYPE_CHECKING:
     from podwatch.domain.event import Notice
     from podwatch.policy.cost_totals import Account
     from podwatch.reporting.dead_man import DeadMan
-    from podwatch.reporting.notify import Channel
+    from podwatch.reporting.deliver_notices import Channel
     from podwatch.reporting.wandb import WandbPlan, WandbRun
 
 TOLD = "notices"
@@ -191,7 +191,7 @@ class Notifying:
     ) -> None:
         """``kept``: the state of an earlier podwatch, from the journal."""
         from podwatch.policy import alerts
-        from podwatch.reporting.notify import Notifier
+        from podwatch.reporting.deliver_notices import Notifier
 
         self._judge, self._clock, self._journal = alerts, clock, journal
         self._run_id, self._host = settings.run_id, socket.gethostname()
@@ -294,7 +294,7 @@ class Notifying:
                 self._tell((digest.notice(document, totals, before),))
 
     def _tell(self, found: "Sequence[Notice]") -> None:
-        from podwatch.reporting.notify import document_of
+        from podwatch.reporting.deliver_notices import document_of
 
         for notice in found:
             self._notifier.tell(document_of(notice, run_id=self._run_id, host=self._host), notice)
@@ -364,7 +364,7 @@ def read_urls(path: Path) -> tuple[str, ...]:
 def channels_of(settings: NotifySettings, urls: Sequence[str]) -> "tuple[Channel, ...]":
     """``urls``: entries, each with the severity that it asks for before the URL, or without."""
     from podwatch.policy.alerts import channel_of
-    from podwatch.reporting.notify import CommandChannel, UrlChannel
+    from podwatch.reporting.deliver_notices import CommandChannel, UrlChannel
 
     asked = None if settings.command_severity is None else Severity(settings.command_severity)
     by_command = (CommandChannel(settings.command, settings.timeout, least=asked),) if settings.command else ()

@@ -15,6 +15,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from podwatch.config.command_directory import TYPED_IN
 from podwatch.config.loading import LoadedSettings
 from podwatch.daemon.components import Components
+from podwatch.daemon.pins_of_earlier_pod import adopt_pins
 from podwatch.daemon.shutdown import BackgroundTasks
 from podwatch.daemon.status_view import Remembered, StatusSource, heartbeat_fields
 from podwatch.daemon.store_wiring import WANDB_SECONDS
@@ -127,10 +128,6 @@ TRANSITION_SECONDS = 5.0
 """Least time between two heartbeats at transitions: a restart passes through several phases within a second."""
 
 
-ELSEWHERE = "on an earlier pod"
-"""Start of the reason of an adopted pin. The evaluations of this pod remove only their own pins."""
-
-
 class StoreJobs:
     """Does nothing without a store."""
 
@@ -187,23 +184,11 @@ class StoreJobs:
 
     async def say(self, state: HolderState) -> None:
         if self._syncer is not None:
-            await self._adopt_pins()
+            await adopt_pins(self._syncer.session.lease, self._memory, self._parts.run.journal)
             recovery, sets = self._parts.recovery, self._parts.checkpoints.catalogue.sets
             own = [found for found in sets if recovery.context.owns(found)]
             fields = heartbeat_fields(self._status.view(), own, state)
             await self._syncer.beat({**fields, PINS: pins_field(self._memory.pins)}, state)
-
-    async def _adopt_pins(self) -> None:
-        """Keep what was pinned on the pod that held the run before: this pod would delete it from the store."""
-        lease = None if self._syncer is None else self._syncer.session.lease
-        if lease is None or not (found := lease.foreign_pins):
-            return
-        with contextlib.suppress(PodwatchError):  # the journal's own finding; the next heartbeat tries again
-            for step in found.keys() - self._memory.pins.keys():
-                text = found[step] if found[step].startswith(ELSEWHERE) else f"{ELSEWHERE}: {found[step]}"
-                await self._parts.run.journal.run(Journal.pin, step, text[:200])
-            await self._memory.read_pins()
-            lease.took_over_pins()
 
     async def say_leaving(self) -> None:
         """The last heartbeat: released where nothing trains, so that no other pod waits for this one."""

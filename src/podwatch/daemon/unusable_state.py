@@ -36,7 +36,7 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import Mutation
 from podwatch.journal import Journal, load_run_record
 from podwatch.journal.without_database import Obstacle
-from podwatch.recovery import durable_state as recovery_memory
+from podwatch.recovery import state_in_journal as recovery_memory
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.files import atomic_write, read_small

@@ -26,9 +26,9 @@ from podwatch.daemon.components import (
     Store,
     Training,
 )
-from podwatch.daemon.gang import Gang, NodeHere, make_gang
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
 from podwatch.daemon.moved_output_dir import take_along
+from podwatch.daemon.nodes import Gang, NodeHere, make_gang
 from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.daemon.replaced_directories import RootWatch
 from podwatch.daemon.sensor_wiring import build_sensing

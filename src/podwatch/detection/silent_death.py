@@ -183,8 +183,8 @@ DETECTOR = SilentDeathDetector()
 
 
 def confirming(state: SilentDeathState, look: Look) -> bool:
-    """Whether podwatch should poll faster now, because the evidence of ``corroborating_signals.seen_to_end`` is accumulating. True for
-    at most ``CONFIRM_SECONDS`` after the end of one engine process."""
+    """Whether podwatch should poll faster now, because evidence accumulates that the engine was seen to end
+    (``corroborating_signals.seen_to_end``): for at most ``CONFIRM_SECONDS`` after the end of one engine process."""
     trainer, at = look.trainer, look.snapshot.at
     if trainer is None or not trainer.alive or look.ending or trainer.supervision is not Supervision.KEEPER:
         return False

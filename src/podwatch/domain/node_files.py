@@ -45,7 +45,7 @@ class NodeStep:
 
 @dataclass(frozen=True, slots=True)
 class NodeList:
-    """All checkpoints on one node's disk. ``process`` as in ``domain.gang.Report``. ``problem``: why the list is not
+    """All checkpoints on one node's disk. ``process`` as in ``domain.nodes.Report``. ``problem``: why the list is not
     complete; empty if it is."""
 
     rank: int
@@ -92,7 +92,7 @@ class NodeOrders:
 
 @dataclass(frozen=True, slots=True)
 class SentFile:
-    """One file that a node has uploaded; as ``journal.records.UploadedObject``."""
+    """One file that a node has uploaded; as ``journal.upload_records.UploadedObject``."""
 
     path: str
     size: int

@@ -23,9 +23,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+from podwatch.hooks.lowest_priority import give_way
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_IDLE = 3 << 13
 LOG_BYTES = 1 << 20
 """The log is rotated once it is longer; one older file is kept."""
 HEAD_BYTES, TAIL_BYTES = 512 << 10, 64 << 10
@@ -87,18 +87,6 @@ def descendants(root: int) -> list[int]:
         found += below
         todo += below
     return found
-
-
-def give_way() -> None:
-    """Lowest priority for CPU and disk, first choice of the kernel when memory runs out. Each where it is allowed."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 19)
-    for name, value in (("autogroup", "19"), ("oom_score_adj", "1000")):
-        with suppress(OSError), open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123
-            file.write(value)
-    with suppress(OSError, AttributeError):
-        if number := _IOPRIO_SET.get(os.uname().machine):
-            ctypes.CDLL(None).syscall(number, 1, 0, _IDLE)
 
 
 def prctl(option: int, value: int) -> None:

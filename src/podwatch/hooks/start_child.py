@@ -19,7 +19,7 @@ from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.secrets import scrub
 from podwatch.system import procfs
 from podwatch.system.blocking_calls import Worker
-from podwatch.system.child import scrubbed_environment
+from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.trainer import leftover_hook_processes
 from podwatch.trainer.environment import build_environment
 

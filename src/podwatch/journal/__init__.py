@@ -3,7 +3,7 @@
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import UploadedObject
-from podwatch.journal.run_record import load_run_record, save_run_record
+from podwatch.journal.run_record_file import load_run_record, save_run_record
+from podwatch.journal.upload_records import UploadedObject
 
 __all__ = ["AsyncJournal", "Journal", "PublishedSave", "UploadedObject", "load_run_record", "save_run_record"]

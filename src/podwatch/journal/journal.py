@@ -23,7 +23,7 @@ from podwatch.domain.secrets import scrub
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import open_database
 from podwatch.journal.open_database import connect, environmental, host_error, obstacle_of, open_checked, read_database
-from podwatch.journal.records import BegunUpload, UploadedObject
+from podwatch.journal.upload_records import BegunUpload, UploadedObject
 from podwatch.journal.without_database import Kept, Merge, Obstacle, Standby, StandbyFile, begin, write_into, write_kept
 
 MAX_EVENTS: Final = 50_000

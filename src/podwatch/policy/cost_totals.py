@@ -1,12 +1,12 @@
-"""What a run has cost so far, how much of it failures cost, and when it reaches its target: totals of a ledger
-(``time_ledger.py``), in seconds and in money.
+"""What a run has cost so far, and how much of it failures cost: totals of a ledger (``time_ledger.py``), in seconds and
+in money.
 """
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from podwatch.policy.time_ledger import FEWEST_PACES, TOTALLED, WANTED, Ledger, Loss, Use, until
+from podwatch.policy.time_ledger import TOTALLED, WANTED, Ledger, Loss, Use, until
+from podwatch.policy.time_to_finish import Spread, finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +18,6 @@ class Price:
 
     def of(self, seconds: float | None) -> float | None:
         return None if self.per_hour is None or seconds is None else self.per_hour * seconds / 3600
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Seconds until the target step is reached: without a failure at the faster paces, as usual, at the slower paces
-    with more failures than so far."""
-
-    low: float
-    likely: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,30 +86,3 @@ def account(ledger: Ledger, wall: float, *, target: int | None = None, price: Pr
         finish(ledger, target),
         price,
     )
-
-
-def finish(ledger: Ledger, target: int | None) -> Spread | None:
-    """The time to the target step, from the measured paces and failures; None while one of them is unknown."""
-    if target is None or ledger.position is None or len(ledger.paces) < FEWEST_PACES or ledger.use is Use.FINISHED:
-        return None
-    left = max(0, target - ledger.position)
-    paces = sorted(ledger.paces)
-    failed = [loss for cause, loss in ledger.causes.items() if cause not in WANTED]
-    times = sum(loss.times for loss in failed)
-    each = sum(loss.seconds + loss.training_seconds for loss in failed) / times if times else 0.0
-    rate = times / max(ledger.seconds.get(Use.TRAINING, 0.0), 1.0)
-    usual, slow = left * statistics.median(paces), left * _share(paces, 0.9)
-    coming = rate * slow
-    return Spread(
-        left * _share(paces, 0.1),
-        usual + rate * usual * each,
-        slow + (coming + 2 * coming**0.5) * each,
-    )
-
-
-def _share(ordered: list[float], share: float) -> float:
-    """The value below which ``share`` of ``ordered`` is, interpolated."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

@@ -24,7 +24,7 @@ from podwatch.domain.replacement import (
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.run_check import Beat
-from podwatch.policy.who_may_publish import PATIENCE_SECONDS
+from podwatch.policy.who_holds_the_run import PATIENCE_SECONDS
 
 DAY: Final = 86_400.0
 WATCHED_SECONDS: Final = 240.0

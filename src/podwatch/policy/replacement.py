@@ -44,7 +44,7 @@ from podwatch.policy.rented_machines import (
     watch_on,
 )
 from podwatch.policy.run_check import Beat
-from podwatch.policy.who_may_publish import CLAIM_WAIT_SECONDS, PATIENCE_SECONDS, winner
+from podwatch.policy.who_holds_the_run import CLAIM_WAIT_SECONDS, PATIENCE_SECONDS, winner
 
 PREPARE_SECONDS: Final = 180.0
 """Two heartbeats can be missing. From then on the controller settles which controller would act, so that this does not

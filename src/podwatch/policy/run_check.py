@@ -14,7 +14,7 @@ from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_inst
 from podwatch.domain.lease import GONE, HolderState
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import Outcome
-from podwatch.policy.who_may_publish import PATIENCE_SECONDS
+from podwatch.policy.who_holds_the_run import PATIENCE_SECONDS
 
 _GAVE_UP, _RESTS = "gave-up", ("paused", "evaluating")
 """Phases as the heartbeat names them (recovery/state.py)."""

@@ -11,8 +11,8 @@ from podwatch.domain.errors import Busy
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.restart import RestartHistory
-from podwatch.recovery import durable_state as memory_module
 from podwatch.recovery import quarantine
+from podwatch.recovery import state_in_journal as memory_module
 from podwatch.recovery.operation_runner import read_record, reconcile
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.resume_point import opened

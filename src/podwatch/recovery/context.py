@@ -22,9 +22,9 @@ from podwatch.policy.exit_code import Blame
 from podwatch.policy.other_trainers import ALONE, Beside, made_by_us
 from podwatch.policy.restart import Confirmation, confirm
 from podwatch.policy.resume import Ownership
-from podwatch.recovery import durable_state as memory_module
-from podwatch.recovery.durable_state import Memory
+from podwatch.recovery import state_in_journal as memory_module
 from podwatch.recovery.state import Phase, Tools
+from podwatch.recovery.state_in_journal import Memory
 from podwatch.system.clock import Clock
 from podwatch.trainer.base import TrainerHandle
 

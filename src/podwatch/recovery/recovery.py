@@ -15,8 +15,8 @@ from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.domain.thresholds import Policies
 from podwatch.journal import Journal
 from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, ConfirmationState, succeeded
-from podwatch.recovery import durable_state as memory_module
 from podwatch.recovery import quarantine
+from podwatch.recovery import state_in_journal as memory_module
 from podwatch.recovery.command_changed import CommandWatch
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.failure import Failures

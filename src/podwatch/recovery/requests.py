@@ -10,7 +10,7 @@ from podwatch.domain.finding import FindingKind
 from podwatch.domain.secrets import scrub_argv
 from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.policy.restart import RestartHistory
-from podwatch.policy.who_may_publish import LeaseAction
+from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery import start_checks, start_plan
 from podwatch.recovery.command_changed import CommandWatch
 from podwatch.recovery.context import RecoveryContext

@@ -12,7 +12,7 @@ from podwatch.incidents import plain
 from podwatch.journal import Journal
 from podwatch.policy.restart import LOG_LINES_KEPT
 from podwatch.policy.resume import Choice
-from podwatch.policy.who_may_publish import LeaseAction
+from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery import gpus_and_ports_free
 from podwatch.recovery.context import BLOCKED_POLL, RecoveryContext
 from podwatch.recovery.failure import GIVEN_UP_FIX, Failures

@@ -25,8 +25,8 @@ from podwatch.policy.lineage import departure
 from podwatch.policy.resume import Choice, awaited, choose, other_world
 from podwatch.recovery import start_plan
 from podwatch.recovery.context import RecoveryContext
-from podwatch.recovery.durable_state import Memory
 from podwatch.recovery.state import Phase
+from podwatch.recovery.state_in_journal import Memory
 from podwatch.system import procfs
 from podwatch.trainer.base import TrainerHandle
 

@@ -15,7 +15,7 @@ from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.incidents import scrub
 from podwatch.policy.other_trainers import Sifted, sift
-from podwatch.policy.who_may_publish import Decision, LeaseAction
+from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.recovery.context import BLOCKED_POLL, Attempt, RecoveryContext
 from podwatch.recovery.operation_runner import OperationRunner, adopt
 from podwatch.recovery.resume_point import Lineages

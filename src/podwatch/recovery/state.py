@@ -19,7 +19,7 @@ from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.domain.thresholds import Policies
 from podwatch.journal import AsyncJournal, load_run_record, save_run_record
 from podwatch.policy.other_trainers import Beside
-from podwatch.policy.who_may_publish import Decision, LeaseAction
+from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.sensors.base import Sensor
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock

@@ -14,7 +14,7 @@ from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.secrets import scrub, scrub_argv
 from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.journal import Journal
-from podwatch.policy.who_may_publish import LeaseAction
+from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery import start_plan
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.operation_runner import recall

@@ -10,7 +10,7 @@ from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Incident
 from podwatch.domain.finding import Finding
-from podwatch.domain.gang import NodeView
+from podwatch.domain.nodes import NodeView
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Reading, Snapshot
 from podwatch.domain.thresholds import DiskPolicy

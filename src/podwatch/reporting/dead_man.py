@@ -17,8 +17,9 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import scrub
-from podwatch.reporting.notify import FAILING_AFTER, shown_url
-from podwatch.system.child import run_child, scrubbed_environment
+from podwatch.reporting.deliver_notices import FAILING_AFTER, shown_url
+from podwatch.system.child import run_child
+from podwatch.system.environment_without_secrets import scrubbed_environment
 
 MOST_TEXT = 300
 

@@ -14,9 +14,9 @@ from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import register, scrub
 from podwatch.reporting.daemon_view import DaemonView
-from podwatch.reporting.notify import NotSent
-from podwatch.system.child import scrubbed_environment
+from podwatch.reporting.deliver_notices import NotSent
 from podwatch.system.clock import Clock
+from podwatch.system.environment_without_secrets import scrubbed_environment
 
 CHILD = Path(__file__).with_name("wandb_child.py")
 INIT_SECONDS = 130.0

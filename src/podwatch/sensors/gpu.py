@@ -20,8 +20,8 @@ from typing import Protocol
 
 from podwatch.domain.snapshot import GpuSample, Reading, SensorState, observed, unobserved
 from podwatch.sensors.base import Poller, Read
-from podwatch.system.child import scrubbed_environment
 from podwatch.system.clock import Clock
+from podwatch.system.environment_without_secrets import scrubbed_environment
 
 REOPEN_MIN = 2.0
 REOPEN_MAX = 60.0

@@ -11,7 +11,7 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
 from podwatch.domain.node_files import SentFile
 from podwatch.policy.uploads import Tally
-from podwatch.policy.who_may_publish import Decision
+from podwatch.policy.who_holds_the_run import Decision
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 

@@ -17,7 +17,7 @@ from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestRef, 
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.journal import Journal
-from podwatch.policy.who_may_publish import next_pointer
+from podwatch.policy.who_holds_the_run import next_pointer
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.stores.fenced_writes import put_before, replace_before
 from podwatch.sync.interfaces import Lease, RunIdentity, RunSource, rfc3339

@@ -21,7 +21,7 @@ from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.policy.who_may_publish import Decision, LeaseAction, Timing
+from podwatch.policy.who_holds_the_run import Decision, LeaseAction, Timing
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.open_store import open_store
 from podwatch.sync.interfaces import GuardedRun, SetSource, SyncStatus, Tell, features_of, keep_features

@@ -19,10 +19,10 @@ from podwatch.domain.lease import HolderState
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import UploadedObject
+from podwatch.journal.upload_records import UploadedObject
 from podwatch.policy.resume import NO_TRAINING
 from podwatch.policy.uploads import GivenUp, Waiting, next_upload, sort_begun
-from podwatch.policy.who_may_publish import Decision, LeaseAction
+from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.stores.base import TOTAL
 from podwatch.stores.base import Upload as StoreUpload
 from podwatch.sync.interfaces import Emit, GuardedRun, NodeUploads, SetSource, SyncStatus, Unstored

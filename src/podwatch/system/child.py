@@ -1,5 +1,5 @@
-"""podwatch's child processes: they end with their parent, get a scrubbed environment and their share of a busy machine;
-and short commands with a time limit. And the memory that a process keeps.
+"""podwatch's child processes: they end with their parent and get their share of a busy machine. Short commands with a
+time limit. And the memory that a process keeps.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.domain.errors import HostError
+from podwatch.system.environment_without_secrets import scrubbed_environment
 
 # -- end with the parent ---------------------------------------------------------------------------------------------
 
@@ -36,30 +37,7 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)  # it died before the request
 
 
-# -- environment and short commands ----------------------------------------------------------------------------------
-
-_SERVICE = frozenset(
-    {"NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY", "JOURNAL_STREAM", "INVOCATION_ID", "MAINPID", "SYSTEMD_EXEC_PID",
-     "MANAGERPID", "RUNTIME_DIRECTORY", "STATE_DIRECTORY", "CACHE_DIRECTORY", "LOGS_DIRECTORY",
-     "CONFIGURATION_DIRECTORY", "FDSTORE"}
-)  # fmt: skip
-_PREFIXES = ("B2_", "PODWATCH_", "WATCHDOG_", "LISTEN_")
-# Set by a virtual environment or our launcher: with them a Python child would import from our environment.
-_PYTHON = frozenset({"PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH", "__PYVENV_LAUNCHER__"})
-
-
-def scrubbed_environment(environ: Mapping[str, str], *, keep_python: bool = True) -> dict[str, str]:
-    """``environ`` without the variables that only podwatch may have (docs/architecture.md).
-
-    Store credentials are secrets, podwatch's own settings would configure a podwatch inside training, and a child that
-    inherits NOTIFY_SOCKET or WATCHDOG_* sends in podwatch's name (measured: systemctl did). ``keep_python=False`` also
-    drops the variables that make a Python child import our packages.
-    """
-    return {
-        name: value
-        for name, value in environ.items()
-        if name not in _SERVICE and not name.startswith(_PREFIXES) and (keep_python or name not in _PYTHON)
-    }
+# -- short commands ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register_named
-from podwatch.system.child import scrubbed_environment
+from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.system.files import open_file, read_descriptor
 
 ALLOWED = frozenset(

@@ -16,8 +16,8 @@ from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import Busy, HostError, PermissionDenied, PodwatchError
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system.blocking_calls import Worker
-from podwatch.system.child import scrubbed_environment
 from podwatch.system.clock import Clock
+from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.system.files import atomic_write, read_small
 from podwatch.system.procfs import from_here, is_alive, patiently
 from podwatch.trainer import find_trainers, keeper_client, process_tree

@@ -75,7 +75,7 @@ def examine(
 ) -> "Iterator[Line]":
     """The results of every check, in the order in which an operator fixes things. A check that fails to run yields a
     result, too, and does not stop the others."""
-    from podwatch.cli.check import commands, disk, machine, notify, other_programs, start
+    from podwatch.cli.check import disk, machine, notify, operator_commands, other_programs, training_command
     from podwatch.cli.check.advice import advice
     from podwatch.cli.check.report import Line, sets_of
     from podwatch.cli.check.store import store
@@ -86,11 +86,11 @@ def examine(
         "output_dir": lambda: disk.output_dir(settings),
         "directories": lambda: disk.own_directory(settings),
         "state_dir": lambda: disk.state_dir(settings),
-        "layout": lambda: start.layout(settings, sets),
-        "command": lambda: start.command(settings),
-        "wandb": lambda: start.keys(settings),
-        "vllm": lambda: start.vllm(settings),
-        "packages": lambda: start.packages(settings),
+        "layout": lambda: training_command.layout(settings, sets),
+        "command": lambda: training_command.command(settings),
+        "wandb": lambda: training_command.keys(settings),
+        "vllm": lambda: training_command.vllm(settings),
+        "packages": lambda: training_command.packages(settings),
         "gpu": lambda: machine.gpus(settings, now),
         "supervise": lambda: other_programs.supervise(settings, present),
         "leftovers": lambda: other_programs.leftovers(settings, now),
@@ -106,8 +106,8 @@ def examine(
         "http": lambda: machine.http(settings),
         "notify": lambda: notify.notify(settings, send=send_notice),
         "wandb run": lambda: notify.own_wandb(settings, send=send_notice),
-        "hooks": lambda: commands.hooks(settings),
-        "checks": lambda: commands.checks(settings),
+        "hooks": lambda: operator_commands.hooks(settings),
+        "checks": lambda: operator_commands.checks(settings),
         "host": lambda: machine.host(settings),
         "pause": lambda: other_programs.remembered(settings, verbose),
     }

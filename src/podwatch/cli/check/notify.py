@@ -15,7 +15,7 @@ from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from podwatch.reporting.notify import Channel
+    from podwatch.reporting.deliver_notices import Channel
     from podwatch.reporting.wandb import WandbRun
 
 _WEB = ("http", "https")
@@ -25,7 +25,7 @@ def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
     """Whether each channel can work; with ``send``, the result of one test notice."""
     from podwatch.daemon.notifications import all_urls, channels_of
     from podwatch.policy.alerts import channel_of
-    from podwatch.reporting.notify import shown_url
+    from podwatch.reporting.deliver_notices import shown_url
 
     chosen = settings.notify
     yield from _dead_man(settings, send=send)
@@ -61,7 +61,7 @@ def _dead_man(settings: Settings, *, send: bool) -> Iterator[Line]:
     from podwatch.daemon.notifications import heartbeat_urls
     from podwatch.reporting.dead_man import Signal, call_of
     from podwatch.reporting.dead_man import send as make
-    from podwatch.reporting.notify import shown_url
+    from podwatch.reporting.deliver_notices import shown_url
 
     try:
         urls = heartbeat_urls(settings.notify)
@@ -126,7 +126,7 @@ def _sent(channel: "Channel", run_id: str, own: "WandbRun | None" = None) -> Lin
     """The result of one test notice. ``own``: the same channel, if it is podwatch's W&B run, which is then closed."""
     from podwatch.domain.event import Change, Notice, Topic
     from podwatch.domain.finding import Severity
-    from podwatch.reporting.notify import NotSent, document_of
+    from podwatch.reporting.deliver_notices import NotSent, document_of
 
     text = "test notice of `podwatch check --notify`; nothing is wrong"
     notice = Notice(Topic.TEST, Change.HAPPENED, Severity.INFO, "a test", text, "test", time.time())

@@ -16,7 +16,7 @@ from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.domain.errors import HostError
 from podwatch.domain.finding import counted
 from podwatch.journal.journal import Journal
-from podwatch.journal.run_record import load_run_record
+from podwatch.journal.run_record_file import load_run_record
 from podwatch.recovery import stale_files
 from podwatch.system import procfs
 from podwatch.system.procfs import is_alive

@@ -16,7 +16,7 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
 from podwatch.domain.manifest import Keys
-from podwatch.policy.who_may_publish import Decision, LeaseAction, locked_out
+from podwatch.policy.who_holds_the_run import Decision, LeaseAction, locked_out
 from podwatch.stores.base import ObjectStore, OpenStore
 from podwatch.sync.interfaces import Memory, PodSide, Tell
 from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, perform

@@ -1,8 +1,8 @@
 """The lease of a run between pods: one pod's side of the protocol, step by step (docs/two-pods.md).
 
 Each method is a generator of store requests, answered by its driver: ``perform`` with a real store, or a simulation
-that freezes, loses and delays. Decisions come from policy/who_may_publish.py; this object keeps what this pod has seen
-and written. Only the clock that continues during suspend counts: a pod does not notice that it was frozen.
+that freezes, loses and delays. policy/who_holds_the_run.py decides; this object keeps what this pod has seen and
+written. Only the clock that continues during suspend counts: a pod does not notice that it was frozen.
 """
 
 import secrets
@@ -28,7 +28,7 @@ from podwatch.domain.lease import (
     sign_document,
 )
 from podwatch.domain.manifest import Keys, Pointer
-from podwatch.policy.who_may_publish import (
+from podwatch.policy.who_holds_the_run import (
     CONFIRMED_SECONDS,
     MOST_BETWEEN,
     Decision,

@@ -13,7 +13,7 @@ from podwatch.stores.base import ChildCalls
 from podwatch.stores.credentials import Credentials
 from podwatch.sync.child_protocol import parse_line
 from podwatch.sync.restore.child_job import Fetched, FetchJob
-from podwatch.system.child import scrubbed_environment
+from podwatch.system.environment_without_secrets import scrubbed_environment
 
 Told = Callable[[int, int], None]
 """(bytes that are here and verified or in flight, bytes that came over the line)."""

@@ -15,7 +15,7 @@ from podwatch.system.pinned_directories import Pin
 
 if TYPE_CHECKING:  # the child, which only reads a job, starts in half the time and memory without these
     from podwatch.checkpoints.known_checkpoints import SetContents
-    from podwatch.journal.records import BegunUpload, UploadedObject
+    from podwatch.journal.upload_records import BegunUpload, UploadedObject
 
 
 @dataclass(frozen=True, slots=True)

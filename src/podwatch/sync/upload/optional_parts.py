@@ -28,7 +28,7 @@ from podwatch.domain.manifest import Keys, Manifest, ManifestFile
 from podwatch.domain.safe_links import restorable
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import UploadedObject
+from podwatch.journal.upload_records import UploadedObject
 from podwatch.policy.store_retention import EXTRA, Occasion, SaveKey, occasions, still_owed
 from podwatch.stores.base import ObjectStore, Progress
 from podwatch.stores.fenced_writes import put_before

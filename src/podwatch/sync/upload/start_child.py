@@ -21,7 +21,8 @@ from podwatch.stores.open_store import parse_store_url
 from podwatch.sync.child_protocol import parse_line
 from podwatch.sync.upload.child_job import UploadJob
 from podwatch.system import procfs
-from podwatch.system.child import Given, give, run_child, scrubbed_environment
+from podwatch.system.child import Given, give, run_child
+from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.system.pinned_directories import RootReplaced
 
 # -- systemd unit of the child ---------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from podwatch.domain.safe_links import restorable
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.journal.records import BegunUpload, UploadedObject
+from podwatch.journal.upload_records import BegunUpload, UploadedObject
 from podwatch.policy.resume import NO_TRAINING
 from podwatch.stores.base import Progress
 from podwatch.sync.interfaces import RunSource, SetSource, Tell, features_of, rfc3339

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from podwatch.domain.earlier_attempts import Host
-from podwatch.domain.gang import (
+from podwatch.domain.nodes import (
     GangEnd,
     GangRecord,
     NodeFailure,
@@ -13,7 +13,7 @@ from podwatch.domain.gang import (
     parse_report,
 )
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
-from podwatch.policy.gang import (
+from podwatch.policy.nodes import (
     MOST_BETWEEN,
     Sight,
     arrived,

@@ -22,8 +22,9 @@ from podwatch.domain.event import NOTICE_SCHEMA_VERSION, Notice
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import scrub, scrub_all
 from podwatch.policy.alerts import body, reaches
-from podwatch.system.child import run_child, scrubbed_environment
+from podwatch.system.child import run_child
 from podwatch.system.clock import either
+from podwatch.system.environment_without_secrets import scrubbed_environment
 
 QUEUE = 32
 """Pending notices of one channel: more than the hourly limit. A full queue drops the oldest that is not critical."""

@@ -20,7 +20,15 @@ from podwatch.domain.event import Change, Notice, Topic
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.secrets import register, register_address, scrub
 from podwatch.policy.alerts import channel_of
-from podwatch.reporting.notify import QUEUE, CommandChannel, Notifier, NotSent, UrlChannel, document_of, shown_url
+from podwatch.reporting.deliver_notices import (
+    QUEUE,
+    CommandChannel,
+    Notifier,
+    NotSent,
+    UrlChannel,
+    document_of,
+    shown_url,
+)
 from podwatch.system import procfs
 
 
@@ -299,8 +307,8 @@ def test_a_secret_in_a_finding_does_not_leave() -> None:
 
 def test_the_daemon_does_not_load_what_only_the_child_needs() -> None:
     code = (
-        "import sys, podwatch.daemon.daemon; bad = [m for m in ('apprise', 'wandb', 'podwatch.reporting.notify',"
-        " 'podwatch.policy.alerts') if m in sys.modules]; sys.exit(' '.join(bad) or 0)"
+        "import sys, podwatch.daemon.daemon; bad = [m for m in ('apprise', 'wandb', 'podwatch.policy.alerts',"
+        " 'podwatch.reporting.deliver_notices') if m in sys.modules]; sys.exit(' '.join(bad) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

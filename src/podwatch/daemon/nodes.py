@@ -1,5 +1,5 @@
 """One node of a run over several nodes (docs/nodes.md): rank 0 chooses and prepares, the others follow, and a failure
-of any node ends all of them with one code. policy/gang.py decides; this reads, writes and waits.
+of any node ends all of them with one code. policy/nodes.py decides; this reads, writes and waits.
 
 The nodes speak through small files in podwatch's directory beside output_dir, which all of them share: each writes its
 own report every few seconds, rank 0 also the record. A node that sees no report of the others for ``[nodes] silence``
@@ -24,23 +24,22 @@ from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.engine_and_attempt import instance
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
-from podwatch.domain.gang import (
+from podwatch.domain.node_from_engine import Place, place_of
+from podwatch.domain.nodes import (
     GangEnd,
     GangRecord,
     NodeFailure,
     NodeView,
-    Place,
     Report,
     document,
     parse_record,
     parse_report,
-    place_of,
 )
 from podwatch.domain.run import Mutation
 from podwatch.domain.snapshot import GpuSample
 from podwatch.incidents import decisive, scrub, secret_values
 from podwatch.policy.exit_code import JobEnd, Outcome
-from podwatch.policy.gang import (
+from podwatch.policy.nodes import (
     ECHO_SECONDS,
     Seen,
     Sight,

@@ -22,7 +22,7 @@ from podwatch.domain.lease import (
     sign_document,
 )
 from podwatch.domain.manifest import Pointer
-from podwatch.policy.who_may_publish import (
+from podwatch.policy.who_holds_the_run import (
     CLAIM_WAIT_SECONDS,
     CONFIRMED_SECONDS,
     MOST_BETWEEN,

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.gang import GangEnd, GangRecord, Report
 from podwatch.domain.node_files import NodeList, StepDigests
+from podwatch.domain.nodes import GangEnd, GangRecord, Report
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome
 
 ECHO_SECONDS = 4.0

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from podwatch.config.settings import NodesSettings
-from podwatch.daemon.gang import READ_AT_ONCE, Gang, GangFiles, NodeHere
+from podwatch.daemon.nodes import READ_AT_ONCE, Gang, GangFiles, NodeHere
 from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.gang import GangEnd, GangRecord, NodeFailure, Place
+from podwatch.domain.node_from_engine import Place
+from podwatch.domain.nodes import GangEnd, GangRecord, NodeFailure
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
-from podwatch.policy.gang import ECHO_SECONDS
+from podwatch.policy.nodes import ECHO_SECONDS
 from podwatch.policy.restart import LOG_LINES_KEPT
 from podwatch.system.own_directories import Workspace
 from tests.support.clock import ManualClock
