@@ -101,6 +101,28 @@ def test_init_without_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert load_settings(tmp_path / "podwatch.toml", environ={}).settings.trainer.output_dir == tmp_path / "outputs"
 
 
+def test_init_with_the_command_of_a_trainer_that_does_not_run_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", "/volume/hf")
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    (tmp_path / "rl.toml").write_text('output_dir = "runs/a"\n[ckpt]\ninterval = 5\n')
+    words = ("uv", "run", "rl", "@", "rl.toml", "--ckpt.resume-step", "40")
+    result = run("init", "--", *words)
+    assert result.exit_code == 0, result.output
+    assert "removed from the command: --ckpt.resume-step 40" in result.output
+    trainer = load_settings(tmp_path / "podwatch.toml", environ={}).settings.trainer
+    assert (trainer.layout, trainer.command, trainer.cwd) == ("prime-rl", words[:5], tmp_path)
+    assert trainer.output_dir == tmp_path / "runs" / "a"
+    assert trainer.env["HF_HOME"] == "/volume/hf"
+    text = (tmp_path / "podwatch.toml").read_text()
+    assert "kkkk" not in text + result.output
+    assert "kkkk" in (tmp_path / "podwatch.env").read_text()
+    refused = run("init", "--force", "--pid", "1", "--", "true")
+    assert refused.exit_code == 2
+
+
 def test_the_search_sees_the_process_and_only_its_top(trainer: "subprocess.Popen[bytes]") -> None:
     from podwatch.cli.detect_machine import find_trainers
 

@@ -74,11 +74,13 @@ def validate(where: Where, as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 @click.option("--pid", type=int, help="Copy command, directory and environment of this process.")
 @click.option("--full", is_flag=True, help="Write every setting with its default and its meaning.")
-def init(output: Path, force: bool, pid: int | None, full: bool) -> None:
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+def init(output: Path, force: bool, pid: int | None, full: bool, command: tuple[str, ...]) -> None:
     """Write a configuration for this machine.
 
-    It has the command, working directory and relevant environment of a running trainer. Secrets go into a separate
-    file with mode 0600. On a terminal, podwatch asks for the run's name and the store.
+    It has the command, working directory and relevant environment of a running trainer, or COMMAND with those of this
+    shell. Secrets go into a separate file with mode 0600. On a terminal, podwatch asks for the run's name and the
+    store.
     """
     from podwatch.cli import detect_machine
     from podwatch.config.explain import render_brief, render_toml
@@ -86,17 +88,21 @@ def init(output: Path, force: bool, pid: int | None, full: bool) -> None:
     from podwatch.config.store_kinds import kind_of
     from podwatch.domain.errors import UsageError
 
+    if command and pid is not None:
+        raise click.UsageError("--pid and a command cannot be used together")
     output = output.absolute()
     env_file = output.with_suffix(".env")
     for file in (output, env_file):
         if os.path.lexists(file) and not force:
             raise UsageError("the file already exists", where=str(file), fix="choose another with -o, or use --force")
-    found = detect_machine.find_trainers() if pid is None else ((pid, ""),)
-    if len(found) > 1:
-        listing = "; ".join(f"{number}: {command[:80]}" for number, command in found)
-        raise UsageError("several trainers are running", where=listing, fix="choose one with --pid")
+    trainer = detect_machine.planned_trainer(command, os.environ) if command else None
+    if trainer is None:
+        found = detect_machine.find_trainers() if pid is None else ((pid, ""),)
+        if len(found) > 1:
+            listing = "; ".join(f"{number}: {words[:80]}" for number, words in found)
+            raise UsageError("several trainers are running", where=listing, fix="choose one with --pid")
+        trainer = detect_machine.read_trainer(found[0][0]) if found else None
     gpus, no_gpu = detect_machine.find_gpus()
-    trainer = detect_machine.read_trainer(found[0][0]) if found else None
     if trainer is not None:
         gpus, hidden = detect_machine.visible_gpus(gpus, trainer.env)
         no_gpu = no_gpu or hidden
@@ -121,7 +127,10 @@ def init(output: Path, force: bool, pid: int | None, full: bool) -> None:
     settings = load_settings(output, environ={}).settings
     click.echo(f"wrote {output} (run {settings.run_id}, layout {settings.trainer.layout})")
     if trainer is None:
-        click.echo("no running trainer found: fill in [trainer] command, or give its pid with --pid and --force")
+        click.echo(
+            "no running trainer found: fill in [trainer] command, or repeat with its command, such as"
+            " `podwatch config init --force -- uv run rl @ config.toml`"
+        )
     elif trainer.removed:
         click.echo(f"removed from the command: {' '.join(trainer.removed)} (podwatch adds its own resume arguments)")
     if no_gpu:
@@ -150,7 +159,8 @@ def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], 
     notes = {"trainer.output_dir": how}
     if trainer:
         overrides |= {"trainer.command": list(argv), "trainer.env": dict(env)}
-        notes["trainer.command"] = f"copied from pid {trainer.pid}"
+        if trainer.pid:
+            notes["trainer.command"] = f"copied from pid {trainer.pid}"
         if trainer.layout == "prime-rl":
             _own_directory(trainer, overrides, notes)
     if gpus:

@@ -53,7 +53,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """A running trainer. ``secrets`` are never written to the TOML or printed."""
+    """A running trainer, or a planned one (``pid`` 0). ``secrets`` are never written to the TOML or printed."""
 
     pid: int
     layout: str
@@ -154,6 +154,13 @@ def read_trainer(pid: int) -> Trainer:
     command, removed = without_resume(argv)
     env, secrets = split_environment(environment)
     return Trainer(pid, layout_of(argv) or "auto", command, Path(cwd), env, secrets, removed)
+
+
+def planned_trainer(argv: Sequence[str], environment: Mapping[str, str]) -> Trainer:
+    """The trainer that ``argv`` would start in this shell: here, with its environment."""
+    command, removed = without_resume(argv)
+    env, secrets = split_environment(environment)
+    return Trainer(0, layout_of(argv) or "auto", command, Path.cwd(), env, secrets, removed)
 
 
 def without_resume(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -281,16 +288,16 @@ class OwnRun:
 
 def run_of(pid: int, command: Sequence[str], cwd: Path) -> OwnRun | None:
     """The run directory of process ``pid``. None if it writes to output_dir itself, or if there is no sign of a run
-    directory. Blocks."""
+    directory. ``pid`` 0: it has not started, so only its command counts. Blocks."""
     says = run_directory(command, cwd)
-    written = _written_below(pid, says.base)
+    written = _written_below(pid, says.base) if pid else ""
     if written:
         return _own(says, says.base / written, f"pid {pid} has files open in it")
     if not hints(command, cwd, "").new_flags and not runs_below(says.base):
         return None
     if says.path is not None:
         return _own(says, says.path, "from run.name in the command or its configuration")
-    newest = runs_below(says.base)
+    newest = runs_below(says.base) if pid else ()
     return _own(says, newest[0], f"the newest run below {says.base}") if newest else None
 
 
