@@ -14,8 +14,9 @@ from podwatch.domain.manifest import Keys
 from podwatch.policy.store_retention import SUPERSEDED_SECONDS
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.credentials import Credentials
-from podwatch.sync.inventory import inventory, verify_save
+from podwatch.sync.inventory import inventory
 from podwatch.sync.publish_and_pointer import read_pointer
+from podwatch.sync.verify_stored import verify_save
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.past_runs import into_bucket, past_run, tree
 

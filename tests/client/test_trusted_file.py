@@ -11,7 +11,7 @@ import pytest
 
 from podwatch.client import find_daemon
 from podwatch.client.find_daemon import locate, own_endpoint, read_hints, write_endpoint
-from podwatch.client.trusted_file import fuse_user, read_trusted
+from podwatch.client.trusted_configuration import fuse_user, read_trusted
 from podwatch.config.loading import load_settings
 from podwatch.domain.errors import ConfigurationError
 from tests.support.strangers import UID, needs_root

@@ -16,10 +16,10 @@ from podwatch.config.loading import load_text
 from podwatch.domain.errors import HostError, UsageError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.snapshot import Desired
-from podwatch.hooks import evaluation, while_stopped
+from podwatch.hooks import evaluation, evaluations_in_one_stop
 from podwatch.hooks.evaluation import Evaluations, Room
+from podwatch.hooks.evaluations_in_one_stop import Batch, NoRoom
 from podwatch.hooks.hook_runner import Desk
-from podwatch.hooks.while_stopped import Batch, NoRoom
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy import evaluation as policy_module
 from podwatch.policy.evaluation import Result, Target
@@ -439,8 +439,8 @@ def test_a_link_in_its_place_leads_nowhere(tmp_path: Path) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(while_stopped, "TURN_SECONDS", 0.05)
-    monkeypatch.setattr(while_stopped, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(evaluations_in_one_stop, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr(evaluations_in_one_stop, "AGAIN_SECONDS", 0.05)
 
 
 def stopping(root: Path, text: str = ACCURACY, **more: Any) -> Pod:
@@ -717,7 +717,7 @@ def test_one_that_is_examined_again_is_waited_for_and_one_that_is_gone_given_up(
             await now.evaluations.request([10])
             del pod.site.on_pod[10]
             pod.site.fetching = nowhere
-            monkeypatch.setattr(while_stopped, "MISSING_SECONDS", 0.3)
+            monkeypatch.setattr(evaluations_in_one_stop, "MISSING_SECONDS", 0.3)
             await until(lambda: pod.named(EventName.EVALUATION_FAILED))
 
     asyncio.run(main())

@@ -74,7 +74,7 @@ def test_every_name_in_a_docstring_exists() -> None:
     source = ROOT / "src"
     code = [path for path in texts() if path.suffix == ".py" and path.is_relative_to(source)]
     assert not {str(path.relative_to(source)): gone for path in code if (gone := stale(path.read_text()))}
-    said = "``policy.restart.confirm`` ``policy.restart`` ``policy.gone`` ``policy.restart.Gone`` ``sync.store``"
+    said = "``policy.restart.after_failure`` ``policy.restart`` ``policy.gone`` ``policy.restart.Gone`` ``sync.store``"
     assert stale(said) == ["policy.gone", "policy.restart.Gone"]
 
 

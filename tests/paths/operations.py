@@ -6,7 +6,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.checkpoints.layouts.base import PartDir, PartFiles, Tracker
-from podwatch.checkpoints.layouts.shared_rules import repair
+from podwatch.checkpoints.layouts.write_trackers import repair
 from podwatch.checkpoints.settle_time import probe
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.run import IntentKind, Lineage, RunRecord

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.checkpoints.layouts.base import Tracker
-from podwatch.checkpoints.layouts.shared_rules import repair
+from podwatch.checkpoints.layouts.write_trackers import repair
 from podwatch.cli.checkpoints import quarantine_line
 from podwatch.domain.errors import HostError
 from podwatch.domain.run import IntentKind, IntentState, Lineage, RunRecord

@@ -1,7 +1,7 @@
 """Did the trainer go on where it was told to?"""
 
 from podwatch.domain.snapshot import ProgressSample, ProgressSource
-from podwatch.policy.restart import ConfirmationState, confirm
+from podwatch.policy.confirm_resume import ConfirmationState, confirm
 
 
 def seen(step: int | None, at: float, source: ProgressSource = ProgressSource.STEP_LINE) -> ProgressSample:

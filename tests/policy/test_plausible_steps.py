@@ -7,7 +7,8 @@ from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete, newest_whole
 from podwatch.domain.run import Lineage
 from podwatch.domain.stored_checkpoint import StoredSave
-from podwatch.policy.resume import NO_TRAINING, StepEvidence, choose, implausible
+from podwatch.policy.implausible_steps import NO_TRAINING, StepEvidence, implausible
+from podwatch.policy.resume import choose
 
 STRAY = 99999999999999999
 LINE = Lineage("b")

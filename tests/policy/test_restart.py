@@ -9,18 +9,9 @@ from hypothesis import strategies as st
 
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.thresholds import RestartPolicy
+from podwatch.policy.errors_in_output import deterministic, names_checkpoint
 from podwatch.policy.exit_code import Blame
-from podwatch.policy.restart import (
-    Action,
-    Decision,
-    Failure,
-    RestartHistory,
-    after_failure,
-    blame_of,
-    deterministic,
-    names_checkpoint,
-    succeeded,
-)
+from podwatch.policy.restart import Action, Decision, Failure, RestartHistory, after_failure, blame_of, succeeded
 from tests.support.examples import examples
 
 POLICY = RestartPolicy()

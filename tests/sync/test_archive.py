@@ -9,9 +9,10 @@ from podwatch.domain.errors import Busy, HostError, IntegrityError, RemoteError
 from podwatch.domain.manifest import Keys
 from podwatch.policy.store_retention import Keep
 from podwatch.stores.base import ObjectStore, StoredObject
-from podwatch.sync.inventory import inventory, verify_save
+from podwatch.sync.inventory import inventory
 from podwatch.sync.runs.archive import Archiver, read_record
 from podwatch.sync.runs.read_runs import list_runs
+from podwatch.sync.verify_stored import verify_save
 from tests.support.past_runs import past_run, point, save
 from tests.sync.conftest import Shifted, World
 

@@ -16,9 +16,10 @@ from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.policy.store_retention import place_copy
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.part_reader import StreamSource
-from podwatch.sync.inventory import examine_save, inventory
+from podwatch.sync.inventory import inventory
 from podwatch.sync.publish_and_pointer import read_optional, read_pointer
 from podwatch.sync.runs.copy_run import CopyPace, RunCopier, RunPlace
+from podwatch.sync.verify_stored import examine_save
 from podwatch.system.clock import SystemClock
 from tests.support.past_runs import past_run, point, save
 from tests.support.put_file import put_file

@@ -9,7 +9,7 @@ import pytest
 
 from podwatch.domain.errors import IntegrityError, SaveGone
 from podwatch.domain.manifest import Manifest
-from podwatch.stores import b2_session, receive
+from podwatch.stores import b2_session, receive_download
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.fetch import Fetching
@@ -205,8 +205,8 @@ def test_a_stall_and_a_crawl_are_given_up(b2: World, tmp_path: Path, monkeypatch
     fetch(b2, job(b2, manifest, tmp_path / "s"))
     assert time.monotonic() - began < 15
     assert same(b2, tmp_path / "s")
-    monkeypatch.setattr(receive, "STALLED", 0.3)
-    monkeypatch.setattr(receive, "CRAWL", 50_000_000)
+    monkeypatch.setattr(receive_download, "STALLED", 0.3)
+    monkeypatch.setattr(receive_download, "CRAWL", 50_000_000)
     b2.server.pace(rate=1e6)
     before = b2.server.calls()["b2_download"]
     fetch(b2, job(b2, manifest, tmp_path / "t"))

@@ -16,7 +16,8 @@ from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, Rem
 from podwatch.domain.manifest import ManifestSymlink, Pointer, sha1_hex
 from podwatch.domain.safe_links import check_links
 from podwatch.domain.safe_names import check_relative_path
-from podwatch.sync.inventory import inventory, verify_save
+from podwatch.sync.inventory import inventory
+from podwatch.sync.verify_stored import verify_save
 from tests.support.hurry import hurrying
 from tests.sync.conftest import Run, World
 from tests.sync.test_restore import fresh, rewrite, set_file, tree

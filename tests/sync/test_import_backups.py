@@ -15,9 +15,10 @@ from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.manifest import Keys, Pointer
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.inventory import inventory, verify_save
+from podwatch.sync.inventory import inventory
 from podwatch.sync.publish_and_pointer import read_pointer
 from podwatch.sync.runs.import_backups import Backup, Fit, Importer, Unfit, find_backups, judge
+from podwatch.sync.verify_stored import verify_save
 from podwatch.system.clock import SystemClock
 from tests.support.checkpoints import safetensors_bytes, write_hf_step, write_prime_rl_step
 from tests.support.past_runs import PART_SIZE, into_bucket, into_directory, past_run, tree

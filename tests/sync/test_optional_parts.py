@@ -16,10 +16,11 @@ from podwatch.domain.manifest import Manifest, Proof
 from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.store_retention import EXTRA
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.inventory import Verified, examine_save, inventory, verify_optional, verify_save
+from podwatch.sync.inventory import inventory
 from podwatch.sync.publish_and_pointer import read_manifest, read_optional
 from podwatch.sync.store_removal import RemoteRetention
 from podwatch.sync.upload.optional_parts import OptionalParts, look
+from podwatch.sync.verify_stored import Verified, examine_save, verify_optional, verify_save
 from podwatch.system.clock import SystemClock
 from tests.support.checkpoints import write_prime_rl_step
 from tests.sync.conftest import Run, Shifted, World, until

@@ -21,8 +21,9 @@ from podwatch.policy.store_retention import (
 from podwatch.stores import s3_features
 from podwatch.stores.base import StoredObject, Unfinished, Upload
 from podwatch.stores.part_reader import StreamSource
-from podwatch.sync.inventory import inventory, verify_save
+from podwatch.sync.inventory import inventory
 from podwatch.sync.store_removal import Sweeper
+from podwatch.sync.verify_stored import verify_save
 from tests.support.s3server import S3Server
 from tests.sync.conftest import Run, Shifted, World, until
 

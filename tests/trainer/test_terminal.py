@@ -16,7 +16,7 @@ from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import identify
 from podwatch.trainer.base import Candidate
-from podwatch.trainer.trainer_handle import Terminal, device_of, terminal_of
+from podwatch.trainer.operator_terminal import Terminal, device_of, terminal_of
 from tests.support.pod import Pod, eventually
 
 LONG_AGO = 5000.0

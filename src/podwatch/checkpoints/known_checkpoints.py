@@ -35,9 +35,9 @@ from podwatch.checkpoints.settle_time import SettleTimes, slow_to_show
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, HeldAs, SymlinkEntry, newest_complete
 from podwatch.domain.errors import HostError
 from podwatch.domain.run import EarlierSave
+from podwatch.policy.implausible_steps import StepEvidence, implausible
 from podwatch.policy.lineage import is_earlier
 from podwatch.policy.other_trainers import Span, why_held
-from podwatch.policy.resume import StepEvidence, implausible
 from podwatch.system.clock import Clock
 from podwatch.system.pinned_directories import PinnedTree
 

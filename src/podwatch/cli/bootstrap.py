@@ -219,7 +219,7 @@ def _credentials(call: Call) -> "Credentials | None":
 def _placed(call: Call) -> tuple[str, str]:
     """The digest whose files an earlier call wrote here, and the directory that relative paths are resolved against;
     empty if none did, or podwatch.toml is gone."""
-    from podwatch.client.trusted_file import read_trusted
+    from podwatch.client.trusted_configuration import read_trusted
     from podwatch.policy.bootstrap import CONFIG_NAME
 
     with suppress(OSError, ValueError, KeyError, TypeError, ConfigurationError):

@@ -333,7 +333,7 @@ def adopt(where: Where, pid: int | None, dry_run: bool, as_json: bool) -> None:
     a secret: it refuses a command with a secret argument, and only lists the names of secret variables.
     """
     from podwatch.cli import detect_machine
-    from podwatch.client.trusted_file import read_trusted
+    from podwatch.client.trusted_configuration import read_trusted
     from podwatch.config.edit_toml import set_values
     from podwatch.config.loading import load_settings, load_text
     from podwatch.domain.errors import ConfigurationError

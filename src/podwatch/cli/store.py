@@ -73,8 +73,8 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
     """Verify each checkpoint: its manifest, and every object by id, size, writer tag and what else the store proves;
     with --deep every hash, by reading every byte."""
     from podwatch.cli.offline import load
-    from podwatch.sync.inventory import examine_save, verify_optional
     from podwatch.sync.upload.child_job import keys_for
+    from podwatch.sync.verify_stored import examine_save, verify_optional
 
     settings = load(where)
     saves, pointer_problem, _ = _inventory(settings)

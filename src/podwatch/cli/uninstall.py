@@ -164,7 +164,7 @@ class _StoredSaves:
 
     def _has(self, step: int, item: "Item", kept: "Sequence[KeptFile]") -> bool:
         from podwatch.policy.lost_by_purge import StoredFile, is_stored
-        from podwatch.sync.inventory import verify_save
+        from podwatch.sync.verify_stored import verify_save
 
         for save in self._saves:
             if save.step != step or save.manifest is None:

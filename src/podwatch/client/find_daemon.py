@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from podwatch.client.trusted_file import read_trusted_bytes
+from podwatch.client.trusted_configuration import read_trusted_bytes
 from podwatch.domain.errors import ConfigurationError, UsageError
 
 # -- endpoint.json ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.client.trusted_file import read_trusted
+from podwatch.client.trusted_configuration import read_trusted
 from podwatch.config.loading import LoadedSettings, find_file, load_settings, load_text, named_file
 from podwatch.config.section_base import settings_of
 from podwatch.config.settings import Settings

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from podwatch.client.trusted_file import read_trusted
+from podwatch.client.trusted_configuration import read_trusted
 from podwatch.config.command_directory import TYPED_IN, relative_to, resolved
 from podwatch.config.problems import ConfigurationProblems, Problem, Sources, explain_errors, find_secrets, key_lines
 from podwatch.config.setting_names import (

@@ -22,9 +22,9 @@ from podwatch.domain.finding import Severity
 from podwatch.domain.snapshot import Desired, GpuState
 from podwatch.hooks.evaluation import Evaluations, Room
 from podwatch.hooks.evaluation_files import place_of
+from podwatch.hooks.evaluations_in_one_stop import Batch, NoRoom
 from podwatch.hooks.hook_runner import Desk
 from podwatch.hooks.start_child import problem_of
-from podwatch.hooks.while_stopped import Batch, NoRoom
 from podwatch.journal import Journal
 from podwatch.policy.evaluation import BEST_PIN, Result, Target
 from podwatch.sync.restore.restore import Restorer

@@ -22,8 +22,8 @@ from podwatch.domain.run import RunRecord
 from podwatch.domain.snapshot import ProgressSource, Snapshot, TrainerSample
 from podwatch.incidents import scrub
 from podwatch.journal import AsyncJournal, Journal
+from podwatch.policy.implausible_steps import NO_TRAINING, StepEvidence
 from podwatch.policy.other_trainers import Beside, Span, follow
-from podwatch.policy.resume import NO_TRAINING, StepEvidence
 from podwatch.sensors.base import Sensor
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import identify, is_alive

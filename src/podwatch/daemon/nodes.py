@@ -38,6 +38,7 @@ from podwatch.domain.nodes import (
 from podwatch.domain.run import Mutation
 from podwatch.domain.snapshot import GpuSample
 from podwatch.incidents import decisive, scrub, secret_values
+from podwatch.policy.errors_in_output import LOG_LINES_KEPT
 from podwatch.policy.exit_code import JobEnd, Outcome
 from podwatch.policy.nodes import (
     ECHO_SECONDS,
@@ -57,7 +58,6 @@ from podwatch.policy.nodes import (
     silent,
     still_there,
 )
-from podwatch.policy.restart import LOG_LINES_KEPT
 from podwatch.recovery.failure import LINE_SHOWN, SAYS_WHY
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import Phase

@@ -2,7 +2,7 @@
 
 The decisions are in policy/evaluation.py; the rest of podwatch is behind ``Site`` (daemon/evaluation.py). One
 evaluation at a time. Nothing here is on the path of detection, and an exception ends no more than one evaluation.
-Evaluations that training stops for: hooks/while_stopped.py.
+Evaluations that training stops for: hooks/evaluations_in_one_stop.py.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Desired
 from podwatch.hooks import evaluation_files, start_child
 from podwatch.hooks.evaluation_files import metrics_of, place_of
+from podwatch.hooks.evaluations_in_one_stop import Batch, NoRoom, StoppedTraining, Where
 from podwatch.hooks.hook_runner import JOURNAL_PAUSE, PAGE, Desk, is_milestone
-from podwatch.hooks.while_stopped import Batch, NoRoom, StoppedTraining, Where
 from podwatch.journal import Journal
 from podwatch.policy import evaluation as policy
 from podwatch.policy.evaluation import Result, Rules, State, Target

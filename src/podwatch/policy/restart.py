@@ -31,110 +31,20 @@ caller chooses.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.snapshot import ProgressSample
 from podwatch.domain.thresholds import RestartPolicy
+from podwatch.policy.errors_in_output import LOG_LINES_KEPT, deterministic, names_checkpoint
 from podwatch.policy.exit_code import Blame, blame
-
-# -- confirmation of a resume ----------------------------------------------------------------------------------------
-# Whether the trainer really resumed from the step it was given. Only a *step number* of the trainer itself, written
-# after this start, counts. A heartbeat has no number, and the orchestrator numbers its batches ahead of the trainer:
-# neither is evidence for or against a correct resume.
-
-SAME_SIGHTING_SECONDS = 1.0
-"""The same step number within this time is the same sighting, read twice."""
-
-
-class ConfirmationState(StrEnum):
-    PENDING = "pending"
-    CONFIRMED = "confirmed"
-    RESUMED_WRONG = "resumed-wrong"
-    UNCONFIRMED = "unconfirmed"
-    """``patience`` ended without a usable number: podwatch deletes nothing locally before the next save."""
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmation:
-    """``step`` and ``sources`` (``role/source``) are what was seen."""
-
-    state: ConfirmationState
-    step: int | None = None
-    sources: tuple[str, ...] = ()
-
-
-def confirm(
-    resumed_from: int | None,
-    first_step_after: int | None,
-    samples: Sequence[ProgressSample],
-    started_at: float,
-    now: float,
-    patience: float,
-) -> Confirmation:
-    """Judge a start.
-
-    ``resumed_from``: the step passed to the trainer (None: a fresh start, which any number confirms).
-    ``first_step_after``: the lowest number that a correct resume can show (``Layout.first_step_after``). ``samples``:
-    all progress samples since the start, not only the newest of each source; the same sample given twice counts once.
-    ``started_at``, ``now`` and ``at`` of the samples are monotonic seconds, ``patience`` is seconds.
-
-    A lower number must be seen twice, or by two sources: a single one can be a log line of an earlier attempt that was
-    read again. It is judged first, because a run that resumed too low reaches the expected number later.
-    """
-    after = _distinct(s for s in samples if s.trained and s.at >= started_at)
-    lowest = first_step_after if first_step_after is not None else resumed_from
-    low = [s for s in after if lowest is not None and s.step is not None and s.step < lowest]
-    if len(low) >= 2:
-        return Confirmation(ConfirmationState.RESUMED_WRONG, low[-1].step, _names(low))
-    good = [s for s in after if s not in low]
-    if good:
-        return Confirmation(ConfirmationState.CONFIRMED, good[0].step, _names(good[:1]))
-    if now - started_at >= patience:
-        return Confirmation(ConfirmationState.UNCONFIRMED, low[-1].step if low else None, _names(low))
-    return Confirmation(ConfirmationState.PENDING, low[-1].step if low else None, _names(low))
-
-
-def _distinct(samples: Iterable[ProgressSample]) -> list[ProgressSample]:
-    """Oldest first, without repeats. ``at`` varies slightly when a file's time is converted to monotonic seconds."""
-    kept: list[ProgressSample] = []
-    for sample in sorted(samples, key=lambda s: (s.at, s.source, s.role)):
-        same = (k for k in kept if (k.source, k.role, k.step) == (sample.source, sample.role, sample.step))
-        if not any(abs(k.at - sample.at) < SAME_SIGHTING_SECONDS for k in same):
-            kept.append(sample)
-    return kept
-
-
-def _names(samples: Sequence[ProgressSample]) -> tuple[str, ...]:
-    return tuple(sorted({f"{s.role}/{s.source}" for s in samples}))
-
-
-# -- decision after a failure ----------------------------------------------------------------------------------------
 
 MAX_STEP_BACKS_PER_STREAK = 2
 """Two damaged checkpoints can have one cause (a burst of bad writes); a third failed load has another cause."""
 JITTER_SHARE = 0.2
 """A delay varies by this share up and down, so that pods that failed together do not restart together."""
-LOG_LINES_KEPT = 30
-"""Lines of the trainer's last output that the operator sees after podwatch gave up."""
 
-_DETERMINISTIC: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE), meaning)
-    for pattern, meaning in (
-        (r"unrecognized arguments?:|unknown (argument|option)|unexpected (argument|option)", "unknown argument"),
-        (r"no such option|error: no such command", "unknown option"),
-        (r"extra inputs? (is|are) not permitted|extra_forbidden", "the trainer's configuration has an unknown key"),
-        (r"\bvalidation errors? for\b|pydantic_core\S*ValidationError", "the trainer's configuration is not valid"),
-        (
-            r"(wandb|w&b).{0,80}(api.?key (not|is not|isn't)|no api.?key)|no API key configured",
-            "the W&B key is missing",
-        ),
-        (r"max_(completion_)?tokens.{0,60}(too large|exceeds)", "max_tokens is larger than the model allows"),
-        (r"command not found|No module named ", "the command or one of its modules is not installed"),
-    )
-)
 _MACHINE_FAULT: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), meaning)
     for pattern, meaning in (
@@ -151,9 +61,6 @@ _MACHINE_FAULT: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"CUDA out of memory|torch(?:\.cuda)?\.OutOfMemoryError", "no GPU memory"),
     )
 )  # fmt: skip
-_LOAD_ERROR = re.compile(
-    r"error|exception|corrupt|truncated|cannot|could not|fail|unexpected|missing key|size mismatch", re.IGNORECASE
-)
 _LASTING = frozenset({"an ECC error", "a lost GPU"})
 PASSING_FAULTS = 3
 """Failures in a streak after which a fault that can pass is taken for a broken machine."""
@@ -401,21 +308,6 @@ def broken_machine(failure: Failure, streak: int) -> str:
     fault = fault_of_machine(failure)
     if failure.machine_broken or fault in _LASTING or (fault and streak >= PASSING_FAULTS):
         return fault
-    return ""
-
-
-def names_checkpoint(lines: Iterable[str], step: int) -> bool:
-    """Whether an error line names the checkpoint of ``step`` (``step_40``, ``checkpoint-40``...)."""
-    name = re.compile(rf"(step|checkpoint)[_-]0*{step}(?!\d)", re.IGNORECASE)
-    return any(name.search(line) and _LOAD_ERROR.search(line) for line in lines)
-
-
-def deterministic(lines: Iterable[str]) -> str:
-    """The deterministic error that the operator must fix, if the last lines of output show one; else empty."""
-    for line in reversed(list(lines)[-LOG_LINES_KEPT:]):
-        for pattern, meaning in _DETERMINISTIC:
-            if pattern.search(line):
-                return meaning
     return ""
 
 

@@ -18,9 +18,9 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import Mutation, RunRecord
 from podwatch.domain.snapshot import Desired, ProgressSample, ProgressSource, Snapshot, Supervision
 from podwatch.journal import Journal
+from podwatch.policy.confirm_resume import Confirmation, confirm
 from podwatch.policy.exit_code import Blame
 from podwatch.policy.other_trainers import ALONE, Beside, made_by_us
-from podwatch.policy.restart import Confirmation, confirm
 from podwatch.policy.resume import Ownership
 from podwatch.recovery import state_in_journal as memory_module
 from podwatch.recovery.state import Phase, Tools

@@ -12,8 +12,9 @@ from podwatch.domain.process import ProcessSample
 from podwatch.domain.snapshot import Snapshot
 from podwatch.incidents import capture, decisive, scrub, secret_values, since
 from podwatch.journal import Journal
+from podwatch.policy.errors_in_output import LOG_LINES_KEPT
 from podwatch.policy.exit_code import Blame
-from podwatch.policy.restart import LOG_LINES_KEPT, Decision, Failure, after_failure, blame_of, broken_machine
+from podwatch.policy.restart import Decision, Failure, after_failure, blame_of, broken_machine
 from podwatch.recovery.context import Attempt, OpenFailure, RecoveryContext
 from podwatch.recovery.start import StartFailed
 from podwatch.trainer.base import TrainerHandle

@@ -14,18 +14,20 @@ from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.domain.thresholds import Policies
 from podwatch.journal import Journal
-from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, ConfirmationState, succeeded
+from podwatch.policy.confirm_resume import ConfirmationState
+from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, succeeded
 from podwatch.recovery import quarantine
 from podwatch.recovery import state_in_journal as memory_module
 from podwatch.recovery.command_changed import CommandWatch
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.failure import Failures
+from podwatch.recovery.manual_starts import Lookout, ManualStarts
 from podwatch.recovery.operation_runner import OperationRunner, adopt, read_record, recall, reconcile
 from podwatch.recovery.requests import Requests
 from podwatch.recovery.restart import Operations
 from podwatch.recovery.resume_point import Lineages, ResumeChooser
 from podwatch.recovery.start import Starter
-from podwatch.recovery.start_checks import Lookout, ManualStarts, StartChecks
+from podwatch.recovery.start_checks import StartChecks
 from podwatch.recovery.state import Phase, RecoveryState, Tools, newest_step, trained_here
 from podwatch.recovery.stop import Stops
 from podwatch.recovery.stop_for_evaluation import Evaluating

@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass, replace
 
-from podwatch.checkpoints.layouts import shared_rules
+from podwatch.checkpoints.layouts import write_trackers
 from podwatch.domain.errors import Busy, PodwatchError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
@@ -14,10 +14,10 @@ from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery import start_checks, start_plan
 from podwatch.recovery.command_changed import CommandWatch
 from podwatch.recovery.context import RecoveryContext
+from podwatch.recovery.manual_starts import listed
 from podwatch.recovery.operation_runner import OperationRunner, show_watching
 from podwatch.recovery.restart import Operations
 from podwatch.recovery.resume_point import NothingToResume
-from podwatch.recovery.start_checks import listed
 from podwatch.recovery.state import Phase
 from podwatch.trainer.base import Candidate, Look
 
@@ -244,7 +244,7 @@ class Requests:
         prepared = await tools.blocking(self.starter.prepare, choice.step)
         ahead = await tools.blocking(tools.layout.ahead_of, choice.step)
         trackers = await tools.blocking(tools.layout.trackers, choice.step)
-        wrong = await tools.blocking(shared_rules.wrong, trackers)
+        wrong = await tools.blocking(write_trackers.wrong, trackers)
         return {
             **answer,
             "possible": True,

@@ -10,16 +10,17 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.incidents import plain
 from podwatch.journal import Journal
-from podwatch.policy.restart import LOG_LINES_KEPT
+from podwatch.policy.errors_in_output import LOG_LINES_KEPT
 from podwatch.policy.resume import Choice
 from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery import gpus_and_ports_free
 from podwatch.recovery.context import BLOCKED_POLL, RecoveryContext
 from podwatch.recovery.failure import GIVEN_UP_FIX, Failures
+from podwatch.recovery.manual_starts import PERSON_POLL, ManualStarts
 from podwatch.recovery.operation_runner import adopt, meant_by, recall, reconcile
 from podwatch.recovery.resume_point import NothingToResume, ResumeChooser, unfit
 from podwatch.recovery.start import Starter, StartFailed
-from podwatch.recovery.start_checks import PERSON_POLL, ManualStarts, StartChecks
+from podwatch.recovery.start_checks import StartChecks
 from podwatch.recovery.state import Phase
 from podwatch.recovery.stop import Stops
 from podwatch.sensors.base import Wakeable

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import shared_rules
+from podwatch.checkpoints.layouts import write_trackers
 from podwatch.checkpoints.layouts.base import Tracker
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import EventName
@@ -289,7 +289,7 @@ class Starter:
     async def _repair(self, trackers: Sequence[Tracker], why: str) -> None:
         """Make the trainer's own "latest" files name the step of the start. Idempotent."""
         tools = self.context.tools
-        written = await tools.blocking(shared_rules.repair, trackers, tools.workspace.tree)
+        written = await tools.blocking(write_trackers.repair, trackers, tools.workspace.tree)
         if written:
             names = ", ".join(path.name for path in written)
             tools.say(EventName.TRAINER_STARTING, f"updated {names} for {why}", trackers=len(written))

@@ -1,7 +1,7 @@
 """Stop training, let an evaluation use its GPUs, and start training again (docs/evaluation.md).
 
 One operation, while the desired state stays ``running``: whatever happens to the evaluation, and to podwatch, training
-starts again. The evaluation itself is ``Work`` (hooks/while_stopped.py); the daemon joins the two.
+starts again. The evaluation itself is ``Work`` (hooks/evaluations_in_one_stop.py); the daemon joins the two.
 """
 
 import asyncio

@@ -25,7 +25,7 @@ from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfin
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.http_transfer import BLOCK, Retry, WireBroken
 from podwatch.stores.part_reader import HEX_DIGITS, XXH3, PartStream, Source, StreamSource
-from podwatch.stores.receive import receive
+from podwatch.stores.receive_download import receive
 
 _CONTENT_TYPE = "application/octet-stream"
 _SHA1 = re.compile(r"[0-9a-f]{40}")

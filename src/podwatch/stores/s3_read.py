@@ -15,7 +15,7 @@ from podwatch.domain.manifest import WRITER_TAG, Proof
 from podwatch.stores import s3_xml
 from podwatch.stores.base import Progress, StoredObject, Take
 from podwatch.stores.http_transfer import BLOCK, Answer, Body, WireBroken
-from podwatch.stores.receive import receive
+from podwatch.stores.receive_download import receive
 from podwatch.stores.s3_errors import Kind, Refused
 from podwatch.stores.s3_features import CHECKSUM_MODE, META, FoundFeatures, same_composite
 from podwatch.stores.s3_session import Call, S3Session, not_intact

@@ -20,7 +20,7 @@ from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.upload_records import UploadedObject
-from podwatch.policy.resume import NO_TRAINING
+from podwatch.policy.implausible_steps import NO_TRAINING
 from podwatch.policy.uploads import GivenUp, Waiting, next_upload, sort_begun
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.stores.base import TOTAL

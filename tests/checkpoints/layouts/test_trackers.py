@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.layouts.base import Tracker
-from podwatch.checkpoints.layouts.shared_rules import number, repair
+from podwatch.checkpoints.layouts.shared_rules import number
+from podwatch.checkpoints.layouts.write_trackers import repair
 from podwatch.domain.errors import HostError
 from podwatch.system.pinned_directories import PinnedTree
 

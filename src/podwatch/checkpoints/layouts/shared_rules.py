@@ -1,5 +1,5 @@
-"""Helpers for completeness rules: each reads one fact about one part of one step; and the tracker files that name a
-trainer's newest checkpoint.
+"""Helpers for completeness rules: each reads one fact about one part of one step; and reads the tracker files that name
+a trainer's newest checkpoint (write_trackers.py writes them).
 
 A rule raises ``Fault`` with the exact reason; ``judged`` converts it into a ``Judgement``. Nothing here reads a whole
 file, only markers, headers and tails.
@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +19,8 @@ from podwatch.checkpoints.formats.files import check_file, has_hole
 from podwatch.checkpoints.layouts.base import Judgement, PartFiles, Tracker
 from podwatch.checkpoints.scan import is_temporary
 from podwatch.domain.checkpoint import FileEntry
-from podwatch.domain.errors import HostError
 from podwatch.domain.finding import counted
 from podwatch.system.files import read_file
-from podwatch.system.pinned_directories import PinnedTree
 
 _TEXT_LIMIT = 1 << 20
 """Maximum bytes of markers and small JSON files."""
@@ -272,7 +269,7 @@ def judged(rule: Rule, view: StepView, rests_on: Iterable[Path] = ()) -> Judgeme
 # Small files in the parent by which a trainer finds its newest checkpoint. Most trainers write them by a plain open
 # and write, so an empty or garbled tracker is being written: it never means step 0.
 
-_LIMIT = 4096
+TRACKER_LIMIT = 4096
 _NUMBER = re.compile(r"(?:0|[1-9]\d{0,17})")
 
 
@@ -280,7 +277,7 @@ def text(path: Path) -> str:
     """The content; empty if the file is absent, empty, too large or not text (being written). OSError: it cannot be
     read."""
     try:
-        return read_file(path, _LIMIT).decode().strip()
+        return read_file(path, TRACKER_LIMIT).decode().strip()
     except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
         return ""
     except OSError as error:
@@ -364,100 +361,3 @@ def link_target(path: Path) -> str:
         return os.path.basename(os.readlink(path))  # noqa: PTH115, PTH119 - the text, not a resolved path
     except OSError:
         return ""
-
-
-def repair(trackers: Iterable[Tracker], tree: PinnedTree, *, only_missing: bool = False) -> tuple[Path, ...]:
-    """Write the content that a start needs into the trackers, each by one atomic rename; correct ones stay unchanged.
-    Returns the written paths. ``only_missing``: a tracker that names a step stays unchanged. Raises HostError: outside
-    the trainer's directories, or behind a link; OSError.
-
-    Never call it while a trainer runs: it can be writing the same file.
-    """
-    written = []
-    for tracker in trackers:
-        path = tracker.path
-        if not tree.contains(path):
-            raise HostError("podwatch does not write a tracker outside the run's directories", where=str(path))
-        try:
-            with tree.directory(path.parent) as fd:
-                status = os.fstat(fd)
-            now = _now(tree, path)
-        except FileNotFoundError:
-            continue  # no directory yet: the trainer creates it
-        except OSError as error:
-            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
-                raise
-            raise HostError(
-                "podwatch does not write a tracker outside the run's directories: its path contains a symbolic link",
-                where=str(path),
-                fix="replace the link by a directory",
-            ) from error
-        if now.says(tracker) or (only_missing and now.names_something):
-            continue
-        _write(tree, tracker, now.status, status)
-        written.append(path)
-    return tuple(written)
-
-
-@dataclass(frozen=True, slots=True)
-class _Now:
-    """The present state of a tracker: a link with its target, a file with its text, or neither."""
-
-    status: os.stat_result | None
-    target: str | None = None
-    text: str = ""
-
-    def says(self, tracker: Tracker) -> bool:
-        if tracker.target is not None:
-            return self.target == tracker.target
-        return self.target is None and self.text == (tracker.content or b"").decode().strip()
-
-    @property
-    def names_something(self) -> bool:
-        return self.target is not None or self.text != ""
-
-
-def _now(tree: PinnedTree, path: Path) -> _Now:
-    with tree.parent(path) as (directory, name):
-        try:
-            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            if stat.S_ISLNK(status.st_mode):
-                return _Now(status, os.readlink(name, dir_fd=directory))
-            if not stat.S_ISREG(status.st_mode):
-                return _Now(status)
-        except FileNotFoundError:
-            return _Now(None)
-    try:
-        return _Now(status, text=tree.read(path, _LIMIT).decode().strip())
-    except (OSError, UnicodeDecodeError):
-        return _Now(status)  # too large, gone, or not text: no content
-
-
-def _write(tree: PinnedTree, tracker: Tracker, old: os.stat_result | None, directory: os.stat_result) -> None:
-    """Write it with the mode and owner of the old one, or the directory's owner: the trainer must be able to overwrite
-    it."""
-    like = directory if old is None else old
-    if tracker.target is not None:
-        tree.write_link(tracker.path, tracker.target, directory.st_uid if os.geteuid() == 0 else None)
-        return
-    mode = stat.S_IMODE(old.st_mode) if old is not None and stat.S_ISREG(old.st_mode) else 0o644
-    owner = (like.st_uid, like.st_gid) if os.geteuid() == 0 else None
-    tree.write_as(tracker.path, tracker.content or b"", mode & 0o777, owner)
-
-
-def wrong(trackers: Iterable[Tracker]) -> tuple[Path, ...]:
-    """The trackers that ``repair`` would write. Changes nothing."""
-    return tuple(t.path for t in trackers if _wrong(t))
-
-
-def _wrong(tracker: Tracker) -> bool:
-    return tracker.path.parent.is_dir() and not _says(tracker)
-
-
-def _says(tracker: Tracker) -> bool:
-    if tracker.target is not None:
-        try:
-            return os.readlink(tracker.path) == tracker.target  # noqa: PTH115 - the text, not the resolved target
-        except OSError:
-            return False
-    return not tracker.path.is_symlink() and text(tracker.path) == (tracker.content or b"").decode().strip()

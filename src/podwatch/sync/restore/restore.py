@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from podwatch.checkpoints.layouts import shared_rules
+from podwatch.checkpoints.layouts import write_trackers
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys, ManifestFile, ManifestRef, Pointer, sha1_hex
@@ -303,7 +303,7 @@ class Restorer:
             if to is None:
                 self._note(save)
                 # Without its tracker a checkpoint counts as unfinished; a tracker that names a step is the trainer's.
-                shared_rules.repair(self._layout.trackers(save.step), self._workspace.tree, only_missing=True)
+                write_trackers.repair(self._layout.trackers(save.step), self._workspace.tree, only_missing=True)
             self._journal.settle(intent.id, IntentState.DONE)
         if progress is not None:
             progress(total, total)

@@ -16,8 +16,10 @@ from podwatch.domain.manifest import SCHEMA_VERSION, Keys, Pointer
 from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.policy.store_retention import Decision, Keep, Leftover, abandoned_uploads, plan_archive, sign_of_life
 from podwatch.stores.base import CannotDelete, ObjectStore, StoredObject, Upload, store_time
-from podwatch.sync.inventory import inventory, last_word, verify_save
+from podwatch.sync.inventory import inventory
+from podwatch.sync.last_heartbeat import last_word
 from podwatch.sync.publish_and_pointer import read_pointer
+from podwatch.sync.verify_stored import verify_save
 from podwatch.system.clock import Clock
 
 # -- archive.json -----------------------------------------------------------------------------------------------------

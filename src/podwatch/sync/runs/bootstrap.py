@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from podwatch import __version__
-from podwatch.client.trusted_file import read_trusted
+from podwatch.client.trusted_configuration import read_trusted
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys
 from podwatch.domain.secrets import MASK

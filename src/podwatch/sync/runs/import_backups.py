@@ -17,7 +17,7 @@ from pathlib import Path
 from podwatch import __version__
 from podwatch.checkpoints import checkpoint_identity
 from podwatch.checkpoints.formats.files import sparse_on_purpose
-from podwatch.checkpoints.layouts import shared_rules
+from podwatch.checkpoints.layouts import write_trackers
 from podwatch.checkpoints.layouts.base import Judgement, Layout, PartFiles
 from podwatch.checkpoints.scan import scan_part
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError
@@ -179,7 +179,7 @@ def _try(place: _Place, step: int, items: Sequence[Item], raw: Path, layout: Lay
             if parts is None:
                 return None
             with closing(PinnedTree((out, *layout.watch_roots()))) as tree:
-                shared_rules.repair(layout.trackers(step), tree, only_missing=True)
+                write_trackers.repair(layout.trackers(step), tree, only_missing=True)
             found = tuple(scan_part(part).found for part in parts)
             if not any(p.part.required and p.present for p in found):
                 return None

@@ -25,7 +25,7 @@ from podwatch.policy.run_check import Evidence, parse_beat
 from podwatch.policy.run_summary import Summary, Texts, summarize
 from podwatch.policy.store_retention import IMPORT_LINEAGE, sign_of_life
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
-from podwatch.sync.inventory import LastWord, parse_last_word
+from podwatch.sync.last_heartbeat import LastWord, parse_last_word
 from podwatch.sync.publish_and_pointer import newest_pointer, read_manifest, read_pointer
 from podwatch.sync.runs.archive import read_record
 from podwatch.sync.runs.bootstrap import fetch

@@ -17,7 +17,7 @@ from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.upload_records import BegunUpload, UploadedObject
-from podwatch.policy.resume import NO_TRAINING
+from podwatch.policy.implausible_steps import NO_TRAINING
 from podwatch.stores.base import Progress
 from podwatch.sync.interfaces import RunSource, SetSource, Tell, features_of, rfc3339
 from podwatch.sync.publish_and_pointer import ObjectsMissing, Publisher
