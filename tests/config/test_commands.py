@@ -181,6 +181,15 @@ def test_only_relevant_environment_is_kept() -> None:
     assert secrets == {"WANDB_BASE_URL": "https://a:b@c", "A_KEY": "k"}
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["NCCL_DEBUG", "VLLM_USE_V1", "PRIME_API_BASE", "PRL_RUN_ID", "RAY_ADDRESS", "TRITON_CACHE_DIR", "GLOO_SOCKET_IFNAME",
+     "UV_CACHE_DIR", "PYTORCH_CUDA_ALLOC_CONF", "VIRTUAL_ENV"],
+)  # fmt: skip
+def test_what_changes_how_training_runs_is_kept(name: str) -> None:
+    assert split_environment({name: "1"}) == ({name: "1"}, {})
+
+
 def test_a_run_id_is_always_valid() -> None:
     assert run_id_of([], Path("/"), {"WANDB_NAME": "//"}, Path("/app/outputs")) == "app-outputs"
     assert run_id_of(["--run.name=a b"], Path("/"), {}, Path("/o")) == "a-b"

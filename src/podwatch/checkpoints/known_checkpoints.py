@@ -6,7 +6,7 @@ checkpoint, and lists no directory. ``completeness`` judges a single checkpoint;
 
 ``HeldBack`` marks complete checkpoints that are held back: written while two trainers were running
 (``policy.other_trainers``), left behind on an earlier branch (``policy.lineage``), or with a step number that no
-training of this run can have reached (``policy.resume``).
+training of this run can have reached (``policy.implausible_steps``).
 """
 
 import threading

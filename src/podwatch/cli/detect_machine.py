@@ -12,11 +12,10 @@ from podwatch.checkpoints.layouts import recognised
 from podwatch.checkpoints.layouts.base import Site
 from podwatch.checkpoints.layouts.command_line import program
 from podwatch.checkpoints.layouts.prime_rl_run import RunDirectory, hints, run_directory, runs_below
-from podwatch.cli.split_environment import KEEP_PREFIXES, split_environment
+from podwatch.cli.split_environment import split_environment
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.safe_names import valid_run_id
 
-KEEP_PREFIXES += ("UV_", "PRIME_", "PRL_", "RAY_", "TRITON_", "GLOO_")
 _RESUME_FLAGS: tuple[str, ...] = (
     "--ckpt.resume-step",
     "--ckpt.resume_step",

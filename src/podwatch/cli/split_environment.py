@@ -20,6 +20,12 @@ KEEP_PREFIXES: tuple[str, ...] = (
     "TORCH_",
     "TOKENIZERS_",
     "TRANSFORMERS_",
+    "UV_",
+    "PRIME_",
+    "PRL_",
+    "RAY_",
+    "TRITON_",
+    "GLOO_",
 )
 STORE_NAMES = ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIRONMENT")
 _NOT_COPIED = ("PODWATCH_", "SSH_", "SUDO_", "DBUS_", "XDG_SESSION", "GPG_", "AWS_SESSION_TOKEN_EXPIRY")

@@ -1,8 +1,9 @@
 """Checkpoints that podwatch holds back: the evidence, the findings, and the operator's decisions.
 
 Two reasons: a second trainer in the same output_dir can have written them (``TwoWriters``), or training of this run
-cannot have reached their step number (``Implausible``; the rule is in ``policy.resume``). Both keep what they know in
-the journal, so that a restarted podwatch neither publishes nor accepts a checkpoint that it held back before.
+cannot have reached their step number (``Implausible``; the rule is in ``policy.implausible_steps``). Both keep what
+they know in the journal, so that a restarted podwatch neither publishes nor accepts a checkpoint that it held back
+before.
 
 ``TwoWriters.look`` blocks and runs before each rescan: a checkpoint that the rescan finds complete was written before
 it. The other methods are for the event loop.

@@ -2,7 +2,8 @@
 
 A detector is pure: state and look in, state and findings out. It reads no clock. Everything it remembers is in its
 state, which is reset when training restarts, unless ``survives_restart`` is true. To add one: write the class, give the
-module a ``DETECTOR``, add it to ``engine.DETECTORS``, and describe it in docs/detection.md (a test compares the two).
+module a ``DETECTOR``, add it to ``run_detectors.DETECTORS``, and describe it in docs/detection.md (a test compares the
+two).
 """
 
 from dataclasses import dataclass
