@@ -183,10 +183,18 @@ def test_only_relevant_environment_is_kept() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    (
-        "NCCL_DEBUG VLLM_USE_V1 PRIME_API_BASE PRL_RUN_ID RAY_ADDRESS TRITON_CACHE_DIR GLOO_SOCKET_IFNAME UV_CACHE_DIR"
-        " PYTORCH_CUDA_ALLOC_CONF VIRTUAL_ENV"
-    ).split(),
+    [
+        "NCCL_DEBUG",
+        "VLLM_USE_V1",
+        "PRIME_API_BASE",
+        "PRL_RUN_ID",
+        "RAY_ADDRESS",
+        "TRITON_CACHE_DIR",
+        "GLOO_SOCKET_IFNAME",
+        "UV_CACHE_DIR",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "VIRTUAL_ENV",
+    ],
 )
 def test_what_changes_how_training_runs_is_kept(name: str) -> None:
     assert split_environment({name: "1"}) == ({name: "1"}, {})
