@@ -120,6 +120,21 @@ def test_after_an_outage_of_the_store_no_machine_is_given_up_at_once(booted: boo
     assert observed((after,), back) == (after,), "a verdict lasts for a controller that has just started"
 
 
+@pytest.mark.parametrize("state", ["preempted", "running", "released"])
+@pytest.mark.parametrize("booted", [True, False])
+def test_a_single_look_of_a_schedule_is_followed_by_others_until_a_silent_machine_can_end(
+    state: str, booted: bool
+) -> None:
+    """Looks that are ten minutes apart never watch the heartbeat for long enough: a machine that did not boot after the
+    goodbye of the pod before was billed for ever."""
+    there = record(3, alive_at=NOW - 2000) if booted else record(3, booted_at=None, alive_at=None)
+    seen = facts(machine(3), beat=replace(DEAD, age=9000.0, state=state), watched=0.0)
+    [after] = observed((there,), seen)
+    found = decide((after,), seen)
+    assert (found.action, found.soon, found.next_look) == (Action.WAIT, True, 75.0)
+    assert decided(replace(seen, watched=240.0), there).action is Action.DESTROY
+
+
 def test_a_late_heartbeat_of_a_pod_that_lost_the_run_ends_no_machine() -> None:
     late = facts(machine(3), beat=of(2, 10.0), outdated=True)
     assert decided(late, record(3)).action is Action.WAIT

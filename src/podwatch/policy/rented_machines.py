@@ -317,5 +317,13 @@ def is_undecided(facts: Facts) -> bool:
     return facts.beat is not None and is_stale(facts.beat) and facts.beat.state not in GONE and not is_watched(facts)
 
 
+def is_pending(record: Record, records: tuple[Record, ...], facts: Facts) -> bool:
+    """Whether only more looks can tell that this machine must end: with a schedule whose looks are further apart than
+    ``WATCH_AGAIN_SECONDS``, the time for which the heartbeat was watched never comes together by itself."""
+    if is_watched(facts) or record.ended or not record.costs:
+        return False
+    return bool(_why_ended(record, records, replace(facts, watched=math.inf)))
+
+
 def watch_on(facts: Facts) -> float:
     return min(WATCH_AGAIN_SECONDS, max(1.0, WATCHED_SECONDS - facts.watched))

@@ -34,6 +34,7 @@ from podwatch.policy.rented_machines import (
     WATCHED_SECONDS,
     Facts,
     is_from,
+    is_pending,
     is_stale,
     is_undecided,
     is_watched,
@@ -271,7 +272,7 @@ def _living(records: tuple[Record, ...], facts: Facts) -> Decision | None:
                     code=ExitCode.UNAVAILABLE,
                 )
             what = f"Machine {one.id} at {provider} ({one.label}) {_how(record, beat, facts)}."
-            if is_undecided(facts):
+            if is_undecided(facts) or is_pending(record, records, facts):
                 return Decision(Action.WAIT, what, next_look=watch_on(facts), soon=True)
             return Decision(Action.WAIT, what)
     for record in records:

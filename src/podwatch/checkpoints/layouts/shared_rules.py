@@ -274,10 +274,10 @@ _NUMBER = re.compile(r"(?:0|[1-9]\d{0,17})")
 
 
 def text(path: Path) -> str:
-    """The content; empty if the file is absent, empty, too large or not text (being written). OSError: it cannot be
-    read."""
+    """The content without white space of ASCII around it (``str.strip`` takes control characters for white space, too);
+    empty if the file is absent, empty, too large or not text (being written). OSError: it cannot be read."""
     try:
-        return read_file(path, TRACKER_LIMIT).decode().strip()
+        return read_file(path, TRACKER_LIMIT).strip().decode()
     except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
         return ""
     except OSError as error:

@@ -57,7 +57,7 @@ class _Now:
     def says(self, tracker: Tracker) -> bool:
         if tracker.target is not None:
             return self.target == tracker.target
-        return self.target is None and self.text == (tracker.content or b"").decode().strip()
+        return self.target is None and self.text == (tracker.content or b"").strip().decode()
 
     @property
     def names_something(self) -> bool:
@@ -75,7 +75,7 @@ def _now(tree: PinnedTree, path: Path) -> _Now:
         except FileNotFoundError:
             return _Now(None)
     try:
-        return _Now(status, text=tree.read(path, TRACKER_LIMIT).decode().strip())
+        return _Now(status, text=tree.read(path, TRACKER_LIMIT).strip().decode())
     except (OSError, UnicodeDecodeError):
         return _Now(status)  # too large, gone, or not text: no content
 
@@ -107,4 +107,4 @@ def _says(tracker: Tracker) -> bool:
             return os.readlink(tracker.path) == tracker.target  # noqa: PTH115 - the text, not the resolved target
         except OSError:
             return False
-    return not tracker.path.is_symlink() and text(tracker.path) == (tracker.content or b"").decode().strip()
+    return not tracker.path.is_symlink() and text(tracker.path) == (tracker.content or b"").strip().decode()
