@@ -36,7 +36,7 @@ def test_any_schedule(seed: int) -> None:
 
 def test_a_small_budget_is_kept() -> None:
     rules = {"max_spend_total": 6.0}
-    done = play(5, hours=10.0, rules=rules, finishes=False, kinds=Kinds(faults=0.0, every=60.0, deaths=("gone",)))
+    done = play(5, hours=14.0, rules=rules, finishes=False, kinds=Kinds(faults=0.0, every=60.0, deaths=("gone",)))
     assert done.problems == []
     assert 2.0 < done.cost() <= 6.0
     assert not done.rented()

@@ -18,6 +18,7 @@ from podwatch.domain.replacement import (
     RentedState,
     Rules,
     generation_of,
+    joined,
     label_of,
     parse_label,
     parse_listing,
@@ -133,6 +134,55 @@ def test_a_single_look_of_a_schedule_is_followed_by_others_until_a_silent_machin
     found = decide((after,), seen)
     assert (found.action, found.soon, found.next_look) == (Action.WAIT, True, 75.0)
     assert decided(replace(seen, watched=240.0), there).action is Action.DESTROY
+
+
+def test_two_controllers_write_one_record_and_no_cost_is_lost() -> None:
+    """Simulated months: a machine that had been destroyed came back for a minute, one controller saw it, and the other
+    one's write, which followed from the record before, took its cost out of the books."""
+    gone = record(3, billed=(Billed("vast", "m3", 1.0, NOW - 7200, NOW - 6000, seen=NOW - 6030),), ended="the cap")
+    back = replace(gone, billed=(replace(gone.billed[0], until=None, seen=NOW - 5),))
+    heard = replace(gone, alive_at=NOW - 60)
+    both = joined(heard, back, gone)
+    assert (both.billed, both.alive_at, both.ended) == (back.billed, NOW - 60, "the cap")
+    assert joined(back, heard, gone) == both
+    ended = replace(back, billed=(replace(back.billed[0], until=NOW),))
+    assert joined(ended, back, gone).billed[0].until == joined(back, ended, gone).billed[0].until == NOW
+    second = replace(gone, billed=(*gone.billed, Billed("vast", "m4", 2.0, NOW - 100, seen=NOW)))
+    assert {one.id for one in joined(heard, second, gone).billed} == {"m3", "m4"}
+    judged = replace(gone, ended="", ended_at=None)
+    assert joined(judged, heard, gone).ended == joined(heard, judged, gone).ended == "", "the one that changed it"
+
+
+@st.composite
+def bills_of_a_machine(draw: st.DrawFn) -> Billed:
+    """As looks write them: no end before the last sight."""
+    seen = draw(st.none() | st.floats(NOW - 8000, NOW))
+    until = draw(st.none() | st.floats(NOW - 8000 if seen is None else seen, NOW))
+    number, price, since = draw(st.integers(1, 2)), draw(st.floats(0.1, 3.0)), draw(st.floats(NOW - 9000, NOW - 8000))
+    return Billed("vast", f"m{number}", price, since, until, seen)
+
+
+@given(
+    bills=st.lists(
+        st.lists(bills_of_a_machine(), max_size=2, unique_by=lambda one: one.id).map(tuple), min_size=3, max_size=3
+    ),
+)
+def test_joining_is_the_same_from_both_sides_and_adds_nothing_twice(bills: list[tuple[Billed, ...]]) -> None:
+    base, ours, theirs = (record(1, billed=some) for some in bills)
+
+    def known(found: Record) -> dict[str, Billed]:
+        return {one.id: one for one in found.billed}
+
+    both = joined(ours, theirs, base)
+    assert known(both) == known(joined(theirs, ours, base))
+    assert known(both).keys() == known(ours).keys() | known(theirs).keys()
+    assert joined(both, theirs, base).billed == both.billed
+    for name, one in known(both).items():
+        sides = [found[name] for found in (known(ours), known(theirs)) if name in found]
+        assert one.price_per_hour == max(side.price_per_hour for side in sides)
+        assert one.until is None or one.until in [side.until for side in sides]
+        if len(sides) == 1:
+            assert one.since == sides[0].since
 
 
 def test_a_late_heartbeat_of_a_pod_that_lost_the_run_ends_no_machine() -> None:

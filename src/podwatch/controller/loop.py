@@ -171,7 +171,9 @@ class Controller:
                 lost = error
             else:
                 return ""
-        self._keep(replace(record, settled=True, failed=f"not sent: its record was not confirmed ({lost})"[:300]))
+        self._keep(
+            replace(record, settled=True, failed=f"not sent: its record was not confirmed ({lost})"[:300]), record
+        )
         return f"not sent, because its record was not confirmed ({lost})"
 
     def _waiting(self, decision: Decision) -> Look:
@@ -188,17 +190,17 @@ class Controller:
             )
         except ProviderError as error:
             failed = replace(record, settled=True, failed=str(error)[:300], refused=error.refused)
-            self._keep(failed)
+            self._keep(failed, record)
             return replace(again, result=f"failed: {error}", code=ExitCode.UNAVAILABLE)
         except OutcomeUnknown as error:
-            self._keep(replace(record, unsure_at=self.store.now()))
+            self._keep(replace(record, unsure_at=self.store.now()), record)
             return replace(again, result=f"unknown: {error}", code=ExitCode.TRY_AGAIN)
-        self._keep(settled(record, machine, price, decision.account))
+        self._keep(settled(record, machine, price, decision.account), record)
         return replace(again, result=f"created {machine} for {price:g} per hour")
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: Record, base: Record) -> None:
         try:
-            self.store.write(record)
+            self.store.amend(record, base)
         except RemoteError:
             pass  # the record of the request is there: the next look finds the machine by its label
 

@@ -22,7 +22,16 @@ from podwatch.domain.earlier_attempts import parse_verdict
 from podwatch.domain.errors import ExitCode, IntegrityError
 from podwatch.domain.lease import Claim, Control, Sign, parse_claim_name, parse_control, parse_sign
 from podwatch.domain.manifest import Keys
-from podwatch.domain.replacement import Listing, Record, Rules, parse_record, parse_rules, record_document, store_tag
+from podwatch.domain.replacement import (
+    Listing,
+    Record,
+    Rules,
+    joined,
+    parse_record,
+    parse_rules,
+    record_document,
+    store_tag,
+)
 from podwatch.policy.rented_machines import Facts
 from podwatch.policy.run_check import Beat, parse_beat
 from podwatch.policy.who_holds_the_run import CLAIM_WAIT_SECONDS, CONFIRMED_SECONDS, winner
@@ -186,8 +195,16 @@ class RunStore:
     def write(self, record: Record, *, until: float = math.inf) -> None:
         """``until``: boottime after which nothing may be sent any more. Raises TooLate."""
         data = record_document(record, self._keys.run_id)
-        key = f"{self._keys.controller}pods/{record.generation}.json"
-        put_before(self._store, key, data, until, self._clock)
+        put_before(self._store, self._key(record), data, until, self._clock)
+
+    def _key(self, record: Record) -> str:
+        return f"{self._keys.controller}pods/{record.generation}.json"
+
+    def amend(self, record: Record, base: Record) -> None:
+        """Write what became of ``base``, with what other controllers have written meanwhile."""
+        there = self._store.get_bytes(self._key(record), limit=SMALL)
+        theirs = base if there is None else parse_record(there, self._keys.run_id)
+        self.write(record if theirs == base else joined(record, theirs, base))
 
     def update(self, before: tuple[Record, ...], after: tuple[Record, ...]) -> None:
         """Write those that a look changed in more than the times of what was seen."""
@@ -196,8 +213,10 @@ class RunStore:
             old = known.get(record.generation)
             if old == record:
                 continue
-            if old is None or _lasting(old) != _lasting(record) or _aged(old, record):
+            if old is None:
                 self.write(record)
+            elif _lasting(old) != _lasting(record) or _aged(old, record):
+                self.amend(record, old)
 
     def write_control(self, control: Control) -> None:
         """Replace control.json if it is still what was read, where the store can tell; else at once."""

@@ -7,11 +7,11 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.manifest import SCHEMA_VERSION
@@ -336,6 +336,43 @@ class Record:
         if not self.settled and not self.billed:
             hours.append((self.max_price, max(0.0, now - max(start, self.intended_at))))
         return sum(price * seconds for price, seconds in hours) / 3600
+
+
+def joined(ours: Record, theirs: Record, base: Record) -> Record:
+    """What two controllers know of one request: ``ours`` follows from ``base``, ``theirs`` was written meanwhile. No
+    machine, no cost and no heartbeat that one of them saw is lost."""
+
+    def changed(name: str) -> Any:
+        mine = getattr(ours, name)
+        return getattr(theirs, name) if mine == getattr(base, name) else mine
+
+    other = {(one.provider, one.id): one for one in theirs.billed}
+    mine = [_one_bill(one, other.pop((one.provider, one.id), one)) for one in ours.billed]
+    names = ("account", "settled", "unsure_at", "failed", "refused", "ended", "ended_at", "boot_failure")
+    return replace(
+        ours,
+        **{name: changed(name) for name in names},
+        booted_at=_known(min, ours.booted_at, theirs.booted_at),
+        alive_at=_known(max, ours.alive_at, theirs.alive_at),
+        first_step=_known(min, ours.first_step, theirs.first_step),
+        last_step=_known(max, ours.last_step, theirs.last_step),
+        billed=(*mine, *other.values()),
+    )
+
+
+def _one_bill(a: Billed, b: Billed) -> Billed:
+    """An end counts only if no list has shown the machine later: then it was back, and cost money in between."""
+    seen = _known(max, a.seen, b.seen)
+    ends = [one.until for one in (a, b) if one.until is not None and (seen is None or one.until >= seen)]
+    since, price = min(a.since, b.since), max(a.price_per_hour, b.price_per_hour)
+    return Billed(a.provider, a.id, price, since, max(ends, default=None), seen)
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _known(choose: Callable[[_Number, _Number], _Number], a: _Number | None, b: _Number | None) -> _Number | None:
+    return choose(a, b) if a is not None and b is not None else a if b is None else b
 
 
 def record_document(record: Record, run_id: str) -> bytes:
