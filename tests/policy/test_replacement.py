@@ -134,6 +134,9 @@ def test_a_single_look_of_a_schedule_is_followed_by_others_until_a_silent_machin
     found = decide((after,), seen)
     assert (found.action, found.soon, found.next_look) == (Action.WAIT, True, 75.0)
     assert decided(replace(seen, watched=240.0), there).action is Action.DESTROY
+    blind = replace(seen, lists={**seen.lists, "other": "no answer"}, rules=replace(RULES, providers=("vast", "other")))
+    found = decide((after,), blind)
+    assert (found.action, found.soon, found.next_look) == (Action.ALERT, True, 75.0), "another provider is away"
 
 
 def test_two_controllers_write_one_record_and_no_cost_is_lost() -> None:

@@ -115,7 +115,7 @@ class Decision:
 
 def decide(records: tuple[Record, ...], facts: Facts) -> Decision:
     """One action. ``records``: as ``observed`` returned them for the same facts."""
-    return (
+    decision = (
         _destroy(records, facts)
         or _ended(records, facts)
         or _forbidden(records, facts)
@@ -124,6 +124,10 @@ def decide(records: tuple[Record, ...], facts: Facts) -> Decision:
         or _no_room(records, facts)
         or _create(records, facts)
     )
+    waits = decision.action in (Action.WAIT, Action.ALERT)
+    if waits and any(is_pending(record, records, facts) for record in records):
+        return replace(decision, next_look=watch_on(facts), soon=True)
+    return decision
 
 
 def _destroy(records: tuple[Record, ...], facts: Facts) -> Decision | None:
@@ -272,7 +276,7 @@ def _living(records: tuple[Record, ...], facts: Facts) -> Decision | None:
                     code=ExitCode.UNAVAILABLE,
                 )
             what = f"Machine {one.id} at {provider} ({one.label}) {_how(record, beat, facts)}."
-            if is_undecided(facts) or is_pending(record, records, facts):
+            if is_undecided(facts):
                 return Decision(Action.WAIT, what, next_look=watch_on(facts), soon=True)
             return Decision(Action.WAIT, what)
     for record in records:
