@@ -1,6 +1,7 @@
 """A person starts training by hand, at any time: it is seen, guarded, said, and never joined by a second one."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ import pytest
 
 from podwatch.domain.errors import Busy, ConfigurationError, UsageError
 from podwatch.domain.event import EventName
-from podwatch.domain.finding import FindingKind, Severity
+from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ExitStatus, ProcessIdentity
 from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired, Supervision
@@ -322,6 +323,73 @@ async def test_a_start_cancels_the_stop_of_a_trainer_that_a_person_started(world
     await asyncio.sleep(0.05)
     assert (len(world.alive()), world.plans) == (1, [])
     await podwatch.leave()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 12, 20, 40])
+async def test_a_start_while_podwatch_takes_a_trainer_over_ends_no_trainer(world: World, turns: int) -> None:
+    """Right after a restart of podwatch: the trainer that is taken over meanwhile was stopped, and started again."""
+    candidate = world.person_starts()
+    podwatch = Podwatch(world)
+    await podwatch.recovery.begin()
+    await podwatch.until(Phase.ATTACHED)
+    await podwatch.die()
+    world.candidates = [candidate]
+    heir = Podwatch(world)
+    begins = asyncio.create_task(heir.recovery.begin())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    with contextlib.suppress(Busy):
+        await heir.recovery.requests.start()
+    await begins
+    await heir.until(Phase.ATTACHED)
+    assert (len(world.alive()), world.plans, heir.recovery.desired) == (1, [], Desired.RUNNING)
+    await heir.leave()
+
+
+async def test_a_start_cancels_a_stop_that_waits_for_the_end_of_a_pause(world: World) -> None:
+    podwatch = await ending(world)
+    await podwatch.die()
+    heir = Podwatch(world)
+    heir.catalogue.rescan()
+    heir.recovery.context.pause(True)
+    await heir.recovery.begin()
+    await heir.until_phase(Phase.PAUSED)
+    assert "training continues" in (await heir.recovery.requests.start()).message
+    heir.recovery.context.pause(False)
+    world.save(20)
+    heir.see(21)
+    await asyncio.sleep(0.05)
+    assert (len(world.alive()), len(world.plans), heir.recovery.desired) == (1, 1, Desired.RUNNING)
+    await heir.leave()
+
+
+async def test_a_finding_does_not_repeat_a_stop_that_the_operator_cancelled(world: World) -> None:
+    """[training] stop, and a full disk: the finding is still there."""
+    podwatch = await running(world)
+    podwatch.catalogue.rescan()
+    sick = Finding(FindingKind.TRAINING_HEALTH, Severity.CRITICAL, "loss is NaN", 0.0, "", Verdict.STOP, True)
+    podwatch.see(16, finding=sick)
+    await podwatch.until_phase(Phase.ENDING)
+    await podwatch.recovery.requests.start()
+    for step in range(17, 25):
+        podwatch.see(step, finding=sick)
+        await asyncio.sleep(0.005)
+    assert (podwatch.recovery.state.phase, podwatch.recovery.desired) == (Phase.RUNNING, Desired.RUNNING)
+    await podwatch.die()
+    heir = Podwatch(world)
+    heir.catalogue.rescan()
+    await heir.recovery.begin()
+    await heir.until_phase(Phase.RUNNING)
+    heir.see(25, finding=sick)
+    await asyncio.sleep(0.02)
+    assert (len(world.alive()), heir.recovery.desired) == (1, Desired.RUNNING), "also not by the next podwatch"
+    await heir.recovery.requests.restart()
+    await heir.until_phase(Phase.CONFIRMING)
+    heir.see(26)
+    await heir.until_phase(Phase.RUNNING)
+    heir.see(27, finding=sick)
+    await heir.until_phase(Phase.ENDING)
+    await heir.leave()
 
 
 async def test_a_start_while_the_awaited_save_stops_training_starts_it_again(

@@ -398,7 +398,8 @@ class Recovery:
             elif finding.verdict is Verdict.FINISH:
                 return self.runner.spawn(lambda f=finding: self.stops.finish(f))  # type: ignore[misc]
             elif finding.verdict is Verdict.STOP:
-                if self.context.desired is Desired.RUNNING:
+                kept = self.context.memory.kept == self.context.handle.start_id
+                if self.context.desired is Desired.RUNNING and not kept:
                     return self.runner.spawn(lambda f=finding: self.stops.stop_sick(f))  # type: ignore[misc]
             elif self.context.desired is not Desired.RUNNING:
                 return self.runner.spawn(

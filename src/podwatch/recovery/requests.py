@@ -19,7 +19,7 @@ from podwatch.recovery.operation_runner import OperationRunner, show_watching
 from podwatch.recovery.restart import Operations
 from podwatch.recovery.resume_point import NothingToResume
 from podwatch.recovery.state import Phase
-from podwatch.trainer.base import Candidate, Look
+from podwatch.trainer.base import Candidate, Look, TrainerHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +50,19 @@ class Requests:
         UsageError when the step or the pid does not exist, ConfigurationError without a command."""
         self._only_on_node_0("start")
         async with self.runner.by_hand():
-            if self.context.handle is not None and await self.context.handle.exit_status() is None:
+            look = await self._of_persons()  # a restarted podwatch may take a trainer over meanwhile
+            if (running := await self._running()) is not None:
                 plain = step is None and not fresh and attach is None and beside is None
-                if self.context.phase is not Phase.ENDING or not plain:
-                    raise Busy(
-                        f"training is running already (pid {self.context.handle.launcher.pid})",
-                        fix="`podwatch restart` starts it again, `podwatch stop-training` stops it",
-                    )
+                if not plain or not self._stop_waits():
+                    raise self._runs_already(running)
                 if kept := await self._keep():
                     return kept
-            look = await self._of_persons()
             if beside is not None:
                 look = await self._ignore(look, beside)
             there = self.manual.sift(look)
             if there.successors or attach is not None:
                 return await self._start_with(look, step, fresh, attach)
-            await self._want(step, fresh)
+            await self._want(step, fresh, beside_one=False)
             self.runner.spawn(lambda: self.operations.restart("start requested"))
             if waits := (*there.rivals, *there.pending):
                 return Started(f"the request is recorded; podwatch does not start training beside {listed(waits)}")
@@ -73,12 +70,31 @@ class Requests:
                 return Started(f"the request is recorded; training does not start yet: {standing.why_not}")
             return Started("podwatch starts training")
 
-    async def _keep(self) -> Started | None:
-        """Cancel a stop that waits for the next save. None if training has just ended."""
-        stop = await self.runner.interrupt()
+    async def _running(self) -> TrainerHandle | None:
+        """The watched trainer, if it has not ended."""
         handle = self.context.handle
-        if handle is None or await handle.exit_status() is not None:
+        return handle if handle is not None and await handle.exit_status() is None else None
+
+    def _stop_waits(self) -> bool:
+        """Whether a stop was recorded whose trainer nobody stops yet: it waits for a save, for the end of a pause, or
+        because podwatch only observes."""
+        return self.context.desired is Desired.STOPPED and self.context.phase is not Phase.STOPPING
+
+    def _runs_already(self, handle: TrainerHandle) -> Busy:
+        if self.context.desired is Desired.STOPPED:
+            return Busy(f"podwatch stops training (pid {handle.launcher.pid})", fix="try again when training has ended")
+        return Busy(
+            f"training is running already (pid {handle.launcher.pid})",
+            fix="`podwatch restart` starts it again, `podwatch stop-training` stops it",
+        )
+
+    async def _keep(self) -> Started | None:
+        """Cancel a stop that is recorded and not begun. None if training has just ended."""
+        stop = await self.runner.interrupt()
+        if (handle := await self._running()) is None:
             return None
+        self.context.memory.kept = handle.start_id
+        await self.context.remember()
         await self.stops.set_desired(Desired.RUNNING)
         if stop is not None:  # the save came at this moment
             self.runner.spawn(self.operations.carry_on)
@@ -135,11 +151,15 @@ class Requests:
         if self.context.tools.settings.trainer.supervise == "keeper":
             raise Busy(said, where='[trainer] supervise = "keeper"', fix='stop it, or set supervise = "auto"')
         await self.runner.interrupt()
+        attached = await self._running()
         self._forgive(None, False)
         self.context.memory.ignored = tuple(name for name in self.context.memory.ignored if name != one.start_id)
         await self.context.remember()
         await self.stops.set_desired(Desired.RUNNING)
-        self.runner.spawn(lambda: self._attach(one))
+        if attached is not None and attached.start_id == one.start_id:  # by the operation that was interrupted
+            show_watching(self.context, f"watching pid {one.launcher.pid}, which podwatch did not start")
+        else:
+            self.runner.spawn(lambda: self._attach(one))
         return Started(f"{said}: podwatch watches it from now on and starts no second one ({one.reason})")
 
     async def _attach(self, one: Candidate) -> None:
@@ -198,7 +218,9 @@ class Requests:
                 self.context.tools.say(EventName.DESIRED_CHANGED, text, desired=str(before.desired))
             raise
 
-    async def _want(self, step: int | None, fresh: bool) -> None:
+    async def _want(self, step: int | None, fresh: bool, *, beside_one: bool = True) -> None:
+        """Record that training is wanted. ``beside_one`` False: Busy if a trainer was taken over meanwhile, which the
+        start would stop."""
         if step is not None and fresh:
             raise UsageError("a step and a fresh start exclude each other", fix="give one of --step and --fresh")
         standing = self.context.tools.standing
@@ -211,6 +233,8 @@ class Requests:
             except NothingToResume as error:
                 raise UsageError(error.what, fix="choose a step from `podwatch checkpoints`") from error
         await self.runner.interrupt()
+        if not beside_one and (running := await self._running()) is not None:
+            raise self._runs_already(running)
         self._forgive(step, fresh)
         await self.context.remember()
         await self.stops.set_desired(Desired.RUNNING)

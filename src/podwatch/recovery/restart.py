@@ -17,7 +17,7 @@ from podwatch.recovery import gpus_and_ports_free
 from podwatch.recovery.context import BLOCKED_POLL, RecoveryContext
 from podwatch.recovery.failure import GIVEN_UP_FIX, Failures
 from podwatch.recovery.manual_starts import PERSON_POLL, ManualStarts
-from podwatch.recovery.operation_runner import adopt, meant_by, recall, reconcile
+from podwatch.recovery.operation_runner import adopt, meant_by, recall, reconcile, show_watching
 from podwatch.recovery.resume_point import NothingToResume, ResumeChooser, unfit
 from podwatch.recovery.start import Starter, StartFailed
 from podwatch.recovery.start_checks import StartChecks
@@ -73,8 +73,12 @@ class Operations:
 
     async def per_desired(self, look: Look) -> None:
         """Adopt a trainer that runs here; else start one, if training is wanted and a start is allowed."""
-        settings = self.context.tools.settings
-        if look.handle is not None:
+        settings, mine = self.context.tools.settings, self.context.handle
+        attached = mine is not None and mine.supervision is Supervision.ATTACH and await mine.exit_status() is None
+        if look.handle is None and attached:  # an interrupted operation had just attached to it
+            show_watching(self.context, "attached")
+            await self.as_recorded()
+        elif look.handle is not None:
             await adopt(self.context, look.handle)
             if look.handle.supervision is Supervision.KEEPER:
                 await self.as_recorded()

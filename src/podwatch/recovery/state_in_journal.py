@@ -44,6 +44,8 @@ class Memory:
     ignored: tuple[str, ...] = ()
     """Start ids of processes that the operator declared not to be this run's training (``podwatch start --beside
     PID``)."""
+    kept: str = ""
+    """Start id of the trainer whose stop the operator cancelled: no finding stops it again."""
 
     def to_dict(self, clock: Clock) -> dict[str, object]:
         return {
@@ -65,6 +67,7 @@ class Memory:
             "ended_wall": self.ended_wall,
             "by_hand": self.by_hand,
             "ignored": list(self.ignored),
+            "kept": self.kept,
         }
 
 
@@ -91,6 +94,7 @@ def from_dict(data: Mapping[str, Any], clock: Clock) -> Memory:
         ended_wall=data.get("ended_wall") if same_boot else None,
         by_hand=str(data.get("by_hand", "")),
         ignored=tuple(str(name) for name in data.get("ignored") or ()) if same_boot else (),
+        kept=str(data.get("kept", "")),
     )
 
 
