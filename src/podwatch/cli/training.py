@@ -157,21 +157,30 @@ def stop_training(where: Where, after_save: bool, waits: bool, as_json: bool) ->
     say(answer, as_json=as_json)
 
 
+_ENDED, _TRAINS = ("stopped", "finished"), ("starting", "confirming", "running", "attached")
+"""Phases of recovery: nothing of training is left; training goes on."""
+
+
 def _until_ended(where: Where) -> str:
     """Wait for the end of training that was asked for; how it ended. Busy if somebody cancels the request, NotRunning
     if podwatch stays away."""
     gone_since: float | None = None
+    kept = 0
     while True:
         document = ask_status(where.run, where.config)
         if document.get("running"):
             gone_since = None
-            if document["daemon"]["desired"] == "running":
-                raise Busy("training was started again, which cancelled the request to stop it")
-            if document["training"]["alive"] is False:
+            phase, desired = document["recovery"]["phase"], document["daemon"]["desired"]
+            if phase in _ENDED:
                 return f"training is {document['training']['state']}"
+            kept = kept + 1 if desired == "running" and phase in _TRAINS else 0
+            if kept > 1:  # one that has just started has not read its records yet
+                raise Busy("training was started again, which cancelled the request to stop it")
+        elif isinstance(document.get("end"), dict):  # podwatch has ended with its training, as a job does
+            return "training has ended"
         elif (gone_since := gone_since or time.monotonic()) + _GONE_SECONDS <= time.monotonic():
             raise NotRunning(
-                "podwatch no longer runs, so nothing stops training", fix="`podwatch run`: the request still holds"
+                "podwatch does not answer, so nothing stops training", fix="`podwatch run`: the request still holds"
             )
         time.sleep(_POLL_SECONDS)
 
