@@ -123,6 +123,31 @@ def test_init_with_the_command_of_a_trainer_that_does_not_run_yet(
     assert refused.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "words", [("rl", "--wandb.api_key=abcdef0123456789"), ("python", "t.py", "--hf-token", "hf_" + "a" * 34)]
+)
+def test_a_secret_in_the_command_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = run("init", "--", *words)
+    assert isinstance(refused.exception, ConfigurationError)
+    assert "looks like a secret" in str(refused.exception)
+    assert words[-1][-16:] not in str(refused.exception) + refused.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_variable_whose_value_has_the_form_of_a_key_is_a_secret(tmp_path: Path) -> None:
+    key = "hf_" + "b" * 34
+    assert split_environment({"HF_EXTRA": key, "HF_HOME": "/h"}) == ({"HF_HOME": "/h"}, {"HF_EXTRA": key})
+
+
+def test_the_file_of_the_secrets_is_not_the_configuration(tmp_path: Path) -> None:
+    refused = run("init", "-o", str(tmp_path / "x.env"), "--", "rl")
+    assert isinstance(refused.exception, UsageError)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_search_sees_the_process_and_only_its_top(trainer: "subprocess.Popen[bytes]") -> None:
     from podwatch.cli.detect_machine import find_trainers
 

@@ -87,11 +87,16 @@ def init(output: Path, force: bool, pid: int | None, full: bool, command: tuple[
     from podwatch.config.loading import load_settings, load_text
     from podwatch.config.store_kinds import kind_of
     from podwatch.domain.errors import UsageError
+    from podwatch.domain.secrets import scrub
 
     if command and pid is not None:
         raise click.UsageError("--pid and a command cannot be used together")
     output = output.absolute()
     env_file = output.with_suffix(".env")
+    if env_file == output:
+        raise UsageError(
+            "podwatch.env beside it would be the same file", where=str(output), fix="end the name in .toml"
+        )
     for file in (output, env_file):
         if os.path.lexists(file) and not force:
             raise UsageError("the file already exists", where=str(file), fix="choose another with -o, or use --force")
@@ -102,6 +107,8 @@ def init(output: Path, force: bool, pid: int | None, full: bool, command: tuple[
             listing = "; ".join(f"{number}: {words[:80]}" for number, words in found)
             raise UsageError("several trainers are running", where=listing, fix="choose one with --pid")
         trainer = detect_machine.read_trainer(found[0][0]) if found else None
+    if trainer is not None:
+        _refuse_secrets(trainer.argv)
     gpus, no_gpu = detect_machine.find_gpus()
     if trainer is not None:
         gpus, hidden = detect_machine.visible_gpus(gpus, trainer.env)
@@ -132,7 +139,8 @@ def init(output: Path, force: bool, pid: int | None, full: bool, command: tuple[
             " `podwatch config init --force -- uv run rl @ config.toml`"
         )
     elif trainer.removed:
-        click.echo(f"removed from the command: {' '.join(trainer.removed)} (podwatch adds its own resume arguments)")
+        removed = scrub(" ".join(trainer.removed))
+        click.echo(f"removed from the command: {removed} (podwatch adds its own resume arguments)")
     if no_gpu:
         click.echo(no_gpu)
     kind = kind_of(settings.sync.store)
@@ -439,10 +447,10 @@ def _refuse_secrets(argv: Sequence[str]) -> None:
         flag, _, value = group.replace(" ", "=", 1).partition("=")
         if scrub(group) != group or (value and flag.startswith("-") and looks_secret(flag, value)):
             raise ConfigurationError(
-                f"an argument of the running command looks like a secret: {scrub(flag)}",
+                f"an argument of the command looks like a secret: {scrub(flag)}",
                 where="nothing was written: a configuration is shown, copied and committed",
                 fix="put the value into the file of [trainer] env_file (mode 0600) under the name that the trainer"
-                " reads (WANDB_API_KEY, HF_TOKEN, ...), remove the argument from the command, and restart training",
+                " reads (WANDB_API_KEY, HF_TOKEN, ...), and start training without the argument",
             )
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 
 from podwatch.config.setting_names import looks_secret
+from podwatch.domain.secrets import scrub
 
 KEEP = frozenset({"PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "XDG_CACHE_HOME", "HOME"})
 KEEP_PREFIXES: tuple[str, ...] = (
@@ -40,7 +41,7 @@ def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], d
             secrets[name] = value
         elif name.startswith(_NOT_COPIED) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             continue
-        elif looks_secret(name, value):
+        elif looks_secret(name, value) or scrub(value) != value:
             secrets[name] = value
         elif name in KEEP or name.startswith(KEEP_PREFIXES):
             env[name] = value
