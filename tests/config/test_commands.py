@@ -137,6 +137,23 @@ def test_a_secret_in_the_command_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_configuration_of_the_trainer_that_is_a_pipe_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("rl.toml")
+    assert run("init", "--", "uv", "run", "rl", "@", "rl.toml").exit_code == 0
+
+
+def test_bytes_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = run("init", "--", "rl", os.fsdecode(b"caf\xe9.toml"))
+    assert isinstance(refused.exception, UsageError)
+    assert "no UTF-8 ('caf\\udce9.toml')" in str(refused.exception)
+    assert list(tmp_path.iterdir()) == []
+    assert split_environment({"HF_HOME": os.fsdecode(b"/\xff"), "HF_HUB_CACHE": "/c"}) == ({"HF_HUB_CACHE": "/c"}, {})
+
+
 def test_a_variable_whose_value_has_the_form_of_a_key_is_a_secret(tmp_path: Path) -> None:
     key = "hf_" + "b" * 34
     assert split_environment({"HF_EXTRA": key, "HF_HOME": "/h"}) == ({"HF_HOME": "/h"}, {"HF_EXTRA": key})

@@ -83,6 +83,7 @@ def init(output: Path, force: bool, pid: int | None, full: bool, command: tuple[
     store.
     """
     from podwatch.cli import detect_machine
+    from podwatch.cli.split_environment import is_text
     from podwatch.config.explain import render_brief, render_toml
     from podwatch.config.loading import load_settings, load_text
     from podwatch.config.store_kinds import kind_of
@@ -109,6 +110,8 @@ def init(output: Path, force: bool, pid: int | None, full: bool, command: tuple[
         trainer = detect_machine.read_trainer(found[0][0]) if found else None
     if trainer is not None:
         _refuse_secrets(trainer.argv)
+        if odd := next((word for word in trainer.argv if not is_text(word)), ""):
+            raise UsageError("an argument is no UTF-8", where=ascii(odd), fix="give the file or directory another name")
     gpus, no_gpu = detect_machine.find_gpus()
     if trainer is not None:
         gpus, hidden = detect_machine.visible_gpus(gpus, trainer.env)

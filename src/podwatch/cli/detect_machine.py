@@ -15,6 +15,7 @@ from podwatch.checkpoints.layouts.prime_rl_run import RunDirectory, hints, run_d
 from podwatch.cli.split_environment import split_environment
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.safe_names import valid_run_id
+from podwatch.system.files import read_file
 
 _RESUME_FLAGS: tuple[str, ...] = (
     "--ckpt.resume-step",
@@ -188,7 +189,7 @@ def trainer_config(argv: Sequence[str], cwd: Path) -> dict[str, object]:
     for position, word in enumerate(argv[:-1]):
         if word == "@":
             try:
-                merged |= tomllib.loads((cwd / argv[position + 1]).read_text())
+                merged |= tomllib.loads(read_file(cwd / argv[position + 1], shown=True).decode())
             except (OSError, ValueError, RecursionError):
                 continue
     return merged

@@ -32,6 +32,15 @@ STORE_NAMES = ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIRONMENT")
 _NOT_COPIED = ("PODWATCH_", "SSH_", "SUDO_", "DBUS_", "XDG_SESSION", "GPG_", "AWS_SESSION_TOKEN_EXPIRY")
 
 
+def is_text(value: str) -> bool:
+    """Whether a file can hold the value: the system gives bytes that are no UTF-8 as lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """The variables for the TOML and those for the env file; the rest is dropped."""
     env: dict[str, str] = {}
@@ -39,7 +48,7 @@ def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], d
     for name, value in sorted(environment.items()):
         if name in STORE_NAMES:
             secrets[name] = value
-        elif name.startswith(_NOT_COPIED) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        elif name.startswith(_NOT_COPIED) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not is_text(value):
             continue
         elif looks_secret(name, value) or scrub(value) != value:
             secrets[name] = value
