@@ -83,7 +83,6 @@ def init(output: Path, force: bool, pid: int | None, full: bool, command: tuple[
     store.
     """
     from podwatch.cli import detect_machine
-    from podwatch.cli.split_environment import is_text
     from podwatch.config.explain import render_brief, render_toml
     from podwatch.config.loading import load_settings, load_text
     from podwatch.config.store_kinds import kind_of
@@ -101,17 +100,7 @@ def init(output: Path, force: bool, pid: int | None, full: bool, command: tuple[
     for file in (output, env_file):
         if os.path.lexists(file) and not force:
             raise UsageError("the file already exists", where=str(file), fix="choose another with -o, or use --force")
-    trainer = detect_machine.planned_trainer(command, os.environ) if command else None
-    if trainer is None:
-        found = detect_machine.find_trainers() if pid is None else ((pid, ""),)
-        if len(found) > 1:
-            listing = "; ".join(f"{number}: {words[:80]}" for number, words in found)
-            raise UsageError("several trainers are running", where=listing, fix="choose one with --pid")
-        trainer = detect_machine.read_trainer(found[0][0]) if found else None
-    if trainer is not None:
-        _refuse_secrets(trainer.argv)
-        if odd := next((word for word in trainer.argv if not is_text(word)), ""):
-            raise UsageError("an argument is no UTF-8", where=ascii(odd), fix="give the file or directory another name")
+    trainer = _trainer(command, pid)
     gpus, no_gpu = detect_machine.find_gpus()
     if trainer is not None:
         gpus, hidden = detect_machine.visible_gpus(gpus, trainer.env)
@@ -151,6 +140,27 @@ def init(output: Path, force: bool, pid: int | None, full: bool, command: tuple[
         click.echo(f"put the store's key into {env_file}: {' and '.join(kind.key)}")
     store = "" if settings.sync.store else "set [sync] store, "
     click.echo(f"next: read the file, {store}then run `podwatch check -c {output}`")
+
+
+def _trainer(command: Sequence[str], pid: int | None) -> "Trainer | None":
+    """The trainer to configure: the given command, the given process, or the only one that runs. Raises UsageError, and
+    ConfigurationError for a secret in its arguments."""
+    from podwatch.cli import detect_machine
+    from podwatch.cli.split_environment import is_text
+    from podwatch.domain.errors import UsageError
+
+    trainer = detect_machine.planned_trainer(command, os.environ) if command else None
+    if trainer is None:
+        found = detect_machine.find_trainers() if pid is None else ((pid, ""),)
+        if len(found) > 1:
+            listing = "; ".join(f"{number}: {words[:80]}" for number, words in found)
+            raise UsageError("several trainers are running", where=listing, fix="choose one with --pid")
+        trainer = detect_machine.read_trainer(found[0][0]) if found else None
+    if trainer is not None:
+        _refuse_secrets(trainer.argv)
+        if odd := next((word for word in trainer.argv if not is_text(word)), ""):
+            raise UsageError("an argument is no UTF-8", where=ascii(odd), fix="give the file or directory another name")
+    return trainer
 
 
 def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], dict[str, str]]:
