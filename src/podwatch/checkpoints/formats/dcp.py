@@ -91,8 +91,8 @@ def check(directory: Path, files: Mapping[str, Shard]) -> DcpVerdict:
     )
 
 
-_MARK = 4
-"""Bytes by which a zip archive begins."""
+_MARK = b"PK\x03\x04"
+"""By which a zip archive begins. A torn write may have left a part of it."""
 _HEAD = 4096
 """Bytes: a beginning that no writer leaves all zero."""
 
@@ -102,7 +102,7 @@ def check_shard(path: Path) -> str:
     were never written, as ``check_records`` does with the index. Raises OSError."""
     with opened(path) as file:
         head = file.read(_HEAD)
-        if head and not any(head[_MARK:] or head):  # a torn write may have left a part of the mark
+        if head and any(head.startswith(_MARK[:n]) and not any(head[n:]) for n in range(len(_MARK))):
             return "begins with zeros: it was never written"
         return torch_zip.check_chain(file)
 
