@@ -158,11 +158,11 @@ def stop_training(where: Where, after_save: bool, waits: bool, as_json: bool) ->
 
 
 _ENDED, _TRAINS = ("stopped", "finished"), ("starting", "confirming", "running", "attached")
-"""Phases of recovery: nothing of training is left; training goes on."""
+"""Phases of recovery: nothing of training is left; training continues."""
 
 
 def _until_ended(where: Where) -> str:
-    """Wait for the end of training that was asked for; how it ended. Busy if somebody cancels the request, NotRunning
+    """Wait for the end of training that was asked for; how it ended. Busy if an operator cancels the request, NotRunning
     if podwatch stays away."""
     gone_since: float | None = None
     kept = 0

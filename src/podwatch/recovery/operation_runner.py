@@ -212,7 +212,7 @@ class OperationRunner:
 
     async def interrupt(self) -> Intent | None:
         """Cancel the current operation, wait until it has ended, settle its open intents, and look at the pod again.
-        Returns the stop that it had begun, if the trainer still runs."""
+        Returns the stop that it had started, if the trainer still runs."""
         self.context.request_pending = True
         task, self.task = self.task, None
         if task is not None and not task.done():

@@ -76,7 +76,7 @@ class Requests:
         return handle if handle is not None and await handle.exit_status() is None else None
 
     def _stop_waits(self) -> bool:
-        """Whether a stop was recorded whose trainer nobody stops yet: it waits for a save, for the end of a pause, or
+        """Whether a stop was recorded and not started: it waits for a save, for the end of a pause, or
         because podwatch only observes."""
         return self.context.desired is Desired.STOPPED and self.context.phase is not Phase.STOPPING
 
@@ -89,7 +89,7 @@ class Requests:
         )
 
     async def _keep(self) -> Started | None:
-        """Cancel a stop that is recorded and not begun. None if training has just ended."""
+        """Cancel a stop that is recorded and not started. None if training has just ended."""
         stop = await self.runner.interrupt()
         if (handle := await self._running()) is None:
             return None
