@@ -162,8 +162,8 @@ _ENDED, _TRAINS = ("stopped", "finished"), ("starting", "confirming", "running",
 
 
 def _until_ended(where: Where) -> str:
-    """Wait for the end of training that was asked for; how it ended. Busy if an operator cancels the request, NotRunning
-    if podwatch stays away."""
+    """Wait for the end of training that was asked for; how it ended. Busy if an operator cancels the request,
+    NotRunning if podwatch stays away."""
     gone_since: float | None = None
     kept = 0
     while True:
