@@ -146,6 +146,20 @@ def test_the_time_between_uploads_is_calm() -> None:
     assert begin(raised, 1000.0, T).standing.level is Level.ORDINARY, "another one waits: nothing was calm"
 
 
+@given(st.integers(1, 100), st.floats(0.0, 30.0))
+def test_many_short_uploads_rise_as_one_long_one_does(looks: int, between: float) -> None:
+    """Each of them is shorter than ``settle``, or longer; another checkpoint waits all the time."""
+    standing, at, took = Standing(), 0.0, 0.0
+    behind = replace(BUSY, newer_waits=True)
+    while took < 100 * T.look:
+        standing = begin(standing, at, T).standing
+        before = at
+        standing, _, at = run(standing, behind, looks * T.look, at)
+        took += at - before
+        at += between
+    assert standing.level is Level.ORDINARY
+
+
 def test_it_is_reported_after_a_while_and_until_it_has_been_over_for_a_while() -> None:
     behind = replace(BUSY, newer_waits=True)
     standing, _, at = run(Standing(), behind, 30)

@@ -194,8 +194,9 @@ def lower(standing: Standing, at: float, timing: Timing) -> Judged:
 
 
 def begin(standing: Standing, at: float, timing: Timing) -> Judged:
-    """The standing at the start of an upload; the time without an upload counts as calm."""
-    now = replace(standing, changed_at=at, needs=())
+    """The standing at the start of an upload; the time without an upload counts as calm. ``settle`` does not start anew:
+    uploads that are shorter than it would never be raised."""
+    now = replace(standing, needs=())
     if standing.level is Level.LOWEST or standing.calm_since is None:
         return Judged(now)
     down = int((at - standing.calm_since) // _patience(standing, timing))
@@ -203,7 +204,7 @@ def begin(standing: Standing, at: float, timing: Timing) -> Judged:
     if level is standing.level:
         return Judged(now)
     reason = "" if level is Level.LOWEST else standing.reason
-    now = replace(now, level=level, reason=reason, calm_since=at, lowered_at=at)
+    now = replace(now, level=level, reason=reason, changed_at=at, calm_since=at, lowered_at=at)
     return Judged(now, Change(standing.level, level, f"not needed for {at - standing.calm_since:.0f} s"))
 
 

@@ -55,6 +55,10 @@ class Watched(Protocol):
 
     @property
     def pid(self) -> int | None: ...
+    async def started(self) -> None:
+        """Return when the child has its process."""
+        ...
+
     @property
     def done_bytes(self) -> int: ...
     @property
@@ -151,6 +155,7 @@ class Priority:
         """Measure one child until cancelled."""
         samples: deque[tuple[float, int]] = deque(maxlen=WINDOW + 1)
         before: tuple[float, dict[int, int]] | None = None
+        await upload.started()
         while True:
             at = self._clock.monotonic()
             pid = upload.pid

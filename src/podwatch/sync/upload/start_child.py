@@ -268,6 +268,7 @@ class Upload:
         self._process: asyncio.subprocess.Process | None = None
         self._child: Child | None = None
         self._killed = self._replaced = False
+        self._started = asyncio.Event()
         self.total_bytes = sum(f.size for f in job.files)
         self.done_bytes = self.line_bytes = 0
         """Bytes in the store, and bytes sent over the line; the rest was there before."""
@@ -275,6 +276,10 @@ class Upload:
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
+
+    async def started(self) -> None:
+        """Return when the child has its process."""
+        await self._started.wait()
 
     @property
     def step(self) -> int:
@@ -307,6 +312,7 @@ class Upload:
         ChildReplaced after ``replace``."""
         child = self._child = await self._children.take()
         process = self._process = child.process
+        self._started.set()
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
