@@ -113,6 +113,15 @@ def test_an_operators_stop_ends_with_65_and_so_does_the_next_attempt_until_retry
     assert job.ends() == 86
 
 
+def test_who_waits_for_the_end_of_training_hears_of_it_although_the_job_ends_with_it(rig: Rig) -> None:
+    job = Job(rig).start()
+    running(job.daemon, rig, step=5)
+    done = job.daemon.command("stop-training", "--wait")
+    assert done.returncode == 0, done
+    assert done.stdout in ("training is stopped\n", "training has ended\n"), done.stdout
+    assert job.ends() == 65
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_engines_signal_is_a_preemption_however_often_it_comes(
     rig: Rig, elsewhere: Path, number: signal.Signals

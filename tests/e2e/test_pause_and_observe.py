@@ -3,6 +3,7 @@
 import signal
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.support.asking import confirmed, kill_engine, messages, reasons, running, status, wait_reason
 from tests.support.daemon import DaemonProcess
@@ -157,3 +158,33 @@ def test_observe_only_says_what_it_would_do(rig: Rig) -> None:
     }  # fmt: skip
     assert recorded == sum(p.stat().st_size for p in rig.root.glob("state/*/recording/*")) > 0
     assert there <= {p for p in rig.output.parent.rglob("*") if p.is_dir()}, "nothing was removed or renamed"
+
+
+def test_a_stop_that_an_operator_asks_for_is_carried_out_in_mode_observe_too(rig: Rig) -> None:
+    """Also after its save comes, and over a restart of podwatch; `start` cancels it before."""
+    daemon = rig.daemon().start()
+    running(daemon, rig, step=5)
+    daemon.stop()
+    seen = len(daemon.events())
+    watching = rig.daemon(mode="observe").start()
+    watching.wait_event("trainer-adopted", 20, after=seen)
+    rig.order(wait=True)
+    watching.wait_for((rig.control / "waits").exists, 20, "the trainer stands between two steps")
+    words = ("stop-training", "--after-save", "--wait")
+    with ThreadPoolExecutor() as beside:
+        waits = beside.submit(watching.command, *words)
+        watching.wait_event("desired-changed", 30, after=seen, desired="stopped")
+        started = watching.command("start")
+        assert (started.returncode, "cancelled" in started.stdout) == (0, True), started
+        cancelled = waits.result(60)
+        assert (cancelled.returncode, "cancelled" in cancelled.stderr) == (75, True), cancelled.stderr
+        seen = len(watching.events())
+        waits = beside.submit(watching.command, *words)
+        watching.wait_event("desired-changed", 30, after=seen, desired="stopped")
+        watching.stop(signal.SIGKILL)
+        watching.start()
+        watching.wait_event("trainer-adopted", 30, after=seen)
+        rig.obey()
+        done = waits.result(120)
+    assert (done.returncode, done.stdout) == (0, "training is stopped\n"), done.stderr
+    assert len(rig.starts) == 1

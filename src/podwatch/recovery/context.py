@@ -237,7 +237,13 @@ class RecoveryContext:
             return "paused"
         if self.blocked():
             return self.blocked()
-        return "mode observe" if self.tools.settings.mode == "observe" else ""
+        observes = self.tools.settings.mode == "observe" and not self._asked_to_stop
+        return "mode observe" if observes else ""
+
+    @property
+    def _asked_to_stop(self) -> bool:
+        """Whether an operator asked an earlier podwatch, too, to stop the watched trainer."""
+        return self.desired is Desired.STOPPED and self.memory.asked == self.watched != ""
 
     def blocked(self) -> str:
         """Return why podwatch cannot restart training now, because of its own files or database; empty if it can."""

@@ -93,7 +93,7 @@ class Requests:
         stop = await self.runner.interrupt()
         if (handle := await self._running()) is None:
             return None
-        self.context.memory.kept = handle.start_id
+        self.context.memory.kept, self.context.memory.asked = handle.start_id, ""
         await self.context.remember()
         await self.stops.set_desired(Desired.RUNNING)
         if stop is not None:  # the save came at this moment
@@ -189,7 +189,7 @@ class Requests:
                 await self.context.tools.blocking(self.context.tools.catalogue.rescan)
             above = self.stops.newest() if after_save else None
             await self.stops.set_desired(Desired.STOPPED, above=above, of=self.context.watched)
-            self.context.memory.next_try_wall = None
+            self.context.memory.next_try_wall, self.context.memory.asked = None, self.context.watched
             await self.context.remember()
             self.runner.spawn(lambda: self.stops.stop("stop requested", above=above))
 

@@ -46,6 +46,8 @@ class Memory:
     PID``)."""
     kept: str = ""
     """Start id of the trainer whose stop the operator cancelled: no finding stops it again."""
+    asked: str = ""
+    """Start id of the trainer that the operator asked to stop: the stop is carried out in mode observe, too."""
 
     def to_dict(self, clock: Clock) -> dict[str, object]:
         return {
@@ -68,6 +70,7 @@ class Memory:
             "by_hand": self.by_hand,
             "ignored": list(self.ignored),
             "kept": self.kept,
+            "asked": self.asked,
         }
 
 
@@ -95,6 +98,7 @@ def from_dict(data: Mapping[str, Any], clock: Clock) -> Memory:
         by_hand=str(data.get("by_hand", "")),
         ignored=tuple(str(name) for name in data.get("ignored") or ()) if same_boot else (),
         kept=str(data.get("kept", "")),
+        asked=str(data.get("asked", "")),
     )
 
 
