@@ -97,7 +97,7 @@ docs:            ## docs/ as a site, in site/: every link and anchor checked (mk
 	else echo "make docs: mkdocs-material cannot be installed here; tests/packaging/test_pages.py checks the links without it"; fi
 
 fuzz: $(STAMP)   ## every parser of checkpoints, 25 times as long as in the default suite
-	@HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q --timeout 1800 -m '' tests/checkpoints/test_fuzz.py tests/checkpoints/test_structure.py $(ARGS)
+	@HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q $(PARALLEL) --timeout 1800 -m '' tests/checkpoints/test_fuzz.py tests/checkpoints/test_structure.py $(ARGS)
 
 test-disk: $(STAMP)  ## hundreds of saves on a small disk, by a real writer: make test-disk N=300
 	@PODWATCH_DISK_SAVES=$(or $(N),300) $(BIN)/python -m pytest -m '' tests/retention/test_saving_process.py tests/e2e/test_disk_at_proportions.py tests/policy/test_disk_forecast.py --timeout 3600 $(ARGS)
@@ -156,7 +156,7 @@ chaos: $(TORCH)/.installed  ## a real torch run under kills of every kind, its w
 	    $(TORCH)/bin/python -m pytest -q tests/suites/chaos $(ARGS)
 
 crash: $(STAMP)  ## kill -9 at N random points (default 100): make crash N=1000
-	@HYPOTHESIS_PROFILE=full PODWATCH_CRASH_ROUNDS=$(CRASH) $(BIN)/python -m pytest tests -m '' -k crash --timeout 3600 $(ARGS)
+	@HYPOTHESIS_PROFILE=full PODWATCH_CRASH_ROUNDS=$(CRASH) $(BIN)/python -m pytest $(PARALLEL) tests -m '' -k crash --timeout 3600 $(ARGS)
 
 hours: $(STAMP)  ## simulated healthy hours without a false restart, and as many ends and reloads of engines again: make hours HOURS=10000
 	@$(BIN)/python benchmarks/false_restarts.py --hours $(or $(HOURS),1000) --jobs 2 $(ARGS)
