@@ -34,11 +34,12 @@ pytestmark = [
 
 
 def head(temp_dir: Path, port: int) -> list[str]:
-    """`ray start` of a head: it returns and leaves its processes to whoever adopts orphans."""
+    """`ray start` of a head: it returns and leaves its processes to whoever adopts orphans. Ray refuses a port that
+    lies in its range for workers; that of the default overlaps with ``free_port``."""
     return [
         str(RAY), "start", "--head", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=2",
         "--include-dashboard=false", f"--object-store-memory={80 << 20}", f"--temp-dir={temp_dir}",
-        "--disable-usage-stats",
+        "--disable-usage-stats", "--min-worker-port=11000", "--max-worker-port=15999",
     ]  # fmt: skip
 
 
