@@ -87,6 +87,20 @@ def test_a_foreign_holder_is_watched_then_claimed_but_trained_on_only_once_that_
     assert (late.act, late.generation) == (LeaseAction.CLAIM, 5), "rivals may have decided before it was to be seen"
 
 
+@pytest.mark.parametrize(
+    ("age", "unchanged", "left"),
+    [(None, 0.0, 300.0), (0.0, 100.0, 200.0), (100.0, 20.0, 180.0), (250.0, 0.0, 90.0), (9999.0, 80.0, 10.0)],
+)
+def test_a_heartbeat_that_was_old_already_is_watched_for_less_but_never_not_at_all(
+    age: float | None, unchanged: float, left: float
+) -> None:
+    decision = decide(replace(HELD, watch=Watch(unchanged, False, "x", age)), TIMING)
+    assert (decision.act, decision.trains_in) == (LeaseAction.WATCH, left + TIMING.claim_wait)
+    over = decide(replace(HELD, watch=Watch(unchanged + left, False, "x", age)), TIMING)
+    assert over.act is LeaseAction.CLAIM
+    assert Watch(0.0, False, "x", age).left(2.0) == 2.0, "a shorter patience is not extended"
+
+
 def test_a_living_foreign_holder_is_refused_and_a_word_of_a_person_overrides() -> None:
     alive = replace(HELD, watch=Watch(0.0, True, "y"))
     refused = decide(alive, TIMING)

@@ -30,6 +30,7 @@ from podwatch.sync.lease.protocol import (
     NotHolding,
     Put,
     Request,
+    Skew,
     Superseded,
 )
 
@@ -71,6 +72,8 @@ class Store:
 
     def apply(self, request: Request, now: float, writer: str) -> Any:
         match request:
+            case Skew():
+                return None if self.exclusive else 0.0
             case Get(key):
                 versions = self.objects.get(key)
                 return versions[-1].data if versions else None

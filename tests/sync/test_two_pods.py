@@ -46,8 +46,11 @@ class Clock:
     def boottime(self) -> float:
         return self.now
 
+    ahead: float | None = None
+    """Seconds that this machine's clock is ahead of the real one. None: it shows 1970, before anything was stored."""
+
     def wall(self) -> float:
-        return self.now
+        return self.now if self.ahead is None else time.time() + self.ahead
 
 
 @dataclass
@@ -146,6 +149,36 @@ def test_the_loser_publishes_nothing_more_and_readers_follow_the_generation(pods
     assert pointer is not None
     assert pointer.step == 10
     assert world.violations() == []
+
+
+@pytest.mark.parametrize("ahead", [200.0, 4000.0])
+def test_a_heartbeat_that_is_old_by_the_stores_clock_is_watched_for_less(pods: Pods, ahead: float) -> None:
+    """``ahead``: the time since the heartbeat, which the pod that arrives sees by the store's clock; a store that shows
+    no time is watched for five minutes."""
+    first, second = pods.first.hold(), pods.second
+    first.beat()
+    second.clock = second.claims._clock = Clock(pods.clock.now, ahead)
+    shows_time = second.store.clock_skew is not None or not second.store.exclusive
+    began = second.clock.now
+    assert second.look() is LeaseAction.WATCH
+    settles = 0 if second.store.exclusive else 100
+    least, most = (90, 305 - min(ahead, 215)) if shows_time else (300, 305)
+    second.hold()
+    assert least <= second.clock.now - began - settles <= most + 20
+
+
+def test_a_claim_without_a_heartbeat_makes_an_old_heartbeat_young(pods: Pods, world: World) -> None:
+    """The heartbeat is that of a pod that died; the one that took over has written none yet."""
+    first, second = pods.first.hold(), pods.second
+    first.beat()
+    stale = Clock(pods.clock.now, 4000.0)
+    third = Writer(world.other("pod3", writer_id="writer-3"), pods.clock)
+    third.hold()
+    second.clock = second.claims._clock = stale
+    assert second.look() is LeaseAction.WATCH
+    age = second.claims._known.watch.age
+    written = [item.uploaded_wall for item in second.store.list(world.keys.claims)]
+    assert age is None or age <= time.time() + 4000 - max(written) + 2
 
 
 def test_a_woken_pod_does_not_replay_what_it_was_about_to_do(pods: Pods, world: World) -> None:

@@ -21,7 +21,11 @@ CLAIM_WAIT_SECONDS = 100.0
 """From a claim to its decision: longer than a PUT's timeout plus 30 s, so that every rival claim is visible; and longer
 than confirmation plus PUT, so that the last pointer of a living former holder arrives before the first one of ours."""
 PATIENCE_SECONDS = 300.0
-"""How long another pod's heartbeat is watched. It is written every minute, and B2 can be slow or down for a while."""
+"""How old another pod's heartbeat must be before its run is taken over. It is written every minute, and B2 can be slow or
+down for a while."""
+LEAST_WATCHED = 90.0
+"""How long a heartbeat is watched although it is old enough by the store's clock: a holder that could not reach the store
+until now writes one within this time."""
 MOST_BETWEEN = 120.0
 """The time between two looks at a heartbeat counts only if it is shorter than this: with a longer one, this pod was
 frozen or the store was unreachable."""
@@ -73,11 +77,17 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What was seen of the heartbeat so far. ``unchanged``: seconds without a change while the store answered."""
+    """What was seen of the heartbeat so far. ``unchanged``: seconds without a change while the store answered. ``age``:
+    its age at the first look by the store's clock, in seconds; None if the store shows no time."""
 
     unchanged: float = 0.0
     changed: bool = False
     mark: str = ""
+    age: float | None = None
+
+    def left(self, patience: float) -> float:
+        """Seconds until it has been silent for ``patience``, and watched long enough; at most 0: it has."""
+        return max(patience - self.unchanged - (self.age or 0.0), min(LEAST_WATCHED, patience) - self.unchanged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +207,7 @@ def _decide(known: Known, timing: Timing) -> Decision:
     if known.watch.changed:
         why = f"pod {who} holds this run and is alive"
         return Decision(LeaseAction.REFUSE, why, generation=top, wait=timing.poll, holder=who, reason=why)
-    left = timing.patience - known.watch.unchanged
+    left = known.watch.left(timing.patience)
     if left > 0:
         why = f"pod {who} holds this run: podwatch takes it over if its heartbeat does not change for {left:.0f} s more"
         wait, ready = min(timing.poll, max(left, 0.01)), left + timing.claim_wait

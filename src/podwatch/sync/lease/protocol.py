@@ -85,7 +85,12 @@ class Delete:
     item: StoredObject
 
 
-Request = Get | ListAll | Put | Create | Delete
+@dataclass(frozen=True, slots=True)
+class Skew:
+    """Answered with the seconds that this machine's clock is ahead of the store's; None if the store shows no time."""
+
+
+Request = Get | ListAll | Put | Create | Delete | Skew
 
 
 def perform(store: ObjectStore, steps: Generator[Request, Any, Any], clock: Boottime) -> Any:
@@ -115,6 +120,8 @@ def _answer(store: ObjectStore, request: Request, clock: Boottime) -> Any:
             return store.delete(item)
         case Put(key, data, until):
             return put_before(store, key, data, until, clock)
+        case Skew():
+            return store.clock_skew
 
 
 # -- one pod's side ---------------------------------------------------------------------------------------------------
@@ -150,7 +157,7 @@ class News:
 
 
 class LeaseClock(Boottime, Protocol):
-    """``wall`` is for people only."""
+    """``wall`` is for people, and for ages by the store's clock."""
 
     def wall(self) -> float: ...
 
@@ -265,6 +272,8 @@ class LeaseProtocol:
             # Watching costs one cheap read at a time; every decision rests on a fresh listing.
             began = self._clock.boottime()
             yield from self._list()
+            if self._decide().act is LeaseAction.WATCH and watch.age is None:
+                yield from self._read_age()
             if self._decide().act is LeaseAction.CLAIM:
                 yield from self._claim(began)
         return self.decision
@@ -308,6 +317,20 @@ class LeaseProtocol:
             self._known = replace(self._known, watch=replace(self._known.watch, changed=True))
         floor = max(_generation(pointer, self._keys.run_id), sign.generation if sign is not None else 0)
         self._known = replace(self._known, claims=tuple(found), rival=rival, floor=floor, own=self._timed(own))
+
+    def _read_age(self) -> Generator[Request, Any, None]:
+        """How old the other pods' last sign of life was when this look began: a heartbeat, or the claim of a pod that
+        has written none yet. A heartbeat written since then makes it younger, never older."""
+        own = self._known.own
+        if (yield Skew()) is None:
+            return
+        written = [i.uploaded_wall for i in (yield ListAll(self._keys.heartbeat)) if i.key == self._keys.heartbeat]
+        written += [c.uploaded_wall for c in self._known.claims if own is None or _numbers(c) != _numbers(own.claim)]
+        skew = yield Skew()
+        if skew is not None and written and self._looked_at is not None:
+            passed = self._clock.boottime() - self._looked_at
+            age = max(0.0, self._clock.wall() - skew - max(written) - passed)
+            self._known = replace(self._known, watch=replace(self._known.watch, age=age))
 
     def _timed(self, own: Own | None) -> Own | None:
         return own if own is None or own.won else replace(own, waited=self._clock.boottime() - self._put_at)
