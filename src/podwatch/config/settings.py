@@ -183,7 +183,7 @@ class HangSettings(Section):
     k: float = setting(
         _DETECTION.hang_k,
         ge=2,
-        description="a hang also needs this many median step times without a step",
+        description="a hang also needs this many median gaps between signs of progress",
     )
     agree: Duration = setting(
         _DETECTION.hang_agree_seconds,
@@ -412,7 +412,8 @@ class DiskSettings(Section):
     lead: Duration = setting(
         _DISK.lead_seconds,
         ge=0,
-        description="an unstored checkpoint is deleted at most this long before the next save",
+        description="an unstored checkpoint is deleted at most this long before the next save; at once while the time"
+        " of that save is unknown",
     )
     on_full: Literal["stay", "stop"] = setting(
         "stay",
@@ -706,7 +707,8 @@ class ResourceSettings(Section):
         description="a checkpoint is overdue after this many save intervals",
     )
     overdue_floor: Duration = setting(
-        _RESOURCES.checkpoint_overdue_floor_seconds, description="... and never sooner than this"
+        _RESOURCES.checkpoint_overdue_floor_seconds,
+        description="... and never sooner than this; before two intervals are known, this times overdue",
     )
 
 

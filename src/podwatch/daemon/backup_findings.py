@@ -83,8 +83,8 @@ def _correct(sync: SyncStatus) -> str:
     if _is_directory(sync):
         return "mount the directory again, or make it writable for podwatch."
     return (
-        "correct the key, the cap or the bucket; a key is in the environment, the env_file or podwatch.env."
-        " podwatch reads these files at each attempt, without a restart."
+        "correct the key, the cap or the bucket. podwatch reads [trainer] env_file again at each attempt; a key in its"
+        " environment (/etc/podwatch/podwatch.env) needs `systemctl restart podwatch`, and training continues."
     )
 
 
