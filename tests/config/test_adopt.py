@@ -197,6 +197,36 @@ def test_flags_of_one_start_of_ours_are_left_out(path: Path, tmp_path: Path) -> 
     assert "env" not in trainer_of(path), "its environment came from the configuration"
 
 
+@pytest.mark.parametrize(
+    ("layout", "resume_args", "words", "kept"),
+    [
+        ("prime-rl", "", "--resume out/dir --lr 1", "out/dir --lr 1"),
+        ("hf", "", "--resume --lr 1", "--lr 1"),
+        ("hf", "", "--resume out/dir --lr 1", "--resume out/dir --lr 1"),
+        ("hf", '["--resume", "{checkpoint}"]', "--resume out/c-4 --lr 1", "--lr 1"),
+        ("hf", '["--from", "{step}"]', "--from 4 --lr 1", "--from 4 --lr 1"),
+        ("hf", "", "--resume_from_checkpoint --lr 1", "--lr 1"),
+    ],
+)
+def test_only_a_value_is_removed_with_its_flag(
+    path: Path, tmp_path: Path, layout: str, resume_args: str, words: str, kept: str
+) -> None:
+    added = f"resume_args = {resume_args}\n" if resume_args else ""
+    path.write_text(FILE.replace('layout = "prime-rl"\n', f'layout = "{layout}"\n{added}'))
+    with running(tmp_path, *words.split()) as pid:
+        result = adopt(path, pid)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert trainer_of(path)["command"][2:] == kept.split()
+    assert ("left in the command: --resume out/dir" in result.output) is ("--resume" in kept.split())
+
+
+def test_the_step_that_podwatch_gave_is_no_part_of_the_command(path: Path, tmp_path: Path) -> None:
+    path.write_text(FILE.replace('"prime-rl"\n', '"hf"\nresume_args = ["--from", "{step}"]\n'))
+    with running(tmp_path, "--lr", "1", "--from", "4", PODWATCH_START_ID="s1") as pid:
+        assert adopt(path, pid).exit_code == 0
+    assert trainer_of(path)["command"][2:] == ["--lr", "1"]
+
+
 def test_a_title_is_no_command(path: Path) -> None:
     """setproctitle replaces the arguments: nothing is left to be written."""
     process = subprocess.Popen(["PRIME-RL::Launcher"], executable="/bin/cat", stdin=subprocess.PIPE)

@@ -208,11 +208,14 @@ def test_what_is_a_trainer(argv: list[str], layout: str) -> None:
 
 
 def test_resume_flags_are_taken_out() -> None:
-    assert without_resume(["rl", "--resume", "--ckpt", "--ckpt.resume-step=5"]) == (
+    assert without_resume(["rl", "--resume", "--ckpt", "--ckpt.resume-step=5"], None) == (
         ("rl", "--ckpt"),
         ("--resume", "--ckpt.resume-step=5"),
     )
-    assert without_resume(["rl", "--ckpt.resume-step", "-1", "x"]) == (("rl", "x"), ("--ckpt.resume-step", "-1"))
+    assert without_resume(["rl", "--ckpt.resume-step", "-1", "x"], None) == (
+        ("rl", "x"),
+        ("--ckpt.resume-step", "-1"),
+    )
 
 
 def test_only_relevant_environment_is_kept() -> None:

@@ -27,6 +27,10 @@ def test_parse() -> None:
     }
 
 
+def test_lines_end_as_for_systemd() -> None:
+    assert parse_env('A=1\r\nB=2\rC="3\u2028\x0b\x85"\n', where="f") == {"A": "1", "B": "2", "C": "3\u2028\x0b\x85"}
+
+
 @pytest.mark.parametrize(
     "line", ["no equals sekret", "1A=sekret", "A B=sekret", "A='sekret", 'A="sekret\\"', "A='a'sekret"]
 )

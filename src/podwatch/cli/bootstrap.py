@@ -125,16 +125,17 @@ def command(
 
     Exit: 77 not trusted, or a key that can only read; 78 something must be filled in or decided first; 69 the store
     does not answer; else as `podwatch run`."""
+    from podwatch.config.command_directory import absolute, current_directory
     from podwatch.policy.bootstrap import FILL
 
     if digest and (trust or len(digest) != 64):
         raise UsageError(
             "not a usable digest", where=f"--digest {digest}", fix="pass the 64 digits shown, without --trust"
         )
-    here = directory or (ETC if os.geteuid() == 0 else Path.cwd())
+    here = directory or (ETC if os.geteuid() == 0 else current_directory())
     call = Call(
-        store, checked_run_id(run_id), Path(os.path.normpath(here.absolute())), trust, digest.lower(),
-        tuple(Path(os.path.normpath(path.absolute())) for path in allow), existing or "", settings, detach, no_start,
+        store, checked_run_id(run_id), Path(os.path.normpath(absolute(here))), trust, digest.lower(),
+        tuple(Path(os.path.normpath(absolute(path))) for path in allow), existing or "", settings, detach, no_start,
         directory is None, dict(os.environ),
     )  # fmt: skip
     if find_daemon(Where("", call.run_id)) is not None:

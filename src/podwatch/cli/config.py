@@ -9,6 +9,7 @@ import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,27 +87,17 @@ def init(output: Path, force: bool, pid: int | None, full: bool, command: tuple[
     from podwatch.config.explain import render_brief, render_toml
     from podwatch.config.loading import load_settings, load_text
     from podwatch.config.store_kinds import kind_of
-    from podwatch.domain.errors import UsageError
-    from podwatch.domain.secrets import scrub
 
     if command and pid is not None:
         raise click.UsageError("--pid and a command cannot be used together")
-    output = output.absolute()
-    env_file = output.with_suffix(".env")
-    if env_file == output:
-        raise UsageError(
-            "podwatch.env beside it would be the same file", where=str(output), fix="end the name in .toml"
-        )
-    for file in (output, env_file):
-        if os.path.lexists(file) and not force:
-            raise UsageError("the file already exists", where=str(file), fix="choose another with -o, or use --force")
+    output, env_file = _files(output, force=force)
     trainer = _trainer(command, pid)
     gpus, no_gpu = detect_machine.find_gpus()
     if trainer is not None:
         gpus, hidden = detect_machine.visible_gpus(gpus, trainer.env)
         no_gpu = no_gpu or hidden
     overrides, notes = _proposal(trainer, gpus, no_gpu)
-    secrets = _secrets(env_file, {} if trainer is None else trainer.secrets)
+    secrets, unwritable = _secrets(env_file, {} if trainer is None else trainer.secrets)
     overrides["trainer.env_file"] = str(env_file)
     notes["trainer.env_file"] = f"names inside: {', '.join(secrets)}" if secrets else "mode 0600, for keys and tokens"
     if sys.stdin.isatty() and sys.stdout.isatty():
@@ -122,6 +113,9 @@ def init(output: Path, force: bool, pid: int | None, full: bool, command: tuple[
     load_text(text, output, environ={})
     _write(env_file, env_lines(secrets), 0o600)
     click.echo(f"wrote {env_file} (mode 0600; secrets: {len(secrets)})")
+    if unwritable:
+        names = ", ".join(unwritable)
+        click.echo(f"not written: {names}: not one line of UTF-8 text. If training needs it, give it another way")
     _write(output, text, 0o644)
     settings = load_settings(output, environ={}).settings
     click.echo(f"wrote {output} (run {settings.run_id}, layout {settings.trainer.layout})")
@@ -130,9 +124,9 @@ def init(output: Path, force: bool, pid: int | None, full: bool, command: tuple[
             "no running trainer found: fill in [trainer] command, or repeat with its command, such as"
             " `podwatch config init --force -- uv run rl @ config.toml`"
         )
-    elif trainer.removed:
-        removed = scrub(" ".join(trainer.removed))
-        click.echo(f"removed from the command: {removed} (podwatch adds its own resume arguments)")
+    else:
+        for line in _about_resume(trainer.argv, trainer.removed):
+            click.echo(line)
     if no_gpu:
         click.echo(no_gpu)
     kind = kind_of(settings.sync.store)
@@ -140,6 +134,53 @@ def init(output: Path, force: bool, pid: int | None, full: bool, command: tuple[
         click.echo(f"put the store's key into {env_file}: {' and '.join(kind.key)}")
     store = "" if settings.sync.store else "set [sync] store, "
     click.echo(f"next: read the file, {store}then run `podwatch check -c {output}`")
+
+
+def _files(output: Path, *, force: bool) -> tuple[Path, Path]:
+    """The configuration and the env file to write, absolute. UsageError where that would damage something."""
+    from podwatch.config.command_directory import absolute
+    from podwatch.domain.errors import UsageError
+
+    output = absolute(output)
+    if _kind(output) == stat.S_IFDIR:
+        raise UsageError(
+            "it is a directory", where=str(output), fix=f"name a file in it: -o {output / 'podwatch.toml'}"
+        )
+    env_file = output.with_suffix(".env")
+    if env_file == output:
+        raise UsageError(
+            "podwatch.env beside it would be the same file", where=str(output), fix="end the name in .toml"
+        )
+    for file in (output, env_file):
+        if _kind(file) not in (stat.S_IFREG, None):
+            raise UsageError("it is not a regular file", where=str(file), fix="choose another with -o")
+        if os.path.lexists(file) and not force:
+            raise UsageError("the file already exists", where=str(file), fix="choose another with -o, or use --force")
+    return output, env_file
+
+
+def _kind(file: Path) -> int | None:
+    """The type of the file, as ``stat.S_IFMT`` gives it; None where there is none, or where it cannot be seen."""
+    try:
+        return stat.S_IFMT(file.stat().st_mode)
+    except OSError:
+        return None
+
+
+def _about_resume(argv: Sequence[str], removed: Sequence[str]) -> list[str]:
+    """What happened to the resume flags: those that were removed, and one that podwatch does not understand."""
+    from podwatch.cli.detect_machine import unclear_resume
+    from podwatch.domain.secrets import scrub
+
+    lines = []
+    if removed:
+        lines.append(f"removed from the command: {scrub(' '.join(removed))} (podwatch adds its own resume arguments)")
+    if unclear := unclear_resume(argv):
+        lines.append(
+            f"left in the command: {scrub(' '.join(unclear))} (podwatch cannot tell whether {scrub(unclear[1])} is the"
+            f" value of {unclear[0]}): remove from [trainer] command what makes a fresh start resume"
+        )
+    return lines
 
 
 def _trainer(command: Sequence[str], pid: int | None) -> "Trainer | None":
@@ -165,9 +206,10 @@ def _trainer(command: Sequence[str], pid: int | None) -> "Trainer | None":
 
 def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], dict[str, str]]:
     from podwatch.cli import detect_machine
+    from podwatch.config.command_directory import current_directory
 
     argv: tuple[str, ...] = trainer.argv if trainer else ()
-    cwd: Path = trainer.cwd if trainer else Path.cwd()
+    cwd: Path = trainer.cwd if trainer else current_directory()
     env: Mapping[str, str] = trainer.env if trainer else {}
     output_dir, how = detect_machine.output_dir_of(argv, cwd)
     inference, training, sure = detect_machine.gpu_split(gpus, detect_machine.trainer_config(argv, cwd))
@@ -230,12 +272,21 @@ def _ask(overrides: dict[str, object]) -> None:
         overrides["sync.store"] = answer
 
 
-def _secrets(env_file: Path, found: Mapping[str, str]) -> dict[str, str]:
-    """``found`` and the other variables of an existing file, so that ``--force`` keeps a key that was filled in."""
+def _secrets(env_file: Path, found: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """``found`` and the other variables of an existing file, so that ``--force`` keeps a key that was filled in; and
+    the names in ``found`` that the file cannot hold."""
     from podwatch.trainer.environment import read_env_file
 
-    kept = read_env_file(env_file) if env_file.is_file() else {}
-    return {**kept, **found}
+    kept = read_env_file(env_file) if os.access(env_file, os.F_OK) else {}
+    fit = {name: value for name, value in found.items() if _fits(value)}
+    return {**kept, **fit}, tuple(sorted(found.keys() - fit.keys()))
+
+
+def _fits(value: str) -> bool:
+    """Whether an env file can hold ``value``: one line of UTF-8."""
+    from podwatch.cli.split_environment import is_text
+
+    return is_text(value) and not {"\n", "\r"} & {*value}
 
 
 def _own_directory(trainer: Any, overrides: dict[str, object], notes: dict[str, str]) -> None:
@@ -244,17 +295,17 @@ def _own_directory(trainer: Any, overrides: dict[str, object], notes: dict[str, 
     from podwatch.cli import detect_machine
     from podwatch.cli.detect_machine import run_of
 
-    own = run_of(trainer.pid, trainer.argv, trainer.cwd)
+    own = run_of(trainer.pid, trainer.given, trainer.cwd, str(overrides["run_id"]))
     if own is None:
         return
     overrides["trainer.output_dir"] = str(own.path)
     notes["trainer.output_dir"] = own.how
-    overrides["run_id"] = detect_machine.run_id_of(trainer.argv, trainer.cwd, trainer.env, own.path)
+    words = trainer.argv if trainer.pid else (*trainer.argv, *own.added)
+    overrides["run_id"] = detect_machine.run_id_of(words, trainer.cwd, trainer.env, own.path)
     if own.added:
         overrides["trainer.command"] = [*trainer.argv, *own.added]
-        notes["trainer.command"] = (
-            f"copied from pid {trainer.pid}; {' '.join(own.added)} added: else each start would use a new directory"
-        )
+        copied = f"copied from pid {trainer.pid}; " if trainer.pid else ""
+        notes["trainer.command"] = f"{copied}{' '.join(own.added)} added: else each start would use a new directory"
 
 
 def _load(where: Where) -> "LoadedSettings":
@@ -297,14 +348,18 @@ def _look_around(loaded: "LoadedSettings") -> list[str]:
 
 def env_lines(secrets: Mapping[str, str], by: str = "podwatch config init") -> str:
     """NAME=value lines, with commented lines for a missing B2 key. A value with blanks or quotes is double-quoted with
-    backslashes, as systemd reads it."""
+    backslashes, as systemd reads it. ConfigurationError for a value that is not one line of UTF-8."""
+    from podwatch.domain.errors import ConfigurationError
+
     lines = [f"# Secrets, written by `{by}`. Keep mode 0600. Training never receives the B2 key."]
     for name in ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY"):
         if name not in secrets:
             lines.append(f"# {name}=")
     for name, value in secrets.items():
-        if "\n" in value:
-            continue
+        if not _fits(value):
+            raise ConfigurationError(
+                f"cannot write {name} into an env file: its value is not one line of UTF-8", fix="correct the variable"
+            )
         plain = bool(value) and all(character.isalnum() or character in "_-./:+=,@%" for character in value)
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         lines.append(f"{name}={value}" if plain else f'{name}="{escaped}"')
@@ -418,9 +473,7 @@ def proposed(trainer: "Trainer", settings: "Settings", *, ours: bool) -> Change:
         env = {k: v for k, v in env.items() if k in now.env}
     if env:
         values["trainer", "env"] = {**now.env, **env}
-    notes = (
-        [f"removed from the command: {' '.join(removed)} (podwatch adds its own resume arguments)"] if removed else []
-    )
+    notes = _about_resume(argv, removed)
     missing = sorted(name for name in trainer.secrets if name not in _names_in(now.env_file))
     if missing and not ours:
         notes.append(
@@ -431,18 +484,19 @@ def proposed(trainer: "Trainer", settings: "Settings", *, ours: bool) -> Change:
 
 
 def _without_resume(trainer: "Trainer", settings: "Settings", *, ours: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The command of a fresh start, and the removed flags: those that ``config init`` removes, and the layout's own."""
+    """The command of a fresh start, and the removed flags: those that ``config init`` removes, the layout's own, and
+    the step or checkpoint of ``[trainer] resume_args``."""
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.checkpoints.layouts.command_line import strip_flags
+    from podwatch.cli.detect_machine import without_resume
 
-    argv, removed = trainer.argv, list(trainer.removed)
-    taken = make_layout(settings).resume_command(argv, None, settings.trainer.resume_args, {}).removed
-    flags = tuple(word.partition("=")[0] for word in taken if word.startswith("-"))
-    keys = [word for word in taken if not word.startswith("-") and "=" in word]
-    argv, gone = strip_flags(argv, flags)
-    removed += gone
-    removed += [word for word in argv if word in keys]
-    argv = tuple(word for word in argv if word not in keys)
+    now = settings.trainer
+    argv, gone = without_resume(trainer.given, make_layout(settings))
+    removed = list(gone)
+    if not isinstance(now.resume_args, str):
+        valued = [flag for flag, value in pairwise(now.resume_args) if value in ("{step}", "{checkpoint}")]
+        argv, gone = strip_flags(argv, [f for f in valued if f == "--resume" or (ours and f not in now.command)])
+        removed += gone
     if ours:
         ids = sorted({word.partition("=")[0] for word in argv if _ID_FLAG.fullmatch(word.partition("=")[0])})
         argv, gone = strip_flags(argv, ids)

@@ -6,28 +6,30 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import recognised
-from podwatch.checkpoints.layouts.base import Site
-from podwatch.checkpoints.layouts.command_line import program
+from podwatch.checkpoints.layouts import kind_of, recognised
+from podwatch.checkpoints.layouts.base import Layout, Site
+from podwatch.checkpoints.layouts.command_line import can_be_value, program, strip_flags, strip_keys, without
 from podwatch.checkpoints.layouts.prime_rl_run import RunDirectory, hints, run_directory, runs_below
 from podwatch.cli.split_environment import split_environment
+from podwatch.config.command_directory import current_directory
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.safe_names import valid_run_id
 from podwatch.system.files import read_file
 
+_RESUME = "--resume"
+"""A flag of many trainers: alone in some, with a value in others."""
 _RESUME_FLAGS: tuple[str, ...] = (
     "--ckpt.resume-step",
-    "--ckpt.resume_step",
-    "--resume",
     "--resume.step",
     "--resume.dir",
     "--resume_from_checkpoint",
-    "--resume-from-checkpoint",
     "--checkpoint.load_step",
     "--ckpt-step",
 )
+"""Flags that have a value in every trainer."""
 _RESUME_KEYS = ("trainer.resume_mode", "trainer.resume_from_path", "trainer.resume_path")
 _OUTPUT_FLAGS = (
     "--output-dir",
@@ -53,7 +55,8 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """A running trainer, or a planned one (``pid`` 0). ``secrets`` are never written to the TOML or printed."""
+    """A running trainer, or a planned one (``pid`` 0). ``argv`` has no resume flags, ``given`` is the whole command.
+    ``secrets`` are never written to the TOML or printed."""
 
     pid: int
     layout: str
@@ -62,6 +65,7 @@ class Trainer:
     env: Mapping[str, str]
     secrets: Mapping[str, str] = field(repr=False)
     removed: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
 
 
 def find_gpus() -> tuple[tuple[Gpu, ...], str]:
@@ -151,36 +155,41 @@ def read_trainer(pid: int) -> Trainer:
         ) from error
     if not argv:
         raise HostError("the process has no command line", where=f"pid {pid}", fix="give its launcher with --pid")
-    command, removed = without_resume(argv)
+    command, removed = without_resume(argv, layout_at(argv, Path(cwd)))
     env, secrets = split_environment(environment)
-    return Trainer(pid, layout_of(argv) or "auto", command, Path(cwd), env, secrets, removed)
+    return Trainer(pid, layout_of(argv) or "auto", command, Path(cwd), env, secrets, removed, tuple(argv))
 
 
 def planned_trainer(argv: Sequence[str], environment: Mapping[str, str]) -> Trainer:
     """The trainer that ``argv`` would start in this shell: here, with its environment."""
-    command, removed = without_resume(argv)
+    cwd = current_directory()
+    command, removed = without_resume(argv, layout_at(argv, cwd))
     env, secrets = split_environment(environment)
-    return Trainer(0, layout_of(argv) or "auto", command, Path.cwd(), env, secrets, removed)
+    return Trainer(0, layout_of(argv) or "auto", command, cwd, env, secrets, removed, tuple(argv))
 
 
-def without_resume(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """argv without resume flags, and the removed words. podwatch adds its own flags with a verified step."""
-    kept: list[str] = []
-    removed: list[str] = []
-    skip = False
-    for position, word in enumerate(argv):
-        following = argv[position + 1] if position + 1 < len(argv) else ""
-        if skip:
-            removed.append(word)
-            skip = False
-        elif word.partition("=")[0] in _RESUME_FLAGS:
-            removed.append(word)
-            skip = "=" not in word and bool(following) and not re.match(r"--|@$", following)
-        elif word.partition("=")[0].lstrip("+") in _RESUME_KEYS and "=" in word:
-            removed.append(word)
-        else:
-            kept.append(word)
-    return tuple(kept), tuple(removed)
+def layout_at(argv: Sequence[str], cwd: Path) -> Layout | None:
+    """The layout of ``layout_of``, for its resume flags; None where the command does not show one."""
+    name = layout_of(argv)
+    return None if name in ("", "auto") else kind_of(name).make(Site(_NOWHERE, cwd=cwd, command=tuple(argv)))
+
+
+def without_resume(argv: Sequence[str], layout: Layout | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """argv without resume flags, and the removed words. podwatch adds its own flags with a verified step. The trainer's
+    layout decides first which flags these are and which have a value. ``unclear_resume`` stays."""
+    own = () if layout is None else layout.resume_command(argv, None, "none", {}).removed
+    kept = without(argv, own)
+    kept, flags = strip_flags(kept, _RESUME_FLAGS, () if unclear_resume(kept) else (_RESUME,))
+    kept, keys = strip_keys(kept, _RESUME_KEYS)
+    return kept, (*own, *flags, *keys)
+
+
+def unclear_resume(argv: Sequence[str]) -> tuple[str, ...]:
+    """``--resume`` and the word after it, if that can be its value or an argument of its own; empty otherwise."""
+    for flag, word in pairwise(argv):
+        if flag == _RESUME and can_be_value(word):
+            return flag, word
+    return ()
 
 
 def trainer_config(argv: Sequence[str], cwd: Path) -> dict[str, object]:
@@ -286,18 +295,22 @@ class OwnRun:
     added: tuple[str, ...] = ()
 
 
-def run_of(pid: int, command: Sequence[str], cwd: Path) -> OwnRun | None:
+def run_of(pid: int, command: Sequence[str], cwd: Path, name: str) -> OwnRun | None:
     """The run directory of process ``pid``. None if it writes to output_dir itself, or if there is no sign of a run
-    directory. ``pid`` 0: it has not started, so only its command counts. Blocks."""
+    directory. ``command`` has its resume flags: they show the version. ``pid`` 0: it has not started, so only its
+    command counts, and without a name in it the run gets ``name``. Blocks."""
     says = run_directory(command, cwd)
     written = _written_below(pid, says.base) if pid else ""
     if written:
         return _own(says, says.base / written, f"pid {pid} has files open in it")
-    if not hints(command, cwd, "").new_flags and not runs_below(says.base):
+    new = hints(command, cwd, "").new_flags
+    if not new and not runs_below(says.base):
         return None
     if says.path is not None:
         return _own(says, says.path, "from run.name in the command or its configuration")
-    newest = runs_below(says.base) if pid else ()
+    if not pid:
+        return _own(says, says.base / name, "prime-rl's run directory, by the name of the run") if new else None
+    newest = runs_below(says.base)
     return _own(says, newest[0], f"the newest run below {says.base}") if newest else None
 
 

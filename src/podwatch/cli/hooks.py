@@ -108,6 +108,7 @@ def run(where: Where, name: str, step: int | None, as_json: bool) -> None:
     Its event is "manual". The daemon need not run, and records nothing of it.
     """
     from podwatch.cli.offline import load
+    from podwatch.config.command_directory import absolute
     from podwatch.domain.secrets import scrub
     from podwatch.hooks import start_child
     from podwatch.hooks.hook_runner import directory, document_of, variables_of
@@ -120,7 +121,7 @@ def run(where: Where, name: str, step: int | None, as_json: bool) -> None:
     one = Occasion("manual", f"manual:{round(wall * 1000)}", wall, step=found, message="run by hand")
     document = document_of(one, hook.name, 1, settings, about)
     state = directory(settings.state_dir / settings.run_id)
-    config = str(Path(where.config).absolute()) if where.config else os.environ.get("PODWATCH_CONFIG", "")
+    config = str(absolute(Path(where.config))) if where.config else os.environ.get("PODWATCH_CONFIG", "")
     order = start_child.order_for(
         hook,
         settings,

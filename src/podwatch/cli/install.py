@@ -72,7 +72,9 @@ def command(where: Where, dry_run: bool, no_start: bool, force: bool) -> None:
 
 def _require_service(where: Where) -> None:
     """Raises HostError where no service can be installed, after showing what to do instead."""
-    command = [*executable(), *(["-c", str(Path(where.config).absolute())] if where.config else [])]
+    from podwatch.config.command_directory import absolute
+
+    command = [*executable(), *(["-c", str(absolute(Path(where.config)))] if where.config else [])]
     command += ["--run", where.run] if where.run else []
     try:
         require_systemd([*command, "install"])

@@ -83,6 +83,7 @@ class Assumed:
 def assume(where: Where, given: Given, environ: Mapping[str, str] = os.environ) -> Assumed:
     """The overrides of ``given``, and with a command after ``--`` also what it leaves open. Reads the trainer's
     configuration and looks at the GPUs once. Raises ConfigurationError or UsageError."""
+    from podwatch.config.command_directory import current_directory
     from podwatch.config.loading import given_keys
 
     overrides = given.overrides()
@@ -92,7 +93,7 @@ def assume(where: Where, given: Given, environ: Mapping[str, str] = os.environ) 
     known = given_keys(path, environ=environ, overrides=overrides, run=where.run)
     made: dict[str, object] = {}
     lines: list[str] = []
-    for key, value, why in _open(given.command, Path.cwd(), known, environ):
+    for key, value, why in _open(given.command, current_directory(), known, environ):
         if key not in known and key not in made:
             made[key] = value
             lines.append(f"assumed {key} = {_shown(value)} ({why})")

@@ -42,10 +42,11 @@ def command(where: Where, step: int | None, to: Path | None, all_parts: bool, as
     """Download a checkpoint, verify every size and hash, and place it where the trainer looks for it."""
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.cli.offline import journal_path, load, require_store
+    from podwatch.config.command_directory import absolute
     from podwatch.journal.journal import Journal
     from podwatch.system.clock import SystemClock
 
-    settings, to = load(where), to and to.absolute()  # the download process works in /
+    settings, to = load(where), to and absolute(to)  # the download process works in /
     require_store(settings)
     if to is None:
         _refuse_beside_a_daemon(Where(where.config, settings.run_id))

@@ -306,10 +306,11 @@ def restore(where: Where, run_id: str, store: str, step: int | None, to: Path, a
 
     from podwatch.cli.offline import load
     from podwatch.cli.restore import Showing, make_restorer
+    from podwatch.config.command_directory import absolute
     from podwatch.journal.journal import Journal
     from podwatch.system.clock import SystemClock
 
-    name, to = checked_run_id(run_id), to.absolute()  # the download process works in /
+    name, to = checked_run_id(run_id), absolute(to)  # the download process works in /
     settings = _of_store(store, name, to) if store else load(where)
     require_store(settings)
     with tempfile.TemporaryDirectory(prefix="podwatch-restore-") as scratch:

@@ -42,16 +42,16 @@ def is_text(value: str) -> bool:
 
 
 def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The variables for the TOML and those for the env file; the rest is dropped."""
+    """The variables for the TOML and those for the env file, which can be impossible to write; the rest is dropped."""
     env: dict[str, str] = {}
     secrets: dict[str, str] = {}
     for name, value in sorted(environment.items()):
         if name in STORE_NAMES:
             secrets[name] = value
-        elif name.startswith(_NOT_COPIED) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not is_text(value):
+        elif name.startswith(_NOT_COPIED) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             continue
         elif looks_secret(name, value) or scrub(value) != value:
             secrets[name] = value
-        elif name in KEEP or name.startswith(KEEP_PREFIXES):
+        elif is_text(value) and (name in KEEP or name.startswith(KEEP_PREFIXES)):
             env[name] = value
     return env, secrets

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+from podwatch.domain.errors import HostError
+
 TYPED_IN = "PODWATCH_DIRECTORY"
 """Environment variable with that directory. A daemon sets it for itself and for the daemon that its init starts."""
 _RELATIVE_TO: ContextVar[str] = ContextVar("podwatch_relative_to", default="")
@@ -22,14 +24,30 @@ def relative_to(environ: Mapping[str, str]) -> Iterator[None]:
         _RELATIVE_TO.reset(token)
 
 
+def current_directory() -> Path:
+    """The current directory. HostError where it was deleted or cannot be reached."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise HostError(
+            "the current directory was deleted or cannot be reached",
+            fix="change to another directory with `cd DIR` and run the command again",
+        ) from error
+
+
+def absolute(path: Path) -> Path:
+    """``path`` made absolute by the current directory. Does not resolve links. HostError as ``current_directory``."""
+    return path if path.is_absolute() else current_directory() / path
+
+
 def resolved(path: Path, directory: str = "") -> Path:
     """``path`` made absolute by ``directory``, else by the current directory. Does not resolve links. ValueError if
     there is no current directory."""
     if path.is_absolute():
         return path
     try:
-        return Path(directory or _RELATIVE_TO.get() or Path.cwd()) / path
-    except FileNotFoundError as error:
+        return Path(directory or _RELATIVE_TO.get() or current_directory()) / path
+    except HostError as error:
         raise ValueError("is a relative path, and the current directory was deleted or cannot be reached") from error
 
 

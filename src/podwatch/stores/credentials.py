@@ -112,7 +112,7 @@ def _read_env_file(path: Path, wanted: Collection[str]) -> dict[str, str]:
         ) from error
     with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-        lines = file.read().splitlines()
+        lines = file.read().split("\n")
     values = {}
     for line in lines:
         name, equals, value = line.strip().removeprefix("export ").partition("=")

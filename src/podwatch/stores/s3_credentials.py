@@ -5,6 +5,7 @@ without asking anybody. Nothing here is printed, and the scrubber learns every v
 """
 
 import json
+import re
 import stat
 import time
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -174,7 +175,7 @@ def own_names(environ: Mapping[str, str], files: Iterable[Path]) -> frozenset[st
             text = read_file(path).decode("utf-8", "replace")
         except OSError:
             continue
-        for line in text.splitlines():
+        for line in re.split(r"[\r\n]", text):
             name, equals, value = line.strip().removeprefix("export ").partition("=")
             name, value = name.strip(), value.strip().strip("\"'")
             if equals and name.startswith("AWS_") and environ.get(name) == value:

@@ -360,7 +360,10 @@ _ANYBODY = -1
 def open_file(path: str | os.PathLike[str], *, shown: bool = False) -> int:
     """A descriptor for reading. Raises OSError: EINVAL for a file that is not regular, EACCES for a forbidden target of
     a link, with the reason as its text; FileNotFoundError also if it was replaced meanwhile."""
-    return _walk(os.path.join(os.getcwd(), os.fspath(path)), shown)  # noqa: PTH109, PTH118 - resolves nothing
+    name = os.fspath(path)
+    if not name.startswith("/"):  # an absolute path can be read also where the current directory was deleted
+        name = f"{os.getcwd()}/{name}"  # noqa: PTH109
+    return _walk(name, shown)
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ def _unreadable(path: Path, error: OSError) -> ConfigurationError:
 def parse_env(text: str, *, where: str) -> dict[str, str]:
     """The pure part of ``read_env_file``. Raises ConfigurationError naming the line, never its content."""
     result: dict[str, str] = {}
-    for number, raw in enumerate(text.splitlines(), start=1):
+    for number, raw in enumerate(re.split(r"\r\n|[\r\n]", text), start=1):  # as systemd: U+2028 and others end no line
         line = raw.strip()
         if not line or line.startswith("#"):
             continue

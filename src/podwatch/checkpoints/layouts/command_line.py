@@ -56,7 +56,7 @@ def strip_flags(
         following = command[position + 1] if position + 1 < len(command) else None
         taken = [argument]
         if _plain(name) in with_value:
-            if not equals and following is not None and not following.startswith("--"):
+            if not equals and following is not None and can_be_value(following):
                 taken.append(following)
         elif _plain(name) in alone:
             if not equals and following is not None and following.lower() in _TRUTH:
@@ -71,6 +71,28 @@ def strip_flags(
         (kept if ours else removed).extend(taken)
         position += len(taken)
     return tuple(kept), tuple(removed)
+
+
+def can_be_value(word: str) -> bool:
+    """Whether ``word`` can be the value of the flag before it: no flag, but possibly a negative number (-1: the newest
+    step), and not prime-rl's ``@``, which precedes a file."""
+    return word != "@" and (not word.startswith("-") or re.fullmatch(r"-\d+", word) is not None)
+
+
+def without(command: Sequence[str], removed: Sequence[str]) -> tuple[str, ...]:
+    """``command`` without the words that ``strip_flags`` and then ``strip_keys`` removed from it."""
+    kept, left = list(command), list(removed)
+    while left:
+        remaining = []
+        for word in kept:
+            if left and word == left[0]:
+                del left[0]
+            else:
+                remaining.append(word)
+        if len(remaining) == len(kept):
+            break
+        kept = remaining
+    return tuple(kept)
 
 
 def strip_keys(command: Sequence[str], keys: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -39,10 +39,14 @@ class Hints:
 
 
 def hints(command: Sequence[str], cwd: Path, seen: str) -> Hints:
-    """``seen`` is the variant by the files on disk. Then, in this order: the command's own flags, the trainer's source
-    in ``cwd``."""
+    """``seen`` is the variant by the files on disk. Then, in this order: the command's own flags and the TOML files
+    that it names, the trainer's source in ``cwd``."""
     old = command_line.has_flag(command, _OLD)
-    new = command_line.has_flag(command, ("--resume", *_NEW, "--run.name", "--run.dir", "--clean"))
+    new = command_line.has_flag(command, ("--resume", *_NEW, "--run.name", "--run.dir", "--clean")) or any(
+        isinstance(document.get(table), dict)
+        for document in command_line.toml_documents(command, cwd)
+        for table in ("run", "resume")  # unknown before 2026-08-13, and prime-rl refuses an unknown table
+    )
     source = cwd / "src" / "prime_rl"
     installed = is_plain_dir(source)
     variant = seen
