@@ -3,7 +3,9 @@
 Objects are files under their key. Our writer tag is separate, in ``<root>/.podwatch-store/info/<key>.json``, because
 not every filesystem has extended attributes: it has the last two versions that we wrote, each identified by size and
 mtime (which survive ``cp -a`` and ``rsync -a``). So after a crash between tag and object the object is recognized
-either way, and a file that another program put there does not count as ours. Unfinished writes are in
+either way, and a file that another program put there does not count as ours. A copy of the store without these times,
+or without the tags, is readable: a listing leaves open whose a file is, as one of S3 does, and readers trust the hashes
+in pointer and manifest. podwatch deletes nothing in it. Unfinished writes are in
 ``.podwatch-store/tmp``, each locked by its writer, so that the remains of a killed writer are recognized and removed.
 """
 
@@ -250,7 +252,10 @@ class LocalStore:
                 os.close(descriptor)
 
     def identify(self, objects: Iterable[StoredObject]) -> Iterator[StoredObject]:
-        yield from objects  # a listing reads the tags
+        for item in objects:
+            known = item if item.ours is not None else self.stat(item.key)
+            if known is not None:
+                yield known
 
     def prove(self, obj: StoredObject, parts_sha1: Sequence[str], part_size: int) -> Proof:
         return Proof.FLUSHED if obj.ours else Proof.NONE
@@ -306,7 +311,7 @@ class LocalStore:
             os.close(descriptor)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        """In key order. Names that could not be keys of ours are left out."""
+        """In key order. Names that could not be keys of ours are left out. ``ours`` is None without a fitting tag."""
         base = prefix.rpartition("/")[0]
         found: list[str] = []
         with self._errors(prefix):
@@ -324,7 +329,7 @@ class LocalStore:
             except IntegrityError:
                 continue
             if item is not None:
-                yield item
+                yield item if item.ours else replace(item, ours=None)
 
     def versions(self, prefix: str) -> Iterator[StoredObject]:
         return self.list(prefix)
@@ -376,15 +381,14 @@ class LocalStore:
     # -- below ------------------------------------------------------------------------------------------------------
 
     def _describe(self, key: str, found: os.stat_result) -> StoredObject:
-        tag = next(
-            (t for t in self._tags(key) if (t.get("size"), t.get("mtime_ns")) == (found.st_size, found.st_mtime_ns)),
-            None,
-        )
+        tags = [tag for tag in self._tags(key) if tag.get("size") == found.st_size]
+        tag = next((tag for tag in tags if tag.get("mtime_ns") == found.st_mtime_ns), None)
         info = {"mtime_ns": str(found.st_mtime_ns)}
-        if tag is None:
-            return StoredObject(key, found.st_size, uploaded_wall=found.st_mtime, info=info)
+        if tag is None:  # perhaps a copy, whose own time is that of the copying
+            wall = next((_wall(tag) for tag in tags), found.st_mtime)
+            return StoredObject(key, found.st_size, uploaded_wall=wall, info=info)
         writer = str(tag.get("writer_id", ""))
-        wall = float(tag.get("wall", 0.0))
+        wall = _wall(tag)
         info[WRITER_TAG] = writer
         return StoredObject(key, found.st_size, ours=True, writer_id=writer, uploaded_wall=wall, info=info)
 
@@ -482,6 +486,11 @@ def _device_around(root: Path, own: int) -> int:
 
 def _info(key: str) -> str:
     return f"{PRIVATE}/info/{key}.json"
+
+
+def _wall(tag: Mapping[str, Any]) -> float:
+    wall = tag.get("wall")
+    return float(wall) if isinstance(wall, int | float) and 0 <= wall < 2**53 else 0.0
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -131,14 +131,8 @@ def read_optional(store: ObjectStore, keys: Keys, step: int, save_id: str) -> Ma
     match the pointer. A podwatch that does not know ``optional.json`` restores the rest as always.
     """
     key = keys.optional(step, save_id)
-    found = store.read(key, limit=_OPTIONAL_LIMIT)
-    if found is None:
-        return None
-    stored, data = found
-    where = f"{store.url}/{key}"
-    if not stored.ours:
-        raise IntegrityError("optional.json is not podwatch's", where=where)
-    return checked_manifest(keys, data, step, save_id, where=where)
+    data = store.get_bytes(key, limit=_OPTIONAL_LIMIT)
+    return None if data is None else checked_manifest(keys, data, step, save_id, where=f"{store.url}/{key}")
 
 
 class Publisher:

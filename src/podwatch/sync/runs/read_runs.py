@@ -137,9 +137,10 @@ def _read(store: ObjectStore, keys: Keys, run: RemoteRun, now_wall: float) -> No
         run.newest_step = max((step for step, _ in run.sets), default=None)
     walls = list(run.claim_walls)
     if run.heartbeat_wall is not None:
-        walls.append(run.heartbeat_wall)
-        run.summary, _, beat = read_summary(store, keys, began_wall=run.oldest_wall)
+        run.summary, written, beat = read_summary(store, keys, began_wall=run.oldest_wall)
+        run.heartbeat_wall = run.heartbeat_wall if written is None else written
         run.last = parse_last_word(beat)
+        walls.append(run.heartbeat_wall)
     run.alive = sign_of_life(walls, store_time(store, now_wall))
     if "archive.json" in run._seen and pointer is not None:
         record = read_record(store, keys)
@@ -176,9 +177,9 @@ def read_summary(
     with contextlib.suppress(IntegrityError):
         found = store.read(keys.heartbeat, limit=SMALL_JSON)
         if found is not None:
-            written = found[0].uploaded_wall
             with contextlib.suppress(ValueError, RecursionError):
                 document = json.loads(found[1])
+            written = _written(found[0], document)
     beat = document if isinstance(document, dict) else {}
     account = beat.get("account")
     since = from_rfc3339(account.get("since")) if isinstance(account, dict) else None
@@ -313,7 +314,16 @@ def _heartbeat(store: ObjectStore, keys: Keys) -> tuple[float, dict[str, Any]] |
         return None
     with contextlib.suppress(ValueError, RecursionError):
         document = json.loads(found[1])
-    return found[0].uploaded_wall, document if isinstance(document, dict) else {}
+    return _written(found[0], document), document if isinstance(document, dict) else {}
+
+
+def _written(stored: StoredObject, document: object) -> float:
+    """When a heartbeat was written. Of a copy that another tool made, the store knows only when it was copied: there,
+    the pod's own record counts, if it is earlier."""
+    said = document.get("written_wall") if isinstance(document, dict) else None
+    if stored.ours is False and isinstance(said, int | float) and 0 < said < stored.uploaded_wall:
+        return float(said)
+    return stored.uploaded_wall
 
 
 def _newest_claim(store: ObjectStore, keys: Keys) -> float | None:
