@@ -306,9 +306,13 @@ class ObjectStore(Protocol):
     def close(self) -> None: ...
 
 
+class NotMarked(RemoteError):  # noqa: N818
+    """An object is kept, because it does not carry podwatch's mark."""
+
+
 def not_ours(url: str, key: str) -> RemoteError:
     """What ``delete`` raises for an object without podwatch's mark."""
-    return RemoteError(
+    return NotMarked(
         "podwatch keeps this object, because it does not carry podwatch's mark",
         where=f"{url}/{key}",
         fix="delete it yourself if it is not needed",
