@@ -306,6 +306,16 @@ class ObjectStore(Protocol):
     def close(self) -> None: ...
 
 
+class AccessDenied(RemoteError):  # noqa: N818
+    """The operating system denies access to ``keys``, objects or directories of a directory store. A listing raises it
+    after everything else."""
+
+    def __init__(self, what: str, *, where: str = "", keys: Sequence[str] = ()) -> None:
+        fix = "let podwatch's user read and write there"
+        super().__init__(what, where=where, fix=fix, transient=False)
+        self.keys = tuple(keys)
+
+
 class NotMarked(RemoteError):  # noqa: N818
     """An object is kept, because it does not carry podwatch's mark."""
 

@@ -25,8 +25,8 @@ from typing import Any, BinaryIO
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.manifest import WRITER_TAG, Proof
-from podwatch.domain.safe_names import check_relative_path
-from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours
+from podwatch.domain.safe_names import check_relative_path, valid_run_id
+from podwatch.stores.base import AccessDenied, Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours
 from podwatch.stores.local_large import LargeUploads
 from podwatch.stores.part_reader import XXH3, FileSource, PartStream, Source, StreamSource
 
@@ -311,12 +311,24 @@ class LocalStore:
             os.close(descriptor)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        """In key order. Names that could not be keys of ours are left out. ``ours`` is None without a fitting tag."""
+        """In key order. Names that could not be keys of ours are left out. ``ours`` is None without a fitting tag.
+        After the last one it raises AccessDenied, if there is something that it cannot read."""
         base = prefix.rpartition("/")[0]
         found: list[str] = []
+        denied: list[str] = []
+
+        def failed(error: OSError) -> None:
+            key = Path(error.filename).relative_to(self.root).as_posix()
+            if isinstance(error, FileNotFoundError | NotADirectoryError):
+                return  # nothing is there, or it was deleted meanwhile
+            if not isinstance(error, PermissionError) or key == ".":
+                raise error
+            if f"{key}/".startswith(prefix) and valid_run_id(key.partition("/")[0]):  # lost+found is no run's
+                denied.append(key)
+
         with self._errors(prefix):
             start = self.root / check_relative_path(base) if base else self.root
-            for directory, names, files in os.walk(start, followlinks=False):
+            for directory, names, files in os.walk(start, onerror=failed, followlinks=False):
                 if Path(directory) == self.root and PRIVATE in names:
                     names.remove(PRIVATE)
                 for name in files:
@@ -328,8 +340,15 @@ class LocalStore:
                 item = self.stat(key)
             except IntegrityError:
                 continue
+            except AccessDenied:
+                denied.append(key)
+                continue
             if item is not None:
                 yield item if item.ours else replace(item, ours=None)
+
+        if denied:
+            more = f" and {len(denied) - 1} more" if len(denied) > 1 else ""
+            raise AccessDenied(f"Permission denied: cannot read {denied[0]}{more}", where=self.url, keys=denied)
 
     def versions(self, prefix: str) -> Iterator[StoredObject]:
         return self.list(prefix)
@@ -458,12 +477,8 @@ class LocalStore:
             self._check_root()
             yield
         except PermissionError as error:
-            raise RemoteError(
-                f"the store refuses access: {error.strerror}",
-                where=f"{self.url}/{key}",
-                fix="let podwatch's user read and write there",
-                transient=False,
-            ) from error
+            what = f"the store refuses access: {error.strerror}"
+            raise AccessDenied(what, where=f"{self.url}/{key}", keys=(key,)) from error
         except OSError as error:
             raise RemoteError(
                 f"the store cannot be used: {error.strerror or error}",
