@@ -250,7 +250,8 @@ class ObjectStore(Protocol):
         ...
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        """Newest versions of all objects under ``prefix``, in key order. ``ours`` may be None."""
+        """Newest versions of all objects under ``prefix``, in key order. ``ours`` may be None. A directory raises
+        AccessDenied after the last one, if there is something that it cannot read."""
         ...
 
     def versions(self, prefix: str) -> Iterator[StoredObject]:
