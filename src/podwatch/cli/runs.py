@@ -201,19 +201,35 @@ def list_command(where: Where, store: str, completed: bool, as_json: bool) -> No
     with opened(where, store) as (reading, prefix, own):
         runs, remark = list_runs(reading, prefix, own, now)
         url = reading.url
+    remark = remark or _without_files(url, runs)
+    denied = any(run.unreadable for run in runs)
     if completed:
         runs = tuple(run for run in runs if run.summary is not None and run.summary.ended)
     if as_json:
         document = {"schema_version": 1, "store_url": url, "remark": remark}
         print_json(document | {"runs": [_run_document(r) for r in runs]})
-        return
-    if not runs:
-        click.echo(f"no {'completed ' if completed else ''}runs in {clean(url)}")
-    lines = completed_table(r.summary for r in runs if r.summary is not None) if completed else _table(runs, now)
-    for line in lines:
-        click.echo(line)
-    if remark:
-        click.echo(clean(remark), err=True)
+    else:
+        if not runs:
+            click.echo(f"no {'completed ' if completed else ''}runs in {clean(url)}")
+        lines = completed_table(r.summary for r in runs if r.summary is not None) if completed else _table(runs, now)
+        for line in lines:
+            click.echo(line)
+        if remark:
+            click.echo(clean(remark), err=True)
+    if denied:
+        raise click.exceptions.Exit(int(ExitCode.FAILED))
+
+
+def _without_files(url: str, runs: "tuple[RemoteRun, ...]") -> str:
+    """A remark about the runs of a directory store of which only empty directories are there: an interrupted copy."""
+    from podwatch.domain.safe_names import valid_run_id
+
+    if not url.startswith("file://"):
+        return ""
+    known = {run.run_id for run in runs}
+    names = sorted(path.parent.name for path in Path(url.removeprefix("file://")).glob("*/podwatch"))
+    empty = [name for name in names if valid_run_id(name) and name not in known]
+    return f"without any file: {', '.join(empty[:10])} (empty directories; copy them again)" if empty else ""
 
 
 def _table(runs: "tuple[RemoteRun, ...]", now: float) -> list[str]:
@@ -222,7 +238,7 @@ def _table(runs: "tuple[RemoteRun, ...]", now: float) -> list[str]:
     width = min(36, max(3, *(len(r.run_id) for r in runs)))
     lines = [f"{'RUN':<{width}}  {'STEP':>8} {'SAVES':>5} {'SIZE':>8}  LAST HEARTBEAT"]
     for run in runs:
-        if run.ours:
+        if run.ours or run.unreadable:
             step = "-" if run.newest_step is None else str(run.newest_step)
             lines.append(
                 f"{clean(run.run_id):<{width}}  {step:>8} {len(run.sets):>5} {size(run.size_bytes):>8}"
@@ -236,6 +252,8 @@ def _table(runs: "tuple[RemoteRun, ...]", now: float) -> list[str]:
             )
         if run.problem:
             lines.append(f"  latest.json is not usable: {clean(run.problem)}")
+        if run.unreadable:
+            lines.append(f"  {clean(run.unreadable)}")
     names = [r.run_id for r in runs if r.earlier.steps]
     if names:
         lines.append(f"to copy such backups into podwatch's format: `podwatch runs import {clean(names[0])}`")
@@ -270,7 +288,7 @@ def _run_document(run: "RemoteRun") -> dict[str, Any]:
         "alive": run.alive is not None,
         "archived": run.archived_wall is not None,
         "archived_at": rfc3339(run.archived_wall),
-        "problem": run.problem,
+        "problem": run.problem or run.unreadable,
         "record": None if run.summary is None else summary_document(run.summary),
         "earlier_backups": None
         if not earlier.steps

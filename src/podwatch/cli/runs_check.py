@@ -136,6 +136,7 @@ def _limits(limits: "Limits", dead: float | None, step: float | None, upload: fl
 def opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
     """The store, its prefix, and the configured run ("" with ``url``, which needs no configuration)."""
     from podwatch.cli.offline import load, store_and_prefix
+    from podwatch.domain.errors import RemoteError
     from podwatch.stores.credentials import credentials_from_environment
     from podwatch.stores.open_store import open_store, parse_store_url
 
@@ -144,7 +145,11 @@ def opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
         with store_and_prefix(settings) as (store, prefix):
             yield store, prefix, settings.run_id
         return
-    prefix = parse_store_url(url).prefix
+    place = parse_store_url(url)
+    prefix = place.prefix
+    if place.path is not None and not os.path.isdir(place.path) and os.access(place.path.parent, os.X_OK):  # noqa: PTH112
+        fix = "mount it, or correct --store"
+        raise RemoteError(f"directory {place.path} not found", where=url, fix=fix, transient=False)
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     key = credentials_from_environment(os.environ, None, Path(directory) if directory else None, url)
     reading = open_store(url, key, writer_id="by-hand")
@@ -156,12 +161,18 @@ def opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
 
 def _judged(store: "ObjectStore", prefix: str, run_id: str, limits: "Limits") -> "list[tuple[Evidence, Judgement]]":
     from podwatch.domain.manifest import Keys
-    from podwatch.policy.run_check import judge
+    from podwatch.policy.run_check import Evidence, Judgement, Level, judge
+    from podwatch.stores.base import AccessDenied
     from podwatch.sync.runs.read_runs import read_evidence, run_ids
 
-    names = [checked_run_id(run_id)] if run_id else run_ids(store, prefix)
-    found = (read_evidence(store, Keys(name, prefix), time.time) for name in names)
-    return [(evidence, judge(evidence, limits)) for evidence in found]
+    found = []
+    for name in [checked_run_id(run_id)] if run_id else run_ids(store, prefix):
+        try:
+            evidence = read_evidence(store, Keys(name, prefix), time.time)
+            found.append((evidence, judge(evidence, limits)))
+        except AccessDenied as error:
+            found.append((Evidence(name), Judgement(Level.UNKNOWN, str(error))))
+    return found
 
 
 def _badness(level: "int") -> int:

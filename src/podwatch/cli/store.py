@@ -71,7 +71,8 @@ def ls(where: Where, as_json: bool) -> None:
 @json_option
 def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
     """Verify each checkpoint: its manifest, and every object by id, size, writer tag and what else the store proves;
-    with --deep every hash, by reading every byte."""
+    with --deep every hash, by reading every byte. Objects without the writer tag (a copy that another tool made) are
+    always read."""
     from podwatch.cli.offline import load
     from podwatch.sync.upload.child_job import keys_for
     from podwatch.sync.verify_stored import examine_save, verify_optional

@@ -112,6 +112,10 @@ class Keys:
     def data(self, step: int, save_id: str, path: str) -> str:
         return self.save(step, save_id) + check_relative_path(path)
 
+    def copied(self, key: str, name: str) -> bool:
+        """Whether ``key`` is ``name`` (of this run) below another prefix: the store was copied from there."""
+        return key != name and f"/{key}".endswith(f"/{name.removeprefix(self.outside)}")
+
 
 class Proof(StrEnum):
     """How it is known that the store holds exactly the bytes that were hashed. Recorded in the manifest (``proof``)."""
@@ -319,6 +323,12 @@ class Pointer:
     @property
     def ref(self) -> ManifestRef:
         return ManifestRef(self.manifest_key, self.manifest_file_id, self.manifest_sha1, self.manifest_size)
+
+    def names(self, key: str, file_id: str) -> bool:
+        """Whether it names this version of a manifest. Without a file id (a directory; a store that was copied) a name
+        has one version; the caller compares the hash."""
+        known = file_id and self.manifest_file_id
+        return key == self.manifest_key and (not known or file_id == self.manifest_file_id)
 
     def to_bytes(self) -> bytes:
         return _canonical(

@@ -250,7 +250,8 @@ class ObjectStore(Protocol):
         ...
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        """Newest versions of all objects under ``prefix``, in key order. ``ours`` may be None."""
+        """Newest versions of all objects under ``prefix``, in key order. ``ours`` may be None. A directory raises
+        AccessDenied after the last one, if there is something that it cannot read."""
         ...
 
     def versions(self, prefix: str) -> Iterator[StoredObject]:
@@ -306,9 +307,23 @@ class ObjectStore(Protocol):
     def close(self) -> None: ...
 
 
+class AccessDenied(RemoteError):  # noqa: N818
+    """The operating system denies access to ``keys``, objects or directories of a directory store. A listing raises it
+    after everything else."""
+
+    def __init__(self, what: str, *, where: str = "", keys: Sequence[str] = ()) -> None:
+        fix = "let podwatch's user read and write there"
+        super().__init__(what, where=where, fix=fix, transient=False)
+        self.keys = tuple(keys)
+
+
+class NotMarked(RemoteError):  # noqa: N818
+    """An object is kept, because it does not carry podwatch's mark."""
+
+
 def not_ours(url: str, key: str) -> RemoteError:
     """What ``delete`` raises for an object without podwatch's mark."""
-    return RemoteError(
+    return NotMarked(
         "podwatch keeps this object, because it does not carry podwatch's mark",
         where=f"{url}/{key}",
         fix="delete it yourself if it is not needed",

@@ -3,7 +3,9 @@
 Objects are files under their key. Our writer tag is separate, in ``<root>/.podwatch-store/info/<key>.json``, because
 not every filesystem has extended attributes: it has the last two versions that we wrote, each identified by size and
 mtime (which survive ``cp -a`` and ``rsync -a``). So after a crash between tag and object the object is recognized
-either way, and a file that another program put there does not count as ours. Unfinished writes are in
+either way, and a file that another program put there does not count as ours. A copy of the store without these times,
+or without the tags, is readable: a listing leaves open whose a file is, as one of S3 does, and readers trust the hashes
+in pointer and manifest. podwatch deletes nothing in it. Unfinished writes are in
 ``.podwatch-store/tmp``, each locked by its writer, so that the remains of a killed writer are recognized and removed.
 """
 
@@ -23,8 +25,8 @@ from typing import Any, BinaryIO
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.manifest import WRITER_TAG, Proof
-from podwatch.domain.safe_names import check_relative_path
-from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours
+from podwatch.domain.safe_names import check_relative_path, valid_run_id
+from podwatch.stores.base import AccessDenied, Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours
 from podwatch.stores.local_large import LargeUploads
 from podwatch.stores.part_reader import XXH3, FileSource, PartStream, Source, StreamSource
 
@@ -250,7 +252,10 @@ class LocalStore:
                 os.close(descriptor)
 
     def identify(self, objects: Iterable[StoredObject]) -> Iterator[StoredObject]:
-        yield from objects  # a listing reads the tags
+        for item in objects:
+            known = item if item.ours is not None else self.stat(item.key)
+            if known is not None:
+                yield known
 
     def prove(self, obj: StoredObject, parts_sha1: Sequence[str], part_size: int) -> Proof:
         return Proof.FLUSHED if obj.ours else Proof.NONE
@@ -306,12 +311,24 @@ class LocalStore:
             os.close(descriptor)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        """In key order. Names that could not be keys of ours are left out."""
+        """In key order. Names that could not be keys of ours are left out. ``ours`` is None without a fitting tag.
+        After the last one it raises AccessDenied, if there is something that it cannot read."""
         base = prefix.rpartition("/")[0]
         found: list[str] = []
+        denied: list[str] = []
+
+        def failed(error: OSError) -> None:
+            key = Path(error.filename).relative_to(self.root).as_posix()
+            if isinstance(error, FileNotFoundError | NotADirectoryError):
+                return  # nothing is there, or it was deleted meanwhile
+            if not isinstance(error, PermissionError) or key == ".":
+                raise error
+            if f"{key}/".startswith(prefix) and valid_run_id(key.partition("/")[0]):  # lost+found is no run's
+                denied.append(key)
+
         with self._errors(prefix):
             start = self.root / check_relative_path(base) if base else self.root
-            for directory, names, files in os.walk(start, followlinks=False):
+            for directory, names, files in os.walk(start, onerror=failed, followlinks=False):
                 if Path(directory) == self.root and PRIVATE in names:
                     names.remove(PRIVATE)
                 for name in files:
@@ -323,8 +340,15 @@ class LocalStore:
                 item = self.stat(key)
             except IntegrityError:
                 continue
+            except AccessDenied:
+                denied.append(key)
+                continue
             if item is not None:
-                yield item
+                yield item if item.ours else replace(item, ours=None)
+
+        if denied:
+            more = f" and {len(denied) - 1} more" if len(denied) > 1 else ""
+            raise AccessDenied(f"Permission denied: cannot read {denied[0]}{more}", where=self.url, keys=denied)
 
     def versions(self, prefix: str) -> Iterator[StoredObject]:
         return self.list(prefix)
@@ -376,15 +400,14 @@ class LocalStore:
     # -- below ------------------------------------------------------------------------------------------------------
 
     def _describe(self, key: str, found: os.stat_result) -> StoredObject:
-        tag = next(
-            (t for t in self._tags(key) if (t.get("size"), t.get("mtime_ns")) == (found.st_size, found.st_mtime_ns)),
-            None,
-        )
+        tags = [tag for tag in self._tags(key) if tag.get("size") == found.st_size]
+        tag = next((tag for tag in tags if tag.get("mtime_ns") == found.st_mtime_ns), None)
         info = {"mtime_ns": str(found.st_mtime_ns)}
-        if tag is None:
-            return StoredObject(key, found.st_size, uploaded_wall=found.st_mtime, info=info)
+        if tag is None:  # perhaps a copy, whose own time is that of the copying
+            wall = next((_wall(tag) for tag in tags), found.st_mtime)
+            return StoredObject(key, found.st_size, uploaded_wall=wall, info=info)
         writer = str(tag.get("writer_id", ""))
-        wall = float(tag.get("wall", 0.0))
+        wall = _wall(tag)
         info[WRITER_TAG] = writer
         return StoredObject(key, found.st_size, ours=True, writer_id=writer, uploaded_wall=wall, info=info)
 
@@ -454,12 +477,8 @@ class LocalStore:
             self._check_root()
             yield
         except PermissionError as error:
-            raise RemoteError(
-                f"the store refuses access: {error.strerror}",
-                where=f"{self.url}/{key}",
-                fix="let podwatch's user read and write there",
-                transient=False,
-            ) from error
+            what = f"the store refuses access: {error.strerror}"
+            raise AccessDenied(what, where=f"{self.url}/{key}", keys=(key,)) from error
         except OSError as error:
             raise RemoteError(
                 f"the store cannot be used: {error.strerror or error}",
@@ -482,6 +501,11 @@ def _device_around(root: Path, own: int) -> int:
 
 def _info(key: str) -> str:
     return f"{PRIVATE}/info/{key}.json"
+
+
+def _wall(tag: Mapping[str, Any]) -> float:
+    wall = tag.get("wall")
+    return float(wall) if isinstance(wall, int | float) and 0 <= wall < 2**53 else 0.0
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -71,11 +71,13 @@ def inventory(store: ObjectStore, keys: Keys) -> tuple[list[StoredSave], str]:
 def _save(
     store: ObjectStore, keys: Keys, item: StoredObject, step: int, save_id: str, pointer: Pointer | None
 ) -> StoredSave:
-    named = pointer is not None and (pointer.manifest_key, pointer.manifest_file_id) == (item.key, item.file_id)
+    named = pointer is not None and pointer.names(item.key, item.file_id)
     try:
         data = store.get_bytes(item.key, item.file_id, limit=_LIMIT)
         if data is None:
             raise IntegrityError("the manifest disappeared while it was read", where=item.key)
+        if pointer is not None and named and sha1_hex(data) != pointer.manifest_sha1:
+            raise IntegrityError("the manifest is not the one that the pointer names", where=item.key)
         manifest = checked_manifest(keys, data, step, save_id, where=item.key)
     except IntegrityError as error:
         return StoredSave(step, save_id, uploaded_wall=item.uploaded_wall, named=named, problem=str(error))

@@ -15,6 +15,7 @@ from typing import Any
 from podwatch.domain.errors import IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestRef, Pointer, Proof, sha1_hex
 from podwatch.domain.run import Intent, IntentKind, IntentState
+from podwatch.domain.safe_names import valid_run_id
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.journal import Journal
 from podwatch.policy.who_holds_the_run import next_pointer
@@ -53,10 +54,24 @@ def pointer_as_stored(store: ObjectStore, keys: Keys) -> tuple[Pointer | None, S
     found = store.read(keys.latest, limit=_POINTER_LIMIT)
     if found is None:
         return None, None
-    pointer = Pointer.from_bytes(found[1], where=f"{store.url}/{keys.latest}")
+    where = f"{store.url}/{keys.latest}"
+    pointer = Pointer.from_bytes(found[1], where=where)
     if pointer.run_id != keys.run_id:
-        raise IntegrityError("the pointer belongs to another run", where=f"{store.url}/{keys.latest}")
-    return pointer, found[0]
+        known = valid_run_id(pointer.run_id)
+        raise IntegrityError(
+            f"the pointer belongs to {f'run {pointer.run_id}' if known else 'another run'}",
+            where=where,
+            fix=f"if this is a copy of that run, rename its directory to {pointer.run_id}" if known else "",
+        )
+    return _here(pointer, keys), found[0]
+
+
+def _here(pointer: Pointer, keys: Keys) -> Pointer:
+    """In a store that was copied from below another prefix, the file ids are those of the other store. What is read
+    instead is named by this run's own keys, and judged by the same hash."""
+    if pointer.step is None or not keys.copied(pointer.manifest_key, keys.manifest(pointer.step, pointer.save_id)):
+        return pointer
+    return replace(pointer, manifest_key=keys.manifest(pointer.step, pointer.save_id), manifest_file_id="")
 
 
 def newest_pointer(store: ObjectStore, keys: Keys) -> Pointer | None:
@@ -71,7 +86,7 @@ def newest_pointer(store: ObjectStore, keys: Keys) -> Pointer | None:
     for version in versions[1:] if len({v.writer_id for v in versions}) > 1 else ():
         data = store.get_bytes(version.key, version.file_id, limit=_POINTER_LIMIT)
         try:
-            found = Pointer.from_bytes(data) if data is not None else None
+            found = _here(Pointer.from_bytes(data), keys) if data is not None else None
         except IntegrityError:
             continue
         if found is not None and found.run_id == keys.run_id and found.order > newest.order:
@@ -109,10 +124,12 @@ def read_manifest(store: ObjectStore, keys: Keys, pointer: Pointer) -> Manifest:
 
 
 def checked_manifest(keys: Keys, data: bytes, step: int, save_id: str, *, where: str) -> Manifest:
-    """Parse, and refuse a manifest that names objects outside its own checkpoint (promise 9)."""
+    """Parse, and refuse a manifest that names objects outside its own checkpoint (promise 9). In a store that was
+    copied from below another prefix, the names become those of this one, without file ids."""
     manifest = Manifest.from_bytes(data, where=where)
     if (manifest.run_id, manifest.step, manifest.save_id) != (keys.run_id, step, save_id):
         raise IntegrityError("the manifest belongs to another checkpoint", where=where)
+    manifest = replace(manifest, files=tuple(_file_here(file, keys, step, save_id) for file in manifest.files))
     for file in manifest.files:
         if not file.path.startswith(f"{file.part}/") or file.key != keys.data(step, save_id, file.path):
             raise IntegrityError("the manifest names an object outside its checkpoint", where=where)
@@ -120,6 +137,11 @@ def checked_manifest(keys: Keys, data: bytes, step: int, save_id: str, *, where:
         if not link.path.startswith(f"{link.part}/"):
             raise IntegrityError("the manifest names a link outside its part", where=where)
     return manifest
+
+
+def _file_here(file: ManifestFile, keys: Keys, step: int, save_id: str) -> ManifestFile:
+    here = keys.data(step, save_id, file.path)
+    return replace(file, key=here, file_id="") if keys.copied(file.key, here) else file
 
 
 def read_optional(store: ObjectStore, keys: Keys, step: int, save_id: str) -> Manifest | None:
@@ -131,14 +153,8 @@ def read_optional(store: ObjectStore, keys: Keys, step: int, save_id: str) -> Ma
     match the pointer. A podwatch that does not know ``optional.json`` restores the rest as always.
     """
     key = keys.optional(step, save_id)
-    found = store.read(key, limit=_OPTIONAL_LIMIT)
-    if found is None:
-        return None
-    stored, data = found
-    where = f"{store.url}/{key}"
-    if not stored.ours:
-        raise IntegrityError("optional.json is not podwatch's", where=where)
-    return checked_manifest(keys, data, step, save_id, where=where)
+    data = store.get_bytes(key, limit=_OPTIONAL_LIMIT)
+    return None if data is None else checked_manifest(keys, data, step, save_id, where=f"{store.url}/{key}")
 
 
 class Publisher:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.manifest import Keys, Manifest, Pointer
-from podwatch.domain.run import IntentKind, IntentState
+from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal.journal import Journal
@@ -27,7 +27,7 @@ from podwatch.policy.store_retention import (
     plan_remote,
     superseded_versions,
 )
-from podwatch.stores.base import MOST_PROBE_BYTES, ObjectStore, StoredObject, Upload, store_time
+from podwatch.stores.base import MOST_PROBE_BYTES, NotMarked, ObjectStore, StoredObject, Upload, store_time
 from podwatch.sync.interfaces import Lease, RunIdentity
 from podwatch.sync.publish_and_pointer import named_by_others, read_pointer
 from podwatch.system.clock import Clock
@@ -66,6 +66,7 @@ class RemoteRetention:
         """Finish what a crash interrupted, then remove what may be removed. Raises RemoteError for store trouble,
         Superseded when another pod has taken the lease; a key that cannot delete is not an error."""
         removed: list[tuple[int, str, str]] = []
+        copied: list[int] = []
         try:
             self._lease.confirm(self._store)
             for intent in self._journal.open_intents(IntentKind.REMOTE_DELETE):
@@ -73,9 +74,8 @@ class RemoteRetention:
                 if save_id in self._named():
                     self._journal.settle(intent.id, IntentState.UNDONE, "the pointer names it again")
                     continue
-                self._remove(step, save_id)
-                self._journal.settle(intent.id, IntentState.DONE, "finished after a restart")
-                removed.append((step, save_id, str(intent.data.get("reason", ""))))
+                if self._removed(intent, step, save_id, "finished after a restart"):
+                    removed.append((step, save_id, str(intent.data.get("reason", ""))))
             others = frozenset[str]()
             if own_generation is not None and own_generation > 1:
                 # Another pod may have published, and may be restoring what it named.
@@ -96,19 +96,30 @@ class RemoteRetention:
                     continue
                 data = {"step": item.step, "save_id": item.save_id, "reason": item.reason}
                 intent = self._journal.open_intent(IntentKind.REMOTE_DELETE, data)
-                try:
-                    self._remove(item.step, item.save_id)
-                except RemoteError as error:
-                    if not error.transient:
-                        self._journal.settle(intent.id, IntentState.FAILED, error.what)
-                    raise
-                self._journal.settle(intent.id, IntentState.DONE)
-                removed.append((item.step, item.save_id, item.reason))
+                if self._removed(intent, item.step, item.save_id):
+                    removed.append((item.step, item.save_id, item.reason))
+                else:
+                    copied.append(item.step)
         except RemoteError as error:
             if error.transient or isinstance(error, IntegrityError):
                 raise
             return RemotePruned(tuple(removed), f"old checkpoints stay in the store: {error.what}")
-        return RemotePruned(tuple(removed))
+        steps = ", ".join(map(str, copied[:10])) + (", ..." if len(copied) > 10 else "")
+        return RemotePruned(tuple(removed), _COPIED.format(steps) if copied else "")
+
+    def _removed(self, intent: Intent, step: int, save_id: str, note: str = "") -> bool:
+        """Remove it and settle the intent. False, and nothing is removed, if its manifest does not carry podwatch's
+        mark."""
+        try:
+            self._remove(step, save_id)
+        except RemoteError as error:
+            if not error.transient:
+                self._journal.settle(intent.id, IntentState.FAILED, error.what)
+            if not isinstance(error, NotMarked):
+                raise
+            return False
+        self._journal.settle(intent.id, IntentState.DONE, note)
+        return True
 
     def _kept(self, published: Iterable[PublishedSave]) -> frozenset[tuple[int, str]]:
         identity = self._identity
@@ -136,6 +147,12 @@ class RemoteRetention:
             if not objects or not self._store.versioned:
                 break
         self._journal.forget_save(step, save_id)
+
+
+_COPIED = (
+    "podwatch keeps old checkpoints in the store (step {}), because they do not carry podwatch's mark: another tool"
+    " copied this store. Delete them yourself, or train with a store that `podwatch runs copy` makes of it"
+)
 
 
 # -- leftovers -------------------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ def verify_save(store: ObjectStore, save: StoredSave, *, deep: bool = False) -> 
 
 
 def examine_save(store: ObjectStore, save: StoredSave, *, deep: bool = False) -> Verified:
-    """``deep``: read every byte back. Raises RemoteError for store trouble."""
+    """``deep``: read every byte back; without it, only of objects without podwatch's mark. Raises RemoteError for store
+    trouble."""
     if save.manifest is None:
         return Verified((save.problem,))
     return _verify(store, save.manifest, deep=deep)
@@ -51,13 +52,15 @@ def _verify(store: ObjectStore, manifest: Manifest, *, deep: bool) -> Verified:
         found = store.stat(file.key, file.file_id)
         if found is None:
             reasons.append(f"{file.path} is not in the store")
-        elif not found.ours or found.size != file.size:
+        elif found.size != file.size:
             reasons.append(f"{file.path} is not the object that was sent")
-        elif reason := _differs(store, file, manifest.part_size) if deep else "":
-            reasons.append(reason)
+        elif deep or not found.ours:  # without the mark it is a copy that another tool made: only its bytes prove it
+            reason = _differs(store, file, manifest.part_size)
+            reasons += [reason] if reason else []
+            proofs.add(Proof.READ_BACK)
         else:
             try:
-                proofs.add(Proof.READ_BACK if deep else store.prove(found, file.parts_sha1, manifest.part_size))
+                proofs.add(store.prove(found, file.parts_sha1, manifest.part_size))
             except IntegrityError as error:
                 reasons.append(f"{file.path}: {error.what}")
     return Verified(tuple(reasons), proofs.pop() if len(proofs) == 1 and not reasons else Proof.NONE)

@@ -145,7 +145,7 @@ class Restorer:
         except IntegrityError as error:
             refused.append(str(error))
         for found in self._manifests(store, step):
-            if pointer is not None and (found.key, found.file_id) == (pointer.manifest_key, pointer.manifest_file_id):
+            if pointer is not None and pointer.names(found.key, found.file_id):
                 continue
             if step is None and named is not None and _age(found) > (named.uploaded_wall, named.step):
                 continue  # left behind by a step back: newer, but not to be used

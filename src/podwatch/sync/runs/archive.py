@@ -61,10 +61,10 @@ class ArchiveRecord:
 
 
 def read_record(store: ObjectStore, keys: Keys) -> ArchiveRecord | None:
-    """None if podwatch wrote none, or it cannot be parsed (it is then ignored). Raises RemoteError."""
+    """None if there is none, or it cannot be parsed (it is then ignored). Raises RemoteError."""
     try:
-        found = store.read(keys.archive, limit=_LIMIT)
-        return _parsed(found[1], keys) if found is not None and found[0].ours else None
+        data = store.get_bytes(keys.archive, limit=_LIMIT)
+        return None if data is None else _parsed(data, keys)
     except (IntegrityError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -239,7 +239,8 @@ class Archiver:
 
     def _cut_off(self, there: Collection[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
         """Checkpoints that an interrupted archive left without a manifest but with objects."""
-        record = read_record(self._store, self._keys)
+        stored = self._store.stat(self._keys.archive)
+        record = read_record(self._store, self._keys) if stored is not None and stored.ours else None
         if record is None or record.done:
             return ()
         return tuple(save for save in record.removing if save not in there and self._left_of(*save))

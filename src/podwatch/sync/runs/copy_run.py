@@ -18,7 +18,7 @@ from io import BytesIO
 from pathlib import Path
 
 from podwatch.domain.errors import Busy, HostError, IntegrityError, RemoteError, SaveGone
-from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestRef, Pointer, sha1_hex
 from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.policy.store_retention import Placing, place_copy, sign_of_life
 from podwatch.stores.base import ObjectStore, Progress, StoredObject, StoredPart, Take, Upload, recognized, store_time
@@ -116,7 +116,7 @@ class RunCopier:
         pointer = newest_pointer(source, keys)
         found, _ = inventory(source, keys)
         if pointer is not None:  # a writer that was frozen may have set the name back for a minute
-            found = [replace(s, named=s.ref == pointer.ref) for s in found]
+            found = [replace(s, named=s.ref is not None and _is_named(s.ref, pointer)) for s in found]
         chosen = [s for s in found if not steps or s.step in steps]
         readable = (s for s in chosen if s.manifest is not None)  # S3 tells the time in whole seconds
         usable = sorted(readable, key=lambda s: (not s.named, -s.uploaded_wall, -s.step))
@@ -280,6 +280,10 @@ class RunCopier:
         """The name of this source's file where the target has another one under ``name``."""
         stem, dot, end = name.partition(".")
         return f"{stem}.from-{sha1_hex(self._source.where.encode())[:8]}{dot}{end}"
+
+
+def _is_named(ref: ManifestRef, pointer: Pointer) -> bool:
+    return pointer.names(ref.key, ref.file_id) and ref.sha1 == pointer.manifest_sha1
 
 
 class _Copy:

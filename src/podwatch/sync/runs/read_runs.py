@@ -24,7 +24,7 @@ from podwatch.domain.secrets import scrub_argv
 from podwatch.policy.run_check import Evidence, parse_beat
 from podwatch.policy.run_summary import Summary, Texts, summarize
 from podwatch.policy.store_retention import IMPORT_LINEAGE, sign_of_life
-from podwatch.stores.base import ObjectStore, StoredObject, store_time
+from podwatch.stores.base import AccessDenied, ObjectStore, StoredObject, store_time
 from podwatch.sync.last_heartbeat import LastWord, parse_last_word
 from podwatch.sync.publish_and_pointer import newest_pointer, read_manifest, read_pointer
 from podwatch.sync.runs.archive import read_record
@@ -68,6 +68,8 @@ class RemoteRun:
     archived_wall: float | None = None
     earlier: EarlierBackups = field(default_factory=EarlierBackups)
     problem: str = ""
+    unreadable: str = ""
+    """What the operating system does not let podwatch read of it, in a directory store."""
     _seen: set[str] = field(default_factory=set)
 
 
@@ -78,22 +80,29 @@ def list_runs(store: ObjectStore, prefix: str, own_run: str, now_wall: float) ->
     """
     base = f"{prefix}/" if prefix else ""
     remark = ""
+    runs: dict[str, RemoteRun] = {}
     try:
-        runs = _group(store.list(base), base)
+        _group(store.list(base), base, runs)
+    except AccessDenied as error:
+        for run_id, key in _denied(error, base):
+            run = runs.setdefault(run_id, RemoteRun(run_id))
+            run.unreadable = run.unreadable or f"Permission denied: cannot read {key}"
     except RemoteError as error:
-        if error.transient or isinstance(error, IntegrityError):
+        if error.transient or isinstance(error, IntegrityError) or not own_run:
             raise
-        runs = _group(store.list(f"{base}{own_run}/"), base)
+        _group(store.list(f"{base}{own_run}/"), base, runs)
         remark = f"the key can list only run {own_run}"
-    found = [run for run in runs.values() if run.ours or run.earlier.steps]
+    found = [run for run in runs.values() if run.ours or run.earlier.steps or run.unreadable]
     for run in found:
         if run.ours:
-            _read(store, Keys(run.run_id, prefix), run, now_wall)
+            try:
+                _read(store, Keys(run.run_id, prefix), run, now_wall)
+            except AccessDenied as error:
+                run.unreadable = str(error)
     return tuple(sorted(found, key=lambda r: r.run_id)), remark
 
 
-def _group(objects: Iterable[StoredObject], base: str) -> dict[str, RemoteRun]:
-    runs: dict[str, RemoteRun] = {}
+def _group(objects: Iterable[StoredObject], base: str, runs: dict[str, RemoteRun]) -> None:
     for item in objects:
         run_id, mark, inside = item.key.removeprefix(base).partition("/")
         if not mark or not valid_run_id(run_id) or (run_id not in runs and len(runs) >= _MOST_RUNS):
@@ -106,7 +115,6 @@ def _group(objects: Iterable[StoredObject], base: str) -> dict[str, RemoteRun]:
             run.earlier.steps[number] = run.earlier.steps.get(number, 0) + item.size
         elif inside == "latest.json":
             run.earlier.latest = True
-    return runs
 
 
 def _ours(run: RemoteRun, item: StoredObject, name: str) -> None:
@@ -132,14 +140,22 @@ def _read(store: ObjectStore, keys: Keys, run: RemoteRun, now_wall: float) -> No
             pointer = read_pointer(store, keys)
         except IntegrityError as error:
             run.problem = str(error)
+    if (
+        pointer is not None
+        and pointer.step is not None
+        and (pointer.step, pointer.save_id) not in run.sets
+        and store.stat(pointer.manifest_key, pointer.manifest_file_id) is None  # it can be newer than the listing
+    ):
+        run.problem = f"it names step {pointer.step}, whose manifest is not in the store"
     run.newest_step = pointer.step if pointer is not None else None
     if run.newest_step is None and pointer is None:
         run.newest_step = max((step for step, _ in run.sets), default=None)
     walls = list(run.claim_walls)
     if run.heartbeat_wall is not None:
-        walls.append(run.heartbeat_wall)
-        run.summary, _, beat = read_summary(store, keys, began_wall=run.oldest_wall)
+        run.summary, written, beat = read_summary(store, keys, began_wall=run.oldest_wall)
+        run.heartbeat_wall = run.heartbeat_wall if written is None else written
         run.last = parse_last_word(beat)
+        walls.append(run.heartbeat_wall)
     run.alive = sign_of_life(walls, store_time(store, now_wall))
     if "archive.json" in run._seen and pointer is not None:
         record = read_record(store, keys)
@@ -176,9 +192,9 @@ def read_summary(
     with contextlib.suppress(IntegrityError):
         found = store.read(keys.heartbeat, limit=SMALL_JSON)
         if found is not None:
-            written = found[0].uploaded_wall
             with contextlib.suppress(ValueError, RecursionError):
                 document = json.loads(found[1])
+            written = _written(found[0], document)
     beat = document if isinstance(document, dict) else {}
     account = beat.get("account")
     since = from_rfc3339(account.get("since")) if isinstance(account, dict) else None
@@ -190,15 +206,21 @@ def read_run(store: ObjectStore, keys: Keys) -> StoredRun:
     oldest: float | None = None
     steps: dict[int, None] = {}
     size = count = 0
-    for item in store.list(f"{keys.root}/"):
-        if item.ours is False:
-            continue
-        count += 1
-        size += item.size
-        oldest = item.uploaded_wall if oldest is None else min(oldest, item.uploaded_wall)
-        name = item.key.removeprefix(f"{keys.root}/step_")
-        if name != item.key and name.endswith("/manifest.json") and name.partition("/")[0].isdigit():
-            steps[int(name.partition("/")[0][:18])] = None
+    problems: list[str] = []
+    try:
+        for item in store.list(f"{keys.root}/"):
+            if item.ours is False:
+                continue
+            count += 1
+            size += item.size
+            oldest = item.uploaded_wall if oldest is None else min(oldest, item.uploaded_wall)
+            name = item.key.removeprefix(f"{keys.root}/step_")
+            if name != item.key and name.endswith("/manifest.json") and name.partition("/")[0].isdigit():
+                steps[int(name.partition("/")[0][:18])] = None
+    except AccessDenied as error:
+        if not count:
+            raise
+        problems.append(error.what)
     if not count:
         raise HostError(
             f"the store holds nothing of run {keys.run_id}",
@@ -206,7 +228,6 @@ def read_run(store: ObjectStore, keys: Keys) -> StoredRun:
             fix="`podwatch runs list` shows the runs",
         )
     summary, written, _ = read_summary(store, keys, began_wall=oldest)
-    problems: list[str] = []
     command, newest, layout, lineage, wandb = _newest(store, keys, problems)
     texts = _texts(store, keys, command, problems)
     return StoredRun(
@@ -313,7 +334,16 @@ def _heartbeat(store: ObjectStore, keys: Keys) -> tuple[float, dict[str, Any]] |
         return None
     with contextlib.suppress(ValueError, RecursionError):
         document = json.loads(found[1])
-    return found[0].uploaded_wall, document if isinstance(document, dict) else {}
+    return _written(found[0], document), document if isinstance(document, dict) else {}
+
+
+def _written(stored: StoredObject, document: object) -> float:
+    """When a heartbeat was written. Of a copy that another tool made, the store knows only when it was copied: there,
+    the pod's own record counts, if it is earlier."""
+    said = document.get("written_wall") if isinstance(document, dict) else None
+    if stored.ours is False and isinstance(said, int | float) and 0 < said < stored.uploaded_wall:
+        return float(said)
+    return stored.uploaded_wall
 
 
 def _newest_claim(store: ObjectStore, keys: Keys) -> float | None:
@@ -346,10 +376,19 @@ def _archived(store: ObjectStore, keys: Keys, pointer: Pointer, touched: float) 
 def run_ids(store: ObjectStore, prefix: str) -> list[str]:
     """Every run of podwatch below the prefix, by name. Raises RemoteError, also where the key cannot list."""
     base = f"{prefix}/" if prefix else ""
-    found = {
-        run_id
-        for item in store.list(base)
-        for run_id, _, inside in [item.key.removeprefix(base).partition("/")]
-        if item.ours is not False and inside.startswith("podwatch/") and valid_run_id(run_id)
-    }
+    found: set[str] = set()
+    try:
+        for item in store.list(base):
+            run_id, _, inside = item.key.removeprefix(base).partition("/")
+            if item.ours is not False and inside.startswith("podwatch/") and valid_run_id(run_id):
+                found.add(run_id)
+    except AccessDenied as error:
+        found.update(run_id for run_id, _ in _denied(error, base))
     return sorted(found)
+
+
+def _denied(error: AccessDenied, base: str) -> list[tuple[str, str]]:
+    """Run id and key of what could not be read. Raises the error if it is the whole store."""
+    if any(len(key) <= len(base) for key in error.keys):
+        raise error
+    return [(key.removeprefix(base).partition("/")[0], key) for key in error.keys]
