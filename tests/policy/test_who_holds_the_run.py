@@ -98,7 +98,7 @@ def test_a_heartbeat_that_was_old_already_is_watched_for_less_but_never_not_at_a
     assert (decision.act, decision.trains_in) == (LeaseAction.WATCH, left + TIMING.claim_wait)
     over = decide(replace(HELD, watch=Watch(unchanged + left, False, "x", age)), TIMING)
     assert over.act is LeaseAction.CLAIM
-    assert Watch(0.0, False, "x", age).left(2.0) == 2.0, "a shorter patience is not extended"
+    assert Watch(0.0, False, "x", age).left(Timing(2.0)) == 2.0, "a shorter patience is not extended"
 
 
 def test_a_living_foreign_holder_is_refused_and_a_word_of_a_person_overrides() -> None:

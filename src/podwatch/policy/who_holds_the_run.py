@@ -21,11 +21,11 @@ CLAIM_WAIT_SECONDS = 100.0
 """From a claim to its decision: longer than a PUT's timeout plus 30 s, so that every rival claim is visible; and longer
 than confirmation plus PUT, so that the last pointer of a living former holder arrives before the first one of ours."""
 PATIENCE_SECONDS = 300.0
-"""How old another pod's heartbeat must be before its run is taken over. It is written every minute, and B2 can be slow or
-down for a while."""
-LEAST_WATCHED = 90.0
-"""How long a heartbeat is watched although it is old enough by the store's clock: a holder that could not reach the store
-until now writes one within this time."""
+"""How old another pod's heartbeat must be before its run is taken over. It is written every minute, and B2 can be slow
+or down for a while."""
+LEAST_BEATS = 1.5
+"""For so many intervals of the heartbeat one is watched although it is old enough by the store's clock: a holder that
+could not reach the store until now writes one within this time."""
 MOST_BETWEEN = 120.0
 """The time between two looks at a heartbeat counts only if it is shorter than this: with a longer one, this pod was
 frozen or the store was unreachable."""
@@ -42,6 +42,7 @@ class Timing:
     poll: float = 20.0
     """Seconds between two looks while watching: one cheap request each, three looks per heartbeat interval."""
     refusal: float = REFUSAL_SECONDS
+    heartbeat: float = 60.0
 
 
 class LeaseAction(StrEnum):
@@ -85,9 +86,10 @@ class Watch:
     mark: str = ""
     age: float | None = None
 
-    def left(self, patience: float) -> float:
-        """Seconds until it has been silent for ``patience``, and watched long enough; at most 0: it has."""
-        return max(patience - self.unchanged - (self.age or 0.0), min(LEAST_WATCHED, patience) - self.unchanged)
+    def left(self, timing: Timing) -> float:
+        """Seconds until it has been silent and was watched for long enough; at most 0: it has."""
+        least = min(LEAST_BEATS * timing.heartbeat, timing.patience)
+        return max(timing.patience - self.unchanged - (self.age or 0.0), least - self.unchanged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ def _decide(known: Known, timing: Timing) -> Decision:
     if known.watch.changed:
         why = f"pod {who} holds this run and is alive"
         return Decision(LeaseAction.REFUSE, why, generation=top, wait=timing.poll, holder=who, reason=why)
-    left = known.watch.left(timing.patience)
+    left = known.watch.left(timing)
     if left > 0:
         why = f"pod {who} holds this run: podwatch takes it over if its heartbeat does not change for {left:.0f} s more"
         wait, ready = min(timing.poll, max(left, 0.01)), left + timing.claim_wait

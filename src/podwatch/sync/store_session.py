@@ -323,7 +323,7 @@ class StoreSession:
 
 
 def timing_of(sync: SyncSettings) -> Timing:
-    return Timing(sync.holder_patience, sync.claim_wait, refusal=sync.refusal_wait)
+    return Timing(sync.holder_patience, sync.claim_wait, refusal=sync.refusal_wait, heartbeat=sync.heartbeat)
 
 
 def internal(error: Exception) -> PodwatchError:
