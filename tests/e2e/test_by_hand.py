@@ -113,6 +113,42 @@ def test_a_wait_for_the_end_of_training_ends_with_it_or_with_the_request(rig: Ri
     assert len(rig.starts) == 1
 
 
+def test_training_that_finishes_while_a_stop_waits_is_finished_and_its_engine_is_ended(rig: Rig) -> None:
+    daemon = rig.daemon().start()
+    running(daemon, rig, step=5)
+    rig.order(wait=True)
+    daemon.wait_for((rig.control / "waits").exists, 20, "the trainer stands between two steps")
+    engine = rig.engine_pid
+    with ThreadPoolExecutor() as beside:
+        waits = beside.submit(daemon.command, "stop-training", "--after-save", "--wait")
+        daemon.wait_event("desired-changed", 30, desired="stopped")
+        rig.order(say=["Orchestrator finished.", "RL trainer finished!"], exit=0)
+        done = waits.result(120)
+    assert (done.returncode, done.stdout) == (0, "training is finished\n"), done.stderr
+    daemon.wait_event("trainer-finished", 10)
+    assert engine
+    assert not alive(engine)
+    assert status(daemon)["daemon"]["desired"] == "finished"
+    assert len(rig.starts) == 1
+
+
+def test_training_that_finishes_after_podwatch_was_killed_while_a_stop_waited(rig: Rig) -> None:
+    daemon = rig.daemon().start()
+    pid = running(daemon, rig, step=5)
+    daemon.wait_for(lambda: log_is_journaled(rig), 20, "how far the log is read goes to the journal")
+    rig.order(wait=True)
+    daemon.wait_for((rig.control / "waits").exists, 20, "the trainer stands between two steps")
+    assert daemon.command("stop-training", "--after-save").returncode == 0
+    daemon.stop(signal.SIGKILL)
+    rig.order(finish=True)
+    daemon.wait_for(lambda: not alive(pid), 30, "the trainer finished while nobody looked")
+    seen = len(daemon.events())
+    daemon.start()
+    daemon.wait_event("trainer-finished", 60, after=seen)
+    assert status(daemon)["training"]["state"] == "finished"
+    assert len(rig.starts) == 1
+
+
 def test_a_run_that_finishes_while_no_podwatch_runs_is_not_started_again(rig: Rig) -> None:
     """Exit code 0 below a target nobody knows: only its own last words tell."""
     daemon = rig.daemon().start()

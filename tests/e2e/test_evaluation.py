@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.asking import published, running
 from tests.support.daemon import DaemonProcess
-from tests.support.rig import Rig, alive
+from tests.support.rig import Rig, alive, stop_worker
 from tests.support.small_disk import small_mount
 
 pytestmark = pytest.mark.slow
@@ -98,9 +98,10 @@ def test_podwatch_and_the_worker_killed_in_the_middle_of_an_evaluation(rig: Rig,
         assert not any(map(alive, ended)), "nothing of the one before runs beside it"
         ended += [own, far]
         assert pod.process is not None
-        os.kill(worker, signal.SIGSTOP)  # so that it ends nothing before it is killed
+        both = stop_worker(worker)  # so that they end nothing before they are killed
         pod.process.send_signal(signal.SIGKILL)
-        os.kill(worker, signal.SIGKILL)
+        for one in both:
+            os.kill(one, signal.SIGKILL)
         pod.process.wait()
         pod.wait_for(lambda worker=worker, own=own: not alive(worker) and not alive(own), 30, "killed")
         assert alive(far), "it has lost its worker"

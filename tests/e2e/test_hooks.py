@@ -12,7 +12,7 @@ import pytest
 from tests.support.asking import kill_engine, reasons, running, status
 from tests.support.daemon import DaemonProcess
 from tests.support.ptys import terminal
-from tests.support.rig import Rig, alive
+from tests.support.rig import Rig, alive, stop_worker
 
 pytestmark = pytest.mark.slow
 
@@ -102,9 +102,10 @@ def test_podwatch_and_the_worker_killed_in_the_middle_of_a_hook(rig: Rig, tmp_pa
     left, worker, mark = own.read_text().split(" ")
     with terminal(["/bin/sh", "-c", "sleep 600"], environ={**os.environ, "PODWATCH_CHILD": mark}) as operator:
         assert pod.process is not None
-        os.kill(int(worker), signal.SIGSTOP)  # so that it ends nothing before it is killed
+        both = stop_worker(int(worker))  # so that they end nothing before they are killed
         pod.process.send_signal(signal.SIGKILL)
-        os.kill(int(worker), signal.SIGKILL)
+        for one in both:
+            os.kill(one, signal.SIGKILL)
         pod.process.wait()
         assert alive(int(left))
         gate.touch()

@@ -85,6 +85,19 @@ def test_a_finished_run_is_stored_and_ends_with_0(rig: Rig, elsewhere: Path) -> 
     assert job.verdicts() == [("finished", 0)]
 
 
+def test_a_run_that_finishes_while_a_stop_waits_for_its_save_ends_with_0(rig: Rig, elsewhere: Path) -> None:
+    rig.trainer_flags = ["--max-steps", "12", "--ckpt.interval", "4"]
+    rig.order(wait=True, at=10)
+    job = Job(rig, sync__store=f"file://{elsewhere}").start()
+    running(job.daemon, rig, step=8)
+    job.daemon.wait_for((rig.control / "waits").exists, 20, "the trainer stands between two steps")
+    assert job.daemon.command("stop-training", "--after-save").returncode == 0
+    rig.obey()
+    assert job.ends() == 0, job.daemon.tail()
+    assert latest(elsewhere)["step"] == 12
+    assert job.verdicts() == [("finished", 0)]
+
+
 def test_a_typo_ends_with_65(rig: Rig) -> None:
     rig.order(exit=2, say=["train.py: error: unrecognized arguments: --foo"])
     job = Job(rig).start()

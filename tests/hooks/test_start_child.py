@@ -154,11 +154,13 @@ def test_a_kill_of_podwatch_ends_it_and_the_next_run_waits_for_that(tmp_path: Pa
 FAR = "setsid sh -c 'echo $$ > far; sleep 600' & echo $PPID > worker; sleep 600; true"
 
 
-def test_a_killed_worker_leaves_nothing(tmp_path: Path) -> None:
-    """The out-of-memory killer takes it, say: what it started in a session of its own is found and ended."""
+@pytest.mark.parametrize("detached", ["setsid", "setsid env -i", "setsid setsid -f env -i"])
+def test_a_killed_worker_leaves_nothing(tmp_path: Path, detached: str) -> None:
+    """The out-of-memory killer takes it, say: what it started in a session of its own is ended, even if it has dropped
+    its environment."""
 
     async def killed() -> start_child.Result:
-        task = asyncio.create_task(start_child.run(sh(tmp_path, FAR)))
+        task = asyncio.create_task(start_child.run(sh(tmp_path, FAR.replace("setsid", detached))))
         while not all((tmp_path / name).exists() and (tmp_path / name).read_text() for name in ("far", "worker")):
             await asyncio.sleep(0.02)
         os.kill(int((tmp_path / "worker").read_text()), signal.SIGKILL)
@@ -168,6 +170,23 @@ def test_a_killed_worker_leaves_nothing(tmp_path: Path) -> None:
     assert result.problem == "its worker process ended without a result"
     assert living(tmp_path / "far") == 0
     assert (tmp_path / "h.lock").read_text() == "", "nothing is left to find"
+
+
+def test_a_kill_of_what_waits_for_the_worker_changes_nothing(tmp_path: Path) -> None:
+    async def killed() -> start_child.Result:
+        script = "echo $PPID > worker; while [ ! -e go ]; do sleep 0.05; done; setsid sleep 600 & echo $! > far"
+        task = asyncio.create_task(start_child.run(sh(tmp_path, script)))
+        while not (tmp_path / "worker").exists() or not (tmp_path / "worker").read_text():
+            await asyncio.sleep(0.02)
+        worker = procfs.read_stat(int((tmp_path / "worker").read_text()))
+        assert worker is not None
+        assert worker.parent_pid != os.getpid()
+        os.kill(worker.parent_pid, signal.SIGKILL)
+        (tmp_path / "go").touch()
+        return await task
+
+    assert asyncio.run(killed()).ok
+    assert living(tmp_path / "far") == 0
 
 
 def test_a_worker_that_does_not_end_in_time_is_killed_and_leaves_nothing(tmp_path: Path) -> None:

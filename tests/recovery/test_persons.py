@@ -15,12 +15,12 @@ from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ExitStatus, ProcessIdentity
 from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.domain.thresholds import Policies, RestartPolicy
+from podwatch.domain.thresholds import DetectionPolicy, Policies, RestartPolicy
 from podwatch.journal import Journal
 from podwatch.recovery import Phase, gpus_and_ports_free
-from podwatch.trainer.base import Candidate, CannotExecute, Look, TrainerHandle
+from podwatch.trainer.base import Candidate, CannotExecute, Look, StopReport, TrainerHandle
 from tests.recovery.test_restart import running
-from tests.support.recovery_world import Podwatch, World, death, finished
+from tests.support.recovery_world import Killed, Killer, Podwatch, World, death, finished
 
 
 async def turns(podwatch: Podwatch, seconds: float = 40.0) -> None:
@@ -443,6 +443,195 @@ async def test_the_same_for_a_trainer_that_a_person_started(world: World) -> Non
     await heir.until(Phase.STOPPED)
     assert world.alive() == []
     await heir.leave()
+
+
+async def until_ended(podwatch: Podwatch, phase: Phase, finding: Finding) -> None:
+    """Turns of the sensing loop that bring this finding, until podwatch has acted on it."""
+    async with asyncio.timeout(20):
+        while podwatch.recovery.state.phase is not phase or podwatch.recovery.runner.acting:
+            if podwatch.recovery.handle is not None:
+                podwatch.see(finding=finding)
+            await asyncio.sleep(0.002)
+
+
+def is_finished(podwatch: Podwatch) -> None:
+    record, events = podwatch.record.current, podwatch.world.events
+    assert record is not None
+    assert (record.desired, record.stop_above, record.stop_of) == (Desired.FINISHED, None, "")
+    assert [e.message for e in events if e.name is EventName.TRAINER_FINISHED] == ["done"]
+    assert not [e for e in events if e.severity is not Severity.INFO]
+    assert (podwatch.world.alive(), len(podwatch.world.plans)) == ([], 1)
+
+
+async def test_training_that_finishes_while_a_stop_waits_for_its_save_is_finished(world: World) -> None:
+    podwatch = await ending(world)
+    world.kill()
+    await asyncio.sleep(0.02)
+    assert podwatch.recovery.state.phase is Phase.ENDING, "the sensing loop has not judged this end yet"
+    await until_ended(podwatch, Phase.FINISHED, finished())
+    is_finished(podwatch)
+    await podwatch.leave()
+
+
+@pytest.mark.parametrize("away", [True, False])
+async def test_the_same_after_a_restart_of_podwatch(world: World, away: bool) -> None:
+    podwatch = await ending(world)
+    await podwatch.die()
+    if away:
+        world.kill()
+    heir = Podwatch(world)
+    heir.catalogue.rescan()
+    await heir.recovery.begin()
+    await heir.until_phase(Phase.ENDING)
+    if not away:
+        world.kill()
+    await until_ended(heir, Phase.FINISHED, finished())
+    is_finished(heir)
+    await heir.leave()
+
+
+async def test_in_mode_observe_a_finish_that_was_interrupted_is_completed(world: World) -> None:
+    """The operator asked for the stop that it came before; nothing else ends a trainer in this mode."""
+    podwatch = await ending(world)
+    await podwatch.die()
+    world.settings_extra = {"mode": "observe"}
+    heir = Podwatch(world, killer=Killer(at="stop"))
+    heir.catalogue.rescan()
+    await heir.recovery.begin()
+    await heir.until_phase(Phase.ENDING)
+    world.kill()
+    heir.see(finding=finished())
+    with pytest.raises(Killed):
+        await heir.until(Phase.FINISHED)
+    await heir.die()
+    last = Podwatch(world)
+    await last.recovery.begin()
+    await last.until(Phase.FINISHED)
+    assert last.recovery.desired is Desired.FINISHED
+    await last.leave()
+
+
+async def test_a_finished_run_whose_processes_linger_is_finished(world: World) -> None:
+    podwatch = await ending(world)
+    await until_ended(podwatch, Phase.FINISHED, finished())
+    is_finished(podwatch)
+    await podwatch.leave()
+
+
+async def test_a_new_save_of_a_run_that_has_finished_changes_nothing(world: World) -> None:
+    podwatch = await ending(world)
+    world.save(20)
+    world.kill()
+    await until_ended(podwatch, Phase.FINISHED, finished())
+    is_finished(podwatch)
+    await podwatch.leave()
+
+
+async def test_after_its_last_save_training_may_end_on_its_own(world: World) -> None:
+    """An export of the model can follow, and the finish line does."""
+    podwatch = await running(world, policies=Policies(detection=DetectionPolicy(max_steps=20)))
+    podwatch.catalogue.rescan()
+    await podwatch.recovery.requests.stop(after_save=True)
+    await podwatch.until_phase(Phase.ENDING)
+    world.save(20)
+    await asyncio.sleep(0.05)
+    assert len(world.alive()) == 1
+    assert "step 20 is the last" in podwatch.recovery.state.detail
+    world.kill()
+    await until_ended(podwatch, Phase.FINISHED, finished())
+    is_finished(podwatch)
+    await podwatch.leave()
+
+
+async def test_a_target_that_training_does_not_end_at_costs_one_save(world: World) -> None:
+    podwatch = await running(world, policies=Policies(detection=DetectionPolicy(max_steps=20)))
+    podwatch.catalogue.rescan()
+    await podwatch.recovery.requests.stop(after_save=True)
+    await podwatch.until_phase(Phase.ENDING)
+    world.save(20)
+    await asyncio.sleep(0.05)
+    assert len(world.alive()) == 1
+    world.save(25)
+    await podwatch.until(Phase.STOPPED)
+    assert world.alive() == []
+    await podwatch.leave()
+
+
+async def test_training_that_has_printed_its_finish_line_is_not_stopped_by_its_last_save(world: World) -> None:
+    podwatch = await ending(world)
+    snapshot = podwatch.snapshot()
+    object.__setattr__(snapshot.trainer.value, "finish_line", True)
+    podwatch.recovery.consider(snapshot, ())
+    world.save(20)
+    await asyncio.sleep(0.05)
+    assert len(world.alive()) == 1
+    world.kill()
+    await until_ended(podwatch, Phase.FINISHED, finished())
+    is_finished(podwatch)
+    await podwatch.leave()
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+async def test_training_that_fails_while_a_stop_waits_is_stopped(world: World, confirmed: bool) -> None:
+    """Unconfirmed: podwatch would wait because an operator may have stopped it, which is what was asked for."""
+    podwatch = await ending(world)
+    world.kill()
+    finding = death()
+    object.__setattr__(finding, "confirmed", confirmed)
+    await until_ended(podwatch, Phase.STOPPED, finding)
+    assert (world.alive(), len(world.plans), podwatch.recovery.desired) == ([], 1, Desired.STOPPED)
+    (said,) = [e.message for e in world.events if "ended on its own" in e.message]
+    assert "trainer-exited happened" in said
+    assert not [e for e in world.events if e.name is EventName.TRAINER_FINISHED]
+    await podwatch.leave()
+
+
+async def test_an_end_that_cannot_be_judged_is_a_stop(world: World) -> None:
+    podwatch = await ending(world)
+    began = world.clock.now
+    world.kill()
+    await podwatch.until(Phase.STOPPED)
+    assert 60 < world.clock.now - began < 600
+    await podwatch.leave()
+
+
+async def test_a_stop_of_training_that_has_just_finished_changes_nothing(world: World) -> None:
+    podwatch = await running(world)
+    world.kill()
+    await podwatch.recovery.requests.stop()
+    await until_ended(podwatch, Phase.FINISHED, finished())
+    is_finished(podwatch)
+    await podwatch.leave()
+
+
+@pytest.mark.parametrize("ends", ["before the request", "after it"])
+async def test_what_podwatch_itself_has_begun_to_end_did_not_finish(
+    world: World, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """A trainer that ends with code 0 after SIGTERM would count as finished where ``clean_exit_finishes``."""
+    podwatch = await running(world)
+    podwatch.catalogue.rescan()
+    signalled = asyncio.Event()
+    assert world.kept is not None
+
+    async def slow(**_: Any) -> StopReport:
+        signalled.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.kept, "stop", slow)
+        await podwatch.recovery.requests.restart()
+        await signalled.wait()
+    if ends == "before the request":
+        world.kill()
+    await podwatch.recovery.requests.stop(after_save=True)
+    if ends == "after it":
+        await podwatch.until_phase(Phase.ENDING)
+        world.kill()
+    await until_ended(podwatch, Phase.STOPPED, finished())
+    assert (podwatch.recovery.desired, len(world.plans)) == (Desired.STOPPED, 1)
+    await podwatch.leave()
 
 
 # --- who is in the way -----------------------------------------------------------------------------------------------

@@ -147,7 +147,8 @@ def stop_training(where: Where, after_save: bool, waits: bool, as_json: bool) ->
     """Stop training until `podwatch start`, also after a restart of podwatch. podwatch keeps guarding the checkpoints.
 
     With --after-save, training continues until its next checkpoint is complete; if it dies or hangs before, podwatch
-    stops it then. `podwatch stop-training` stops it immediately; `podwatch start` cancels the request.
+    stops it then. If it finishes before, the run is finished, not stopped. `podwatch stop-training` stops it
+    immediately; `podwatch start` cancels the request.
     """
     answer = ask(where, "stop_training", {"after_save": after_save}, purpose="stop training")
     if waits:

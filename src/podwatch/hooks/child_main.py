@@ -3,8 +3,10 @@
 Between podwatch and the command, so that nothing the command does reaches podwatch: it has the lowest CPU priority, is
 the first that the kernel kills when memory runs out, its output is read and bounded here, and everything that it
 started ends with it: at the time limit, when it ends, and when podwatch ends, by SIGKILL too (standard input closes).
-If it is killed itself, podwatch finds what is left by a token in the environment and a record in the lock file
-(trainer/leftover_hook_processes.py).
+
+These are two processes: the worker does all that, and the one above it only waits. If the worker is killed, its
+orphans get that one as their parent, which ends them. If both are killed, podwatch finds what is left by a token in
+the environment and a record in the lock file (trainer/leftover_hook_processes.py).
 
 Reads one JSON line (``start_child.Order``) from standard input, writes one JSON line with the result to its output.
 """
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -87,6 +90,21 @@ def descendants(root: int) -> list[int]:
         found += below
         todo += below
     return found
+
+
+def end_descendants(reap: Callable[[], None]) -> int:
+    """SIGKILL everything below this process; returns how many could not be ended."""
+    end = time.monotonic() + LEFT_SECONDS
+    while left := descendants(os.getpid()):
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        reap()
+        if time.monotonic() > end:
+            return len(left)
+        time.sleep(0.01)
+    reap()
+    return 0
 
 
 def prctl(option: int, value: int) -> None:
@@ -218,22 +236,11 @@ class Run:
             self._turn(reader, 0.1)
 
     def _end_all(self) -> int:
-        """SIGKILL everything below this process; returns how many could not be ended."""
         assert self._process is not None
         if self.status is None:
             with suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        end = time.monotonic() + LEFT_SECONDS
-        while left := descendants(os.getpid()):
-            for pid in left:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            self._reap()
-            if time.monotonic() > end:
-                return len(left)
-            time.sleep(0.01)
-        self._reap()
-        return 0
+        return end_descendants(self._reap)
 
     def _drain(self, reader: int) -> None:
         end = time.monotonic() + DRAIN_SECONDS
@@ -326,6 +333,32 @@ class Lock:
 
 
 def main() -> int:
+    """Fork the worker and wait for it. SIGTERM kills it. If it did not end by itself, end what it left."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    awaited = {signal.SIGCHLD, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    worker = os.fork()
+    if worker == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, awaited)
+        return work()
+    ended: dict[int, int] = {}
+
+    def reap() -> None:
+        with suppress(ChildProcessError):
+            while (one := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                ended[one[0]] = one[1]
+
+    while worker not in ended:
+        if signal.sigwaitinfo(awaited).si_signo == signal.SIGTERM:
+            os.kill(worker, signal.SIGKILL)
+        reap()
+    if ended[worker] != 0:
+        end_descendants(reap)
+    return os.waitstatus_to_exitcode(ended[worker]) & 0xFF
+
+
+def work() -> int:
     line = bytearray()
     while not line.endswith(b"\n"):
         chunk = os.read(0, 1 << 16)
@@ -333,7 +366,6 @@ def main() -> int:
             return 1
         line += chunk
     order = json.loads(line)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     give_way()
     lock = Lock(order["lock"], order.get("mark") or {})

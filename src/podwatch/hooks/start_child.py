@@ -29,6 +29,8 @@ OVERHEAD_SECONDS: Final = 60.0
 """For the worker's own start, lock and end, beyond the command's time limit: a busy machine."""
 END_SECONDS: Final = 3.0
 """For the end of a run that podwatch interrupts."""
+KILL_SECONDS: Final = 1.0
+"""For the end of a worker that needed longer, and of what it left."""
 RESULT_BYTES: Final = 1 << 20
 
 
@@ -156,9 +158,11 @@ async def run(order: Order) -> Result:
         worker.stdin.close()  # the worker ends everything now
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(worker.wait(), END_SECONDS)
-        if worker.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                worker.kill()
+        for end in (worker.terminate, worker.kill):  # the first one ends the worker, and what that leaves
+            if worker.returncode is None:
+                with contextlib.suppress(ProcessLookupError, TimeoutError):
+                    end()
+                    await asyncio.wait_for(worker.wait(), KILL_SECONDS)
         worker._transport.close()  # type: ignore[attr-defined]  # a process that cannot be ended still holds the pipe
         if order.lock:
             await _end_left(Path(order.lock), str(mark["token"]))

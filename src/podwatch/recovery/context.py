@@ -242,8 +242,8 @@ class RecoveryContext:
 
     @property
     def _asked_to_stop(self) -> bool:
-        """Whether an operator asked an earlier podwatch, too, to stop the watched trainer."""
-        return self.desired is Desired.STOPPED and self.memory.asked == self.watched != ""
+        """Whether an operator asked an earlier podwatch, too, to stop the watched trainer, which may have finished."""
+        return self.desired is not Desired.RUNNING and self.memory.asked == self.watched != ""
 
     def blocked(self) -> str:
         """Return why podwatch cannot restart training now, because of its own files or database; empty if it can."""

@@ -382,7 +382,7 @@ class Recovery:
         self.stops.holds_again()
         sample = snapshot.trainer.value
         if self.context.handle is not None and sample is not None and sample.start_id == self.context.handle.start_id:
-            self.stops.hear_of_death(tuple(findings))
+            self.stops.hear_of_death(tuple(findings), finish_line=sample.finish_line)
             self._see_machine(findings)
         if not self.runner.ready or self.context.handle is None:
             return self.lookout.look_out(snapshot)

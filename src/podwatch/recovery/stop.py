@@ -27,6 +27,10 @@ from podwatch.trainer.environment import for_training
 from podwatch.trainer.trainer_handle import KeptTrainer
 
 SAVE_POLL: Final = 1.0
+JUDGE_POLL: Final = 0.5
+JUDGE_SECONDS: Final = 120.0
+"""For the sensing loop to judge an end of training. It takes one turn, and after a restart of podwatch the time to read
+the logs again. A blind sensor never judges it."""
 NO_SET: Final = -1
 """Below every step, so that any complete checkpoint is newer."""
 STUCK_RETRY: Final = 15.0
@@ -42,8 +46,10 @@ class Stops:
         self.context, self.lineages = context, lineages
         self.stuck: tuple[str, ...] = ()
         """Processes that SIGKILL did not end, as text. podwatch starts nothing beside them."""
-        self._no_save_comes = ""
-        """Why the save that a stop waits for will not come."""
+        self._judged: Finding | None = None
+        """The end of training that the sensing loop has found since the stop in progress began."""
+        self._finish_line = False
+        """Training has printed its finish line."""
 
     def newest(self) -> int:
         """Return the newest complete step here, as last seen; NO_SET if there is none."""
@@ -51,14 +57,20 @@ class Stops:
         return NO_SET if newest is None else newest
 
     async def stop(self, why: str, *, above: int | None = None) -> None:
-        """Stop on request; not a failure. ``above``: only once a complete checkpoint above this step exists."""
+        """Stop on request; not a failure. ``above``: only once a complete checkpoint above this step exists. Training
+        that finishes before podwatch stops it is recorded as finished."""
         if self.context.held():
             return
         self.context.failure = None
         handle = self.context.handle
         if handle is not None:
+            self._judged, self._finish_line = None, False
             if above is not None:
                 why = await self._until_saved(handle, above, why)
+            finished = await self._finished(handle, why)
+            if finished is not None:
+                await self._finish(finished)
+                return
             await self.stop_tree(handle, why)
         self.context.forget()
         await self.handed_over()
@@ -108,42 +120,71 @@ class Stops:
 
     async def _until_saved(self, handle: TrainerHandle, above: int, why: str) -> str:
         """Wait for a complete checkpoint above ``above``; return why to stop now. The wait also ends when the trainer
-        ends, or when a verdict says that it is dead, hangs or is finished: then no save comes any more."""
+        ends, or when a verdict says that it is dead, hangs or is finished: then no save comes any more. Training that
+        is about to end, after the save of its last step or its finish line, is not stopped by that save."""
         tools = self.context.tools
         have = "there is no checkpoint yet" if above == NO_SET else f"the newest checkpoint is step {above}"
-        self._no_save_comes = ""
         self.context.show(Phase.ENDING, f"{why}; training stops after its next save ({have})")
         while await handle.exit_status() is None:
             if self.must_hand_over():  # another pod owns the run now: a save here would not continue it
                 return f"{why}; {tools.standing.why_not}"
             newest = newest_step(await tools.blocking(tools.catalogue.rescan))
             if newest is not None and newest > above:
-                return f"{why}; step {newest} is saved"
-            if self._no_save_comes:
-                text = f"no further save will come, so training stops now: {self._no_save_comes}; {have}"
-                tools.say(EventName.TRAINER_STOPPING, text, Severity.WARNING, start_id=handle.start_id)
-                return f"{why}; {self._no_save_comes}"
+                last = tools.policies.detection.max_steps
+                if not self._finish_line and (last is None or not above < last <= newest):
+                    return f"{why}; step {newest} is saved"
+                above, have = newest, f"the newest checkpoint is step {newest}"
+                self.context.show(Phase.ENDING, f"{why}; step {newest} is the last one, so training ends on its own")
+            if self._judged is not None:
+                if self._judged.verdict is not Verdict.FINISH:
+                    text = f"no further save will come, so training stops now: {self._judged.summary}; {have}"
+                    tools.say(EventName.TRAINER_STOPPING, text, Severity.WARNING, start_id=handle.start_id)
+                return f"{why}; {self._judged.summary}"
             await tools.clock.sleep(SAVE_POLL)
-        tools.say(
-            EventName.TRAINER_STOPPING,
-            f"training ended on its own before its next save ({have})",
-            Severity.WARNING,
-            start_id=handle.start_id,
-        )
         return why
 
-    def hear_of_death(self, findings: tuple[Finding, ...]) -> None:
-        """Note a failure while a stop waits for the next save. Called by the sensing loop."""
+    async def _finished(self, handle: TrainerHandle, why: str) -> Finding | None:
+        """Return the finding that training is finished, if podwatch has not stopped it. If it has just ended, wait
+        until the sensing loop has judged that."""
+        tools, ended = self.context.tools, await handle.exit_status() is not None
+        if ended:
+            stops = await tools.journal.run(Journal.open_intents, IntentKind.STOP)
+            if any(stop.data.get("start_id") == handle.start_id for stop in stops):
+                return None  # podwatch requested this end
+        if ended and self._judged is None:
+            self.context.show(Phase.ENDING, f"{why}; training has ended: podwatch checks whether it is finished")
+            until = tools.clock.monotonic() + JUDGE_SECONDS
+            while self._judged is None and not self.must_hand_over() and tools.clock.monotonic() < until:
+                await tools.clock.sleep(JUDGE_POLL)
+        judged = self._judged
+        if judged is not None and judged.verdict is Verdict.FINISH and not self.must_hand_over():
+            return judged
+        if ended:
+            how = "podwatch cannot see how" if judged is None else judged.summary
+            text = f"training ended on its own before podwatch stopped it: {how}"
+            tools.say(EventName.TRAINER_STOPPING, text, Severity.WARNING, start_id=handle.start_id)
+        return None
+
+    def hear_of_death(self, findings: tuple[Finding, ...], *, finish_line: bool) -> None:
+        """Note the end of training while a stop waits for it or for the next save. Called by the sensing loop."""
         if self.context.phase is not Phase.ENDING:
             return
+        self._finish_line = finish_line
         for finding in findings:
-            if finding.confirmed and finding.verdict in (Verdict.RESTART, Verdict.FINISH):
-                self._no_save_comes = finding.summary
+            if finding.verdict is Verdict.FINISH and finding.confirmed:
+                self._judged = finding
+                return
+            # Unconfirmed, an operator may have stopped training: that is what this stop was to do.
+            sure = finding.confirmed or finding.kind is FindingKind.TRAINER_EXITED
+            if finding.verdict is Verdict.RESTART and sure:
+                self._judged = finding
 
     async def finish(self, finding: Finding) -> None:
         """Record that the run is finished, then stop the processes that remain (they still hold GPUs)."""
-        if self.context.held():
-            return
+        if not self.context.held():
+            await self._finish(finding)
+
+    async def _finish(self, finding: Finding) -> None:
         self.context.failure = None
         handle = self.context.handle
         await self.set_desired(Desired.FINISHED, of=self.context.watched)

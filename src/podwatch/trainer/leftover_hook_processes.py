@@ -1,10 +1,10 @@
 """Processes of hooks and evaluations that lost their worker process: found by a mark, and ended.
 
-A worker (hooks/child_main.py) ends everything below it. If it is killed, its grandchildren live on. So each run of a
-command has a random token: in the environment of all its processes (``NAME``), and as a record in the worker's
-lock file for as long as the run has not ended completely. A process belongs to a run only if token, user, boot and
-start time agree with that record. Terminals never do, nor anything that runs below or on one: an operator who repeats
-an evaluation by hand has its environment, too.
+A worker (hooks/child_main.py) ends everything below it, and the process above it does so if the worker is killed. If
+both are, the worker's grandchildren live on. So each run of a command has a random token: in the environment of all its
+processes (``NAME``), and as a record in the worker's lock file for as long as the run has not ended completely. A
+process belongs to a run only if token, user, boot and start time agree with that record. Terminals never do, nor
+anything that runs below or on one: an operator who repeats an evaluation by hand has its environment, too.
 
 ``left`` is pure. Everything else here reads /proc and blocks.
 """
