@@ -16,6 +16,7 @@ from podwatch.domain.snapshot import Desired, TrainerSample, observed
 from podwatch.domain.thresholds import Policies, RestartPolicy
 from podwatch.journal import Journal
 from podwatch.policy.exit_code import Blame
+from podwatch.policy.restart import RestartHistory
 from podwatch.recovery import Phase, quarantine
 from podwatch.recovery.operation_runner import adopt
 from podwatch.trainer.base import CannotExecute
@@ -310,6 +311,30 @@ async def test_a_command_that_never_worked_gets_two_tries_and_is_to_blame(world:
     assert len(world.plans) == 2
     assert world.alive() == []
     await podwatch.leave()
+
+
+async def test_a_command_that_resumes_the_steps_of_an_earlier_pod_is_not_to_blame_by_a_count(world: World) -> None:
+    """This pod has seen no step of the run, whose checkpoints prove that the command works elsewhere."""
+    podwatch = await running(world)
+    await podwatch.leave()
+    world.kill()
+    world.kept = None
+    world.settings_extra = {"recovery": {"on_give_up": "exit"}}
+    heir = Podwatch(world)
+    heir.recovery.context.memory.history = RestartHistory()
+    await heir.recovery.begin()
+    heir.recovery.context.memory.history = RestartHistory()
+    await heir.until(Phase.CONFIRMING)
+    assert world.plans[-1].step is not None
+    for _ in range(10):
+        heir.see(finding=death())
+        await heir.until(Phase.CONFIRMING, Phase.GAVE_UP)
+        if heir.recovery.state.phase is Phase.GAVE_UP:
+            break
+    assert heir.recovery.context.memory.history.gave_up
+    assert not heir.recovery.context.memory.history.ever_worked
+    assert heir.recovery.context.blame is Blame.UNKNOWN
+    await heir.leave()
 
 
 async def test_a_command_that_does_not_exist_is_tried_once(world: World) -> None:
