@@ -25,7 +25,7 @@ from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.fetch import Fetching
 from podwatch.sync.restore.pieces_on_disk import COMPLETE, DIFFERS, PIECE, Pieces, StagedFile
 from podwatch.sync.restore.start_child import FetchProcess
-from podwatch.sync.restore.worker_processes import MOST_DEATHS, RATE_OF_ONE, Order, Workers, how_many
+from podwatch.sync.restore.worker_processes import MOST_DEATHS, Order, Workers, how_many
 from podwatch.system import procfs
 from podwatch.system.environment_without_secrets import scrubbed_environment
 from tests.support.stored_set import put_set
@@ -76,13 +76,11 @@ def shot(pid: int) -> None:
 
 
 def test_how_many() -> None:
-    assert how_many(cores=2, connections=8, pieces=40, max_rate=0) == 2
-    assert how_many(cores=64, connections=8, pieces=40, max_rate=0) == 4, "no more than the line can feed"
-    assert how_many(cores=4, connections=2, pieces=40, max_rate=0) == 2, "each has a connection"
-    assert how_many(cores=4, connections=8, pieces=1, max_rate=0) == 1
-    assert how_many(cores=4, connections=8, pieces=0, max_rate=0) == 1
-    assert how_many(cores=4, connections=8, pieces=40, max_rate=10e6) == 1, "one alone keeps the limit exactly"
-    assert how_many(cores=4, connections=8, pieces=40, max_rate=RATE_OF_ONE + 1) == 2
+    assert how_many(cores=2, connections=8, pieces=40) == 2
+    assert how_many(cores=64, connections=8, pieces=40) == 4, "no more than the line can feed"
+    assert how_many(cores=4, connections=2, pieces=40) == 2, "each has a connection"
+    assert how_many(cores=4, connections=8, pieces=1) == 1
+    assert how_many(cores=4, connections=8, pieces=0) == 1
 
 
 class Shooting:
@@ -351,14 +349,6 @@ def test_a_fresh_piece_is_not_read_as_if_it_had_been_there(
     assert same(b2, tmp_path / "s")
 
 
-def test_the_rate_is_kept_by_all_together(local: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_processes, "RATE_OF_ONE", 2e6)
-    manifest = stored(local, size=24_000_000)
-    began = time.monotonic()
-    fetch(local, job(local, manifest, tmp_path / "s", max_rate=6e6))
-    assert time.monotonic() - began > 24 / 6 - 3 * 0.25, "each worker may be a quarter of a second ahead"
-
-
 SMALL_PIECE = 700
 
 
@@ -387,7 +377,7 @@ def test_any_order_of_ends_deaths_and_wrong_hashes(
     fetching = Fetching(wanted, local.store, lambda *seen: told.append(seen))
     root = os.open(staging, os.O_RDONLY)
     roots = {"checkpoint": root}
-    pieces = Pieces(wanted, roots, local.store, 0.0)
+    pieces = Pieces(wanted, roots, local.store)
     wrong: set[tuple[str, int, int]] = set()
     right: dict[int, set[int]] = {}
     completed: list[int] = []

@@ -133,7 +133,7 @@ def make_restorer(settings: "Settings", journal: "Journal", showing: "Showing", 
         _workspace(settings) if in_place else workspace_of(settings),
         journal,
         FetchProcess(lambda: credentials(settings)),
-        pace=FetchPace(settings.sync.connections, settings.sync.connections_max, float(settings.sync.max_rate or 0)),
+        pace=FetchPace(settings.sync.connections, settings.sync.connections_max),
         user=settings.trainer.user,
         patience=Patience(PATIENCE_SECONDS, showing.waiting),
     )

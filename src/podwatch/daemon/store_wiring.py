@@ -272,7 +272,7 @@ def make_restorer(
         workspace,
         journal,
         FetchProcess(lambda: credentials_for(settings)),
-        pace=FetchPace(sync.connections, sync.connections_max, float(sync.max_rate or 0)),
+        pace=FetchPace(sync.connections, sync.connections_max),
         user=settings.trainer.user,
         node=settings.nodes.own_disk_of,
     )

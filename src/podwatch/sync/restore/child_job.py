@@ -14,8 +14,7 @@ from podwatch.system.pinned_directories import Pin
 class FetchJob:
     """``staging`` maps each part to the directory in which ``<part>/...`` is built, on the filesystem of its target;
     ``targets`` maps each part to its target, whatever is there now. ``owner`` is (uid, gid), None for our own. All are
-    below one of ``pins``. ``connections`` grow to ``connections_max`` where that helps; ``max_rate`` is bytes per
-    second, 0 for no limit."""
+    below one of ``pins``. ``connections`` grow to ``connections_max`` where that helps."""
 
     step: int
     store: str
@@ -28,7 +27,6 @@ class FetchJob:
     owner: tuple[int, int] | None = None
     connections: int = 4
     connections_max: int = 0
-    max_rate: float = 0.0
     pins: tuple[Pin, ...] = ()
     features: Mapping[str, object] = field(default_factory=dict)
     """What is known of the store (``ObjectStore.features``)."""

@@ -112,14 +112,14 @@ class Fetching:
     @contextlib.contextmanager
     def _workers(self, files: Collection[ManifestFile], roots: Mapping[str, int]) -> Iterator[Workers]:
         """Workers for these files. None is left afterwards, however it ends."""
-        cores, rate = len(os.sched_getaffinity(0)), self._job.max_rate
+        cores = len(os.sched_getaffinity(0))
         first = min(HASTE * self._job.connections, self._most)
-        count = how_many(cores, first, sum(max(1, len(f.parts_sha1)) for f in files), rate)
+        count = how_many(cores, first, sum(max(1, len(f.parts_sha1)) for f in files))
         workers = Workers(
             count,
             first,
             self._most,
-            lambda: Pieces(self._job, roots, self._open_store, rate / count),
+            lambda: Pieces(self._job, roots, self._open_store),
             self._parent,
         )
         try:

@@ -14,7 +14,6 @@ from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveG
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink
 from podwatch.stores.base import ObjectStore, OpenStore, Take
 from podwatch.stores.part_reader import new_hash, part_spans
-from podwatch.sync.connections import RateLimit
 from podwatch.sync.restore.child_job import FetchJob
 from podwatch.sync.restore.worker_processes import Order, Report
 from podwatch.system.files import open_below, open_dir_below, release, reserve, start_writeback
@@ -225,12 +224,11 @@ THERE, CAME, DIFFERS = "there", "came", "differs"
 
 
 class Pieces:
-    """``roots`` are the open staging directories by part (none for only checking). ``rate`` is this worker's share of
-    the limit, in bytes per second; 0: none. Calling it raises IntegrityError, SaveGone, RemoteError or OSError."""
+    """``roots`` are the open staging directories by part (none for only checking). Calling it raises IntegrityError,
+    SaveGone, RemoteError or OSError."""
 
-    def __init__(self, job: FetchJob, roots: Mapping[str, int], open_store: OpenStore, rate: float) -> None:
+    def __init__(self, job: FetchJob, roots: Mapping[str, int], open_store: OpenStore) -> None:
         self._job, self._roots, self._open_store = job, roots, open_store
-        self._limit = RateLimit(rate)
         self._store: ObjectStore | None = None
         self._opening = threading.Lock()
         self._turns: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
@@ -278,7 +276,6 @@ class Pieces:
             with turn:
                 write(data)
             report(len(data))
-            self._limit.take(len(data))
 
         if self._ask(file, offset, length, take) != file.size:
             raise IntegrityError("the object's size differs from the recorded one", where=self._place(file))

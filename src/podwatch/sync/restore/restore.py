@@ -65,11 +65,10 @@ class RestoreReport:
 
 @dataclass(frozen=True, slots=True)
 class FetchPace:
-    """``connections`` grow to ``connections_max`` where that helps; ``max_rate`` is bytes per second, 0: no limit."""
+    """``connections`` grow to ``connections_max`` where that helps. ``sync.max_rate`` does not count: a start waits."""
 
     connections: int = 4
     connections_max: int = 32
-    max_rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,6 @@ from podwatch.system.child import end_with_parent
 
 MOST_WORKERS = 4
 """Above this the line or the disk is the limit, and each worker costs about 10 MiB of memory."""
-RATE_OF_ONE = 250e6
-"""Bytes per second that one worker reaches even on a busy machine: for a lower ``max_rate`` one worker is enough."""
 MOST_DEATHS = 4
 """Workers that may die over one piece. A fifth would not do better."""
 LOOK_AHEAD = 64
@@ -77,10 +75,9 @@ class Boss(Protocol):
         ...
 
 
-def how_many(cores: int, connections: int, pieces: int, max_rate: float) -> int:
+def how_many(cores: int, connections: int, pieces: int) -> int:
     """Workers for a restore of ``pieces`` pieces over ``connections`` connections on ``cores`` cores."""
-    by_rate = -int(-max_rate // RATE_OF_ONE) if max_rate > 0 else MOST_WORKERS
-    return max(1, min(MOST_WORKERS, cores, connections, pieces, by_rate))
+    return max(1, min(MOST_WORKERS, cores, connections, pieces))
 
 
 @dataclass(slots=True)
