@@ -65,6 +65,30 @@ def test_a_pod_whose_checkpoint_cannot_be_stored_keeps_its_disk(rig: Rig, elsewh
     assert "NOT everything is stored" in messages(daemon, "pod-ending")[0]
 
 
+def test_a_pinned_checkpoint_is_stored_before_the_machine_is_destroyed(
+    rig: Rig, elsewhere: Path, vast: Provider
+) -> None:
+    store = elsewhere / "store"
+    store.mkdir()
+    rig.trainer_flags = ["--ckpt.interval", "4"]
+    daemon = pod(rig, vast, store)
+    running(daemon, rig, step=4)
+    published(daemon)
+    store.rename(elsewhere / "gone")
+    store.write_text("no directory")
+    skipped = rig.saved[-1] + 4
+    running(daemon, rig, step=skipped)
+    assert daemon.command("checkpoints", "pin", str(skipped)).returncode == 0
+    running(daemon, rig, step=skipped + 4)
+    store.unlink()
+    (elsewhere / "gone").rename(store)
+    rig.order(finish=True)
+    daemon.wait_event("pod-ending", 120)
+    vast.wait()
+    assert vast.state == "destroyed"
+    assert list(store.glob(f"**/step_{skipped}/*/manifest.json")), "only this disk had it"
+
+
 def test_a_pod_that_gave_up_ends(rig: Rig, elsewhere: Path, vast: Provider) -> None:
     rig.order(exit=2, say=["train.py: error: unrecognized arguments: --foo"])
     daemon = pod(rig, vast, elsewhere)

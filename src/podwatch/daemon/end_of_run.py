@@ -189,7 +189,7 @@ class FinalSync:
         if parts.syncer is None:
             why = parts.store.refused or "the store cannot be used"
             return Unstored(refused=(f"the last checkpoint ({why})",))
-        parts.syncer.notify()
+        parts.syncer.run_ended()
         left = await parts.syncer.unstored()
         step = to_wait_for(sets, parts.syncer.status().last_step, settled=waited >= SETTLE_SECONDS)
         return left if step is None else Unstored((*left.pending, f"the checkpoint of step {step}"), left.refused)
@@ -274,6 +274,7 @@ class EndOfRun:
             elif end.outcome is not concluded:
                 final = await self._stored(end)
                 if end.outcome is not Outcome.FINISHED or await self._evaluated():
+                    final = await self._pinned_meanwhile(end, final)
                     concluded = end.outcome
                     if await self._conclude(final):
                         return
@@ -297,6 +298,12 @@ class EndOfRun:
         stored = await self._final.run()
         reason = "; ".join(text for text in (end.reason, stored.also) if text)
         return JobEnd(end.outcome, reason, unstored=stored.unstored)
+
+    async def _pinned_meanwhile(self, end: JobEnd, final: JobEnd) -> JobEnd:
+        """An evaluation at the end can pin another checkpoint as the best one: store that, too."""
+        if self._evaluations is None or end.outcome is not Outcome.FINISHED or final.unstored:
+            return final
+        return await self._stored(end) if (await self._final.look()).unstored else final
 
     async def _evaluated(self) -> bool:
         """Wait for the evaluation at the end, if this end takes the machine or podwatch away, for ``final_sync`` at
