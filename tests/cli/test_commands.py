@@ -34,7 +34,7 @@ def test_version_and_help(machine):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("bogus",), ("status", "--bogus"), ("start", "--step", "-1"), ("start", "--step", "3", "--fresh")]
+    "arguments", [("bogus",), ("start", "--bogus"), ("start", "--step", "-1"), ("start", "--step", "3", "--fresh")]
 )
 def test_usage_errors_are_64(machine, arguments):
     result = machine.podwatch(*arguments)

@@ -85,9 +85,14 @@ def test_what_cannot_be_known(machine, store) -> None:
     assert "podwatch has written nothing here" in checked(machine, "nosuch", code=3)
     assert checked(machine, code=3).startswith("UNKNOWN: no runs in file://")
     assert checked(machine, "--store", "file:///nosuch/place", "r", code=3).startswith("UNKNOWN")
-    assert machine.podwatch("runs", "check", "../x", "--store", "file:///tmp").returncode == 64
-    assert machine.podwatch("runs", "check", "r", "--store", "b2://some-bucket").returncode == 78, "no key"
-    assert machine.podwatch("runs", "check", "--dead-after", "soon", "--store", "file:///tmp").returncode == 64
+    assert machine.podwatch("runs", "check", "../x", "--store", "file:///tmp").returncode == 3
+    no_key = machine.podwatch("runs", "check", "r", "--store", "b2://some-bucket")
+    assert (no_key.returncode, "key" in no_key.stderr) == (3, True)
+    wrong = machine.podwatch("runs", "check", "--dead-after", "soon", "--store", "file:///tmp")
+    assert (wrong.returncode, "is not a duration" in wrong.stderr) == (3, True)
+    assert machine.podwatch("runs", "check", "--nonsense").returncode == 3
+    assert machine.podwatch("runs", "check", "--help").returncode == 0
+    assert machine.podwatch("runs", "show", "--nonsense").returncode == 64, "only the two that monitoring calls"
 
 
 def test_from_anywhere_with_a_key(machine, tmp_path) -> None:

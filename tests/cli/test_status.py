@@ -127,7 +127,7 @@ def test_several_runs_need_a_name(machine):
         (machine.runtime / name).mkdir()
         write_endpoint(machine.runtime / name, own_endpoint(name, started_wall=0.0))
     result = machine.podwatch("status")
-    assert result.returncode == 64
+    assert result.returncode == 3
     assert "choose one with --run: one, two" in result.stderr
     assert "run 'three' not found" in machine.podwatch("status", "--run", "three").stderr
     assert "DOES NOT ANSWER" in machine.podwatch("--run", "two", "status").stdout
@@ -140,9 +140,15 @@ def test_a_broken_endpoint_file_is_not_a_daemon(machine):
     assert machine.podwatch("status").returncode == 3
 
 
-def test_contradicting_flags_are_a_usage_error(guarded):
+def test_an_error_of_the_command_itself_is_unknown(guarded):
+    """Monitoring knows 0 to 3 only."""
     result = guarded.podwatch("status", "--json", "--plugin")
-    assert result.returncode == 64
+    assert (result.returncode, "cannot be used together" in result.stderr) == (3, True)
+    result = guarded.podwatch("status", "--nonsense")
+    assert (result.returncode, "No such option" in result.stderr) == (3, True)
+    result = guarded.podwatch("-c", "/nonexistent.toml", "status")
+    assert (result.returncode, "/nonexistent.toml" in result.stderr) == (3, True)
+    assert guarded.podwatch("status", "--help").returncode == 0
 
 
 HEAVY = {"pydantic", "pydantic_settings", "rich", "structlog", "b2sdk", "starlette", "uvicorn", "prometheus_client",
@@ -243,7 +249,7 @@ def test_the_run_of_the_configuration_here_is_meant_among_several(machine):
     assert json.loads(machine.podwatch("status", "--json").stdout)["run_id"] == "two"
     assert json.loads(machine.podwatch("status", "--run", "one", "--json").stdout)["run_id"] == "one"
     here.write_text('run_id = "elsewhere"\n')
-    assert machine.podwatch("status").returncode == 64, "a file that names no run of this machine says nothing"
+    assert machine.podwatch("status").returncode == 3, "a file that names no run of this machine says nothing"
     old(machine, "three", days=1)
     here.write_text('run_id = "three"\n')
     assert "stopped 24 h ago" in machine.podwatch("status").stdout, "the run here, also where another one lives"

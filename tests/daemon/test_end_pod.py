@@ -1,8 +1,9 @@
 """Ends a rented machine: real commands, a real journal, and servers that speak the providers' calls."""
 
+import asyncio
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +41,8 @@ class Pod:
     provider: Provider | None = None
     run_id: str = "run"
     trains: bool = False
+    paused: bool = False
+    waiting: list[str] = field(default_factory=list)
     clock: AutoClock = field(default_factory=AutoClock)
     events: list[Event] = field(default_factory=list)
 
@@ -53,9 +56,12 @@ class Pod:
     def stands(self, _end: PodEnd) -> bool:
         return not self.trains and (self.provider is None or self.provider.state == "running")
 
-    async def end(self, end: PodEnd) -> None:
+    def waits(self, text: str) -> None:
+        self.waiting.append(text)
+
+    async def end(self, end: PodEnd, look: Callable[[], Awaitable[bool]] | None = None) -> None:
         ender = PodEnder(self, self.journal, self.clock, self.notes, self.events.append, self.environ)
-        await ender.end(end)
+        await ender.end(end, look)
 
     @property
     def texts(self) -> str:
@@ -140,6 +146,41 @@ async def test_an_operators_start_prevents_it_and_ends_the_tries(tmp_path: Path,
     await here.end(DONE)
     assert here.notes.all == ()
     assert here.texts.count("try ") == 1
+
+
+async def test_a_pause_delays_it_and_what_is_stored_then_counts(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    here = pod(tmp_path, None, "sh", "-c", f"echo $PODWATCH_STORED >> {log}")
+    here.settings = here.settings.model_copy(update={"tries": 1})
+    here.paused, looked = True, []
+
+    async def look() -> bool:
+        looked.append(here.paused)
+        return False
+
+    ending = asyncio.create_task(here.end(DONE, look))
+    while here.clock.monotonic() < 1_300:
+        await asyncio.sleep(0)
+    assert not log.exists()
+    assert "`podwatch unpause`" in here.waiting[-1]
+    assert here.texts.count("`podwatch unpause`") == 1
+    here.paused = False
+    await ending
+    assert (log.read_text().split(), looked) == (["no"], [False]), "another checkpoint was pinned meanwhile"
+    assert here.waiting[-1] == ""
+    assert here.notes.all[0].kind is FindingKind.POD_NOT_ENDED
+
+
+async def test_an_operators_start_during_a_pause_prevents_it(tmp_path: Path, provider: Provider) -> None:
+    here = vast(tmp_path, provider)
+    here.paused = True
+    ending = asyncio.create_task(here.end(DONE))
+    while here.clock.monotonic() < 1_060:
+        await asyncio.sleep(0)
+    here.trains = True
+    await ending
+    here.paused = False
+    assert (provider.calls, here.notes.all, here.waiting[-1]) == ([], (), "")
 
 
 async def test_a_try_is_counted_before_it_runs(tmp_path: Path) -> None:

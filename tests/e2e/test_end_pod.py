@@ -65,6 +65,51 @@ def test_a_pod_whose_checkpoint_cannot_be_stored_keeps_its_disk(rig: Rig, elsewh
     assert "NOT everything is stored" in messages(daemon, "pod-ending")[0]
 
 
+def test_a_pinned_checkpoint_is_stored_before_the_machine_is_destroyed(
+    rig: Rig, elsewhere: Path, vast: Provider
+) -> None:
+    store = elsewhere / "store"
+    store.mkdir()
+    rig.trainer_flags = ["--ckpt.interval", "4"]
+    daemon = pod(rig, vast, store)
+    running(daemon, rig, step=4)
+    published(daemon)
+    store.rename(elsewhere / "gone")
+    store.write_text("no directory")
+    skipped = rig.saved[-1] + 4
+    running(daemon, rig, step=skipped)
+    assert daemon.command("checkpoints", "pin", str(skipped)).returncode == 0
+    running(daemon, rig, step=skipped + 4)
+    store.unlink()
+    (elsewhere / "gone").rename(store)
+    rig.order(finish=True)
+    daemon.wait_event("pod-ending", 120)
+    vast.wait()
+    assert vast.state == "destroyed"
+    assert list(store.glob(f"**/step_{skipped}/*/manifest.json")), "only this disk had it"
+
+
+def test_a_pause_delays_the_end_of_the_machine_until_unpause(rig: Rig, elsewhere: Path, vast: Provider) -> None:
+    store = elsewhere / "store"
+    store.mkdir()
+    rig.trainer_flags = ["--ckpt.interval", "4"]
+    daemon = pod(rig, vast, store, recovery__final_sync="15s")
+    running(daemon, rig, step=4)
+    published(daemon)
+    store.rename(elsewhere / "gone")
+    store.write_text("no directory")
+    rig.order(finish=True)
+    daemon.wait_event("final-sync", 60)
+    assert daemon.command("pause").returncode == 0
+    daemon.wait_event("run-ended", 60)
+    said = "the end of this machine, which is billed, waits for `podwatch unpause`"
+    daemon.wait_for(lambda: said in " ".join(daemon.command("status").stdout.split()), 30, "status says so")
+    assert vast.calls == []
+    assert daemon.command("unpause").returncode == 0
+    vast.wait()
+    assert vast.state == "stopped", "its newest checkpoint is not stored"
+
+
 def test_a_pod_that_gave_up_ends(rig: Rig, elsewhere: Path, vast: Provider) -> None:
     rig.order(exit=2, say=["train.py: error: unrecognized arguments: --foo"])
     daemon = pod(rig, vast, elsewhere)

@@ -115,6 +115,8 @@ def test_it_runs_with_the_document_and_reports_its_result(tmp_path: Path) -> Non
     document, event = pod.ran()[0], pod.events[0]
     assert (document["id"], document["event"], document["step"]) == ("checkpoint:5:s5", "checkpoint", 5)
     assert (document["checkpoint"], document["run_id"], document["attempt"]) == ("/out/step_5", "r1", 1)
+    about = {name: document[name] for name in ("parts", "weights", "convert", "size_bytes")}
+    assert about == {"parts": {}, "weights": None, "convert": "", "size_bytes": None}, "as where nothing is known"
     assert event.name is EventName.HOOK_DONE
     assert (event.fields["exit_code"], event.fields["hook"], event.fields["step"]) == (0, "eval", 5)
     assert float(event.fields["seconds"] or 0) > 0

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.config.loading import load_text
+from podwatch.config.settings import CheckSettings, HookSettings
 from podwatch.domain.errors import PodwatchError
 from podwatch.hooks import child_main, start_child
 from podwatch.system import procfs
@@ -233,6 +234,39 @@ def test_the_store_key_and_podwatchs_own_settings_do_not_reach_it(tmp_path: Path
     assert {"WANDB_API_KEY", "EVAL_TOKEN", "PODWATCH_STEP"} <= names
     failed = start_child.Result(1, tail="sent hush-4711-token away\n")
     assert "hush" not in failed.why(1.0)
+
+
+def test_it_gets_the_environment_of_training_then_its_own(tmp_path: Path) -> None:
+    for name, lines in (
+        (
+            "train.env",
+            "HF_TOKEN=hf-4711-token\nBOTH=training\nB2_APPLICATION_KEY=store-key\nPODWATCH_SYNC__STORE=b2://b\n",
+        ),
+        ("hook.env", "BOTH=hook\n"),
+    ):
+        (tmp_path / name).write_text(lines)
+        (tmp_path / name).chmod(0o600)
+    text = (
+        f'run_id = "r1"\n[trainer]\noutput_dir = "{tmp_path}/out"\nenv_file = "{tmp_path}/train.env"\n'
+        'env = { CUDA_VISIBLE_DEVICES = "0,1", BOTH = "env" }\n'
+        f'[[hooks]]\nname = "h"\non = ["checkpoint"]\ncommand = ["env"]\nenv_file = "{tmp_path}/hook.env"\n'
+        '[[checks]]\nname = "c"\ncommand = ["env"]\n'
+        '[evaluation]\ncommand = ["env"]\n'
+    )
+    settings = load_text(text, None, environ={}).settings
+
+    def shown(child: HookSettings | CheckSettings, **own: str) -> dict[str, str]:
+        environ = {"PATH": os.environ["PATH"], "HOME": "/root", "BOTH": "podwatch"}
+        made = start_child.order_for(child, settings, environ, own=own, document={}, title="t", state=None)
+        return dict(line.split("=", 1) for line in run(made).tail.splitlines())
+
+    hook = shown(settings.hooks[0])
+    assert (hook["HF_TOKEN"], hook["CUDA_VISIBLE_DEVICES"], hook["BOTH"]) == ("hf-4711-token", "0,1", "hook")
+    assert hook["HOME"] == "/root"
+    assert not hook.keys() & {"B2_APPLICATION_KEY", "PODWATCH_SYNC__STORE"}, "podwatch's own"
+    assert shown(settings.checks[0])["BOTH"] == "training"
+    evaluation = shown(settings.evaluation.as_check(), CUDA_VISIBLE_DEVICES="")
+    assert (evaluation["HF_TOKEN"], evaluation["CUDA_VISIBLE_DEVICES"]) == ("hf-4711-token", "")
 
 
 def test_an_unusable_env_file_or_user_is_an_error_with_its_fix(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """What is told and when: once at the beginning, once at the end, reminders in between, never a flood."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,19 @@ from hypothesis import strategies as st
 from podwatch.domain.event import Change, Event, EventName, Notice, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.thresholds import NoticePolicy
-from podwatch.policy.alerts import NoticeState, from_dict, on_event, on_turn, to_dict, topic_of
+from podwatch.policy.alerts import (
+    NEEDS_OPERATOR,
+    REPAIRED_OR_NOTES,
+    TOPICS,
+    NoticeState,
+    from_dict,
+    on_event,
+    on_turn,
+    to_dict,
+    topic_of,
+)
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 DISK = Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, "the next save needs 47 GB, 31 GB are free", 0.0, "prune")
 LAG = Finding(FindingKind.SYNC_LAGGING, Severity.CRITICAL, "nothing new for 3 h", 0.0)
@@ -124,17 +138,52 @@ def test_words_of_their_own() -> None:
     assert night.told == [], "an upgrade of podwatch wakes nobody"
     night.happens(EventName.DAEMON_STOPPING, preempted=True).happens(EventName.TRAINER_FINISHED)
     night.happens(EventName.DAEMON_STOPPING, Severity.CRITICAL)
-    assert [n.topic for n in night.told] == [Topic.PREEMPTED, Topic.FINISHED, Topic.FINDINGS]
+    assert [n.topic for n in night.told] == [Topic.PREEMPTED, Topic.FINISHED, Topic.BLOCKED]
 
 
 def test_what_waits_for_the_operator_can_be_chosen_without_the_restarts() -> None:
     """The list that docs/notifications.md recommends for a night."""
-    chosen = {Topic.GAVE_UP, Topic.BLOCKED, Topic.DISK, Topic.STORE, Topic.SUPERSEDED}
+    chosen = {Topic.GAVE_UP, Topic.BLOCKED, Topic.DISK, Topic.STORE, Topic.SUPERSEDED, Topic.PREEMPTED}
+    listed = ", ".join(f'"{topic}"' for topic in Topic if topic in chosen)
+    assert f"`events = [{listed}]`" in " ".join((DOCS / "notifications.md").read_text().split())
     night = Night(NoticePolicy(topics=frozenset(chosen)))
     night.lasts(4, DEATH).happens(EventName.INCIDENT_OPENED, incident=1, kind="silent-death").lasts(60)
     held = Finding(FindingKind.BLOCKED, Severity.CRITICAL, "GPU 0 is held by another program", 0.0)
     night.lasts(60, held)
     assert [(n.topic, n.key) for n in night.told] == [(Topic.BLOCKED, "blocked")]
+    billed = Finding(FindingKind.POD_NOT_ENDED, Severity.CRITICAL, "still billed", 0.0)
+    hang = Finding(FindingKind.HANG, Severity.CRITICAL, "no step for 3 h", 0.0)
+    night = Night(NoticePolicy(topics=frozenset(chosen))).lasts(60, billed, hang)
+    assert [n.key for n in night.told] == ["pod-not-ended", "hang"]
+    night.happens(EventName.DAEMON_STOPPING, preempted=True).happens(EventName.DAEMON_STOPPING, Severity.CRITICAL)
+    assert len(night.told) == 4
+    repaired = replace(hang, verdict=Verdict.RESTART, confirmed=True)
+    assert topic_of(repaired) is topic_of(replace(hang, severity=Severity.WARNING)) is Topic.FINDINGS
+
+
+def test_warnings_wake_an_operator_only_where_a_line_asks_for_them() -> None:
+    """Of every topic, as docs/notifications.md says."""
+    full = Finding(FindingKind.DISK_HIGH, Severity.WARNING, "90 %", 0.0)
+    refused = Finding(FindingKind.STORE_UNAVAILABLE, Severity.WARNING, "the store does not answer", 0.0)
+    failing = Finding(FindingKind.EVALUATION_FAILING, Severity.WARNING, "3 failed", 0.0)
+    assert Night().lasts(60, full, refused, failing).told == []
+    asked = Night(NoticePolicy(lowest=Severity.WARNING)).lasts(60, full, refused, failing)
+    assert [n.usual for n in asked.told] == [False] * 3, "only the lines that ask for warnings"
+
+
+def test_each_kind_of_finding_is_decided() -> None:
+    """Whoever adds a kind says whether it must wake an operator who chose `events` as the page recommends."""
+    groups = (set(TOPICS), NEEDS_OPERATOR, REPAIRED_OR_NOTES)
+    assert {kind: sum(kind in group for group in groups) for kind in FindingKind} == dict.fromkeys(FindingKind, 1)
+    runbook = re.findall(r"^### (\S+)\n\n\*([^;*]+)", (DOCS / "runbook.md").read_text(), re.MULTILINE)
+    critical = {FindingKind(name) for name, severities in runbook if "critical" in severities}
+    assert len(critical) > 20
+    assert critical & REPAIRED_OR_NOTES == {
+        FindingKind.TRAINER_EXITED,
+        FindingKind.REQUIRED_CHILD_EXITED,
+        FindingKind.OUT_OF_MEMORY,
+        FindingKind.NODE_FAILED,
+    }, "training starts again after these"
 
 
 def test_a_restart_of_podwatch_tells_nothing_again() -> None:

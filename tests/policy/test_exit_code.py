@@ -4,6 +4,7 @@ import pytest
 
 from podwatch.domain.errors import ExitCode
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, Situation, blame, ended, judge, of_error, withdrawn
+from podwatch.policy.uploads import PINNED
 
 
 def test_0_only_for_a_finished_run_whose_checkpoint_is_stored() -> None:
@@ -45,6 +46,10 @@ def test_69_for_a_finished_run_that_is_not_stored_names_the_rest() -> None:
     verdict = judge(JobEnd(Outcome.FINISHED, "step 100", unstored=("the checkpoint of step 100", "its optional parts")))
     assert (verdict.code, verdict.outcome) == (69, Outcome.FINISHED)
     assert "the checkpoint of step 100, its optional parts" in verdict.sentence
+    assert "run `podwatch sync --wait`" in verdict.sentence
+    pinned = judge(JobEnd(Outcome.FINISHED, "step 100", unstored=(f"{PINNED}40",)))
+    assert (pinned.code, "step 40" in pinned.sentence) == (69, True)
+    assert "`podwatch sync --step N --wait`" in pinned.sentence, "without --step it stores only the newest"
 
 
 def test_69_and_75_of_podwatch_itself_become_86() -> None:

@@ -36,6 +36,9 @@ def test_what_was_begun_is_finished_given_up_or_left_until_it_is_judged_again() 
         (80, "it was removed or saved again before it was in the store"),
     ]
     assert all(isinstance(gone, GivenUp) and gone.save_id == "a" for gone in given_up)
+    finish, given_up = sort_begun(begun, sets, void={(40, "a")}, published=15, pinned={10, 40})
+    assert [found.step for found in finish] == [70]
+    assert [gone.step for gone in given_up] == [20, 30, 40, 80], "a pinned one is finished when the run has ended"
 
 
 def test_nothing_to_do() -> None:

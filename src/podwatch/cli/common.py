@@ -1,10 +1,11 @@
 """Shared by the commands: common options, calls to the daemon, output. Imports only click and ``podwatch.client``."""
 
+import contextlib
 import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import click
 from podwatch.client.ask_daemon import NotRunning, call
 from podwatch.client.find_daemon import Found, locate
 from podwatch.client.times_and_sizes import from_rfc3339
+from podwatch.domain.errors import ExitCode
 
 R = TypeVar("R")
 
@@ -37,6 +39,34 @@ def common(function: Callable[..., R]) -> Callable[..., R]:
 
     named = click.option("--run", "run_name", metavar="NAME", default="", help="Which run.")(wrapper)
     return click.option("-c", "--config", metavar="FILE", default="", help="Configuration file.")(named)
+
+
+ENDS_WITH = "ends_with"
+"""Attribute of an exception: the command's exit code, whatever the kind of the error."""
+
+
+class MonitoringCommand(click.Command):
+    """Its exit code is the state of a run, 0 to 3. An error of the command itself ends with 3: monitoring reads 1 as a
+    warning about the run, and knows no others."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _unknown():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _unknown():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _unknown() -> Iterator[None]:
+    try:
+        yield
+    except (click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        setattr(error, ENDS_WITH, ExitCode.STATUS_UNKNOWN)
+        raise
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")

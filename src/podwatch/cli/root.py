@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 from podwatch import __version__
-from podwatch.cli.common import Where
+from podwatch.cli.common import ENDS_WITH, Where
 from podwatch.domain.errors import ExitCode, PodwatchError
 
 COMMANDS = {
@@ -95,10 +95,10 @@ def run(command: click.Command) -> NoReturn:
         sys.stdout.flush()
     except click.UsageError as error:
         error.show()
-        _exit(ExitCode.USAGE)
+        _exit(_code(error, ExitCode.USAGE))
     except click.ClickException as error:
         error.show()
-        _exit(ExitCode.FAILED)
+        _exit(_code(error, ExitCode.FAILED))
     except (click.Abort, KeyboardInterrupt):
         _exit(INTERRUPTED)
     except BrokenPipeError:
@@ -108,10 +108,10 @@ def run(command: click.Command) -> NoReturn:
     except PodwatchError as error:
         _debug()
         click.echo(f"podwatch: {error}", err=True)
-        _exit(error.exit_code)
+        _exit(_code(error, error.exit_code))
     except Exception as error:
         _debug()
-        failed = getattr(error, "exit_code", ExitCode.FAILED)
+        failed = _code(error, ExitCode.FAILED)
         if problem := _output_problem(error):
             _drop_output()
             click.echo(f"podwatch: cannot write the output: {problem}", err=True)
@@ -123,6 +123,11 @@ def run(command: click.Command) -> NoReturn:
         )
         _exit(failed)
     _exit(code if isinstance(code, int) else ExitCode.OK)
+
+
+def _code(error: Exception, usual: ExitCode) -> ExitCode:
+    """The exit code for ``error``: that of a ``MonitoringCommand``, else the usual one."""
+    return getattr(error, ENDS_WITH, usual)
 
 
 def _output_problem(error: Exception) -> str:

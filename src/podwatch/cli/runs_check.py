@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, clean, colours, common, json_option, print_json
+from podwatch.cli.common import MonitoringCommand, Where, clean, colours, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id
 from podwatch.client.terminal_text import fit, repaint
 
@@ -44,7 +44,7 @@ class _Span(click.ParamType):  # type: ignore[type-arg]
 _SPAN = _Span()
 
 
-@click.command("check", short_help="Is a run well? From anywhere with a read key.")
+@click.command("check", cls=MonitoringCommand, short_help="Is a run well? From anywhere with a read key.")
 @common
 @click.argument("run_id", metavar="[RUN]", default="")
 @store_option

@@ -5,29 +5,15 @@ import time
 
 import click
 
-from podwatch.cli.common import Where, colours, common, json_option, print_json
+from podwatch.cli.common import MonitoringCommand, Where, colours, common, json_option, print_json
 from podwatch.client.ask_daemon import ask_live, ask_status, exit_code
 from podwatch.client.status_screen import plugin_line, render
 from podwatch.client.terminal_text import encodable, fit, repaint
-from podwatch.domain.errors import ExitCode, PodwatchError
 
 WATCH_SECONDS = 2.0
 
 
-class StatusCommand(click.Command):
-    """Monitoring reads exit code 1 as a warning about the run, so an error of the command itself ends with 3."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except (click.exceptions.Exit, click.Abort, click.ClickException, PodwatchError):
-            raise
-        except Exception as error:
-            error.exit_code = ExitCode.STATUS_UNKNOWN  # type: ignore[attr-defined]
-            raise
-
-
-@click.command("status", cls=StatusCommand)
+@click.command("status", cls=MonitoringCommand)
 @common
 @json_option
 @click.option("--watch", is_flag=True, help="Refresh every two seconds until Ctrl-C.")

@@ -952,6 +952,11 @@ class Settings(Section):
             raise ValueError("evaluation.dir must not be inside trainer.output_dir: trainers wipe it")
         if self.nodes.disks == "local" and self.nodes.directory is None:
             raise ValueError('nodes.disks = "local" needs nodes.directory: a directory that all nodes share')
+        if self.evaluation.command and self.evaluation.gpus == "free" and not (*self.gpu.inference, *self.gpu.trainer):
+            raise ValueError(
+                'evaluation.gpus = "free" needs the GPUs of training in gpu.inference or gpu.trainer: without them'
+                " every GPU can be training's, and no evaluation would ever run"
+            )
         if self.evaluation.user and place is None:
             raise ValueError("evaluation.user needs evaluation.dir: a directory that this user can enter")
         return self

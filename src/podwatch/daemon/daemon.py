@@ -208,7 +208,7 @@ async def build_daemon(
     if parts.gang is not None and verdicts is not None:
         parts.gang.ask_hosts = verdicts.forbids_hosts
     final = FinalSync(parts, loops, host, artifacts)
-    ending = EndOfRun(parts, host, final, verdicts, make_pod_ender(parts), store_jobs, evaluations)
+    ending = EndOfRun(parts, host, final, verdicts, make_pod_ender(parts, host.exit), store_jobs, evaluations)
     outlets = Outlets(notifying, recorder, artifacts, ending, job, hooks, evaluations)
     return Daemon(host, parts, loops, status, memory, reload, store_jobs, commands, outlets)
 

@@ -8,7 +8,7 @@ ends the trainer and returns the code.
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -88,8 +88,9 @@ class PodEnding(Protocol):
         """Whether this end ends the machine, so that everything must be stored first."""
         ...
 
-    async def end_pod(self, outcome: Outcome, *, stored: bool) -> None:
-        """Called once an end is decided and the final sync is done or its time is over. Bounded; never raises."""
+    async def end_pod(self, outcome: Outcome, *, stored: bool, look: Callable[[], Awaitable[bool]]) -> None:
+        """Called once an end is decided and the final sync is done or its time is over. ``look``: whether everything is
+        stored by now, asked after a pause. Bounded but for a pause; never raises."""
         ...
 
 
@@ -189,7 +190,7 @@ class FinalSync:
         if parts.syncer is None:
             why = parts.store.refused or "the store cannot be used"
             return Unstored(refused=(f"the last checkpoint ({why})",))
-        parts.syncer.notify()
+        parts.syncer.run_ended()
         left = await parts.syncer.unstored()
         step = to_wait_for(sets, parts.syncer.status().last_step, settled=waited >= SETTLE_SECONDS)
         return left if step is None else Unstored((*left.pending, f"the checkpoint of step {step}"), left.refused)
@@ -274,6 +275,7 @@ class EndOfRun:
             elif end.outcome is not concluded:
                 final = await self._stored(end)
                 if end.outcome is not Outcome.FINISHED or await self._evaluated():
+                    final = await self._pinned_meanwhile(end, final)
                     concluded = end.outcome
                     if await self._conclude(final):
                         return
@@ -297,6 +299,12 @@ class EndOfRun:
         stored = await self._final.run()
         reason = "; ".join(text for text in (end.reason, stored.also) if text)
         return JobEnd(end.outcome, reason, unstored=stored.unstored)
+
+    async def _pinned_meanwhile(self, end: JobEnd, final: JobEnd) -> JobEnd:
+        """An evaluation at the end can pin another checkpoint as the best one: store that, too."""
+        if self._evaluations is None or end.outcome is not Outcome.FINISHED or final.unstored:
+            return final
+        return await self._stored(end) if (await self._final.look()).unstored else final
 
     async def _evaluated(self) -> bool:
         """Wait for the evaluation at the end, if this end takes the machine or podwatch away, for ``final_sync`` at
@@ -341,7 +349,7 @@ class EndOfRun:
         if self._pod is not None and self._ends_pod(end.outcome):
             stored = await self._all_stored(end)
             await self._say_last()
-            await self._pod.end_pod(end.outcome, stored=stored)
+            await self._pod.end_pod(end.outcome, stored=stored, look=lambda: self._all_stored(end, again=True))
         exits = self._exits(verdict.outcome)
         if exits:
             self._host.exit.leave(int(verdict.code))
@@ -358,14 +366,14 @@ class EndOfRun:
         """Whether podwatch ends this machine after this end: then no hourly retry is waited for after giving up."""
         return self._pod is not None and not self._job and self._pod.wants(outcome)
 
-    async def _all_stored(self, end: JobEnd) -> bool:
-        """Whether the store has what this machine's disk has, after the final sync."""
+    async def _all_stored(self, end: JobEnd, *, again: bool = False) -> bool:
+        """Whether the store has what this machine's disk has, after the final sync; with ``again``, later."""
         if not self._parts.settings.sync.store:
             return False
-        if end.outcome is Outcome.FINISHED:
+        if end.outcome is Outcome.FINISHED and not (again and self._parts.syncer is not None):
             return not end.unstored
         # A superseded pod cannot publish: waiting would change nothing.
-        waits = end.outcome is not Outcome.SUPERSEDED
+        waits = end.outcome is not Outcome.SUPERSEDED and not again
         return not (await self._final.run() if waits else await self._final.look()).unstored
 
     async def _keep(self, end: JobEnd) -> JobEnd:

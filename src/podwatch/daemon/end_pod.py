@@ -8,12 +8,13 @@ learns whether everything is stored, and runs a limited number of times, each jo
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from podwatch.config.settings import EndPodSettings
 from podwatch.daemon.components import Components
+from podwatch.daemon.shutdown import Exit
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import FindingKind, Severity
@@ -36,6 +37,8 @@ GONE_SECONDS: Final = 180.0
 then."""
 PAUSES: Final = (10.0, 30.0, 60.0, 300.0)
 """Seconds between two tries; the last one repeats."""
+Look = Callable[[], Awaitable[bool]]
+"""Whether everything is stored now."""
 _FIX: Final = "end this machine in the provider's console: it is billed; then correct [end_pod] (docs/end-the-pod.md)"
 
 
@@ -63,7 +66,16 @@ class PodOwner(Protocol):
         ...
 
     def stands(self, end: PodEnd) -> bool:
-        """Whether the end still holds: no operator has started training since, and podwatch is not paused."""
+        """Whether the end still holds: no operator has started training since."""
+        ...
+
+    @property
+    def paused(self) -> bool:
+        """Whether `podwatch pause` is in force: the machine is not ended now."""
+        ...
+
+    def waits(self, text: str) -> None:
+        """Show in the status what the end of the machine waits for; empty: nothing."""
         ...
 
 
@@ -87,13 +99,14 @@ class PodEnder:
         settings = self._owner.settings
         return bool(settings.command) and str(outcome) in settings.on
 
-    async def end_pod(self, outcome: Outcome, *, stored: bool) -> None:
+    async def end_pod(self, outcome: Outcome, *, stored: bool, look: Look) -> None:
         """As ``end``, for the run's end now."""
-        await self.end(PodEnd(outcome, self._owner.end_id(outcome), stored))
+        await self.end(PodEnd(outcome, self._owner.end_id(outcome), stored), look)
 
-    async def end(self, end: PodEnd) -> None:
+    async def end(self, end: PodEnd, look: Look | None = None) -> None:
         """Run the command until this machine is gone, or the tries are used up, or the end does not hold any more. Call
-        it after the final sync. Never raises; returns at the latest after ``tries`` times the pauses and limits."""
+        it after the final sync. A pause delays it; ``look`` then finds out again whether everything is stored. Never
+        raises; returns at the latest after ``tries`` times the pauses and limits, not counting that."""
         settings = self._owner.settings
         if not self.wants(end.outcome):
             return
@@ -102,6 +115,9 @@ class PodEnder:
             await self._journal.run(Journal.settle, intent.id, IntentState.UNDONE, "podwatch ended meanwhile")
         said = ""
         while tries < settings.tries and self._owner.stands(end):
+            if self._owner.paused:
+                end = await self._after_pause(end, look)
+                continue
             tries += 1
             said = await self._try(end, tries)
             if not await self._still_here(end, GONE_SECONDS if not said else PAUSES[min(tries, len(PAUSES)) - 1]):
@@ -111,6 +127,19 @@ class PodEnder:
             why = said or "the tries for this end were used up before podwatch was restarted"
             text = f"[end_pod] command did not end this machine in {settings.tries} tries: {why}"
             self._notes.add(FindingKind.POD_NOT_ENDED, Severity.CRITICAL, text, _FIX)
+
+    async def _after_pause(self, end: PodEnd, look: Look | None) -> PodEnd:
+        """Wait until podwatch is not paused, or the end does not hold any more; returns the end with what is stored
+        then: an operator may have pinned another checkpoint meanwhile."""
+        text = "podwatch is paused: the end of this machine, which is billed, waits for `podwatch unpause`"
+        self._say(text, Severity.WARNING)
+        self._owner.waits(text)
+        try:
+            while self._owner.paused and self._owner.stands(end):
+                await self._clock.sleep(1.0)
+            return end if look is None or not self._owner.stands(end) else replace(end, stored=await look())
+        finally:
+            self._owner.waits("")
 
     async def _tries(self, end: PodEnd) -> int:
         known = await self._journal.run(Journal.learned, TRIED)
@@ -178,8 +207,8 @@ class PodEnder:
 class EndedRun:
     """Implements ``PodOwner`` over the daemon's components."""
 
-    def __init__(self, parts: Components) -> None:
-        self._parts = parts
+    def __init__(self, parts: Components, leaving: Exit) -> None:
+        self._parts, self._exit = parts, leaving
 
     @property
     def settings(self) -> EndPodSettings:
@@ -198,19 +227,28 @@ class EndedRun:
 
     def stands(self, end: PodEnd) -> bool:
         recovery = self._parts.recovery
-        context = recovery.context
-        if recovery.handle is not None or context.paused or self.end_id(end.outcome) != end.id:
+        if recovery.handle is not None or self.end_id(end.outcome) != end.id:
             return False
         match end.outcome:
             case Outcome.FINISHED:
                 return recovery.desired is Desired.FINISHED
             case Outcome.GAVE_UP:
-                return recovery.state.phase is Phase.GAVE_UP
+                # At the time of the next try a pause shows its own phase.
+                return recovery.state.phase is Phase.GAVE_UP or (self.paused and recovery.state.phase is Phase.PAUSED)
             case Outcome.SUPERSEDED:
-                return context.tools.standing.act is LeaseAction.SUPERSEDED
+                return recovery.context.tools.standing.act is LeaseAction.SUPERSEDED
         return False
 
+    @property
+    def paused(self) -> bool:
+        return self._parts.recovery.context.paused
 
-def make_pod_ender(parts: Components) -> PodEnder:
+    def waits(self, text: str) -> None:
+        self._exit.waits_for = text
+
+
+def make_pod_ender(parts: Components, leaving: Exit) -> PodEnder:
     run = parts.run
-    return PodEnder(EndedRun(parts), run.journal, run.clock, parts.recovery.context.notes, run.emit, os.environ)
+    return PodEnder(
+        EndedRun(parts, leaving), run.journal, run.clock, parts.recovery.context.notes, run.emit, os.environ
+    )

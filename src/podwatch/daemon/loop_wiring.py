@@ -269,6 +269,7 @@ def make_loops(parts: Components, *, learned: Learned, memory: Pins, announced: 
     sensing.listeners.append(_ReadPositions(parts, sensing))
     if parts.syncer is not None:
         parts.syncer.prospects = lambda: _prospects(parts, sensing.snapshot, pruner)
+        parts.syncer.pinned = lambda: _Checkpoints(parts, memory).pins
     parts.sensing.processes.hurry_at_engine_end(sensing)
     parts.deletion.forecast.save_seconds = lambda: sensing.state.learned.median_save_seconds
     return DaemonLoops(sensing, guarding, pruner)

@@ -133,11 +133,12 @@ class Topic(StrEnum):
     """The topic of a notice; ``[notify] events`` selects among these. Stable names."""
 
     FINDINGS = "findings"
-    """Findings without a topic of their own below, and the end of podwatch after an error of its own."""
+    """Findings without a topic of their own below."""
     RESTARTS = "restarts"
     GAVE_UP = "gave-up"
     BLOCKED = "blocked"
-    """Training is down, and podwatch waits for something that it cannot do itself. FINDINGS includes these."""
+    """Training is down, and podwatch waits for something that it cannot do itself; any other critical finding that
+    needs the operator; the end of podwatch after an error of its own. FINDINGS includes these."""
     DISK = "disk"
     STORE = "store"
     SUPERSEDED = "superseded"

@@ -21,7 +21,7 @@ from podwatch.system import procfs
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.trainer import leftover_hook_processes
-from podwatch.trainer.environment import build_environment
+from podwatch.trainer.environment import build_environment, read_env_file
 
 GRACE_SECONDS: Final = 5.0
 """Between SIGTERM and SIGKILL at the time limit."""
@@ -102,14 +102,16 @@ def order_for(
     title: str,
     state: Path | None,
 ) -> Order:
-    """The order for a command of the configuration. ``own``: its PODWATCH_* variables. ``state``: the directory of log
-    and lock. Blocks: reads its env_file. Raises PodwatchError."""
+    """The order for a command of the configuration. Its environment: that of training, then its own env_file, then
+    ``own``: its PODWATCH_* variables and the GPUs of an evaluation. ``state``: the directory of log and lock. Blocks:
+    reads the env_files. Raises PodwatchError."""
     uid, gid, groups = _account(child.user)
     trainer = settings.trainer
+    training = {**trainer.env, **(read_env_file(trainer.env_file) if trainer.env_file is not None else {})}
     return Order(
         tuple(child.command),
         str(child.cwd or trainer.cwd or trainer.output_dir.parent),
-        {**build_environment(environ, {}, child.env_file, user=child.user), **own},
+        {**build_environment(environ, training, child.env_file, user=child.user), **own},
         child.timeout,
         json.dumps(document, default=str) + "\n",
         title,

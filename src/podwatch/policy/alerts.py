@@ -16,7 +16,7 @@ from podwatch.policy.cost_totals import Account, Price
 from podwatch.policy.time_ledger import Loss
 
 HOUR = 3600.0
-_TOPICS = {
+TOPICS = {
     FindingKind.GAVE_UP: Topic.GAVE_UP,
     FindingKind.BLOCKED: Topic.BLOCKED,
     FindingKind.AMBIGUOUS_TRAINERS: Topic.BLOCKED,
@@ -31,6 +31,63 @@ _TOPICS = {
     FindingKind.EVALUATION_FAILING: Topic.EVALUATION,
     FindingKind.EVALUATION_WAITING: Topic.EVALUATION,
 }
+NEEDS_OPERATOR = frozenset(
+    {
+        FindingKind.SILENT_DEATH,
+        FindingKind.HANG,
+        FindingKind.LOG_RULE,
+        FindingKind.POD_NOT_ENDED,
+        FindingKind.UNGUARDED,
+        FindingKind.DIRECTORY_REPLACED,
+        FindingKind.TWO_WRITERS,
+        FindingKind.SAVES_NOTHING,
+        FindingKind.CHECKPOINT_OVERDUE,
+        FindingKind.NOT_COMPLETE,
+        FindingKind.RESUMED_WRONG,
+        FindingKind.GPU_LOST,
+        FindingKind.GPU_FAULT,
+        FindingKind.FILES_LOW,
+        FindingKind.MEMORY_LOW,
+        FindingKind.SHM_LOW,
+        FindingKind.SENSOR_BLIND,
+        FindingKind.STATE_UNAVAILABLE,
+        FindingKind.CONFIG_STALE,
+    }
+)
+"""podwatch cannot repair these: critical ones belong to ``blocked``, unless podwatch restarts training for them."""
+REPAIRED_OR_NOTES = frozenset(
+    {
+        # podwatch or the engine starts training again; if that fails, another finding says so
+        FindingKind.TRAINER_EXITED,
+        FindingKind.REQUIRED_CHILD_EXITED,
+        FindingKind.OUT_OF_MEMORY,
+        FindingKind.NODE_FAILED,
+        # never critical
+        FindingKind.FINISHED,
+        FindingKind.NO_SECOND_SIGNAL,
+        FindingKind.UPLOADS_SLOW,
+        FindingKind.HOOK_FAILING,
+        FindingKind.STEPPED_BACK,
+        FindingKind.RESUME_UNCONFIRMED,
+        FindingKind.RESTART_IMPOSSIBLE,
+        FindingKind.TRAINING_HEALTH,
+        FindingKind.COMMAND_CHANGED,
+        FindingKind.EARLIER_BRANCH,
+        FindingKind.IMPLAUSIBLE_STEP,
+        FindingKind.KEEPER_LOST,
+        FindingKind.GPU_MIG,
+        FindingKind.GPU_THROTTLED,
+        FindingKind.SWAPPING,
+        FindingKind.MEMORY_MAY_FALL,
+        FindingKind.CLOCK_JUMP,
+        FindingKind.CLOCK_WRONG,
+        FindingKind.SUSPENDED,
+        FindingKind.LOOP_STALLED,
+        FindingKind.PAUSED,
+        FindingKind.NOTIFY_FAILING,
+    }
+)
+"""All other kinds: ``findings`` has them. A new kind must be in one of the three."""
 _ALWAYS_FROM_WARNING = frozenset({FindingKind.NOT_COMPLETE})
 """These send a notice as warnings: all saves of a night can be lost before they become critical."""
 _RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
@@ -68,7 +125,11 @@ Result = tuple[NoticeState, tuple[Notice, ...]]
 
 
 def topic_of(finding: Finding) -> Topic:
-    return _TOPICS.get(finding.kind, Topic.FINDINGS)
+    """Its topic. ``blocked`` has every critical finding without a topic of its own that podwatch does not repair."""
+    repaired = finding.verdict is Verdict.RESTART and finding.confirmed
+    if finding.kind in NEEDS_OPERATOR and finding.severity is Severity.CRITICAL and not repaired:
+        return Topic.BLOCKED
+    return TOPICS.get(finding.kind, Topic.FINDINGS)
 
 
 def on_turn(state: NoticeState, findings: Sequence[Finding], policy: NoticePolicy, *, at: float, wall: float) -> Result:
@@ -83,7 +144,7 @@ def on_turn(state: NoticeState, findings: Sequence[Finding], policy: NoticePolic
                 book.open(key, topic_of(finding), finding.severity, _title(finding), finding.summary, do=_do(finding))
         elif _RANK[finding.severity] > _RANK[before.severity]:
             title, text = _title(finding), finding.summary
-            book.open(key, before.topic, finding.severity, title, text, do=_do(finding), since=before.since)
+            book.open(key, topic_of(finding), finding.severity, title, text, do=_do(finding), since=before.since)
         else:
             book.told[key] = replace(before, gone=None)
             book.remind(key, finding.summary, _do(finding))
@@ -144,7 +205,7 @@ def on_event(
             )
         case EventName.DAEMON_STOPPING if event.severity is Severity.CRITICAL:
             do = "start podwatch again: training continues without a guard"
-            book.say(Topic.FINDINGS, Change.HAPPENED, Severity.CRITICAL, "podwatch is stopping", event, do=do)
+            book.say(Topic.BLOCKED, Change.HAPPENED, Severity.CRITICAL, "podwatch is stopping", event, do=do)
     return book.result()
 
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.errors import ExitCode
+from podwatch.policy.uploads import PINNED
 
 
 class Outcome(StrEnum):
@@ -126,7 +127,9 @@ def judge(end: JobEnd, *, job: bool = True) -> Verdict:
     if end.outcome is Outcome.FINISHED and end.unstored:
         code = ExitCode.UNAVAILABLE
         what = f"The run is finished, but not everything is in the store: {', '.join(end.unstored)}"
-        todo = "Keep this disk, and run `podwatch sync --wait` once the store answers"
+        pinned = any(name.startswith(PINNED) for name in end.unstored)
+        command = "`podwatch sync --step N --wait` for each of these steps" if pinned else "`podwatch sync --wait`"
+        todo = f"Keep this disk, and run {command} once the store answers"
     elif end.outcome in (Outcome.GAVE_UP, Outcome.BLOCKED) and end.blame is Blame.COMMAND:
         code, todo = ExitCode.DO_NOT_RUN, _NOT_AGAIN
     elif end.outcome is Outcome.FAILED and end.error in PERMANENT:

@@ -5,9 +5,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from podwatch.domain.checkpoint import CheckpointSet
+
+PINNED: Final = "the pinned checkpoint of step "
+"""Begins the name of a pinned checkpoint that is not in the store when the run ends; the step follows."""
 
 # -- order -------------------------------------------------------------------------------------------------------------
 # An interrupted upload is finished first, if less is left of it. An upload is interrupted when podwatch restarts or is
@@ -39,10 +42,12 @@ def sort_begun(
     *,
     void: Collection[tuple[int, str]],
     published: int,
+    pinned: Collection[int] = (),
 ) -> tuple[tuple[CheckpointSet, ...], tuple[GivenUp, ...]]:
     """Sort the interrupted uploads (step, save_id) into the checkpoints that can still be finished and those given up.
     Uploads in neither list are decided once their checkpoint was judged again. ``void``: their files changed;
-    ``published``: the highest step of this lineage in the store."""
+    ``published``: the highest step of this lineage in the store; uploads of older steps are given up, except ``pinned``
+    ones."""
     finish, given_up = [], []
     for step, save_id in begun:
         found = sets.get(step)
@@ -54,6 +59,8 @@ def sort_begun(
             given_up.append(
                 GivenUp(step, save_id, "it belongs to an earlier branch of this run, which training has left")
             )
+        elif step < published and step in pinned:
+            continue  # finished when the run has ended
         elif step < published:
             given_up.append(GivenUp(step, save_id, f"step {published} is in the store"))
         elif found.complete and not found.held:

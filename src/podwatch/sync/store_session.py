@@ -287,7 +287,8 @@ class StoreSession:
         if published:
             self.known = replace(
                 self.known,
-                last_step=published[-1].step,
+                # Of equal places the first: a pinned checkpoint that is stored later has that of the pointer.
+                last_step=max(published, key=lambda p: (p.generation, p.seq)).step,
                 last_published_wall=max(p.wall for p in published),
             )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
-from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, RemoteError
+from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
@@ -21,13 +21,13 @@ from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.upload_records import UploadedObject
 from podwatch.policy.implausible_steps import NO_TRAINING
-from podwatch.policy.uploads import GivenUp, Waiting, next_upload, sort_begun
+from podwatch.policy.uploads import PINNED, GivenUp, Waiting, next_upload, sort_begun
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.stores.base import TOTAL
 from podwatch.stores.base import Upload as StoreUpload
 from podwatch.sync.interfaces import Emit, GuardedRun, NodeUploads, SetSource, SyncStatus, Unstored
 from podwatch.sync.lease.protocol import LeaseTerms
-from podwatch.sync.publish_and_pointer import Publisher, Superseded
+from podwatch.sync.publish_and_pointer import ObjectsMissing, Publisher, Superseded
 from podwatch.sync.store_session import BACKOFF_MAX, BACKOFF_MIN, StoreSession, internal
 from podwatch.sync.upload import child_job as jobs
 from podwatch.sync.upload.apply_cpu_priority import Outlook
@@ -108,6 +108,10 @@ class Syncer:
         self._sender.priority.outlook = self._outlook
         self.prospects: Callable[[], Outlook] = Outlook
         """What the daemon knows of the next save, the steps and the disk."""
+        self.pinned: Callable[[], Mapping[int, str]] = dict
+        """The steps whose checkpoints are pinned, with the reason."""
+        self._ended = False
+        """The run has ended here, as far as is known: pinned checkpoints are uploaded, too."""
         self.nodes: NodeUploads | None = None
         """The other nodes of this run, where each has a disk of its own."""
         self._optional: OptionalParts | None = None
@@ -268,14 +272,38 @@ class Syncer:
         """The operator's request to send a checkpoint that was abandoned or held back."""
         self._void.pop((step, save_id), None)
 
+    def run_ended(self) -> None:
+        """Call while the run has ended here: the newest checkpoint, then pinned ones that are not in the store, then
+        optional parts are uploaded, until a trainer runs again. Cheap."""
+        self._ended = True
+        self.notify()
+
     async def unstored(self) -> Unstored:
-        """What of the newest checkpoint and its optional parts is not in the store."""
-        newest = newest_complete(self._catalogue.sets)
-        if newest is not None and (newest.step, newest.save_id) not in self.session.known.stored:
-            why = self._void.get((newest.step, newest.save_id), "")
-            name = f"the checkpoint of step {newest.step}"
-            return Unstored(refused=(f"{name} ({why})",)) if why else Unstored(pending=(name,))
-        return Unstored() if self._optional is None else await self._optional.unstored(self._catalogue.sets)
+        """What is not in the store: the newest checkpoint, pinned ones, and the newest one's optional parts."""
+        newest, found = newest_complete(self._catalogue.sets), Unstored()
+        waits = [newest] if newest is not None and self._lacks(newest) else []
+        for one in (*waits, *self._pinned_unstored()):
+            why = self._void.get((one.step, one.save_id), "") or (f"held back: {one.held}" if one.held else "")
+            name = f"the checkpoint of step {one.step}" if one is newest else f"{PINNED}{one.step}"
+            if why:
+                found = replace(found, refused=(*found.refused, f"{name} ({why})"))
+            else:
+                found = replace(found, pending=(*found.pending, name))
+        if waits or self._optional is None:
+            return found
+        parts = await self._optional.unstored(self._catalogue.sets)
+        return Unstored((*found.pending, *parts.pending), (*found.refused, *parts.refused))
+
+    def _pinned_unstored(self) -> list[CheckpointSet]:
+        """Complete pinned checkpoints, except the newest, that are not in the store, newest first."""
+        sets, pins = self._catalogue.sets, self.pinned()
+        newest = newest_complete(sets)
+        found = (s for s in sets if s.step in pins and s.complete and s is not newest)
+        return sorted((s for s in found if self._lacks(s)), key=lambda s: -s.step)
+
+    def _lacks(self, found: CheckpointSet) -> bool:
+        """Whether it is not in the store."""
+        return (found.step, found.save_id) not in self.session.known.stored
 
     async def abandon(self, step: int) -> None:
         """Stop uploading ``step``: the disk is about to fill up, and this checkpoint must be removed."""
@@ -414,7 +442,7 @@ class Syncer:
             self._answer(None)
             if not self.session.tidied:  # an earlier podwatch was killed between publishing and retention
                 await self.session.prune((await self._journal.run(Journal.published))[-1])
-            return await self._carry_optional()
+            return await self._send_pinned(publisher) or await self._carry_optional()
         if begun is None and (chosen.step, chosen.save_id) in self._void:
             self._answer(SetVoid(self._void[chosen.step, chosen.save_id], where=f"step {chosen.step}"))
             return False
@@ -427,10 +455,29 @@ class Syncer:
             self._answer(failed)
         return True
 
-    async def _attempt(self, publisher: Publisher, chosen: CheckpointSet, *, hold: bool) -> PodwatchError | None:
+    async def _send_pinned(self, publisher: Publisher) -> bool:
+        """Once the run has ended, store a pinned checkpoint; true if anything was tried. Not during training: the next
+        checkpoint would wait for it."""
+        self._ended = self._ended and not self._run.trainer_alive()
+        waiting = [s for s in self._pinned_unstored() if not s.held and self._sendable(s)] if self._ended else []
+        if not waiting:
+            return False
+        try:
+            await self._attempt(publisher, waiting[0], hold=False, pinned=True)
+        except RootReplaced:
+            return False
+        except (HostError, IntegrityError) as error:
+            if isinstance(error, ObjectsMissing):
+                raise
+            await self._abandoned(waiting[0], error)
+        return True
+
+    async def _attempt(
+        self, publisher: Publisher, chosen: CheckpointSet, *, hold: bool, pinned: bool = False
+    ) -> PodwatchError | None:
         """Send and publish it; the reason where it cannot be sent any more. Raises as ``_send`` for all else."""
         try:
-            await self._send(publisher, chosen, hold=hold)
+            await self._send(publisher, chosen, hold=hold, pinned=pinned)
         except (SetVoid, UploadStopped) as error:
             await self._abandoned(chosen, error)
             return error
@@ -474,7 +521,7 @@ class Syncer:
         last = max((p.step for p in published if p.lineage == lineage and p.step < NO_TRAINING), default=-1)
         begun = await self._journal.run(Journal.unfinished)
         self._unfinished = bool(begun)
-        finish, given_up = sort_begun(begun, sets, void=self._void, published=last)
+        finish, given_up = sort_begun(begun, sets, void=self._void, published=last, pinned=self.pinned().keys())
         candidates = [await self._waiting(found) for found in finish]
         newest = newest_complete(self._catalogue.sets)
         fresh = newest if newest is not None and self._sendable(newest) and self._gap_left() <= 0 else None
@@ -489,8 +536,7 @@ class Syncer:
         return sets[best.step] if best is not None and best in candidates else None
 
     def _sendable(self, found: CheckpointSet) -> bool:
-        key = (found.step, found.save_id)
-        return key not in self.session.known.stored and key not in self._void
+        return self._lacks(found) and (found.step, found.save_id) not in self._void
 
     async def _waiting(self, found: CheckpointSet) -> Waiting:
         """With its bytes that are not in the store. An unreadable checkpoint counts as nothing left: sending it reports
@@ -584,7 +630,8 @@ class Syncer:
             raise HostError("files of this checkpoint are on other nodes, which this podwatch does not know")
         return self.nodes
 
-    async def _send(self, publisher: Publisher, chosen: CheckpointSet, *, hold: bool) -> None:
+    async def _send(self, publisher: Publisher, chosen: CheckpointSet, *, hold: bool, pinned: bool = False) -> None:
+        """``pinned``: it is stored without becoming the newest."""
         began = self._clock.monotonic()
         plan = await self._plan(chosen)
         await self._upload(plan, hold=hold)
@@ -592,13 +639,17 @@ class Syncer:
         self._in_flight = _InFlight(chosen.step, total, total)
         self.session.idle.clear()
         try:
-            saved = await self._sender.publish(publisher, plan.contents, plan.files, plan.done)
+            saved = await self._sender.publish(publisher, plan.contents, plan.files, plan.done, move_pointer=not pinned)
         finally:
             self._in_flight = _InFlight()
             self.session.idle.set()
         self.session.note_stored(await self._journal.run(Journal.published))
         self._abandoned_in_a_row = 0
         self.session.well()
+        if pinned:  # ``published`` is for what the pointer names
+            message = f"step {saved.step}, which is pinned, is in the store"
+            self._tell(EventName.FINAL_SYNC, message, step=saved.step, bytes=saved.total_bytes)
+            return
         self._tell(
             EventName.PUBLISHED,
             f"step {saved.step} is in the store",

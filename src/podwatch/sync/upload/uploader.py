@@ -336,11 +336,13 @@ class Sender:
         contents: SetContents,
         files: tuple[jobs.JobFile, ...],
         done: dict[str, UploadedObject],
+        *,
+        move_pointer: bool = True,
     ) -> PublishedSave:
-        """Verify, write manifest and pointer. An older checkpoint of this lineage is stored without moving the
-        pointer."""
+        """Verify, write manifest and pointer. An older checkpoint of this lineage is stored without moving the pointer,
+        as with ``move_pointer`` false."""
         try:
-            saved = await self._publish(publisher, contents, files, done)
+            saved = await self._publish(publisher, contents, files, done, move_pointer=move_pointer)
         except BaseException as error:
             await self._after(error)
             raise
@@ -353,6 +355,8 @@ class Sender:
         contents: SetContents,
         files: tuple[jobs.JobFile, ...],
         done: dict[str, UploadedObject],
+        *,
+        move_pointer: bool,
     ) -> PublishedSave:
         await self._still_there(contents.set)
         await self.check()
@@ -380,9 +384,9 @@ class Sender:
         # A stray directory that an older podwatch published must not keep the pointer from the trained checkpoints.
         odd = {(s.step, s.save_id) for s in self._catalogue.sets if not s.of_line}
         line = (p for p in published if p.lineage == identity.lineage and (p.step, p.save_id) not in odd)
-        newer = any(NO_TRAINING > p.step > chosen.step for p in line)
+        moves = move_pointer and not any(NO_TRAINING > p.step > chosen.step for p in line)
         try:
-            return await self._worker.call(lambda: publisher.publish(manifest, move_pointer=not newer))
+            return await self._worker.call(lambda: publisher.publish(manifest, move_pointer=moves))
         except ObjectsMissing as error:
             for path in error.paths:  # void the record, so that only these are sent again
                 await self._journal.run(
