@@ -116,6 +116,8 @@ def test_a_verdict_is_one_json_shape() -> None:
         (Situation(gave_up=True, settled=False), None),  # the next try in an hour
         (Situation(held=True, settled=False, waited=899), None),
         (Situation(held=True, settled=False, waited=900), Outcome.HELD),
+        (Situation(held=True, stopped=True, waited=10), Outcome.STOPPED),  # an operator does not wait for the other pod
+        (Situation(superseded=True, stopped=True, waited=10), None),
         (Situation(superseded=True, waited=10), None),
         (Situation(superseded=True, waited=901), Outcome.SUPERSEDED),
         (Situation(superseded=True, finished=True), Outcome.FINISHED),

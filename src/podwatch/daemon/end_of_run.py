@@ -17,12 +17,13 @@ from podwatch.daemon.components import Components
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.sensing_loop import LAG
-from podwatch.daemon.variables_of_own_processes import JOB_PIPE, UNDER_INIT
+from podwatch.daemon.variables_of_own_processes import JOB_PIPE, JOB_PROCESS, UNDER_INIT
 from podwatch.domain.engine_and_attempt import grace_seconds, instance
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.snapshot import Desired
+from podwatch.journal import Journal
 from podwatch.policy.exit_code import PERMANENT, JobEnd, Outcome, Situation, Verdict, ended, judge, of_error, withdrawn
 from podwatch.policy.lost_saves import to_wait_for
 from podwatch.policy.who_holds_the_run import LeaseAction
@@ -49,6 +50,11 @@ OF_GRACE: Final = 0.85
 """Share of the engine's grace that podwatch uses: the rest is for its own exit."""
 OF_KEEPER: Final = 0.8
 """Share of podwatch's own grace that training gets before SIGKILL: the rest is for the last words to the store."""
+
+STUCK: Final = "end.stuck"
+"""Journal key, in job mode: {"job": its process, "since": monotonic second since which it cannot train}. A daemon that
+init starts again continues the standby."""
+CLAIMING: Final = (LeaseAction.CLAIM, LeaseAction.SETTLE)
 
 
 class StoredVerdicts(Protocol):
@@ -231,6 +237,7 @@ class EndOfRun:
         self._parts, self._host, self._final, self._verdicts, self._pod = parts, host, final, verdicts, pod
         self._heartbeat, self._evaluations = heartbeat, evaluations
         self._job = in_job(os.environ)
+        self._process = os.environ.get(JOB_PROCESS, "") if self._job else ""
         self._stuck_since: float | None = None
         self._last: JobEnd | None = None
         """The end that ``leaving`` decided."""
@@ -262,6 +269,7 @@ class EndOfRun:
         """Wait for the end, store what is left, and end podwatch if this end asks for it. An operator's start after an
         end that podwatch stayed for withdraws the verdict."""
         clock, concluded = self._parts.run.clock, None
+        await self.recall()
         while True:
             now, standby = self.situation(), self._parts.settings.recovery.standby
             end = ended(now, standby)
@@ -414,17 +422,33 @@ class EndOfRun:
         if self._last is not None:
             await self._keep(self._last)
 
+    async def recall(self) -> None:
+        """Continue the standby that an earlier daemon of this job began."""
+        known = await self._parts.run.journal.run(Journal.learned, STUCK)
+        if not self._process or not isinstance(known, dict) or known.get("job") != self._process:
+            return
+        since, now = known.get("since"), self._parts.run.clock.monotonic()
+        if self._stuck_since is None and isinstance(since, float) and since <= now:
+            self._stuck_since = since
+
+    def _waited(self, *, stuck: bool) -> float:
+        """Seconds for which this pod has been stuck without a break."""
+        now, before = self._parts.run.clock.monotonic(), self._stuck_since
+        self._stuck_since = (now if before is None else before) if stuck else None
+        if self._process and self._stuck_since != before:
+            kept = None if self._stuck_since is None else {"job": self._process, "since": self._stuck_since}
+            self._parts.run.journal.post(Journal.learn, STUCK, kept)
+        return 0.0 if self._stuck_since is None else now - self._stuck_since
+
     def situation(self) -> Situation:
         """As of now."""
-        recovery, now = self._parts.recovery, self._parts.run.clock.monotonic()
+        recovery = self._parts.recovery
         state, standing = recovery.state, recovery.context.tools.standing
         superseded = standing.act is LeaseAction.SUPERSEDED
-        held = bool(standing.why_not) and not superseded and not standing.ordered and recovery.handle is None
-        blocked, gave_up = state.phase is Phase.BLOCKED, state.phase is Phase.GAVE_UP
-        if not (superseded or held or blocked):
-            self._stuck_since = None
-        elif self._stuck_since is None:
-            self._stuck_since = now
+        leaseless = bool(standing.why_not) and not superseded and not standing.ordered and recovery.handle is None
+        # While its own claim is decided, this pod still waits, but nothing shows that another one has the run.
+        held = leaseless and standing.act not in CLAIMING
+        blocked, gave_up = state.phase is Phase.BLOCKED and not leaseless, state.phase is Phase.GAVE_UP
         return Situation(
             finished=state.phase is Phase.FINISHED and recovery.desired is Desired.FINISHED,
             stopped=standing.ordered or (state.phase is Phase.STOPPED and recovery.desired is Desired.STOPPED),
@@ -435,6 +459,6 @@ class EndOfRun:
             settled=recovery.runner.ready or (gave_up and self._ends_pod(Outcome.GAVE_UP)),
             paused=state.phase is Phase.PAUSED,
             why=standing.why_not if held or superseded or standing.ordered else state.detail,
-            waited=0.0 if self._stuck_since is None else now - self._stuck_since,
+            waited=self._waited(stuck=superseded or leaseless or blocked),
             blame=recovery.context.blame,
         )

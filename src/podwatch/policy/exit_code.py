@@ -168,11 +168,12 @@ def ended(now: Situation, standby: float) -> JobEnd | None:
         return None
     if now.finished:
         return JobEnd(Outcome.FINISHED, now.why)
-    if now.superseded or now.held:
-        over = Outcome.SUPERSEDED if now.superseded else Outcome.HELD
-        return JobEnd(over, now.why) if now.waited >= standby else None
+    if now.superseded:
+        return JobEnd(Outcome.SUPERSEDED, now.why) if now.waited >= standby else None
     if now.stopped:
         return JobEnd(Outcome.STOPPED, now.why)
+    if now.held:
+        return JobEnd(Outcome.HELD, now.why) if now.waited >= standby else None
     if now.gave_up:
         return JobEnd(Outcome.GAVE_UP, now.why, now.blame)
     if now.paused or not now.blocked:
