@@ -131,6 +131,21 @@ async def test_a_job_does_not_end_while_its_own_claim_is_decided(journal: AsyncJ
     assert daemon.over(ending) is Outcome.HELD, "another claim won: the standby is over"
 
 
+async def test_a_store_that_does_not_say_who_holds_the_run_is_not_another_pod(journal: AsyncJournal) -> None:
+    daemon = Daemon(journal, standing=ASK, phase=Phase.BLOCKED)
+    ending = daemon.ending()
+    assert (ending.situation().held, ending.situation().unanswered) == (False, True)
+    daemon.clock.advance(STANDBY - 1)
+    assert daemon.over(ending) is None
+    daemon.clock.advance(1)
+    end = ended(ending.situation(), STANDBY)
+    assert end is not None
+    assert (end.outcome, end.reason) == (Outcome.BLOCKED, ASK.why_not)
+    assert end.lease_unknown
+    daemon.standing = WATCH
+    assert daemon.over(ending) is Outcome.HELD, "the time counts on when the store answers"
+
+
 async def test_watch_ends_the_job_with_86(journal: AsyncJournal) -> None:
     daemon = Daemon(journal, standing=WATCH, phase=Phase.BLOCKED)
     began = daemon.clock.monotonic()

@@ -447,7 +447,8 @@ class EndOfRun:
         superseded = standing.act is LeaseAction.SUPERSEDED
         leaseless = bool(standing.why_not) and not superseded and not standing.ordered and recovery.handle is None
         # While its own claim is decided, this pod still waits, but nothing shows that another one has the run.
-        held = leaseless and standing.act not in CLAIMING
+        unanswered = leaseless and standing.act is LeaseAction.ASK
+        held = leaseless and not unanswered and standing.act not in CLAIMING
         blocked, gave_up = state.phase is Phase.BLOCKED and not leaseless, state.phase is Phase.GAVE_UP
         return Situation(
             finished=state.phase is Phase.FINISHED and recovery.desired is Desired.FINISHED,
@@ -455,10 +456,11 @@ class EndOfRun:
             gave_up=gave_up,
             superseded=superseded,
             held=held,
+            unanswered=unanswered,
             blocked=blocked,
             settled=recovery.runner.ready or (gave_up and self._ends_pod(Outcome.GAVE_UP)),
             paused=state.phase is Phase.PAUSED,
-            why=standing.why_not if held or superseded or standing.ordered else state.detail,
+            why=standing.why_not if leaseless or superseded or standing.ordered else state.detail,
             waited=self._waited(stuck=superseded or leaseless or blocked),
             blame=recovery.context.blame,
         )
