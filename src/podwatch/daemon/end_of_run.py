@@ -8,8 +8,8 @@ ends the trainer and returns the code.
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from podwatch.config.settings import RecoverySettings
@@ -18,6 +18,7 @@ from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.sensing_loop import LAG
 from podwatch.daemon.variables_of_own_processes import JOB_PIPE, JOB_PROCESS, UNDER_INIT
+from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.engine_and_attempt import grace_seconds, instance
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import EventName
@@ -55,6 +56,15 @@ STUCK: Final = "end.stuck"
 """Journal key, in job mode: {"job": its process, "since": monotonic second since which it cannot train}. A daemon that
 init starts again continues the standby."""
 CLAIMING: Final = (LeaseAction.CLAIM, LeaseAction.SETTLE)
+NOT_OURS: Final = (LeaseAction.WATCH, LeaseAction.REFUSE, LeaseAction.ASIDE, LeaseAction.SUPERSEDED)
+"""This pod must not publish, so a final sync would change nothing."""
+STORING: Final = (Outcome.FINISHED, Outcome.STOPPED, Outcome.GAVE_UP, Outcome.BLOCKED)
+"""The ends that leave time for a final sync. An end by a signal has its grace (daemon/shutdown.py)."""
+_ENDED: Final = {
+    Outcome.FINISHED: "the run is finished",
+    Outcome.STOPPED: "training is stopped",
+    Outcome.GAVE_UP: "podwatch gave up",
+}
 
 
 class StoredVerdicts(Protocol):
@@ -159,50 +169,60 @@ class Stored:
 
 
 class FinalSync:
-    """Stores what a finished run has left, within ``[recovery] final_sync``."""
+    """Stores what a run has left when it ends here, within ``[recovery] final_sync``. ``left``: the names of what the
+    last look found missing."""
 
     def __init__(self, parts: Components, loops: DaemonLoops, host: Host, artifacts: "Artifacts | None") -> None:
         self._parts, self._loops, self._host, self._artifacts = parts, loops, host, artifacts
+        self.left: tuple[str, ...] = ()
 
-    async def run(self) -> Stored:
-        parts, clock = self._parts, self._parts.run.clock
+    async def run(self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True) -> Stored | None:
+        """Wait until everything is stored, or the time is over. None once the end does not hold any more. ``evidence``:
+        store logs and incident bundles, too."""
+        parts, clock, finished = self._parts, self._parts.run.clock, outcome is Outcome.FINISHED
         if parts.store.elsewhere:
             return Stored()
-        if not parts.settings.sync.store:
+        if finished and not parts.settings.sync.store:
             return Stored(also="NOT BACKED UP: no store is configured")
         began = clock.monotonic()
         most, told = parts.settings.recovery.final_sync, began - PROGRESS_SECONDS
         while True:
-            left = await self._left(clock.monotonic() - began)
+            left = await self._left(clock.monotonic() - began, finished=finished)
+            self.left = (*left.pending, *left.refused)
+            if not holds():
+                return None
             if not left.pending or clock.monotonic() - began >= most:
                 break
             if clock.monotonic() - told >= PROGRESS_SECONDS:
                 told = clock.monotonic()
-                self._progress(left, began + most - told)
+                self._progress(_ENDED.get(outcome, "training cannot start"), left, began + most - told)
             await clock.sleep(LOOK_SECONDS)
-        return Stored((*left.pending, *left.refused), await self._evidence())
+        return Stored(self.left, await self._evidence() if evidence else "")
 
     async def look(self) -> Stored:
         """What is not stored now, without waiting for it."""
-        left = await self._left(SETTLE_SECONDS)
+        left = await self._left(SETTLE_SECONDS, finished=False)
         return Stored((*left.pending, *left.refused))
 
-    async def _left(self, waited: float) -> Unstored:
+    async def _left(self, waited: float, *, finished: bool) -> Unstored:
         parts = self._parts
         if parts.recovery.handle is None:
             parts.recovery.context.writers_ended = True
         sets = await self._loops.guarding.look()
         if parts.syncer is None:
             why = parts.store.refused or "the store cannot be used"
-            return Unstored(refused=(f"the last checkpoint ({why})",))
+            why = why if parts.settings.sync.store else "no store is configured"
+            newest = newest_complete(sets)
+            name = "the last checkpoint" if newest is None else f"the checkpoint of step {newest.step}"
+            return Unstored(refused=(f"{name} ({why})",) if finished or newest is not None else ())
         parts.syncer.notify()
         left = await parts.syncer.unstored()
         step = to_wait_for(sets, parts.syncer.status().last_step, settled=waited >= SETTLE_SECONDS)
         return left if step is None else Unstored((*left.pending, f"the checkpoint of step {step}"), left.refused)
 
-    def _progress(self, left: Unstored, seconds: float) -> None:
+    def _progress(self, why: str, left: Unstored, seconds: float) -> None:
         syncer = self._parts.syncer
-        text = f"the run is finished; podwatch stores {', '.join(left.pending)}"
+        text = f"{why}; podwatch stores {', '.join(left.pending)}"
         if syncer is not None:
             sync = syncer.status()
             if sync.uploading_step is not None and sync.total_bytes:
@@ -241,6 +261,8 @@ class EndOfRun:
         self._stuck_since: float | None = None
         self._last: JobEnd | None = None
         """The end that ``leaving`` decided."""
+        self._storing: JobEnd | None = None
+        """The decided end whose last data is being stored, or was; None for a finished run."""
 
     @property
     def verdict(self) -> Verdict | None:
@@ -279,12 +301,10 @@ class EndOfRun:
             if end is None:
                 if concluded is None or withdrawn(concluded, now, standby):
                     self._host.exit.verdict = concluded = None
-            elif end.outcome is not concluded:
-                final = await self._stored(end)
-                if end.outcome is not Outcome.FINISHED or await self._evaluated():
-                    concluded = end.outcome
-                    if await self._conclude(final):
-                        return
+            elif end.outcome is not concluded and (final := await self._settled(end)) is not None:
+                concluded = end.outcome
+                if await self._conclude(final):
+                    return
             await clock.sleep(self._pause())
 
     def _pause(self) -> float:
@@ -299,12 +319,44 @@ class EndOfRun:
         recovery = self._parts.recovery
         return recovery.handle is None and recovery.state.phase not in (Phase.STOPPING, Phase.ENDING)
 
-    async def _stored(self, end: JobEnd) -> JobEnd:
-        if end.outcome is not Outcome.FINISHED:
-            return end
-        stored = await self._final.run()
+    async def _settled(self, end: JobEnd) -> JobEnd | None:
+        """The end that counts on all nodes, once its last data is stored; None if an operator or recovery has started
+        the run again meanwhile. The nodes agree first, unless the run is finished: until they know of this end, they
+        take the silence of this node's training for a failure."""
+        gang = self._parts.gang
+        if end.outcome is Outcome.FINISHED:
+            final = await self._finished(end)
+            if final is None or gang is None:
+                return final
+            agreed = await gang.agree(final)
+            return replace(agreed, unstored=final.unstored) if agreed.outcome is Outcome.FINISHED else agreed
+        if gang is not None:
+            end = await gang.agree(end, storing=self._parts.settings.recovery.final_sync)
+        return await self._stored(end)
+
+    async def _finished(self, end: JobEnd) -> JobEnd | None:
+        stored = await self._final.run(end.outcome, lambda: self._holds(end))
+        if stored is None or not await self._evaluated():
+            return None
         reason = "; ".join(text for text in (end.reason, stored.also) if text)
         return JobEnd(end.outcome, reason, unstored=stored.unstored)
+
+    async def _stored(self, end: JobEnd) -> JobEnd | None:
+        """After any other end that takes the machine or podwatch away. The end stays what it is, whatever is stored."""
+        ends_pod = self._ends_pod(end.outcome)
+        if end.outcome not in STORING or end.lease_unknown or not (ends_pod or self._exits(end.outcome)):
+            return end
+        if self._parts.recovery.context.tools.standing.act in NOT_OURS:
+            return end
+        self._storing = end  # a signal from here on ends podwatch with this end
+        stored = await self._final.run(end.outcome, lambda: self._holds(end), evidence=ends_pod)
+        self._storing = None if stored is None else replace(end, unstored=stored.unstored)
+        return self._storing
+
+    def _holds(self, end: JobEnd) -> bool:
+        """Whether the run has not been started again since this end. The end of several nodes is final."""
+        standby = self._parts.settings.recovery.standby
+        return self._parts.gang is not None or not withdrawn(end.outcome, self.situation(), standby)
 
     async def _evaluated(self) -> bool:
         """Wait for the evaluation at the end, if this end takes the machine or podwatch away, for ``final_sync`` at
@@ -336,12 +388,11 @@ class EndOfRun:
 
     async def _conclude(self, end: JobEnd) -> bool:
         """Returns whether podwatch exits with this end."""
-        if self._parts.gang is not None:
-            end = await self._parts.gang.agree(end)
         verdict = judge(await self._keep(end), job=self._job)
         self._host.exit.verdict = verdict
         # An operator knows that they stopped the run; on a plain pod, what podwatch stays for has findings of its own.
-        well = verdict.code == 0 or end.outcome is Outcome.STOPPED or not (self._job or end.unstored)
+        expected = end.outcome is Outcome.STOPPED or not self._job
+        well = verdict.code == 0 or (expected and not end.unstored)
         severity = Severity.INFO if well else Severity.CRITICAL
         self._host.bus.say(
             EventName.RUN_ENDED, verdict.sentence, severity, outcome=str(verdict.outcome), exit_code=int(verdict.code)
@@ -370,11 +421,9 @@ class EndOfRun:
         """Whether the store has what this machine's disk has, after the final sync."""
         if not self._parts.settings.sync.store:
             return False
-        if end.outcome is Outcome.FINISHED:
+        if end.outcome is not Outcome.SUPERSEDED:
             return not end.unstored
-        # A superseded pod cannot publish: waiting would change nothing.
-        waits = end.outcome is not Outcome.SUPERSEDED
-        return not (await self._final.run() if waits else await self._final.look()).unstored
+        return not (await self._final.look()).unstored  # it cannot publish: waiting would change nothing
 
     async def _keep(self, end: JobEnd) -> JobEnd:
         """Only in job mode: a pod whose podwatch stays has no attempts."""
@@ -393,12 +442,15 @@ class EndOfRun:
 
     async def leaving(self) -> None:
         """Called when podwatch stops: in job mode a stop without a verdict is a preemption, or a permanent error; any
-        other error is retried by init."""
+        other error is retried by init. During the final sync of a run that is not finished, the decided end counts: an
+        engine must not run a job again that an operator stopped."""
         leaving = self._host.exit
         if not self._job or leaving.again or leaving.verdict is not None:
             return
         if self._parts.gang is not None and self._parts.gang.over is not None:
             self._last = self._parts.gang.over
+        elif self._storing is not None and (leaving.first == 0 or leaving.preempted):
+            self._last = replace(self._storing, unstored=self._final.left)
         elif leaving.first == 0 or leaving.preempted:
             self._last = JobEnd(Outcome.PREEMPTED, leaving.preempted or "podwatch was asked to stop")
         elif leaving.first in PERMANENT:

@@ -48,7 +48,7 @@ class Blame(StrEnum):
 @dataclass(frozen=True, slots=True)
 class JobEnd:
     """The evidence of one end. ``reason``: one clause without a full stop. ``blame`` counts for GAVE_UP and BLOCKED.
-    ``unstored``: names of what a finished run could not store. ``error``: the exit code of the error, for FAILED.
+    ``unstored``: names of what could not be stored. ``error``: the exit code of the error, for FAILED.
     ``broken``: the machines that are; None: this one, if a machine is to blame. ``suspect``: a machine with a fault
     that can pass. ``lease_unknown``: the store did not say whether this pod may train, so it was no attempt."""
 
@@ -135,6 +135,8 @@ def judge(end: JobEnd, *, job: bool = True) -> Verdict:
     if not job:
         todo = _ON_A_POD.get(end.outcome, todo)
     said = f"{what}: {end.reason}" if end.reason else what
+    if end.outcome is not Outcome.FINISHED and end.unstored:
+        said += f". Not in the store: {', '.join(end.unstored)}"
     return Verdict(code, end.outcome, f"{said}. {todo}.", end.blame)
 
 
