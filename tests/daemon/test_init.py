@@ -312,6 +312,30 @@ def test_pid_one_gives_the_daemon_the_grace_it_says_and_no_more(box: Box) -> Non
     assert asked - silent > 1.0, "what it asks for is what it gets"
 
 
+SAVES = "import subprocess\nif count == 1:\n    subprocess.Popen(['sh', '-c', 'trap \"sleep {seconds}; echo saved >> ' + where + '/training; exit\" TERM; touch ' + where + '/up; while :; do sleep 0.05; done'], start_new_session=True)\n    while not os.path.exists(where + '/up'): time.sleep(0.01)\n"
+ASKS = "def term(*_):\n    tell('STOPPING=1\\nEXTEND_TIMEOUT_USEC={micro}'); os._exit(0)\nsignal.signal(signal.SIGTERM, term)\nopen(where + '/armed', 'w')\n"
+
+
+@unshare
+def test_training_that_saves_at_sigterm_has_the_rest_of_the_grace(box: Box) -> None:
+    """``preempt_grace`` is for training, too, once podwatch's daemon has said its last words; and not more than that."""
+    took = {}
+    for seconds, micro in ((4, 40_000_000), (600, 8_000_000)):
+        for name in ("starts", "up", "armed"):
+            (box.root / name).unlink(missing_ok=True)
+        body = SAVES.format(seconds=seconds) + ASKS.format(micro=micro) + SERVE
+        process = box.start(body, "--last", "0.3", wrap=PID1)
+        until(lambda: (box.root / "armed").exists())
+        (inner,) = procfs.children(process.pid)
+        began = time.monotonic()
+        os.kill(inner, signal.SIGTERM)
+        process.wait(120)
+        took[seconds] = time.monotonic() - began
+    assert (box.root / "training").read_text() == "saved\n"
+    assert took[4] < 30, "it ends with the last process"
+    assert 7.5 < took[600] < 25
+
+
 def test_detach_returns_once_ready_and_leaves_a_small_init(box: Box) -> None:
     done = _detach(box, "print('hello', flush=True)\n" + SERVE)
     assert done.returncode == 0, done.stderr

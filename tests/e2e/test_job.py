@@ -240,6 +240,66 @@ def test_a_final_checkpoint_that_cannot_be_stored_is_named_and_ends_with_69(rig:
     assert messages(job.daemon, "final-sync"), "progress is shown"
 
 
+def newest(daemon: DaemonProcess) -> int:
+    """The newest checkpoint that the log calls complete."""
+    return max(int(e["step"]) for e in daemon.events() if e["podwatch_event"] == "checkpoint-complete")
+
+
+SLOW = {"sync__max_rate": "10kB"}
+"""An upload takes seconds."""
+
+
+def test_a_save_that_a_stop_waited_for_is_stored_before_the_job_ends(rig: Rig, elsewhere: Path) -> None:
+    rig.trainer_flags = ["--ckpt.interval", "20"]
+    job = Job(rig, sync__store=f"file://{elsewhere}", **SLOW).start()
+    running(job.daemon, rig)
+    assert job.daemon.command("stop-training", "--after-save").returncode == 0
+    assert job.ends() == 65, job.daemon.tail()
+    assert job.verdicts() == [("stopped", 65)]
+    assert latest(elsewhere)["step"] == newest(job.daemon)
+    assert "Not in the store" not in messages(job.daemon, "run-ended")[0]
+    assert "training is stopped; podwatch stores" in messages(job.daemon, "final-sync")[0]
+
+
+def test_a_machine_fault_takes_no_checkpoint_with_it(rig: Rig, elsewhere: Path) -> None:
+    rig.trainer_flags = ["--ckpt.interval", "4"]
+    job = Job(rig, sync__store=f"file://{elsewhere}", **SLOW).start()
+    running(job.daemon, rig, step=4)
+    rig.order(exit=1, say=["RuntimeError: CUDA error: uncorrectable ECC error encountered"])
+    assert job.ends() == 86, job.daemon.tail()
+    assert job.verdicts() == [("gave-up", 86)]
+    assert latest(elsewhere)["step"] == newest(job.daemon)
+
+
+def test_what_an_operators_stop_could_not_store_is_named_and_the_code_stays(rig: Rig, elsewhere: Path) -> None:
+    store = elsewhere / "store"
+    store.mkdir()
+    rig.trainer_flags = ["--ckpt.interval", "4"]
+    job = Job(rig, sync__store=f"file://{store}", recovery__final_sync="5s").start()
+    running(job.daemon, rig, step=4)
+    published(job.daemon)
+    store.rename(elsewhere / "gone")
+    store.write_text("no directory")
+    assert job.daemon.command("stop-training", "--after-save").returncode == 0
+    assert job.ends() == 65, job.daemon.tail()
+    assert job.verdicts() == [("stopped", 65)]
+    assert f"Not in the store: the checkpoint of step {newest(job.daemon)}" in messages(job.daemon, "run-ended")[0]
+
+
+def test_a_signal_while_a_stopped_run_is_stored_does_not_make_the_engine_run_it_again(
+    rig: Rig, elsewhere: Path
+) -> None:
+    rig.trainer_flags = ["--ckpt.interval", "4"]
+    job = Job(rig, sync__store=f"file://{elsewhere}", sync__max_rate="1kB", recovery__end_grace="5s").start()
+    running(job.daemon, rig, step=4)
+    assert job.daemon.command("stop-training").returncode == 0
+    job.daemon.wait_event("final-sync", 60)
+    job.process.terminate()
+    assert job.ends() == 65, job.daemon.tail()
+    assert job.verdicts() == [("stopped", 65)]
+    assert "Not in the store: the checkpoint" in messages(job.daemon, "run-ended")[0]
+
+
 def test_no_file_an_empty_state_directory_a_wait_and_a_probe(rig: Rig, elsewhere: Path) -> None:
     rig.trainer_flags = ["--max-steps", "60", "--ckpt.interval", "20"]
     daemon = rig.daemon()

@@ -1,17 +1,20 @@
 """Two real daemons with trainers, one run, one store: a paused pod, its replacement, and what happens when it wakes."""
 
 import contextlib
+import json
 import os
 import signal
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from podwatch.domain.manifest import Keys
+from tests.support.asking import messages
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
@@ -29,14 +32,14 @@ class Run:
         self._make = make_rig
         self.run_id = ""
 
-    def pod(self) -> tuple[Rig, DaemonProcess]:
+    def pod(self, **changes: str) -> tuple[Rig, DaemonProcess]:
         rig = self._make()
         self.run_id = rig.run_id = self.run_id or rig.run_id
         rig.trainer_flags = ["--step-seconds=0.5", "--ckpt.interval=10"]
         environ: dict[str, str] = {}
         if self.server is not None:
             environ = {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": self.server.url}
-        return rig, rig.daemon(environ, sync__store=self.url, **QUICK)
+        return rig, rig.daemon(environ, sync__store=self.url, **(QUICK | changes))
 
     def holds(self) -> None:
         """What the store promises, at this moment and (B2) at every moment so far."""
@@ -129,6 +132,60 @@ def test_a_paused_pod_loses_its_run_and_gives_way_when_it_wakes(shared: Run) -> 
     first_daemon.wait_for(lambda: first.trainer_pid, 60, "by hand it takes the run back at once")
     second_daemon.wait_for(lambda: not second.trainer_pid, 90, "and the other one gives way")
     shared.holds()
+
+
+def seconds_between(daemon: DaemonProcess, first: str, last: str) -> float:
+    at = [next(e["timestamp"] for e in daemon.events() if e["podwatch_event"] == name) for name in (first, last)]
+    began, ended = map(datetime.fromisoformat, at)
+    return (ended - began).total_seconds()
+
+
+@pytest.mark.parametrize("shared", ["file"], indirect=True)
+def test_a_job_stands_by_beside_a_living_pod_and_ends_although_its_daemon_is_killed(shared: Run) -> None:
+    """The standby is longer than the time until the other pod's heartbeat changes."""
+    first, first_daemon = shared.pod()
+    first_daemon.start()
+    first_daemon.wait_for(lambda: first.trainer_pid, 60, "the first pod trains")
+    first_daemon.wait_for(lambda: standing(first_daemon).get("standing") == "holding", 60, "it holds the run")
+    second, job = shared.pod(recovery__standby="45s", sync__holder_patience="5m")
+    job.start("--job")
+    job.wait_for(lambda: any("is alive" in text for text in messages(job, "run-held-elsewhere")), 60, "it lives")
+    job.wait_for(lambda: standing(job).get("standing") == "watching", 30, "it watches on")
+    endpoint = next(job.runtime.glob("*/endpoint.json"))
+    os.kill(json.loads(endpoint.read_text())["pid"], signal.SIGKILL)
+    assert job.process is not None
+    assert job.process.wait(180) == 86, job.tail()
+    assert [(e["outcome"], e["exit_code"]) for e in job.events() if e["podwatch_event"] == "run-ended"] == [
+        ("held", 86)
+    ]
+    assert 43 < seconds_between(job, "run-held-elsewhere", "run-ended") < 60, "over the restart of its daemon"
+    assert len(messages(job, "daemon-started")) == 2, "killed once, and never left"
+    assert second.starts == []
+    assert first.trainer_pid
+    shared.holds()
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=("leaves", "dies"))
+@pytest.mark.parametrize("shared", ["file"], indirect=True)
+def test_a_job_that_stands_by_trains_when_the_other_pod_ends(shared: Run, leaves: bool) -> None:
+    first, first_daemon = shared.pod()
+    first_daemon.start()
+    first_daemon.wait_for(lambda: first.trainer_pid, 60, "the first pod trains")
+    first_daemon.wait_for(lambda: standing(first_daemon).get("standing") == "holding", 60, "it holds the run")
+    second, job = shared.pod(recovery__standby="10m")
+    job.start("--job")
+    job.wait_for(lambda: any("is alive" in text for text in messages(job, "run-held-elsewhere")), 60, "it lives")
+    assert not second.starts
+    if leaves:
+        assert first_daemon.command("preempt").returncode == 0
+    first_daemon.end_training()
+    job.wait_for(lambda: second.trainer_pid, 120, "the job trains")
+    assert len(messages(job, "daemon-started")) == 1
+    assert standing(job)["generation"] == 2
+    shared.holds()
+    assert job.process is not None
+    job.process.terminate()
+    assert job.process.wait(60) == 86
 
 
 def test_a_pod_that_says_goodbye_is_not_waited_for(shared: Run) -> None:

@@ -121,6 +121,8 @@ def test_a_verdict_is_one_json_shape() -> None:
         (Situation(gave_up=True, settled=False), None),  # the next try in an hour
         (Situation(held=True, settled=False, waited=899), None),
         (Situation(held=True, settled=False, waited=900), Outcome.HELD),
+        (Situation(held=True, stopped=True, waited=10), Outcome.STOPPED),  # an operator does not wait for the other pod
+        (Situation(superseded=True, stopped=True, waited=10), None),
         (Situation(superseded=True, waited=10), None),
         (Situation(superseded=True, waited=901), Outcome.SUPERSEDED),
         (Situation(superseded=True, finished=True), Outcome.FINISHED),
@@ -129,6 +131,13 @@ def test_a_verdict_is_one_json_shape() -> None:
         (Situation(blocked=True, waited=5), None),
         (Situation(blocked=True, waited=15), Outcome.BLOCKED),
         (Situation(blocked=True, paused=True, waited=5000), None),
+        (Situation(unanswered=True, waited=15), None),
+        (Situation(unanswered=True, settled=False, waited=899), None),
+        (Situation(unanswered=True, waited=900), Outcome.BLOCKED),
+        (Situation(unanswered=True, settled=False, waited=900), Outcome.BLOCKED),
+        (Situation(unanswered=True, paused=True, waited=5000), None),
+        (Situation(unanswered=True, stopped=True), Outcome.STOPPED),
+        (Situation(unanswered=True, gave_up=True, settled=False, waited=10), None),
     ],
 )
 def test_the_end_of_a_job(now: Situation, expected: Outcome | None) -> None:
@@ -143,6 +152,11 @@ def test_a_start_that_only_an_operator_can_decide_is_the_commands_fault() -> Non
     )
     assert decided is not None
     assert judge(decided).code == 65
+    unknown = ended(Situation(unanswered=True, waited=900, why="the store does not answer"), 900)
+    assert unknown is not None
+    assert judge(unknown).code == 86
+    assert "Another pod" not in judge(unknown).sentence
+    assert "the store does not answer" in judge(unknown).sentence
     other = ended(waiting, 900)
     assert other is not None
     assert judge(other).code == 86, "GPU memory that is held here is free on another machine"

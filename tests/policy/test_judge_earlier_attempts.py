@@ -92,6 +92,13 @@ def test_an_operators_stop_and_a_finish_end_the_next_attempt_too() -> None:
     assert at_start(unstored, attempt(2), POLICY).end is None, "the next attempt can store it"
 
 
+def test_an_attempt_that_was_never_told_whether_it_may_train_leaves_no_record() -> None:
+    """Another pod may train: its record stays, and an outage of the store is never the command's fault."""
+    kept = RunVerdict(digest="digest", failures=4, first_failure_wall=-90000.0)
+    unknown = JobEnd(Outcome.BLOCKED, "the store does not answer", lease_unknown=True)
+    assert at_end(kept, unknown, attempt(1), None, POLICY) == (kept, unknown)
+
+
 def test_86_without_a_step_becomes_65_by_count_and_each_attempt_waits_longer() -> None:
     kept, now, codes, pauses = RunVerdict(), 0.0, [], []
     for number in range(POLICY.most_failures):

@@ -110,6 +110,23 @@ def test_a_living_foreign_holder_is_refused_and_a_word_of_a_person_overrides() -
     assert (taken.act, taken.generation, taken.why_not) == (LeaseAction.CLAIM, 4, "")
 
 
+def test_a_pod_that_stands_by_waits_while_another_one_lives_and_takes_over_after_a_new_silence() -> None:
+    """A job must not leave: its engine has rented the machine until the job's own verdict."""
+    standby = replace(HELD, stands_by=True)
+    alive = decide(replace(standby, watch=Watch(0.0, True, "y")), TIMING)
+    assert (alive.act, alive.stop, alive.holder, alive.trains_in) == (LeaseAction.WATCH, False, "pod-2", None)
+    assert "is alive" in alive.why_not
+    assert alive.wait == TIMING.poll
+    waiting = decide(replace(standby, watch=Watch(299.0, True, "y")), TIMING)
+    assert (waiting.act, waiting.why_not != "") == (LeaseAction.WATCH, True)
+    silent = decide(replace(standby, watch=Watch(300.0, True, "y")), TIMING)
+    assert (silent.act, silent.generation, silent.at_once) == (LeaseAction.CLAIM, 4, False)
+    left = decide(replace(standby, watch=Watch(0.0, True, "y"), sign=sign(3, "n3", state="released")), TIMING)
+    assert (left.act, left.at_once, left.why_not) == (LeaseAction.CLAIM, True, "")
+    trains = decide(replace(standby, watch=Watch(0.0, True, "y"), training=True), TIMING)
+    assert (trains.act, trains.stop) == (LeaseAction.SUPERSEDED, True), "a trainer that runs here still has to stop"
+
+
 @pytest.mark.parametrize("state", [HolderState.PREEMPTED, HolderState.RELEASED])
 def test_who_has_left_is_not_waited_for(state: HolderState) -> None:
     gone = decide(replace(HELD, sign=sign(3, "n3", state=state)), TIMING)

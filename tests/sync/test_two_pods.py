@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from podwatch.daemon.store_wiring import attempt_ended, this_pod
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import RemoteError
+from podwatch.domain.event import EventName
 from podwatch.domain.lease import MOST_PINS, HolderState, Pod, parse_pins, pins_field
 from podwatch.domain.manifest import Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.run import IntentKind
@@ -60,6 +61,7 @@ class Writer:
     world: World
     clock: Clock
     take_over: bool = False
+    stands_by: bool = False
     store: ObjectStore = field(init=False)
     claims: LeaseProtocol = field(init=False)
     publisher: Publisher = field(init=False)
@@ -73,8 +75,8 @@ class Writer:
         world = self.world
         me = Pod(world.writer_id, f"machine-{world.writer_id}", boot, "place", f"host-{world.writer_id}")
         self.claims = LeaseProtocol(
-            LeaseTerms(me, Timing(), self.take_over), world.keys, world.journal, self.clock, world,
-            exclusive=self.store.exclusive,
+            LeaseTerms(me, Timing(), self.take_over, stands_by=self.stands_by),
+            world.keys, world.journal, self.clock, world, exclusive=self.store.exclusive,
         )  # fmt: skip
         self.publisher = Publisher(
             self.store, world.keys, world.journal, world, self.clock, Held(self.claims, self.clock)
@@ -128,6 +130,58 @@ class Pods:
 def pods(world: World) -> Pods:
     clock = Clock()
     return Pods(Writer(world, clock), Writer(world.other("pod2", writer_id="writer-2"), clock), clock)
+
+
+def standing_by(pods: Pods) -> tuple[Writer, Writer]:
+    """A holder, and a second pod that has seen it live for ten minutes without leaving."""
+    first, second = pods.first.hold(), pods.second
+    first.publish(5)
+    second.stands_by = True
+    second.start()
+    for _ in range(30):
+        first.beat()
+        assert second.look() is LeaseAction.WATCH
+        assert second.claims.decision.why_not
+        pods.clock.now += 20
+    news = [n for n in second.claims.news if n.event is EventName.RUN_HELD_ELSEWHERE]
+    assert [("is alive" in n.text) for n in news] == [True], "reported once"
+    return first, second
+
+
+def test_a_pod_that_stands_by_takes_over_when_the_other_one_falls_silent(pods: Pods) -> None:
+    first, second = standing_by(pods)
+    first.beat()
+    began = pods.clock.now
+    second.hold()
+    assert pods.clock.now - began >= 300 + (0 if second.store.exclusive else 100)
+    assert second.publish(10).order == (2, 2)
+    with pytest.raises(Superseded):
+        first.publish(10)
+
+
+def test_a_pod_that_stands_by_takes_over_when_the_other_one_leaves(pods: Pods) -> None:
+    first, second = standing_by(pods)
+    first.beat(HolderState.RELEASED)
+    began = pods.clock.now
+    second.look()
+    assert second.claims.decision.why_not == ""
+    second.hold()
+    assert pods.clock.now - began <= 101
+
+
+def test_a_pod_that_stands_by_follows_a_third_one_that_takes_the_run_over(pods: Pods, world: World) -> None:
+    """The claim of another pod counts as a heartbeat; and when that one leaves, its word counts, too."""
+    _, second = standing_by(pods)
+    third = Writer(world.other("pod3", writer_id="writer-3"), pods.clock, take_over=True)
+    assert third.look() is not LeaseAction.WATCH
+    third.hold()
+    third.beat()
+    assert second.look() is LeaseAction.WATCH
+    assert second.claims.decision.holder == "host-writer-3"
+    pods.clock.now += 20
+    third.beat(HolderState.PREEMPTED)
+    second.look()
+    assert second.claims.decision.why_not == ""
 
 
 def test_the_loser_publishes_nothing_more_and_readers_follow_the_generation(pods: Pods, world: World) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from podwatch.config.settings import RecoverySettings
@@ -17,12 +17,14 @@ from podwatch.daemon.components import Components
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.sensing_loop import LAG
-from podwatch.daemon.variables_of_own_processes import JOB_PIPE, UNDER_INIT
+from podwatch.daemon.variables_of_own_processes import JOB_PIPE, JOB_PROCESS, UNDER_INIT
+from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.engine_and_attempt import grace_seconds, instance
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.snapshot import Desired
+from podwatch.journal import Journal
 from podwatch.policy.exit_code import PERMANENT, JobEnd, Outcome, Situation, Verdict, ended, judge, of_error, withdrawn
 from podwatch.policy.lost_saves import to_wait_for
 from podwatch.policy.who_holds_the_run import LeaseAction
@@ -49,6 +51,20 @@ OF_GRACE: Final = 0.85
 """Share of the engine's grace that podwatch uses: the rest is for its own exit."""
 OF_KEEPER: Final = 0.8
 """Share of podwatch's own grace that training gets before SIGKILL: the rest is for the last words to the store."""
+
+STUCK: Final = "end.stuck"
+"""Journal key, in job mode: {"job": its process, "since": monotonic second since which it cannot train}. A daemon that
+init starts again continues the standby."""
+CLAIMING: Final = (LeaseAction.CLAIM, LeaseAction.SETTLE)
+NOT_OURS: Final = (LeaseAction.WATCH, LeaseAction.REFUSE, LeaseAction.ASIDE, LeaseAction.SUPERSEDED)
+"""This pod must not publish, so a final sync would change nothing."""
+STORING: Final = (Outcome.FINISHED, Outcome.STOPPED, Outcome.GAVE_UP, Outcome.BLOCKED)
+"""The ends that leave time for a final sync. An end by a signal has its grace (daemon/shutdown.py)."""
+_ENDED: Final = {
+    Outcome.FINISHED: "the run is finished",
+    Outcome.STOPPED: "training is stopped",
+    Outcome.GAVE_UP: "podwatch gave up",
+}
 
 
 class StoredVerdicts(Protocol):
@@ -154,50 +170,60 @@ class Stored:
 
 
 class FinalSync:
-    """Stores what a finished run has left, within ``[recovery] final_sync``."""
+    """Stores what a run has left when it ends here, within ``[recovery] final_sync``. ``left``: the names of what the
+    last look found missing."""
 
     def __init__(self, parts: Components, loops: DaemonLoops, host: Host, artifacts: "Artifacts | None") -> None:
         self._parts, self._loops, self._host, self._artifacts = parts, loops, host, artifacts
+        self.left: tuple[str, ...] = ()
 
-    async def run(self) -> Stored:
-        parts, clock = self._parts, self._parts.run.clock
+    async def run(self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True) -> Stored | None:
+        """Wait until everything is stored, or the time is over. None once the end does not hold any more. ``evidence``:
+        store logs and incident bundles, too."""
+        parts, clock, finished = self._parts, self._parts.run.clock, outcome is Outcome.FINISHED
         if parts.store.elsewhere:
             return Stored()
-        if not parts.settings.sync.store:
+        if finished and not parts.settings.sync.store:
             return Stored(also="NOT BACKED UP: no store is configured")
         began = clock.monotonic()
         most, told = parts.settings.recovery.final_sync, began - PROGRESS_SECONDS
         while True:
-            left = await self._left(clock.monotonic() - began)
+            left = await self._left(clock.monotonic() - began, finished=finished)
+            self.left = (*left.pending, *left.refused)
+            if not holds():
+                return None
             if not left.pending or clock.monotonic() - began >= most:
                 break
             if clock.monotonic() - told >= PROGRESS_SECONDS:
                 told = clock.monotonic()
-                self._progress(left, began + most - told)
+                self._progress(_ENDED.get(outcome, "training cannot start"), left, began + most - told)
             await clock.sleep(LOOK_SECONDS)
-        return Stored((*left.pending, *left.refused), await self._evidence())
+        return Stored(self.left, await self._evidence() if evidence else "")
 
     async def look(self) -> Stored:
         """What is not stored now, without waiting for it."""
-        left = await self._left(SETTLE_SECONDS)
+        left = await self._left(SETTLE_SECONDS, finished=False)
         return Stored((*left.pending, *left.refused))
 
-    async def _left(self, waited: float) -> Unstored:
+    async def _left(self, waited: float, *, finished: bool) -> Unstored:
         parts = self._parts
         if parts.recovery.handle is None:
             parts.recovery.context.writers_ended = True
         sets = await self._loops.guarding.look()
         if parts.syncer is None:
             why = parts.store.refused or "the store cannot be used"
-            return Unstored(refused=(f"the last checkpoint ({why})",))
+            why = why if parts.settings.sync.store else "no store is configured"
+            newest = newest_complete(sets)
+            name = "the last checkpoint" if newest is None else f"the checkpoint of step {newest.step}"
+            return Unstored(refused=(f"{name} ({why})",) if finished or newest is not None else ())
         parts.syncer.run_ended()
         left = await parts.syncer.unstored()
         step = to_wait_for(sets, parts.syncer.status().last_step, settled=waited >= SETTLE_SECONDS)
         return left if step is None else Unstored((*left.pending, f"the checkpoint of step {step}"), left.refused)
 
-    def _progress(self, left: Unstored, seconds: float) -> None:
+    def _progress(self, why: str, left: Unstored, seconds: float) -> None:
         syncer = self._parts.syncer
-        text = f"the run is finished; podwatch stores {', '.join(left.pending)}"
+        text = f"{why}; podwatch stores {', '.join(left.pending)}"
         if syncer is not None:
             sync = syncer.status()
             if sync.uploading_step is not None and sync.total_bytes:
@@ -232,9 +258,12 @@ class EndOfRun:
         self._parts, self._host, self._final, self._verdicts, self._pod = parts, host, final, verdicts, pod
         self._heartbeat, self._evaluations = heartbeat, evaluations
         self._job = in_job(os.environ)
+        self._process = os.environ.get(JOB_PROCESS, "") if self._job else ""
         self._stuck_since: float | None = None
         self._last: JobEnd | None = None
         """The end that ``leaving`` decided."""
+        self._storing: JobEnd | None = None
+        """The decided end whose last data is being stored, or was; None for a finished run."""
 
     @property
     def verdict(self) -> Verdict | None:
@@ -263,6 +292,7 @@ class EndOfRun:
         """Wait for the end, store what is left, and end podwatch if this end asks for it. An operator's start after an
         end that podwatch stayed for withdraws the verdict."""
         clock, concluded = self._parts.run.clock, None
+        await self.recall()
         while True:
             now, standby = self.situation(), self._parts.settings.recovery.standby
             end = ended(now, standby)
@@ -272,13 +302,10 @@ class EndOfRun:
             if end is None:
                 if concluded is None or withdrawn(concluded, now, standby):
                     self._host.exit.verdict = concluded = None
-            elif end.outcome is not concluded:
-                final = await self._stored(end)
-                if end.outcome is not Outcome.FINISHED or await self._evaluated():
-                    final = await self._pinned_meanwhile(end, final)
-                    concluded = end.outcome
-                    if await self._conclude(final):
-                        return
+            elif end.outcome is not concluded and (final := await self._settled(end)) is not None:
+                concluded = end.outcome
+                if await self._conclude(final):
+                    return
             await clock.sleep(self._pause())
 
     def _pause(self) -> float:
@@ -293,18 +320,49 @@ class EndOfRun:
         recovery = self._parts.recovery
         return recovery.handle is None and recovery.state.phase not in (Phase.STOPPING, Phase.ENDING)
 
-    async def _stored(self, end: JobEnd) -> JobEnd:
-        if end.outcome is not Outcome.FINISHED:
-            return end
-        stored = await self._final.run()
+    async def _settled(self, end: JobEnd) -> JobEnd | None:
+        """The end that counts on all nodes, once its last data is stored; None if an operator or recovery has started
+        the run again meanwhile. The nodes agree first, unless the run is finished: until they know of this end, they
+        take the silence of this node's training for a failure."""
+        gang = self._parts.gang
+        if end.outcome is Outcome.FINISHED:
+            final = await self._finished(end)
+            if final is None or gang is None:
+                return final
+            agreed = await gang.agree(final)
+            return replace(agreed, unstored=final.unstored) if agreed.outcome is Outcome.FINISHED else agreed
+        if gang is not None:
+            end = await gang.agree(end, storing=self._parts.settings.recovery.final_sync)
+        return await self._stored(end)
+
+    async def _finished(self, end: JobEnd) -> JobEnd | None:
+        stored = await self._final.run(end.outcome, lambda: self._holds(end))
+        if stored is None or not await self._evaluated():
+            return None
+        if self._evaluations is not None and not stored.unstored and (await self._final.look()).unstored:
+            # The evaluation at the end has pinned another checkpoint as the best one.
+            stored = await self._final.run(end.outcome, lambda: self._holds(end))
+            if stored is None:
+                return None
         reason = "; ".join(text for text in (end.reason, stored.also) if text)
         return JobEnd(end.outcome, reason, unstored=stored.unstored)
 
-    async def _pinned_meanwhile(self, end: JobEnd, final: JobEnd) -> JobEnd:
-        """An evaluation at the end can pin another checkpoint as the best one: store that, too."""
-        if self._evaluations is None or end.outcome is not Outcome.FINISHED or final.unstored:
-            return final
-        return await self._stored(end) if (await self._final.look()).unstored else final
+    async def _stored(self, end: JobEnd) -> JobEnd | None:
+        """After any other end that takes the machine or podwatch away. The end stays what it is, whatever is stored."""
+        ends_pod = self._ends_pod(end.outcome)
+        if end.outcome not in STORING or end.lease_unknown or not (ends_pod or self._exits(end.outcome)):
+            return end
+        if self._parts.recovery.context.tools.standing.act in NOT_OURS:
+            return end
+        self._storing = end  # a signal from here on ends podwatch with this end
+        stored = await self._final.run(end.outcome, lambda: self._holds(end), evidence=ends_pod)
+        self._storing = None if stored is None else replace(end, unstored=stored.unstored)
+        return self._storing
+
+    def _holds(self, end: JobEnd) -> bool:
+        """Whether the run has not been started again since this end. The end of several nodes is final."""
+        standby = self._parts.settings.recovery.standby
+        return self._parts.gang is not None or not withdrawn(end.outcome, self.situation(), standby)
 
     async def _evaluated(self) -> bool:
         """Wait for the evaluation at the end, if this end takes the machine or podwatch away, for ``final_sync`` at
@@ -336,12 +394,11 @@ class EndOfRun:
 
     async def _conclude(self, end: JobEnd) -> bool:
         """Returns whether podwatch exits with this end."""
-        if self._parts.gang is not None:
-            end = await self._parts.gang.agree(end)
         verdict = judge(await self._keep(end), job=self._job)
         self._host.exit.verdict = verdict
         # An operator knows that they stopped the run; on a plain pod, what podwatch stays for has findings of its own.
-        well = verdict.code == 0 or end.outcome is Outcome.STOPPED or not (self._job or end.unstored)
+        expected = end.outcome is Outcome.STOPPED or not self._job
+        well = verdict.code == 0 or (expected and not end.unstored)
         severity = Severity.INFO if well else Severity.CRITICAL
         self._host.bus.say(
             EventName.RUN_ENDED, verdict.sentence, severity, outcome=str(verdict.outcome), exit_code=int(verdict.code)
@@ -370,11 +427,10 @@ class EndOfRun:
         """Whether the store has what this machine's disk has, after the final sync; with ``again``, later."""
         if not self._parts.settings.sync.store:
             return False
-        if end.outcome is Outcome.FINISHED and not (again and self._parts.syncer is not None):
+        settled = end.outcome is Outcome.FINISHED or self._storing is not None
+        if settled and not (again and self._parts.syncer is not None):
             return not end.unstored
-        # A superseded pod cannot publish: waiting would change nothing.
-        waits = end.outcome is not Outcome.SUPERSEDED and not again
-        return not (await self._final.run() if waits else await self._final.look()).unstored
+        return not (await self._final.look()).unstored  # it must not publish, so that waiting would change nothing
 
     async def _keep(self, end: JobEnd) -> JobEnd:
         """Only in job mode: a pod whose podwatch stays has no attempts."""
@@ -393,12 +449,15 @@ class EndOfRun:
 
     async def leaving(self) -> None:
         """Called when podwatch stops: in job mode a stop without a verdict is a preemption, or a permanent error; any
-        other error is retried by init."""
+        other error is retried by init. During the final sync of a run that is not finished, the decided end counts: an
+        engine must not run a job again that an operator stopped."""
         leaving = self._host.exit
         if not self._job or leaving.again or leaving.verdict is not None:
             return
         if self._parts.gang is not None and self._parts.gang.over is not None:
             self._last = self._parts.gang.over
+        elif self._storing is not None and (leaving.first == 0 or leaving.preempted):
+            self._last = replace(self._storing, unstored=self._final.left)
         elif leaving.first == 0 or leaving.preempted:
             self._last = JobEnd(Outcome.PREEMPTED, leaving.preempted or "podwatch was asked to stop")
         elif leaving.first in PERMANENT:
@@ -422,27 +481,45 @@ class EndOfRun:
         if self._last is not None:
             await self._keep(self._last)
 
+    async def recall(self) -> None:
+        """Continue the standby that an earlier daemon of this job began."""
+        known = await self._parts.run.journal.run(Journal.learned, STUCK)
+        if not self._process or not isinstance(known, dict) or known.get("job") != self._process:
+            return
+        since, now = known.get("since"), self._parts.run.clock.monotonic()
+        if self._stuck_since is None and isinstance(since, float) and since <= now:
+            self._stuck_since = since
+
+    def _waited(self, *, stuck: bool) -> float:
+        """Seconds for which this pod has been stuck without a break."""
+        now, before = self._parts.run.clock.monotonic(), self._stuck_since
+        self._stuck_since = (now if before is None else before) if stuck else None
+        if self._process and self._stuck_since != before:
+            kept = None if self._stuck_since is None else {"job": self._process, "since": self._stuck_since}
+            self._parts.run.journal.post(Journal.learn, STUCK, kept)
+        return 0.0 if self._stuck_since is None else now - self._stuck_since
+
     def situation(self) -> Situation:
         """As of now."""
-        recovery, now = self._parts.recovery, self._parts.run.clock.monotonic()
+        recovery = self._parts.recovery
         state, standing = recovery.state, recovery.context.tools.standing
         superseded = standing.act is LeaseAction.SUPERSEDED
-        held = bool(standing.why_not) and not superseded and not standing.ordered and recovery.handle is None
-        blocked, gave_up = state.phase is Phase.BLOCKED, state.phase is Phase.GAVE_UP
-        if not (superseded or held or blocked):
-            self._stuck_since = None
-        elif self._stuck_since is None:
-            self._stuck_since = now
+        leaseless = bool(standing.why_not) and not superseded and not standing.ordered and recovery.handle is None
+        # While its own claim is decided, this pod still waits, but nothing shows that another one has the run.
+        unanswered = leaseless and standing.act is LeaseAction.ASK
+        held = leaseless and not unanswered and standing.act not in CLAIMING
+        blocked, gave_up = state.phase is Phase.BLOCKED and not leaseless, state.phase is Phase.GAVE_UP
         return Situation(
             finished=state.phase is Phase.FINISHED and recovery.desired is Desired.FINISHED,
             stopped=standing.ordered or (state.phase is Phase.STOPPED and recovery.desired is Desired.STOPPED),
             gave_up=gave_up,
             superseded=superseded,
             held=held,
+            unanswered=unanswered,
             blocked=blocked,
             settled=recovery.runner.ready or (gave_up and self._ends_pod(Outcome.GAVE_UP)),
             paused=state.phase is Phase.PAUSED,
-            why=standing.why_not if held or superseded or standing.ordered else state.detail,
-            waited=0.0 if self._stuck_since is None else now - self._stuck_since,
+            why=standing.why_not if leaseless or superseded or standing.ordered else state.detail,
+            waited=self._waited(stuck=superseded or leaseless or blocked),
             blame=recovery.context.blame,
         )

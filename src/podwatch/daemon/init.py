@@ -12,10 +12,11 @@ small and works where the rest of podwatch cannot be loaded any more. It does fo
 
 init signals a keeper in one case only. As PID 1, SIGTERM means that the container is being stopped (preemption,
 docs/maintenance.md): init sends SIGTERM to the daemon, waits ``--grace`` seconds (or as long as the daemon requests:
-``[recovery] preempt_grace``), sends SIGTERM to every process (keepers forward it to training), and exits after
-``--last`` seconds, which ends the container. Detached, SIGTERM means that podwatch exits: training continues under its
-keeper. When the daemon must not be restarted and PID 1 still has children, init stays until they have ended: exiting
-would kill training because of, for instance, an invalid configuration.
+``[recovery] preempt_grace``), sends SIGTERM to every process (keepers forward it to training), and exits, which ends
+the container, once they have ended, or once that time is over and ``--last`` seconds have passed. Detached, SIGTERM
+means that podwatch exits: training continues under its keeper. When the daemon must not be restarted and PID 1 still
+has children, init stays until they have ended: exiting would kill training because of, for instance, an invalid
+configuration.
 
 With ``--job`` (docs/jobs.md) init is an engine's job, as PID 1 or not, and nothing outlives it. It alone holds the
 write end of a pipe; keepers hold the other end, and end training when it is closed: by init at the end, or by the
@@ -182,6 +183,8 @@ class Init:
         self.farewell_until = 0.0
         """Monotonic second until which the ending daemon requested time (its configured grace)."""
         self.killed_rest = False
+        self.rest_until = 0.0
+        """Monotonic second until which the other processes of the container get to end."""
         self.last_code = 0
         self.only_children = False
         """The daemon ended permanently; PID 1 stays for the remaining processes."""
@@ -483,7 +486,7 @@ class Init:
         self.restart_at = None
         waited = now - self.told_to_end
         grace = self.grace
-        if self.daemon and (waited < grace or now < self.farewell_until):
+        if self.daemon and not self.killed_rest and (waited < grace or now < self.farewell_until):
             return None
         if not self.first:
             if self.daemon:
@@ -492,14 +495,14 @@ class Init:
             return self.last_code
         if not self.killed_rest:
             self.killed_rest = True
-            self.told_to_end = now - grace  # the time of the remaining processes starts now
-            self.farewell_until = 0.0
+            # Training can save at SIGTERM: what the daemon has not used of the grace is for the remaining processes.
+            self.rest_until = max(now + self.options.last, self.farewell_until)
             try:
                 os.kill(-1, signal.SIGTERM)  # as PID 1: all other processes of this container
             except OSError:
                 pass
             return None
-        return self.last_code if none_left or waited >= grace + self.options.last else None
+        return self.last_code if none_left or now >= self.rest_until else None
 
     def end_job(self, job: JobTree, now: float, none_left: bool) -> int | None:
         """Training has ``--grace`` seconds from the signal, or from the daemon's end; then everything is killed."""

@@ -609,9 +609,10 @@ class Gang:
     async def _explain(self, finding: Finding) -> None:
         self._report = replace(self._report, failure=await self._known().explain(finding))
 
-    async def agree(self, end: JobEnd) -> JobEnd:
+    async def agree(self, end: JobEnd, *, storing: float = 0.0) -> JobEnd:
         """The end that all nodes have, once they know of it; ``end``: this node's own. Bounded, except that a finished
-        node waits for rank 0, which stores the last checkpoint, as long as that lives."""
+        node waits for rank 0, which stores the last checkpoint, as long as that lives. ``storing``: seconds for which
+        rank 0 does so after another end."""
         if end.outcome is Outcome.FINISHED:
             self._report = replace(self._report, finished=True)
         if self.leads:
@@ -625,7 +626,7 @@ class Gang:
             await self._until(lambda: self.end is not None)
         await self.turn()  # so that the others see it before this process ends
         if not self.leads and self.end is not None:
-            await self._until(self._leader_left, self._nodes.wait)
+            await self._until(self._leader_left, self._nodes.wait + storing)
         return self.over or end
 
     async def _decide(self, end: JobEnd) -> None:

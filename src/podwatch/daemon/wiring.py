@@ -66,6 +66,7 @@ from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
 
 if TYPE_CHECKING:
     from podwatch.daemon.node_disks import OtherDisks, OwnDisk
+    from podwatch.sync.lease.protocol import LeaseTerms
     from podwatch.sync.syncer import Syncer
 
 QUARANTINE_SECONDS = 7 * 86400.0
@@ -217,19 +218,25 @@ def _store(
     if not settings.sync.store or refused or unknown:
         return Store(None, None, refused, identity.wandb)
     take_over = first_time(journal, choices.take_over)
-    syncer = _syncer(settings, run, catalogue, identity, exits, take_over=take_over)
+    terms = _terms(settings, identity, take_over=take_over, stands_by=choices.job is not None)
+    syncer = _syncer(settings, run, catalogue, identity, exits, terms)
     restorer = make_restorer(settings, run.layout, run.workspace, journal, identity.writer_id)
     return Store(syncer, StoreRestore(restorer, Worker("restore"), catalogue), refused, identity.wandb)
 
 
-def _syncer(
-    settings: Settings, run: Run, catalogue: Catalogue, identity: Identity, exits: Exits, *, take_over: bool
-) -> "Syncer":
+def _terms(settings: Settings, identity: Identity, *, take_over: bool, stands_by: bool) -> "LeaseTerms":
     from podwatch.sync.lease.protocol import LeaseTerms  # 2 MiB that a daemon without a store does not need
     from podwatch.sync.store_session import timing_of
-    from podwatch.sync.syncer import Syncer
 
     me = this_pod(identity.writer_id, settings.trainer.output_dir, os.environ)
+    return LeaseTerms(me, timing_of(settings.sync), take_over, attempt_ended, stands_by)
+
+
+def _syncer(
+    settings: Settings, run: Run, catalogue: Catalogue, identity: Identity, exits: Exits, terms: "LeaseTerms"
+) -> "Syncer":
+    from podwatch.sync.syncer import Syncer
+
     return Syncer(
         settings,
         SyncedRun(identity, run, Refusals(run.emit, exits, run, run.clock)),
@@ -237,7 +244,7 @@ def _syncer(
         run.journal,
         run.clock,
         run.emit,
-        terms=LeaseTerms(me, timing_of(settings.sync), take_over, attempt_ended),
+        terms=terms,
         workspace=run.workspace,
     )
 

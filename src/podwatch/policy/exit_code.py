@@ -49,9 +49,9 @@ class Blame(StrEnum):
 @dataclass(frozen=True, slots=True)
 class JobEnd:
     """The evidence of one end. ``reason``: one clause without a full stop. ``blame`` counts for GAVE_UP and BLOCKED.
-    ``unstored``: names of what a finished run could not store. ``error``: the exit code of the error, for FAILED.
+    ``unstored``: names of what could not be stored. ``error``: the exit code of the error, for FAILED.
     ``broken``: the machines that are; None: this one, if a machine is to blame. ``suspect``: a machine with a fault
-    that can pass."""
+    that can pass. ``lease_unknown``: the store did not say whether this pod may train, so it was no attempt."""
 
     outcome: Outcome
     reason: str = ""
@@ -60,6 +60,7 @@ class JobEnd:
     error: ExitCode | None = None
     broken: tuple[Host, ...] | None = None
     suspect: Host | None = None
+    lease_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,20 +138,24 @@ def judge(end: JobEnd, *, job: bool = True) -> Verdict:
     if not job:
         todo = _ON_A_POD.get(end.outcome, todo)
     said = f"{what}: {end.reason}" if end.reason else what
+    if end.outcome is not Outcome.FINISHED and end.unstored:
+        said += f". Not in the store: {', '.join(end.unstored)}"
     return Verdict(code, end.outcome, f"{said}. {todo}.", end.blame)
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What recovery, the lease and the operator show at one moment. ``settled``: no operation of recovery is in
-    progress. ``why``: recovery's own words. ``waited``: seconds for which this pod has neither trained nor been able
-    to. ``blame`` is that of the last counted failure."""
+    """What recovery, the lease and the operator show at one moment. ``held``: by another pod. ``unanswered``: the store
+    does not say which pod holds the run. ``settled``: no operation of recovery is in progress. ``why``: recovery's own
+    words. ``waited``: seconds for which this pod has neither trained nor been able to. ``blame`` is that of the last
+    counted failure."""
 
     finished: bool = False
     stopped: bool = False
     gave_up: bool = False
     superseded: bool = False
     held: bool = False
+    unanswered: bool = False
     blocked: bool = False
     settled: bool = True
     paused: bool = False
@@ -167,18 +172,23 @@ two operations is none."""
 def ended(now: Situation, standby: float) -> JobEnd | None:
     """How the job has ended; None while it continues. ``standby``: seconds to wait for another pod, or for what blocks
     a start, before an attempt is used up."""
-    if not now.settled and not (now.held or now.superseded or now.blocked):
+    if not now.settled and not (now.held or now.unanswered or now.superseded or now.blocked):
         return None
     if now.finished:
         return JobEnd(Outcome.FINISHED, now.why)
-    if now.superseded or now.held:
-        over = Outcome.SUPERSEDED if now.superseded else Outcome.HELD
-        return JobEnd(over, now.why) if now.waited >= standby else None
+    if now.superseded:
+        return JobEnd(Outcome.SUPERSEDED, now.why) if now.waited >= standby else None
     if now.stopped:
         return JobEnd(Outcome.STOPPED, now.why)
-    if now.gave_up:
+    if now.held:
+        return JobEnd(Outcome.HELD, now.why) if now.waited >= standby else None
+    if now.gave_up and now.settled:
         return JobEnd(Outcome.GAVE_UP, now.why, now.blame)
-    if now.paused or not now.blocked:
+    if now.paused:
+        return None
+    if now.unanswered:
+        return JobEnd(Outcome.BLOCKED, now.why, lease_unknown=True) if now.waited >= standby else None
+    if not now.blocked:
         return None
     if now.settled:  # recovery has returned: only an operator can decide, and a job has none
         return JobEnd(Outcome.BLOCKED, now.why, Blame.COMMAND) if now.waited >= UNDECIDED_SECONDS else None

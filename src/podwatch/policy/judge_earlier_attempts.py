@@ -118,7 +118,7 @@ def at_end(
 ) -> tuple[RunVerdict, JobEnd]:
     """What to keep of this end, and the end that counts: too many without progress are the command's fault. ``step``:
     the newest step that this attempt made; None if it made none."""
-    if end.outcome in _UNSEEN:
+    if end.outcome in _UNSEEN or end.lease_unknown:
         return kept, end
     if kept.digest != attempt.digest:
         kept = RunVerdict(digest=attempt.digest, bad_hosts=kept.bad_hosts, retried=kept.retried)

@@ -97,7 +97,8 @@ class Known:
     """The input of a decision. ``answers``: the store answered the last look, so ``claims``, ``sign`` and ``floor``
     (the highest generation in pointer and heartbeat) are current. ``rival``: the pod that wrote the winning claim, if
     not this one. ``training``: a trainer of this run lives here. ``trained``: this pod started training for this run
-    before. ``exclusive``: the store admits one claim per generation."""
+    before. ``stands_by``: this pod waits while another one lives; else it leaves. ``exclusive``: the store admits one
+    claim per generation."""
 
     me: Pod
     answers: bool
@@ -111,6 +112,7 @@ class Known:
     training: bool = False
     trained: bool = False
     take_over: bool = False
+    stands_by: bool = False
     exclusive: bool = False
     holder_ended: bool = False
     """The process of the job that holds the run was on this boot of this machine, and has provably ended."""
@@ -206,15 +208,24 @@ def _decide(known: Known, timing: Timing) -> Decision:
         return replace(claim, why_not=_asking(who), reason="control.json gives the run to this pod", holder=who)
     if known.watch.changed and known.training:
         return _superseded(known, top)
-    if known.watch.changed:
-        why = f"pod {who} holds this run and is alive"
-        return Decision(LeaseAction.REFUSE, why, generation=top, wait=timing.poll, holder=who, reason=why)
     left = known.watch.left(timing)
-    if left > 0:
-        why = f"pod {who} holds this run: podwatch takes it over if its heartbeat does not change for {left:.0f} s more"
-        wait, ready = min(timing.poll, max(left, 0.01)), left + timing.claim_wait
-        return Decision(LeaseAction.WATCH, why, generation=top, wait=wait, holder=who, reason=why, trains_in=ready)
+    if left > 0 or (known.watch.changed and not known.stands_by):
+        return _watching(known, timing, top, who, left)
     return replace(claim, why_not=_asking(who), reason=f"the heartbeat of pod {who} did not change", holder=who)
+
+
+def _watching(known: Known, timing: Timing, top: int, who: str, left: float) -> Decision:
+    """The decision while another pod holds the run. ``left``: seconds of silence after which it counts as gone."""
+    wait = min(timing.poll, max(left, 0.01))
+    if not known.watch.changed:
+        why = f"pod {who} holds this run: podwatch takes it over if its heartbeat does not change for {left:.0f} s more"
+        ready = left + timing.claim_wait
+        return Decision(LeaseAction.WATCH, why, generation=top, wait=wait, holder=who, reason=why, trains_in=ready)
+    why = f"pod {who} holds this run and is alive"
+    if known.stands_by:
+        why += f": podwatch takes it over if that pod leaves, or if its heartbeat does not change for {left:.0f} s"
+        return Decision(LeaseAction.WATCH, why, generation=top, wait=wait, holder=who, reason=why)
+    return Decision(LeaseAction.REFUSE, why, generation=top, wait=timing.poll, holder=who, reason=why)
 
 
 def locked_out(decision: Decision, refusals: int, seconds: float, timing: Timing) -> bool:

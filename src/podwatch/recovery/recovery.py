@@ -65,7 +65,10 @@ class Confirmation:
         if sample is not None and sample.start_id not in ("", attempt.start_id):
             return
         gpus = (*settings.gpu.inference, *settings.gpu.trainer)
-        if attempt.see(snapshot, self.context.memory.gpu_base, gpus, self.context.tools.pod.beside):
+        memory = self.context.memory
+        made = attempt.see(snapshot, memory.gpu_base, gpus, self.context.tools.pod.beside)
+        # A step that is read only after its start was counted as failed was made before that: it proves nothing.
+        if made and (not attempt.start_id or memory.counted != attempt.start_id):
             self._step_made()
         if self.context.phase is Phase.CONFIRMING and self.runner.ready:
             self._confirm(snapshot)

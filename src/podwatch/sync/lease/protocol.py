@@ -165,12 +165,14 @@ class LeaseClock(Boottime, Protocol):
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
     """With what this pod asks for the lease. ``take_over``: the operator has requested that it takes the run over.
-    ``ended``: whether the process of another attempt of the job (``Pod.process``) has provably ended."""
+    ``ended``: whether the process of another attempt of the job (``Pod.process``) has provably ended. ``stands_by``:
+    this pod waits while another one lives; else it leaves."""
 
     me: Pod
     timing: Timing
     take_over: bool = False
     ended: Callable[[str], bool] = lambda _process: False
+    stands_by: bool = False
 
 
 class LeaseProtocol:
@@ -194,8 +196,11 @@ class LeaseProtocol:
         self.contested = False
         """This pod took over from a pod that may still write."""
         self._known = Known(
-            terms.me, answers=False, take_over=terms.take_over, exclusive=exclusive, own=self._recorded()
-        )
+            terms.me, answers=False, take_over=terms.take_over, stands_by=terms.stands_by, exclusive=exclusive,
+            own=self._recorded(),
+        )  # fmt: skip
+        self._told_alive = False
+        """It is reported that this pod stands by because the other one lives."""
         self._put_at = 0.0
         self._looked_at: float | None = None
         self._rival_seen: tuple[int, str] | None = None
@@ -266,7 +271,7 @@ class LeaseProtocol:
         since = began - self._looked_at if self._looked_at is not None else -1.0
         watch = watched(self._known.watch, sign, since)
         self._looked_at = began
-        quiet, before = self._known.answers, self.decision.act
+        quiet, before = self._known.answers and not self._moved(watch, sign), self.decision.act
         self._known = replace(self._known, sign=sign, watch=watch, answers=True)
         if not quiet or before not in (LeaseAction.WATCH, LeaseAction.ASIDE) or self._decide().act is not before:
             # Watching costs one cheap read at a time; every decision rests on a fresh listing.
@@ -276,7 +281,20 @@ class LeaseProtocol:
                 yield from self._read_age()
             if self._decide().act is LeaseAction.CLAIM:
                 yield from self._claim(began)
+        self._tell_standby()
         return self.decision
+
+    def _moved(self, watch: Watch, sign: Sign | None) -> bool:
+        """Whether a new heartbeat names another claim than the newest one known: a third pod has taken the run over."""
+        first = winner(self._known.claims)
+        if sign is None or first is None or watch.mark == self._known.watch.mark:
+            return False
+        return (sign.generation, sign.nonce) != _numbers(first)
+
+    def _tell_standby(self) -> None:
+        if not self._told_alive and self.decision.act is LeaseAction.WATCH and self._known.watch.changed:
+            self._told_alive = True
+            self.news.append(News(EventName.RUN_HELD_ELSEWHERE, Severity.WARNING, self.decision.why_not))
 
     def note_digest(self, wall: float) -> None:
         """A digest was sent at ``wall``, or a pod waits for the first since then."""
@@ -314,7 +332,7 @@ class LeaseProtocol:
         seen, self._rival_seen = self._rival_seen, _numbers(newest) if newest is not None else (0, "")
         if seen is not None and self._rival_seen[0] > 0 and self._rival_seen != seen:
             # A new claim counts as a heartbeat too, of a pod that has not written one yet.
-            self._known = replace(self._known, watch=replace(self._known.watch, changed=True))
+            self._known = replace(self._known, watch=replace(self._known.watch, changed=True, unchanged=0.0))
         floor = max(_generation(pointer, self._keys.run_id), sign.generation if sign is not None else 0)
         self._known = replace(self._known, claims=tuple(found), rival=rival, floor=floor, own=self._timed(own))
 

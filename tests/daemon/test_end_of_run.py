@@ -1,0 +1,309 @@
+"""The end of a run as the daemon decides it: how long a job stands by, and what is stored before it ends."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from podwatch.daemon.end_of_run import EndOfRun, Stored
+from podwatch.daemon.shutdown import Exit
+from podwatch.daemon.variables_of_own_processes import JOB_PROCESS, UNDER_INIT
+from podwatch.domain.snapshot import Desired
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.policy.exit_code import Blame, JobEnd, Outcome, Situation, ended
+from podwatch.policy.who_holds_the_run import Decision, LeaseAction
+from podwatch.recovery.state import Phase
+from tests.support.clock import AutoClock
+
+STANDBY = 900.0
+HOLD = Decision(LeaseAction.HOLD, publish=True)
+WATCH = Decision(LeaseAction.WATCH, "pod-2 holds this run and is alive")
+SETTLE = Decision(LeaseAction.SETTLE, "podwatch claimed this run for this pod")
+SUPERSEDED = Decision(LeaseAction.SUPERSEDED, "pod-2 has taken this run over", stop=True)
+ASIDE = Decision(LeaseAction.ASIDE, "control.json gives this run to pod-2", stop=True)
+ASK = Decision(LeaseAction.ASK, "the store does not answer")
+
+
+@dataclass
+class Daemon:
+    """What the end of a run looks at. ``said``: (event, text)."""
+
+    journal: AsyncJournal
+    clock: AutoClock = field(default_factory=AutoClock)
+    standing: Decision = HOLD
+    phase: Phase = Phase.RUNNING
+    desired: Desired = Desired.RUNNING
+    said: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        context = SimpleNamespace(tools=self, blame=Blame.UNKNOWN)
+        state = SimpleNamespace(phase=self.phase, detail="the reason")
+        self.recovery = SimpleNamespace(
+            handle=None, context=context, state=state, desired=self.desired, runner=SimpleNamespace(ready=True)
+        )
+        recovery = SimpleNamespace(standby=STANDBY, on_finished="stay", on_give_up="stay", final_sync=7200.0)
+        self.settings = SimpleNamespace(
+            recovery=recovery, gpu=SimpleNamespace(poll=2.0), sync=SimpleNamespace(store="b2://bucket")
+        )
+        self.run = SimpleNamespace(clock=self.clock, journal=self.journal)
+        self.exit = Exit()
+        self.bus = SimpleNamespace(say=lambda event, text, *_, **_facts: self.said.append((str(event), text)))
+        self.gang: Any = None
+
+    def ending(self, final: Any = None) -> EndOfRun:
+        return EndOfRun(cast(Any, self), cast(Any, self), final)
+
+    def over(self, ending: EndOfRun) -> Outcome | None:
+        end = ended(ending.situation(), STANDBY)
+        return None if end is None else end.outcome
+
+
+@pytest.fixture
+async def journal(tmp_path: Path) -> AsyncIterator[AsyncJournal]:
+    made = AsyncJournal(Journal.open(tmp_path / "journal.sqlite"))
+    yield made
+    await made.close()
+
+
+@pytest.fixture(autouse=True)
+def job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(UNDER_INIT, "job")
+    monkeypatch.setenv(JOB_PROCESS, "boot:1:100:5")
+
+
+async def test_a_job_that_another_pod_keeps_from_training_ends_after_the_standby_not_earlier(
+    journal: AsyncJournal,
+) -> None:
+    daemon = Daemon(journal, standing=WATCH, phase=Phase.BLOCKED)
+    ending = daemon.ending()
+    assert daemon.over(ending) is None
+    daemon.clock.advance(STANDBY - 1)
+    assert daemon.over(ending) is None
+    daemon.clock.advance(1)
+    assert daemon.over(ending) is Outcome.HELD
+
+
+async def test_the_standby_counts_over_restarts_of_the_daemon_but_not_over_attempts(
+    journal: AsyncJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = Daemon(journal, standing=WATCH, phase=Phase.BLOCKED)
+    daemon.ending().situation()
+    daemon.clock.advance(STANDBY / 2)
+    second = daemon.ending()
+    await second.recall()
+    assert second.situation().waited == STANDBY / 2
+    daemon.clock.advance(STANDBY / 2)
+    third = daemon.ending()
+    await third.recall()
+    assert daemon.over(third) is Outcome.HELD
+    monkeypatch.setenv(JOB_PROCESS, "boot:1:200:7")
+    next_attempt = daemon.ending()
+    await next_attempt.recall()
+    assert next_attempt.situation().waited == 0.0
+
+
+async def test_a_standby_that_ended_is_not_continued_by_the_next_daemon(journal: AsyncJournal) -> None:
+    daemon = Daemon(journal, standing=WATCH, phase=Phase.BLOCKED)
+    ending = daemon.ending()
+    ending.situation()
+    daemon.clock.advance(500)
+    daemon.standing, daemon.recovery.state.phase = HOLD, Phase.RUNNING
+    assert ending.situation() == Situation(why="the reason")
+    daemon.standing = WATCH
+    again = daemon.ending()
+    await again.recall()
+    assert again.situation().waited == 0.0
+
+
+async def test_a_job_does_not_end_while_its_own_claim_is_decided(journal: AsyncJournal) -> None:
+    """The other pod ended in the last minutes of the standby: this one is about to train."""
+    daemon = Daemon(journal, standing=WATCH, phase=Phase.BLOCKED)
+    ending = daemon.ending()
+    ending.situation()
+    daemon.clock.advance(STANDBY - 10)
+    daemon.standing = SETTLE
+    assert daemon.over(ending) is None
+    daemon.clock.advance(100)
+    assert daemon.over(ending) is None
+    daemon.standing = WATCH
+    assert daemon.over(ending) is Outcome.HELD, "another claim won: the standby is over"
+
+
+async def test_a_store_that_does_not_say_who_holds_the_run_is_not_another_pod(journal: AsyncJournal) -> None:
+    daemon = Daemon(journal, standing=ASK, phase=Phase.BLOCKED)
+    ending = daemon.ending()
+    assert (ending.situation().held, ending.situation().unanswered) == (False, True)
+    daemon.clock.advance(STANDBY - 1)
+    assert daemon.over(ending) is None
+    daemon.clock.advance(1)
+    end = ended(ending.situation(), STANDBY)
+    assert end is not None
+    assert (end.outcome, end.reason) == (Outcome.BLOCKED, ASK.why_not)
+    assert end.lease_unknown
+    daemon.standing = WATCH
+    assert daemon.over(ending) is Outcome.HELD, "the time counts on when the store answers"
+
+
+class Final:
+    """A final sync that finds ``missing`` at each look, and that waits ``seconds``."""
+
+    def __init__(self, daemon: Daemon, missing: tuple[str, ...] = (), seconds: float = 0.0) -> None:
+        self.daemon, self.missing, self.seconds = daemon, missing, seconds
+        self.runs: list[tuple[Outcome, bool]] = []
+        self.left: tuple[str, ...] = ()
+
+    async def run(self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True) -> Stored | None:
+        self.runs.append((outcome, evidence))
+        self.left = self.missing
+        end = self.daemon.clock.monotonic() + self.seconds
+        while holds() and self.daemon.clock.monotonic() < end:
+            await self.daemon.clock.sleep(1.0)
+        return Stored(self.missing) if holds() else None
+
+    async def look(self) -> Stored:
+        return Stored(self.missing)
+
+
+async def until(check: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not check():
+            await asyncio.sleep(0.001)
+
+
+async def ends(daemon: Daemon, final: Final) -> EndOfRun:
+    ending = daemon.ending(final)
+    await asyncio.wait_for(ending.watch(), 60)
+    return ending
+
+
+ENDS = {
+    "stopped": (Phase.STOPPED, Desired.STOPPED, 65),
+    "gave-up": (Phase.GAVE_UP, Desired.RUNNING, 86),
+    "blocked": (Phase.BLOCKED, Desired.RUNNING, 65),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+async def test_every_end_of_a_job_that_leaves_time_is_stored_first_and_keeps_its_code(
+    journal: AsyncJournal, name: str
+) -> None:
+    phase, desired, code = ENDS[name]
+    daemon = Daemon(journal, phase=phase, desired=desired)
+    final = Final(daemon, ("the checkpoint of step 40",))
+    await ends(daemon, final)
+    assert [str(outcome) for outcome, _ in final.runs] == [name]
+    assert daemon.exit.first == code
+    verdict = daemon.exit.verdict
+    assert verdict is not None
+    assert (str(verdict.outcome), int(verdict.code)) == (name, code)
+    assert "Not in the store: the checkpoint of step 40" in verdict.sentence
+    stored = Daemon(journal, phase=phase, desired=desired)
+    await ends(stored, Final(stored))
+    assert stored.exit.verdict is not None
+    assert "store" not in stored.exit.verdict.sentence
+    assert stored.exit.first == code
+
+
+@pytest.mark.parametrize("standing", [WATCH, SUPERSEDED, ASIDE, ASK], ids=lambda s: s.act)
+async def test_a_pod_that_must_not_publish_ends_without_a_final_sync(journal: AsyncJournal, standing: Decision) -> None:
+    daemon = Daemon(journal, standing=standing, phase=Phase.BLOCKED)
+    final = Final(daemon)
+    await ends(daemon, final)
+    assert (final.runs, daemon.exit.first) == ([], 86)
+    ordered = Daemon(journal, standing=replace(standing, ordered=True))
+    final = Final(ordered)
+    if standing.act is not LeaseAction.SUPERSEDED and standing is not ASK:
+        await ends(ordered, final)
+        assert (final.runs, ordered.exit.first) == ([], 65)
+
+
+async def test_a_start_during_the_final_sync_withdraws_the_end(journal: AsyncJournal) -> None:
+    daemon = Daemon(journal, phase=Phase.STOPPED, desired=Desired.STOPPED)
+    watching = asyncio.create_task(daemon.ending(Final(daemon, seconds=7200.0)).watch())
+    await asyncio.sleep(0.05)
+    daemon.recovery.desired, daemon.recovery.state.phase = Desired.RUNNING, Phase.RUNNING
+    await asyncio.sleep(0.05)
+    assert not watching.done()
+    assert (daemon.exit.first, daemon.said) == (None, [])
+    watching.cancel()
+
+
+@pytest.mark.parametrize(("name", "code"), [("stopped", 65), ("gave-up", 86), ("blocked", 65), ("finished", 86)])
+async def test_a_signal_during_the_final_sync_leaves_the_end_as_it_was_decided(
+    journal: AsyncJournal, name: str, code: int
+) -> None:
+    """An engine must not run a job again that an operator stopped. A finished run that is not stored is run again."""
+    phase, desired, _ = ENDS.get(name, (Phase.FINISHED, Desired.FINISHED, 0))
+    daemon = Daemon(journal, phase=phase, desired=desired)
+    final = Final(daemon, ("the checkpoint of step 40",), seconds=1e9)
+    ending = daemon.ending(final)
+    watching = asyncio.create_task(ending.watch())
+    await until(lambda: final.runs)
+    daemon.exit.leave(0)
+    daemon.exit.preempted = "the engine ended the job"
+    await ending.leaving()
+    watching.cancel()
+    assert daemon.exit.code == code
+    assert daemon.exit.verdict is not None
+    assert str(daemon.exit.verdict.outcome) == ("preempted" if name == "finished" else name)
+    if name != "finished":
+        assert "Not in the store: the checkpoint of step 40" in daemon.exit.verdict.sentence
+
+
+class Nodes:
+    """Of a run on several nodes; they have agreed on ``over`` once this one asked."""
+
+    def __init__(self, order: list[str], agreed: JobEnd | None = None) -> None:
+        self.order, self.agreed, self.over = order, agreed, cast("JobEnd | None", None)
+
+    async def agree(self, end: JobEnd, *, storing: float = 0.0) -> JobEnd:
+        self.order.append(f"agree {storing:.0f}")
+        self.over = self.agreed or JobEnd(end.outcome, end.reason, end.blame)
+        return self.over
+
+
+async def test_several_nodes_agree_before_node_0_stores_and_after_it_if_the_run_is_finished(
+    journal: AsyncJournal,
+) -> None:
+    daemon = Daemon(journal, phase=Phase.STOPPED, desired=Desired.STOPPED)
+    final = Final(daemon, ("the checkpoint of step 40",))
+    order: list[str] = []
+    daemon.gang = Nodes(order)
+    await ends(daemon, final)
+    assert (order, [str(o) for o, _ in final.runs], daemon.exit.first) == (["agree 7200"], ["stopped"], 65)
+    finished = Daemon(journal, phase=Phase.FINISHED, desired=Desired.FINISHED)
+    order = []
+    finished.gang = Nodes(order)
+    await ends(finished, Final(finished, ("the checkpoint of step 40",)))
+    assert (order, finished.exit.first) == (["agree 0"], 69), "what node 0 could not store is not forgotten"
+
+
+async def test_a_plain_pod_that_stays_says_at_once_how_the_run_ended(
+    journal: AsyncJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(UNDER_INIT)
+    daemon = Daemon(journal, phase=Phase.GAVE_UP)
+    final = Final(daemon)
+    watching = asyncio.create_task(daemon.ending(final).watch())
+    await until(lambda: daemon.said)
+    watching.cancel()
+    assert (final.runs, daemon.exit.first) == ([], None)
+    leaves = Daemon(journal, phase=Phase.GAVE_UP)
+    leaves.settings.recovery.on_give_up = "exit"
+    final = Final(leaves)
+    await ends(leaves, final)
+    assert (final.runs, leaves.exit.first) == ([(Outcome.GAVE_UP, False)], 86)
+
+
+async def test_watch_ends_the_job_with_86(journal: AsyncJournal) -> None:
+    daemon = Daemon(journal, standing=WATCH, phase=Phase.BLOCKED)
+    began = daemon.clock.monotonic()
+    await asyncio.wait_for(daemon.ending().watch(), 60)
+    assert daemon.exit.first == 86
+    assert STANDBY <= daemon.clock.monotonic() - began < STANDBY + 10
+    assert [event for event, _ in daemon.said] == ["run-ended"]
+    assert "pod-2 holds this run and is alive" in daemon.said[0][1]
