@@ -219,8 +219,8 @@ class StoreSession:
 
     async def sweep(self, catalogue: SetSource) -> None:
         """Remove unneeded objects from the store, if that was not done within a day. Not during an upload: the next
-        call is soon enough."""
-        if not self.url or not self.idle.is_set() or not self.standing.publish or self._run.withheld():
+        call is soon enough. Nothing in mode observe."""
+        if not self.url or not self.idle.is_set() or not self.standing.publish or not self._may_delete():
             return
         last = float(await self._journal.run(Journal.learned, SWEPT, 0.0))
         if 0 <= self._clock.wall() - last < SWEEP_EVERY:
@@ -243,10 +243,14 @@ class StoreSession:
             if swept.gone:
                 self._tell(EventName.REMOTE_PRUNED, told(swept), bytes=swept.size_bytes)
 
+    def _may_delete(self) -> bool:
+        """Whether podwatch may delete in the store without a command; never in mode observe."""
+        return not self._run.observes() and not self._run.withheld()
+
     async def prune(self, saved: PublishedSave) -> None:
         """Remove old checkpoints from the store, after the publication of ``saved``."""
-        if self._settings.mode == "observe" or self._run.withheld():
-            return  # in this mode deletions are only reported, in the store too
+        if not self._may_delete():
+            return
         try:
             await self.ready()  # a failed repair may have closed it since the publication
         except PodwatchError as error:
