@@ -10,8 +10,9 @@ import pytest
 from podwatch.daemon.status_view import heartbeat_fields
 from podwatch.detection.learned import Learned
 from podwatch.domain.engine_and_attempt import Instance
-from podwatch.domain.lease import Claim, HolderState, Pod, parse_sign, sign_document
+from podwatch.domain.lease import SAVES, Claim, HolderState, Pod, parse_sign, saves_field, sign_document
 from podwatch.domain.snapshot import Desired
+from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave
 from podwatch.policy.run_check import Evidence, Limits, judge, parse_beat
 from podwatch.recovery.state import Phase
 from podwatch.reporting.daemon_view import DaemonView
@@ -71,3 +72,16 @@ def test_runs_check_names_the_job_and_the_outcome() -> None:
     assert "pod pod-1 (slurm 77, attempt 2) gave up 30 s ago" in line
     old = parse_beat({"state": "released", "host": "pod-9"}, 30.0)
     assert "pod pod-9 gave up or ended without training" in judge(Evidence("run", beat=old), Limits()).summary
+
+
+def test_the_saves_that_the_next_pod_takes_over() -> None:
+    save = PublishedSave(5, "a1", "line", 3, 7, "key", "id", "sha1", 9, 10, 1_800_000_000.5)
+    known = KnownSaves(3, 7, (save,))
+    data = sign_document(POD, Claim(3, "n"), {**heartbeat_fields(views.healthy(), ()), SAVES: saves_field(known)})
+    jsonschema.validate(json.loads(data) | {"state": "running", "written_at": "2026-01-31T04:00:00Z"}, SCHEMA)
+    sign = parse_sign(data)
+    assert sign is not None
+    assert sign.saves is not None
+    assert (sign.saves.generation, sign.saves.seq) == (3, 7)
+    bare = replace(save, manifest_key="", manifest_file_id="", manifest_sha1="", manifest_size=0)
+    assert sign.saves.saves == (bare,), "all that retention needs"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from podwatch.domain.manifest import Keys
+from podwatch.sync.store_session import EARLIER
 from tests.support.asking import messages
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
@@ -193,6 +194,7 @@ def test_a_pod_that_says_goodbye_is_not_waited_for(shared: Run) -> None:
     first_daemon.start()
     first_daemon.wait_for(lambda: first.trainer_pid, 60, "the first pod trains")
     first_daemon.wait_for(lambda: standing(first_daemon).get("standing") == "holding", 60, "it holds the run")
+    first_daemon.wait_for(lambda: standing(first_daemon).get("last_step"), 90, "a checkpoint is in the store")
     assert first_daemon.command("checkpoints", "pin", "7", "--reason", "the best").returncode == 0
     assert first_daemon.command("preempt").returncode == 0
     assert first_daemon.process is not None
@@ -211,7 +213,15 @@ def test_a_pod_that_says_goodbye_is_not_waited_for(shared: Run) -> None:
         with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as connection:
             return dict(connection.execute("SELECT step, reason FROM pins"))
 
+    def saves() -> list[dict[str, Any]]:
+        with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as connection:
+            rows = connection.execute("SELECT value FROM learned WHERE key = ?", (EARLIER,)).fetchall()
+        found: list[dict[str, Any]] = json.loads(rows[0][0])["saves"] if rows else []
+        return found
+
     second_daemon.wait_for(lambda: pins() == {7: "on an earlier pod: the best"}, 30, "what was pinned stays pinned")
+    second_daemon.wait_for(saves, 30, "retention judges what the first pod has stored")
+    assert {s["generation"] for s in saves()} == {1}
     assert second_daemon.command("checkpoints", "unpin", "7").returncode == 0
 
     # The same pod again, podwatch restarted: it goes on with its claim.

@@ -15,7 +15,7 @@ def save(seq: int, step: int | None = None, save_id: str = "") -> PublishedSave:
     return PublishedSave(step, save_id or f"s{step}", "line", 1, seq, "key", "", "0" * 40, 1, 1, float(seq))
 
 
-seqs = st.lists(st.integers(0, 60), unique=True, min_size=1, max_size=25).map(sorted)
+seqs = st.lists(st.integers(1, 60), unique=True, min_size=1, max_size=25).map(sorted)
 whens = st.sampled_from(["milestones", "all", "none"])
 
 

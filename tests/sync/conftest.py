@@ -123,6 +123,7 @@ class World:
     backoff: tuple[float, float] = (0.02, 0.1)
     keep_last: int = 3
     finished: bool = False
+    observing: bool = False
     parent_step: int | None = None
     has_parent: bool = False
 
@@ -191,6 +192,9 @@ class World:
 
     def withheld(self) -> str:
         return ""
+
+    def observes(self) -> bool:
+        return self.observing
 
     def store(self) -> ObjectStore:
         if self.endpoint:

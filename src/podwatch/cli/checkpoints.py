@@ -221,7 +221,8 @@ def table(
     if elsewhere:
         lines += ["", "only in the store:"]
     for save in elsewhere:
-        lines.append(f"{save['step']:>8}  {'':<10} {size(save['size_bytes']):>8}  {_age(save.get('stored_at'), now)}")
+        age = _age(save["stored_at"], now) if save.get("stored_at") else "?"
+        lines.append(f"{save['step']:>8}  {'':<10} {size(save['size_bytes']):>8}  {age}")
     return lines
 
 

@@ -30,7 +30,8 @@ def command(where: Where, dry_run: bool, gpu: bool, yes: bool, as_json: bool) ->
     """Move checkpoints, trackers, broadcasts and rollouts to quarantine: training then starts from the beginning.
 
     podwatch deletes nothing: `podwatch quarantine return N` moves everything back. It refuses while training runs.
-    Checkpoints in the store stay there; podwatch starts a new lineage, so the next start does not resume from them.
+    podwatch starts a new lineage, so the next start does not resume from checkpoints in the store. They stay there
+    until newer ones replace them ([sync] keep_last, six hours); `podwatch checkpoints pin N` keeps one.
     """
     if gpu:
         _gpu(where, dry_run=dry_run, yes=yes, as_json=as_json)

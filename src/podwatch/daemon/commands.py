@@ -16,6 +16,7 @@ from podwatch.domain.errors import Busy, HostError, UsageError
 from podwatch.domain.finding import counted
 from podwatch.domain.run import Mutation, MutationGuard
 from podwatch.journal import Journal
+from podwatch.policy.store_retention import in_order
 from podwatch.recovery import quarantine
 from podwatch.recovery.clean import Cleaned, request_clean
 from podwatch.reporting.json_documents import (
@@ -24,7 +25,7 @@ from podwatch.reporting.json_documents import (
     incident_document,
     inspection_document,
     pause_document,
-    remote_document,
+    remote_documents,
 )
 from podwatch.reporting.status import build_status
 from podwatch.retention.room_for_next_save import plan_document
@@ -124,6 +125,8 @@ class Commands:
         if sending is not None:
             held.setdefault(sending, []).append("uploading")
         published = await self._parts.run.journal.run(Journal.published)
+        session = None if self._parts.syncer is None else self._parts.syncer.session
+        earlier, listed = ((), None) if session is None else (session.earlier, session.listed)
         here = {(s.step, s.save_id) for s in found}
         return {
             "sets": [
@@ -132,7 +135,7 @@ class Commands:
                 )
                 for s in found
             ],
-            "remote": [remote_document(p, here) for p in published],
+            "remote": remote_documents(in_order([*published, *earlier]), listed, here),
             "store_url": view.sync.store_url,
             "layout": self._parts.run.layout.name,
             "searched": [str(root) for root in self._parts.run.layout.watch_roots()],

@@ -21,7 +21,7 @@ from podwatch.daemon.status_view import Remembered, StatusSource, heartbeat_fiel
 from podwatch.daemon.store_wiring import WANDB_SECONDS
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event, EventName
-from podwatch.domain.lease import PINS, HolderState, pins_field
+from podwatch.domain.lease import MOST_PINS, PINS, SAVES, HolderState, pins_field, saves_field
 from podwatch.domain.run import Mutation
 from podwatch.domain.secrets import scrub_field, secret_values
 from podwatch.domain.snapshot import Desired, Snapshot
@@ -136,6 +136,8 @@ class StoreJobs:
         self._syncer = parts.syncer
         self._said: tuple[object, ...] = ()
         self._changed = asyncio.Event()
+        self._listed_seq, self._hurried_seq = 0, 0
+        """Newest save in the last heartbeat, and the one that hurried a heartbeat last."""
 
     def ask(self) -> None:
         """Check now whether this pod holds the run: a start of training waits for the answer."""
@@ -165,11 +167,13 @@ class StoreJobs:
             await self._syncer.until_speaking(False)
 
     def turn(self, snapshot: Snapshot) -> None:
-        """Request a heartbeat at once if phase, desired state or progress changed since the last turn."""
+        """Request a heartbeat at once if phase, desired state, progress or pins changed since the last turn, or if the
+        last one lists the store's saves so incompletely that the next pod could not use the list."""
         recovery = self._parts.recovery
-        now = (recovery.state.phase, recovery.desired, snapshot.newest_step is not None)
-        if now != self._said:
-            self._said = now
+        now = (recovery.state.phase, recovery.desired, snapshot.newest_step is not None, tuple(self._memory.pins))
+        seq = 0 if self._syncer is None else self._syncer.session.newest_seq
+        if now != self._said or (seq > self._listed_seq + 1 and seq != self._hurried_seq):
+            self._said, self._hurried_seq = now, seq
             self._changed.set()
 
     async def _transition_beats(self) -> None:
@@ -184,11 +188,16 @@ class StoreJobs:
 
     async def say(self, state: HolderState) -> None:
         if self._syncer is not None:
-            await adopt_pins(self._syncer.session.lease, self._memory, self._parts.run.journal)
+            session = self._syncer.session
+            await adopt_pins(session.lease, self._memory, self._parts.run.journal)
+            session.take_over_saves()
             recovery, sets = self._parts.recovery, self._parts.checkpoints.catalogue.sets
             own = [found for found in sets if recovery.context.owns(found)]
             fields = heartbeat_fields(self._status.view(), own, state)
-            await self._syncer.beat({**fields, PINS: pins_field(self._memory.pins)}, state)
+            pins, known = self._memory.pins, session.known_saves()
+            if known is not None and len(pins) <= MOST_PINS:  # the next pod deletes what is listed and not pinned
+                fields, self._listed_seq = {**fields, SAVES: saves_field(known)}, known.seq
+            await self._syncer.beat({**fields, PINS: pins_field(pins)}, state)
 
     async def say_leaving(self) -> None:
         """The last heartbeat: released where nothing trains, so that no other pod waits for this one."""

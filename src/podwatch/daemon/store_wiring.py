@@ -247,6 +247,9 @@ class SyncedRun:
     def withheld(self) -> str:
         return self._run.guard.blocked_reason(Mutation.PUBLISH)
 
+    def observes(self) -> bool:
+        return self._run.config.settings.mode == "observe"
+
 
 # -- restores --------------------------------------------------------------------------------------------------------
 

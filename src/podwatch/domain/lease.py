@@ -13,17 +13,22 @@ from typing import Any
 
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.manifest import SCHEMA_VERSION
+from podwatch.domain.manifest import SCHEMA_VERSION, valid_save_id
 from podwatch.domain.safe_names import deceives
+from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave
 
 _CLAIM_NAME = re.compile(r"(\d{1,18})-([A-Za-z0-9]{1,64})\Z")
 _CONTROL_KEYS = ("schema_version", "kind", "desired", "holder", "reason")
 
 
-LAST_DIGEST, PINS = "last_digest_at", "pins"
+LAST_DIGEST, PINS, SAVES = "last_digest_at", "pins", "saves"
 """Fields of heartbeat.json."""
 MOST_PINS = 100
 """Pins in a heartbeat: of the highest steps."""
+MOST_WALL = 1e11
+"""Epoch seconds of year 5138: a larger time is none."""
+MOST_SAVES = 300
+"""Saves in a heartbeat: the newest. Older ones are mostly milestones, which stay anyway."""
 
 
 class HolderState(StrEnum):
@@ -118,6 +123,8 @@ class Sign:
     """When the run's last digest was sent, or when a pod began to wait for the first; epoch seconds."""
     pins: Mapping[int, str] = field(default_factory=dict)
     """Step: reason. The pod that replaces this one adopts them, so that it does not delete these steps in the store."""
+    saves: KnownSaves | None = None
+    """None: this pod does not know what it would hand over, or not which of it is pinned."""
 
 
 def parse_sign(data: bytes | None) -> Sign | None:
@@ -134,6 +141,7 @@ def parse_sign(data: bytes | None) -> Sign | None:
         written_at=_text(document, "written_at"),
         digest_wall=_time(document, LAST_DIGEST),
         pins=parse_pins(document),
+        saves=parse_saves(document),
     )
 
 
@@ -148,6 +156,53 @@ def parse_pins(document: Mapping[str, Any]) -> dict[int, str]:
     entries = [entry for entry in listed[:MOST_PINS] if isinstance(entry, dict)] if isinstance(listed, list) else []
     steps = [(entry.get("step"), _text(entry, "reason")) for entry in entries]
     return {step: reason for step, reason in steps if type(step) is int and 0 <= step < 2**62}
+
+
+def saves_field(known: KnownSaves) -> dict[str, object]:
+    """``known`` as heartbeat.json has it."""
+    listed = [
+        {
+            "step": s.step,
+            "save_id": s.save_id,
+            "lineage": s.lineage,
+            "generation": s.generation,
+            "seq": s.seq,
+            "stored_wall": round(s.wall, 3),
+            "total_bytes": s.total_bytes,
+        }
+        for s in known.saves[-MOST_SAVES:]
+    ]
+    return {"generation": known.generation, "seq": known.seq, "known": listed}
+
+
+def parse_saves(document: Mapping[str, Any]) -> KnownSaves | None:
+    """The saves in a heartbeat; None if there are none, or if any of it is wrong, because podwatch deletes by it."""
+    field = document.get(SAVES)
+    if not isinstance(field, dict) or not isinstance(field.get("known"), list):
+        return None
+    saves = tuple(_known_save(entry) for entry in field["known"][:MOST_SAVES] if isinstance(entry, dict))
+    generation, seq = (_number(field, key) for key in ("generation", "seq"))
+    whole = tuple(save for save in saves if save is not None)
+    if len(whole) != len(field["known"]) or not whole or not generation or not seq:
+        return None
+    if any(save.seq > seq or save.generation > generation for save in whole):
+        return None
+    return KnownSaves(generation, seq, whole)
+
+
+def _known_save(entry: Mapping[str, Any]) -> PublishedSave | None:
+    step, generation, seq, size = (_number(entry, key) for key in ("step", "generation", "seq", "total_bytes"))
+    wall, save_id = entry.get("stored_wall"), _text(entry, "save_id")
+    if step is None or size is None or not generation or not seq or not valid_save_id(save_id):
+        return None
+    if not isinstance(wall, int | float) or isinstance(wall, bool) or not 0 < wall < MOST_WALL:
+        return None
+    return PublishedSave(step, save_id, _text(entry, "lineage"), generation, seq, "", "", "", 0, size, float(wall))
+
+
+def _number(document: Mapping[str, Any], key: str) -> int | None:
+    value = document.get(key)
+    return value if type(value) is int and 0 <= value < 2**62 else None
 
 
 def sign_document(pod: Pod, claim: Claim, fields: Mapping[str, object]) -> bytes:

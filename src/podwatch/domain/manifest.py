@@ -21,6 +21,13 @@ WRITER_TAG = "podwatch-writer"
 """File-info key that marks every object of podwatch; it never changes or deletes an object without it."""
 
 _SAVE_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
+
+
+def valid_save_id(save_id: str) -> bool:
+    """Whether it is a plain name, which cannot lead out of its checkpoint's place in the store."""
+    return bool(_SAVE_ID.match(save_id))
+
+
 _SHA1 = re.compile(r"^[0-9a-f]{40}\Z")
 _XXH3 = re.compile(r"^[0-9a-f]{32}\Z")
 _MOST_VALUES = 2_000_000

@@ -86,3 +86,13 @@ class PublishedSave:
     @property
     def ref(self) -> ManifestRef:
         return ManifestRef(self.manifest_key, self.manifest_file_id, self.manifest_sha1, self.manifest_size)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSaves:
+    """The saves in the store that retention knows on one pod, as its heartbeat hands them to the next pod, oldest
+    first. Their order was right when the pointer had this (generation, seq): a later step back can move one."""
+
+    generation: int
+    seq: int
+    saves: tuple[PublishedSave, ...]

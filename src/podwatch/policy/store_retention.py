@@ -15,13 +15,13 @@ imported save.
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Protocol
 
 from podwatch.domain.manifest import Pointer
-from podwatch.domain.stored_checkpoint import PublishedSave, StoredSave
+from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave, StoredSave
 from podwatch.domain.thresholds import RemotePolicy
 
 FOREIGN_GENERATION_GRACE_SECONDS = 24 * 3600.0
@@ -48,9 +48,10 @@ def plan_remote(
     """Saves to delete, oldest first.
 
     Never deleted: ``kept`` (step, save_id), the newest save, the last ``keep_last``, milestones, pinned steps, every
-    save that a pointer names, and any save superseded less than ``superseded_grace_seconds`` ago (by the publishing
-    time of its successor; a time in the future counts as now, so a clock that was set back only delays deletion). With
-    ``own_generation``, saves of another generation stay for 24 h.
+    save that a pointer names, one without a seq (it was fetched, and its order is unknown), and any save superseded
+    less than ``superseded_grace_seconds`` ago (by the publishing time of its successor; a time in the future counts as
+    now, so a clock that was set back only delays deletion). With ``own_generation``, saves of another generation stay
+    for 24 h.
     """
     saves = in_order(published)
     fixed = milestones(saves, policy.keep_every)
@@ -59,7 +60,7 @@ def plan_remote(
     for position, save in enumerate(saves[:-keep_last] if len(saves) > keep_last else []):
         if save.save_id in pointer_save_ids or save.step in pins or (save.step, save.save_id) in fixed:
             continue
-        if (save.step, save.save_id) in kept:
+        if (save.step, save.save_id) in kept or save.seq <= 0:
             continue
         superseded_for = now_wall - max(save.wall, saves[position + 1].wall)
         grace = policy.superseded_grace_seconds
@@ -83,6 +84,54 @@ def earlier_newest(
         return frozenset()
     left = [(s.step, s.save_id) for s in saves if s.lineage != lineage]
     return frozenset(left[-1:])
+
+
+def handed_over(
+    published: Iterable[PublishedSave],
+    earlier: Iterable[PublishedSave],
+    generation: int,
+    *,
+    since: int = 0,
+    at: tuple[int, int] | None = None,
+) -> KnownSaves | None:
+    """What a pod that holds the run with ``generation`` lists for the next pod; None if nothing is certain. Of its own
+    records those from before generation ``since`` are left out, because another pod has moved the pointer meanwhile,
+    except the one that the pointer named ``at`` that (generation, seq)."""
+    own = (s for s in published if s.generation >= since or (s.generation, s.seq) == at)
+    known = [save for save in in_order([*own, *earlier]) if save.seq > 0]
+    if not known or generation <= 0 or any(save.generation > generation for save in known):
+        return None
+    return KnownSaves(generation, known[-1].seq, tuple(known))
+
+
+def taken_over(known: KnownSaves | None, pointer: Pointer | None, writer_id: str) -> tuple[PublishedSave, ...]:
+    """The saves of earlier pods that retention judges too: those that the last heartbeat of another pod lists, in the
+    order that they have now. ``pointer``: as read when this pod, ``writer_id``, won the run.
+
+    Empty, so that all of them stay, where their order is not certain: a heartbeat is older than the pod that wrote the
+    pointer (a frozen pod has written it late), or the pointer moved more than once since. One move is known: it is the
+    pointer's own. Saves that are not listed stay; they only let others stay longer.
+    """
+    if known is None or pointer is None or pointer.writer_id == writer_id:
+        return ()
+    if known.generation < pointer.generation or not known.seq <= pointer.seq <= known.seq + 1:
+        return ()
+    named = (pointer.step, pointer.save_id)
+    return tuple(
+        replace(s, generation=pointer.generation, seq=pointer.seq) if (s.step, s.save_id) == named else s
+        for s in known.saves
+    )
+
+
+def judged(
+    published: Sequence[PublishedSave], earlier: Collection[PublishedSave], generation: int | None
+) -> list[PublishedSave]:
+    """What retention judges. The saves of ``earlier`` pods only once this pod has stored a save of its own with
+    ``generation``: until then the newest save of a branch that training has left keeps its protection. And only if its
+    own come after them: after somebody has deleted the pointer, numbers begin again."""
+    own = [save.seq for save in published if not save.restored and generation in (None, save.generation)]
+    newer = bool(own) and all(save.seq < min(own) for save in earlier)
+    return [*published, *(earlier if newer else ())]
 
 
 def in_order(published: Iterable[PublishedSave]) -> list[PublishedSave]:

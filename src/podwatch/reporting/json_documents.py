@@ -1,7 +1,7 @@
 """Domain objects as JSON-safe dicts, one shape everywhere: HTTP, control socket, command line (docs/json.md)."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from podwatch.client.times_and_sizes import rfc3339
@@ -179,6 +179,18 @@ def remote_document(saved: PublishedSave, here: Collection[tuple[int, str]]) -> 
         "restored": saved.restored,
         "here": (saved.step, saved.save_id) in here,
     }
+
+
+def remote_documents(
+    saves: Iterable[PublishedSave], listed: Collection[tuple[int, str]] | None, here: Collection[tuple[int, str]]
+) -> list[dict[str, Any]]:
+    """The checkpoints in the store, oldest first; before them those that only a listing of the store shows: ``listed``
+    are (step, save_id), None if it was not listed yet."""
+    known = [remote_document(save, here) for save in saves]
+    names = set(listed or ()) - {(item["step"], item["save_id"]) for item in known}
+    unknown = {"size_bytes": None, "stored_at": None, "lineage": None, "restored": None}
+    bare = [{"step": step, "save_id": name, **unknown, "here": (step, name) in here} for step, name in sorted(names)]
+    return [*bare, *known]
 
 
 def finding_document(finding: Finding, *, since_wall: float | None, for_seconds: float) -> dict[str, Any]:

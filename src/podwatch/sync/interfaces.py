@@ -134,6 +134,10 @@ class GuardedRun(RunSource, PodSide, Protocol):
         """Why nothing may be uploaded, published or deleted in the store now; empty where it may."""
         ...
 
+    def observes(self) -> bool:
+        """Mode observe, in which podwatch deletes nothing? A reload can change it."""
+        ...
+
 
 class NodeUploads(Protocol):
     """The uploads of the other nodes of this run, where each has a disk of its own (docs/nodes.md)."""

@@ -19,6 +19,7 @@ from podwatch.policy.store_retention import (
     Leftover,
     abandoned_uploads,
     earlier_newest,
+    judged,
     old_controller_records,
     old_measurements,
     old_probe_uploads,
@@ -62,9 +63,10 @@ class RemoteRetention:
         self._store, self._keys, self._journal, self._policy, self._clock = store, keys, journal, policy, clock
         self._identity, self._lease = identity, lease
 
-    def carry_out(self, *, own_generation: int | None = None) -> RemotePruned:
-        """Finish what a crash interrupted, then remove what may be removed. Raises RemoteError for store trouble,
-        Superseded when another pod has taken the lease; a key that cannot delete is not an error."""
+    def carry_out(self, *, own_generation: int | None = None, earlier: Collection[PublishedSave] = ()) -> RemotePruned:
+        """Finish what a crash interrupted, then remove what may be removed; ``earlier`` are the saves of earlier pods.
+        Raises RemoteError for store trouble, Superseded when another pod has taken the lease; a key that cannot delete
+        is not an error."""
         removed: list[tuple[int, str, str]] = []
         copied: list[int] = []
         try:
@@ -80,15 +82,15 @@ class RemoteRetention:
             if own_generation is not None and own_generation > 1:
                 # Another pod may have published, and may be restoring what it named.
                 others = named_by_others(self._store, self._keys, self._identity.writer_id)
-            published = self._journal.published()
+            saves = judged(self._journal.published(), earlier, own_generation)
             plan = plan_remote(
-                published,
+                saves,
                 self._named() | others,
                 self._journal.pins(),
                 self._policy,
                 self._clock.wall(),
                 own_generation=own_generation,
-                kept=self._kept(published),
+                kept=self._kept(saves) | self._restored_now(),
             )
             for item in plan:
                 self._lease.confirm(self._store)
@@ -124,6 +126,11 @@ class RemoteRetention:
     def _kept(self, published: Iterable[PublishedSave]) -> frozenset[tuple[int, str]]:
         identity = self._identity
         return earlier_newest(published, identity.lineage, identity.parent_step) if identity.has_parent else frozenset()
+
+    def _restored_now(self) -> frozenset[tuple[int, str]]:
+        """(step, save_id) that are fetched to this pod now, or were when podwatch was killed."""
+        intents = self._journal.open_intents(IntentKind.RESTORE)
+        return frozenset((int(str(i.data["step"])), str(i.data.get("save_id", ""))) for i in intents)
 
     def _named(self) -> frozenset[str]:
         pointer = read_pointer(self._store, self._keys)

@@ -3,8 +3,9 @@
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
 from podwatch.config.settings import Settings, SyncSettings
 from podwatch.domain.errors import (
@@ -17,10 +18,11 @@ from podwatch.domain.errors import (
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState, Pod
-from podwatch.domain.stored_checkpoint import PublishedSave
+from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave
 from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
+from podwatch.policy.store_retention import handed_over, in_order, taken_over
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction, Timing
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.open_store import open_store
@@ -39,8 +41,20 @@ BACKOFF_MIN, BACKOFF_MAX = 5.0, 600.0
 
 SWEEP_EVERY = 86400.0
 """Seconds: a sweep lists the whole run, and listings are paid per call; what it removes is at least a day old."""
+EARLIER = "sync.earlier_saves"
+"""Journal key: the saves of earlier pods that retention judges too."""
 SWEPT = "sync.swept"
 """Journal key: epoch second of the last sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """``saves`` of earlier pods, right in order since the pointer had the (generation, seq) ``at``, until another pod
+    moves it. This pod's own records are right from generation ``since`` on."""
+
+    saves: tuple[PublishedSave, ...] = ()
+    at: tuple[int, int] | None = None
+    since: int = 0
 
 
 class StoreSession:
@@ -72,6 +86,8 @@ class StoreSession:
         """Open since ``ready``; closed after trouble."""
         self.listed: frozenset[tuple[int, str]] | None = None
         """(step, save_id) of the checkpoints in the store at the last listing, less those removed since."""
+        self._earlier = _Earlier()
+        self._published: tuple[PublishedSave, ...] = ()
         self.failures = 0
         """Tries in a row that failed."""
         self.tidied = False
@@ -219,8 +235,8 @@ class StoreSession:
 
     async def sweep(self, catalogue: SetSource) -> None:
         """Remove unneeded objects from the store, if that was not done within a day. Not during an upload: the next
-        call is soon enough."""
-        if not self.url or not self.idle.is_set() or not self.standing.publish or self._run.withheld():
+        call is soon enough. Nothing in mode observe."""
+        if not self.url or not self.idle.is_set() or not self.standing.publish or not self._may_delete():
             return
         last = float(await self._journal.run(Journal.learned, SWEPT, 0.0))
         if 0 <= self._clock.wall() - last < SWEEP_EVERY:
@@ -243,10 +259,16 @@ class StoreSession:
             if swept.gone:
                 self._tell(EventName.REMOTE_PRUNED, told(swept), bytes=swept.size_bytes)
 
+    def _may_delete(self) -> bool:
+        """Whether podwatch may delete in the store without a command; never in mode observe."""
+        return not self._run.observes() and not self._run.withheld()
+
     async def prune(self, saved: PublishedSave) -> None:
         """Remove old checkpoints from the store, after the publication of ``saved``."""
-        if self._settings.mode == "observe" or self._run.withheld():
-            return  # in this mode deletions are only reported, in the store too
+        if not self._may_delete():
+            return
+        if self.lease is not None and self.lease.foreign_pins:
+            return  # the next heartbeat takes them over, and the next publication prunes
         try:
             await self.ready()  # a failed repair may have closed it since the publication
         except PodwatchError as error:
@@ -260,8 +282,9 @@ class StoreSession:
         retention = RemoteRetention(
             self.store, self.keys, self._journal.sync, policy, self._clock, self._run.identity(), self.lease
         )
+        generation, earlier = max(saved.generation, self.lease.generation), self.earlier
         try:
-            pruned = await self.worker.call(lambda: retention.carry_out(own_generation=saved.generation))
+            pruned = await self.worker.call(lambda: retention.carry_out(own_generation=generation, earlier=earlier))
         except PodwatchError as error:
             self.known = replace(self.known, warnings=(f"old checkpoints were not removed from the store: {error}",))
             return
@@ -273,10 +296,82 @@ class StoreSession:
         if pruned.removed:
             if self.listed is not None:
                 self.listed -= {(step, save_id) for step, save_id, _ in pruned.removed}
+            gone = {(step, save_id) for step, save_id, _ in pruned.removed}
+            left = tuple(s for s in self._earlier.saves if (s.step, s.save_id) not in gone)
+            if left != self._earlier.saves:
+                self._keep_earlier(replace(self._earlier, saves=left))
             self.note_stored(await self._journal.run(Journal.published))
+
+    # -- saves of earlier pods ----------------------------------------------------------------------------------------
+    # A pod with an empty state directory knows only the save that the pointer names and what it fetched. The heartbeat
+    # hands it the others, with their order, so that retention judges them as one pod would.
+
+    async def load(self) -> None:
+        """Read what the journal knows of the store. Call once, first."""
+        published = await self._journal.run(Journal.published)
+        self.note_stored(published)
+        kept = await self._journal.run(Journal.learned, EARLIER)
+        if kept is None:  # an older podwatch did not note whether another pod held the run in between
+            self._keep_earlier(replace(self._earlier, since=max((s.generation for s in published), default=0)))
+            return
+        with contextlib.suppress(TypeError, KeyError, ValueError):
+            at = None if kept["at"] is None else (int(kept["at"][0]), int(kept["at"][1]))
+            saves = tuple(PublishedSave(**item) for item in kept["saves"])
+            self._earlier = _Earlier(saves, at, int(kept["since"]))
+
+    @property
+    def earlier(self) -> tuple[PublishedSave, ...]:
+        """Saves of earlier pods that retention judges too, in order; without the facts of their manifests. None until
+        this pod holds the run."""
+        return self._earlier.saves if self._pointer_known() else ()
+
+    def _pointer_known(self) -> bool:
+        """Whether the pointer was, when this pod won the lease, where this pod had left or found it before."""
+        pointer = None if self.lease is None else self.lease.pointer
+        mine = self._run.identity().writer_id
+        return pointer is not None and (pointer.writer_id == mine or pointer.order == self._earlier.at)
+
+    def take_over_saves(self) -> None:
+        """Let retention judge the saves of the pod before, once this pod holds the run and has taken over the pins.
+        Again only after another pod has held the run."""
+        lease = self.lease
+        if lease is None or not lease.holding or lease.foreign_pins:
+            return
+        if (pointer := lease.pointer) is None or self._pointer_known():
+            return
+        ahead = lease.clock_skew or 0.0
+        found = taken_over(lease.foreign_saves, pointer, self._run.identity().writer_id)
+        saves = in_order(replace(s, wall=s.wall + ahead) for s in found)
+        self._keep_earlier(_Earlier(tuple(saves), pointer.order, 0 if saves else lease.generation))
+
+    def _keep_earlier(self, earlier: "_Earlier") -> None:
+        self._earlier = earlier
+        self._journal.post(
+            Journal.learn,
+            EARLIER,
+            {"saves": [asdict(s) for s in earlier.saves], "at": earlier.at, "since": earlier.since},
+        )
+
+    @property
+    def newest_seq(self) -> int:
+        return max((save.seq for save in self._published), default=0)
+
+    def known_saves(self) -> KnownSaves | None:
+        """What the heartbeat lists for the next pod; None before the pins of the pod before were taken over, and while
+        no save is known. While this pod's claim is not settled: what the pod before has listed."""
+        lease = self.lease
+        if lease is None or lease.foreign_pins:
+            return None
+        if not lease.holding:
+            return lease.foreign_saves
+        behind = lease.clock_skew or 0.0
+        since, at = self._earlier.since, self._earlier.at
+        known = handed_over(self._published, self.earlier, lease.generation, since=since, at=at)
+        return known and replace(known, saves=tuple(replace(s, wall=s.wall - behind) for s in known.saves))
 
     def note_stored(self, published: list[PublishedSave]) -> None:
         """Call when the journal's list of what is published has changed."""
+        self._published = tuple(published)
         stored = frozenset((p.step, p.save_id) for p in published)
         newest_of: dict[str, int] = {}
         for saved in published:

@@ -222,8 +222,7 @@ class Syncer:
         self.notify()
 
     async def start(self) -> None:
-        published = await self._journal.run(Journal.published)
-        self.session.note_stored(published)
+        await self.session.load()
         await self._tally.load()
         if not self._run.withheld():
             await self._sender.take_over(self.session.known.stored)

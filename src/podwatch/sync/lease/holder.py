@@ -15,7 +15,8 @@ from podwatch.domain.errors import InternalError, PodwatchError, is_refusal
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
-from podwatch.domain.manifest import Keys
+from podwatch.domain.manifest import Keys, Pointer
+from podwatch.domain.stored_checkpoint import KnownSaves
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction, locked_out
 from podwatch.stores.base import ObjectStore, OpenStore
 from podwatch.sync.interfaces import Memory, PodSide, Tell
@@ -105,6 +106,27 @@ class LeaseHolder:
 
     def took_over_pins(self) -> None:
         self._claims.foreign_pins = {}
+
+    @property
+    def holding(self) -> bool:
+        """Whether the claim is settled, so that no other pod publishes."""
+        return self._claims.holding
+
+    @property
+    def generation(self) -> int:
+        """Of the claim that this pod has won; 0 if none."""
+        return self._claims.generation
+
+    @property
+    def foreign_saves(self) -> KnownSaves | None:
+        """The saves that the same heartbeat lists; None before its pins were taken over, because without them pinned
+        saves would be deleted."""
+        return self._claims.foreign_saves if self.speaks and not self._claims.foreign_pins else None
+
+    @property
+    def pointer(self) -> Pointer | None:
+        """As it was when this pod won the lease; None: absent, unusable, or not read yet."""
+        return self._claims.pointer
 
     @property
     def clock_skew(self) -> float | None:

@@ -28,6 +28,7 @@ from podwatch.domain.lease import (
     sign_document,
 )
 from podwatch.domain.manifest import Keys, Pointer
+from podwatch.domain.stored_checkpoint import KnownSaves
 from podwatch.policy.who_holds_the_run import (
     CONFIRMED_SECONDS,
     MOST_BETWEEN,
@@ -214,6 +215,11 @@ class LeaseProtocol:
         """When the run's last digest was sent by any pod; epoch seconds. Heartbeats hand it on."""
         self.foreign_pins: Mapping[int, str] = {}
         """Pins (step: reason) in the last heartbeat of another podwatch, until they are taken over."""
+        self.foreign_saves: KnownSaves | None = None
+        """The saves that the same heartbeat lists."""
+        self.pointer: Pointer | None = None
+        """As it was when this pod won the lease; None: absent or unusable."""
+        self._seen_pointer: Pointer | None = None
         self._pins_from = ""
         self.decision = decide(self._known, self._timing)
 
@@ -308,7 +314,7 @@ class LeaseProtocol:
         if sign is not None and sign.digest_wall is not None and 0 < sign.digest_wall <= now + DIGEST_AHEAD:
             self.note_digest(min(sign.digest_wall, now))
         if sign is not None and sign.pod.writer_id != self.me.writer_id and sign.mark != self._pins_from:
-            self.foreign_pins, self._pins_from = sign.pins, sign.mark
+            self.foreign_pins, self.foreign_saves, self._pins_from = sign.pins, sign.saves, sign.mark
         return sign
 
     def _list(self) -> Generator[Request, Any, None]:
@@ -318,7 +324,7 @@ class LeaseProtocol:
             # Where names are exclusive, a claim without our mark comes from a writer that was killed: it counts.
             if name is not None and (item.ours or self._exclusive):
                 found.append(Claim(*name, item.uploaded_wall, item.file_id, item.writer_id))
-        pointer = yield Get(self._keys.latest)
+        pointer = self._seen_pointer = _pointer((yield Get(self._keys.latest)), self._keys.run_id)
         first, own, sign = winner(found), self._known.own, self._known.sign
         rival: Pod | None = None
         if first is not None and (own is None or (own.claim.generation, own.claim.nonce) != _numbers(first)):
@@ -332,8 +338,9 @@ class LeaseProtocol:
         seen, self._rival_seen = self._rival_seen, _numbers(newest) if newest is not None else (0, "")
         if seen is not None and self._rival_seen[0] > 0 and self._rival_seen != seen:
             # A new claim counts as a heartbeat too, of a pod that has not written one yet.
-            self._known = replace(self._known, watch=replace(self._known.watch, changed=True, unchanged=0.0))
-        floor = max(_generation(pointer, self._keys.run_id), sign.generation if sign is not None else 0)
+            self._known = replace(self._known, watch=Watch(0.0, True, self._known.watch.mark))
+        published = pointer.generation if pointer is not None else 0
+        floor = max(published, sign.generation if sign is not None else 0)
         self._known = replace(self._known, claims=tuple(found), rival=rival, floor=floor, own=self._timed(own))
 
     def _read_age(self) -> Generator[Request, Any, None]:
@@ -389,7 +396,7 @@ class LeaseProtocol:
                 {**_kept(own.claim), "boot": own.boot, "process": own.process, "job": list(self.me.instance.job)},
             )
         if decision.act is LeaseAction.HOLD and before.act is not LeaseAction.HOLD:
-            self._confirmed_at = self._looked_at
+            self._confirmed_at, self.pointer = self._looked_at, self._seen_pointer
             if self.contested:
                 text = f"this pod now holds the run's lease in the store (generation {decision.generation})"
                 self.news.append(News(EventName.RUN_CLAIMED, Severity.INFO, text))
@@ -532,14 +539,14 @@ class LeaseProtocol:
         return pointer
 
 
-def _generation(pointer: bytes | None, run_id: str) -> int:
-    if pointer is None:
-        return 0
+def _pointer(data: bytes | None, run_id: str) -> Pointer | None:
+    if data is None:
+        return None
     try:
-        found = Pointer.from_bytes(pointer)
+        found = Pointer.from_bytes(data)
     except IntegrityError:
-        return 0
-    return found.generation if found.run_id == run_id else 0
+        return None
+    return found if found.run_id == run_id else None
 
 
 def _numbers(claim: Claim) -> tuple[int, str]:
