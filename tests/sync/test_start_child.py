@@ -125,12 +125,12 @@ async def test_the_syncer_has_one_wait_while_a_save_is_written(local: World, run
     sender, seen, started = syncer._sender, set[int | None](), {pid}
     publish = sender.publish
 
-    async def published(*given: Any) -> Any:
+    async def published(*given: Any, **named: Any) -> Any:
         for _ in range(50):  # rescans go on while it is published
             syncer.notify()
             await asyncio.sleep(0.002)
         started.update(waiting_here())
-        return await publish(*given)
+        return await publish(*given, **named)
 
     sender.publish = published  # type: ignore[method-assign]
     syncer.notify()
