@@ -88,7 +88,7 @@ def test_a_unit_that_was_changed_by_hand_is_not_overwritten(pod: Pod) -> None:
 def test_without_root_it_is_refused_with_77(pod: Pod) -> None:
     # Everything is imported before the privileges go: the interpreter may lie where nobody else can read.
     program = (
-        "import os, sys, podwatch.cli, podwatch.cli.root, podwatch.cli.install;"
+        "import os, sys, podwatch.cli.root, podwatch.cli.install, podwatch.config.command_directory;"
         "os.setuid(65534); sys.argv[1:] = ['install']; podwatch.cli.main()"
     )
     python = str(Path(PODWATCH).with_name("python"))
