@@ -299,6 +299,52 @@ async def test_a_plain_pod_that_stays_says_at_once_how_the_run_ended(
     assert (final.runs, leaves.exit.first) == ([(Outcome.GAVE_UP, False)], 86)
 
 
+class Pod:
+    """Ends this machine after every outcome; ``stored`` is what its command is told."""
+
+    def __init__(self) -> None:
+        self.stored: list[bool] = []
+
+    def wants(self, _outcome: Outcome) -> bool:
+        return True
+
+    async def end_pod(self, _outcome: Outcome, *, stored: bool, look: object) -> None:
+        self.stored.append(stored)
+
+
+@pytest.mark.parametrize("standing", [HOLD, WATCH], ids=lambda s: s.act)
+@pytest.mark.parametrize("missing", [(), ("the checkpoint of step 40",)], ids=["all-stored", "one-missing"])
+async def test_a_machine_with_something_that_is_not_stored_is_never_ended_as_stored(
+    journal: AsyncJournal, monkeypatch: pytest.MonkeyPatch, standing: Decision, missing: tuple[str, ...]
+) -> None:
+    """Also where podwatch must not publish, so that there is no final sync whose result would say so."""
+    monkeypatch.delenv(UNDER_INIT)
+    daemon = Daemon(journal, phase=Phase.GAVE_UP, standing=standing)
+    final, pod = Final(daemon, missing), Pod()
+    ending = EndOfRun(cast(Any, daemon), cast(Any, daemon), cast(Any, final), pod=cast(Any, pod))
+    watching = asyncio.create_task(ending.watch())
+    await until(lambda: pod.stored)
+    watching.cancel()
+    assert pod.stored == [not missing]
+    assert len(final.runs) == (standing is HOLD)
+
+
+async def test_a_best_checkpoint_that_the_evaluation_at_the_end_pins_is_stored_too(journal: AsyncJournal) -> None:
+    daemon = Daemon(journal, phase=Phase.FINISHED, desired=Desired.FINISHED)
+    final = Final(daemon)
+
+    class Evaluations:
+        async def owed(self) -> str:
+            if not final.left and len(final.runs) == 1:
+                final.missing = ("the pinned checkpoint of step 20",)
+            return ""
+
+    ending = EndOfRun(cast(Any, daemon), cast(Any, daemon), cast(Any, final), evaluations=cast(Any, Evaluations()))
+    await asyncio.wait_for(ending.watch(), 60)
+    assert [outcome for outcome, _ in final.runs] == [Outcome.FINISHED] * 2
+    assert daemon.exit.first == 69, "the second final sync did not store it either"
+
+
 async def test_watch_ends_the_job_with_86(journal: AsyncJournal) -> None:
     daemon = Daemon(journal, standing=WATCH, phase=Phase.BLOCKED)
     began = daemon.clock.monotonic()

@@ -194,8 +194,8 @@ def lower(standing: Standing, at: float, timing: Timing) -> Judged:
 
 
 def begin(standing: Standing, at: float, timing: Timing) -> Judged:
-    """The standing at the start of an upload; the time without an upload counts as calm. ``settle`` does not start
-    anew: uploads that are shorter than it would never be raised."""
+    """The standing at the start of an upload; the time without an upload counts as calm. ``settle`` does not begin
+    again: uploads that are shorter than it would never be raised."""
     now = replace(standing, needs=())
     if standing.level is Level.LOWEST or standing.calm_since is None:
         return Judged(now)

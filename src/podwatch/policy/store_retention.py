@@ -128,7 +128,7 @@ def judged(
 ) -> list[PublishedSave]:
     """What retention judges. The saves of ``earlier`` pods only once this pod has stored a save of its own with
     ``generation``: until then the newest save of a branch that training has left keeps its protection. And only if its
-    own come after them: after somebody has deleted the pointer, numbers begin again."""
+    own come after them: once the pointer was deleted, numbers begin again."""
     own = [save.seq for save in published if not save.restored and generation in (None, save.generation)]
     newer = bool(own) and all(save.seq < min(own) for save in earlier)
     return [*published, *(earlier if newer else ())]
