@@ -329,6 +329,25 @@ async def test_a_machine_with_something_that_is_not_stored_is_never_ended_as_sto
     assert len(final.runs) == (standing is HOLD)
 
 
+async def test_what_was_stored_at_an_end_that_was_withdrawn_says_nothing_about_the_next_end(
+    journal: AsyncJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gave up with all of it stored, started again by an operator, then another pod takes the run over."""
+    monkeypatch.delenv(UNDER_INIT)
+    daemon = Daemon(journal, phase=Phase.GAVE_UP)
+    final, pod = Final(daemon), Pod()
+    ending = EndOfRun(cast(Any, daemon), cast(Any, daemon), cast(Any, final), pod=cast(Any, pod))
+    watching = asyncio.create_task(ending.watch())
+    await until(lambda: pod.stored)
+    daemon.recovery.state.phase = Phase.RUNNING
+    await until(lambda: daemon.exit.verdict is None)
+    final.missing = ("the checkpoint of step 60",)
+    daemon.standing = SUPERSEDED
+    await until(lambda: len(pod.stored) == 2)
+    watching.cancel()
+    assert pod.stored == [True, False]
+
+
 async def test_a_best_checkpoint_that_the_evaluation_at_the_end_pins_is_stored_too(journal: AsyncJournal) -> None:
     daemon = Daemon(journal, phase=Phase.FINISHED, desired=Desired.FINISHED)
     final = Final(daemon)

@@ -301,7 +301,7 @@ class EndOfRun:
                 end = gang.over  # known while this node waited for the others
             if end is None:
                 if concluded is None or withdrawn(concluded, now, standby):
-                    self._host.exit.verdict = concluded = None
+                    self._host.exit.verdict = concluded = self._storing = None
             elif end.outcome is not concluded and (final := await self._settled(end)) is not None:
                 concluded = end.outcome
                 if await self._conclude(final):
@@ -324,7 +324,7 @@ class EndOfRun:
         """The end that counts on all nodes, once its last data is stored; None if an operator or recovery has started
         the run again meanwhile. The nodes agree first, unless the run is finished: until they know of this end, they
         take the silence of this node's training for a failure."""
-        gang = self._parts.gang
+        gang, self._storing = self._parts.gang, None
         if end.outcome is Outcome.FINISHED:
             final = await self._finished(end)
             if final is None or gang is None:

@@ -242,7 +242,7 @@ class RecoveryContext:
 
     @property
     def _asked_to_stop(self) -> bool:
-        """Whether an operator asked an earlier podwatch, too, to stop the watched trainer, which may have finished."""
+        """Whether an operator has asked this podwatch or an earlier one to stop the watched trainer."""
         return self.desired is not Desired.RUNNING and self.memory.asked == self.watched != ""
 
     def blocked(self) -> str:

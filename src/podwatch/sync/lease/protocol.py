@@ -344,14 +344,14 @@ class LeaseProtocol:
         self._known = replace(self._known, claims=tuple(found), rival=rival, floor=floor, own=self._timed(own))
 
     def _read_age(self) -> Generator[Request, Any, None]:
-        """How old the other pods' last sign of life was when this look began: a heartbeat, or the claim of a pod that
-        has written none yet. A heartbeat written since then makes it younger, never older."""
+        """How old the other pods' last sign of life was at the start of this look: a heartbeat, or the claim of a pod
+        that has written none yet. A heartbeat written since then makes it younger, never older."""
         own = self._known.own
         if (yield Skew()) is None:
             return
         written = [i.uploaded_wall for i in (yield ListAll(self._keys.heartbeat)) if i.key == self._keys.heartbeat]
         written += [c.uploaded_wall for c in self._known.claims if own is None or _numbers(c) != _numbers(own.claim)]
-        skew = yield Skew()
+        skew = yield Skew()  # again: the listing's answer shows the store's time now
         if skew is not None and written and self._looked_at is not None:
             passed = self._clock.boottime() - self._looked_at
             age = max(0.0, self._clock.wall() - skew - max(written) - passed)
