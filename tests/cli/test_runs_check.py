@@ -87,7 +87,7 @@ def test_what_cannot_be_known(machine, store) -> None:
     assert checked(machine, "--store", "file:///nosuch/place", "r", code=3).startswith("UNKNOWN")
     assert machine.podwatch("runs", "check", "../x", "--store", "file:///tmp").returncode == 3
     no_key = machine.podwatch("runs", "check", "r", "--store", "b2://some-bucket")
-    assert (no_key.returncode, "key" in no_key.stderr) == (3, True)
+    assert (no_key.returncode, "B2_APPLICATION_KEY" in no_key.stderr) == (3, True)
     wrong = machine.podwatch("runs", "check", "--dead-after", "soon", "--store", "file:///tmp")
     assert (wrong.returncode, "is not a duration" in wrong.stderr) == (3, True)
     assert machine.podwatch("runs", "check", "--nonsense").returncode == 3

@@ -113,9 +113,10 @@ class Pod:
     def __init__(self, root: Path, command: Sequence[str], **more: Any) -> None:
         self.root = root
         (root / "state").mkdir(exist_ok=True)
+        training = "[gpu]\ntrainer = [0]\n" if more.get("gpus") == "free" else ""
         table = {"command": list(command), "cwd": str(root), "every_saves": 1, "metric": "acc", **more}
         lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
-        text = f'run_id = "r1"\n[trainer]\noutput_dir = "{root}/out"\n[evaluation]\n{lines}\n'
+        text = f'run_id = "r1"\n[trainer]\noutput_dir = "{root}/out"\n{training}[evaluation]\n{lines}\n'
         self.settings = load_text(text, None, environ={}).settings
         self.events: list[Event] = []
         self.site = Site(root)

@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def tree(root: Path) -> Tree:
 
 def restore(pod: World) -> None:
     """What a podwatch does; ours is the process that is killed."""
-    pace = FetchPace(CONNECTIONS, CONNECTIONS, 0.0 if pod.endpoint else LINE * CONNECTIONS)
+    pace = FetchPace(CONNECTIONS, CONNECTIONS)
     Restorer(
         StorePlace(pod.store, pod.keys, pod.store_url, "w2"), pod.layout, Workspace(pod.output), pod.journal,
         FetchProcess(pod.credentials), pace=pace,
@@ -101,6 +102,8 @@ def fork(source: World, name: str, at: int | None) -> int:
         code = 0
     except PodwatchError as error:
         os.write(2, f"{error}\n".encode())
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(code)
 
@@ -156,7 +159,7 @@ def one(source: World, name: str, chance: random.Random, counts: dict[str, int])
     while True:
         way = chance.choice(["step", "bytes", "bytes", "time", "never"])
         pid = fork(source, name, chance.randrange(24) if way == "step" else None)
-        after = {"bytes": chance.uniform(0, total), "time": chance.uniform(0, 1.5)}.get(way, 0.0)
+        after = {"bytes": chance.uniform(0, total), "time": chance.uniform(0, 1.5 if server else 0.5)}.get(way, 0.0)
         began_at, code = time.monotonic(), None
         while code is None:
             found, status = os.waitpid(pid, os.WNOHANG)
