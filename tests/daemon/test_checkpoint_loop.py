@@ -74,7 +74,7 @@ class Shelf:
     def __init__(self) -> None:
         self.sets: tuple[CheckpointSet, ...] = ()
 
-    def rescan(self) -> tuple[CheckpointSet, ...]:
+    def rescan(self, *, writers_ended: bool = False) -> tuple[CheckpointSet, ...]:
         return self.sets
 
 

@@ -1,22 +1,36 @@
-"""Leaving ends, whatever hangs; and a reload says what it could not take over."""
+"""Leaving ends, whatever hangs; what training saves at SIGTERM is stored; and a reload says what it could not take
+over."""
 
 import asyncio
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.config.reload_limits import waits_for_restart
 from podwatch.config.setting_names import known_keys
 from podwatch.config.settings import Settings
 from podwatch.daemon import store_wiring as store_module
+from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
+from podwatch.daemon.daemon import LastWords
+from podwatch.daemon.preemption_grace import Budget
 from podwatch.daemon.settings_in_force import policies_from
-from podwatch.daemon.shutdown import briefly, end_tasks
+from podwatch.daemon.shutdown import Farewell, briefly, end_tasks, say_goodbye, say_goodbye_of_job
 from podwatch.daemon.store_wiring import StoreRestore
+from podwatch.domain.snapshot import Reading, SensorState, observed, unobserved
+from podwatch.sync.syncer import Syncer
 from podwatch.system.blocking_calls import Worker
+from podwatch.system.clock import SystemClock
+from tests.support.hurry import hurrying
+from tests.sync.conftest import World, until
 
 
 async def test_a_task_that_swallows_a_cancellation_is_ended_all_the_same() -> None:
@@ -77,6 +91,119 @@ asyncio.run(main())
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
     assert time.monotonic() - began < 20
+
+
+class Saves:
+    """A trainer that saves step 20 when it is told to end. ``seen``: podwatch can read its process tree."""
+
+    def __init__(self, world: World, *, seen: bool = True, done: bool = True) -> None:
+        self.world, self.seen, self.done, self.living = world, seen, done, True
+
+    async def tree(self, *, sweep: bool = False) -> Reading[tuple[object, ...]]:
+        if not self.seen:
+            return unobserved(SensorState.BLIND, 0.0, "reading the process tree hangs")
+        return observed(("trainer",) if self.living else (), 0.0)
+
+    def told(self) -> None:
+        self.world.write_set(20, done=self.done)
+        self.living = False
+
+
+class Nothing:
+    """No surroundings of a rescan, and nothing to remove."""
+
+    def before(self) -> None: ...
+
+    def after(self) -> Mapping[int, str]:
+        return {}
+
+    def look(self) -> None: ...
+
+
+@dataclass
+class Preempted:
+    """A pod that has stored step 10 and is told to leave. ``order``: what happened."""
+
+    world: World
+    syncer: Syncer
+    worker: Worker = field(default_factory=lambda: Worker("looks"))
+    order: list[str] = field(default_factory=list)
+
+    def words(self, trainer: Saves, gang: object = None) -> Farewell:
+        world, clock = self.world, SystemClock()
+        rescans, announced = Rescans(10.0), Announced()
+        loop = CheckpointLoop(
+            world.catalogue, self.worker, clock, rescans, world.events.append, Nothing(),
+            uploads=self.syncer, removals=Nothing(), announced=announced,
+        )  # fmt: skip
+        recovery = SimpleNamespace(handle=trainer)
+        parts = SimpleNamespace(recovery=recovery, gang=gang, syncer=self.syncer, run=SimpleNamespace(clock=clock))
+        order = self.order
+
+        class Words(LastWords):
+            async def beat(self) -> None:
+                order.append("preempted")
+
+            async def end_training(self) -> None:
+                order.append("SIGTERM")
+                trainer.told()
+
+        return Words(cast(Any, parts), cast(Any, SimpleNamespace(guarding=loop)), cast(Any, None), "why")
+
+
+@pytest.fixture
+async def preempted(tmp_path: Path) -> AsyncIterator[Preempted]:
+    world = World(tmp_path / "pod", f"file://{tmp_path}/store")
+    world.write_set(10)
+    world.scan()
+    world.catalogue = Catalogue(world.layout, SystemClock(), settle=60.0, settle_weak=60.0)
+    world.settings = world.settings.model_copy(
+        update={"sync": world.settings.sync.model_copy(update={"upload_gap": 3600.0})}
+    )
+    with hurrying():
+        syncer = world.syncer()
+        await syncer.start()
+        made = Preempted(world, syncer)
+        world.catalogue.rescan(writers_ended=True)
+        world.catalogue.rescan(writers_ended=True)
+        syncer.notify()
+        await until(lambda: syncer.status().last_step == 10)
+        yield made
+        await syncer.stop()
+    made.worker.close()
+    for journal in world.journals:
+        await journal.close()
+
+
+GOODBYES: dict[str, Callable[[Budget, Farewell], Any]] = {"plain": say_goodbye, "job": say_goodbye_of_job}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", GOODBYES)
+async def test_what_training_saves_at_sigterm_is_stored_within_the_grace(preempted: Preempted, kind: str) -> None:
+    """Without the settle time and the upload gap: nothing writes any more, and nothing comes after it."""
+    await GOODBYES[kind](Budget(60), preempted.words(Saves(preempted.world)))
+    pointer = preempted.world.pointer()
+    assert pointer is not None
+    assert pointer.step == 20
+    assert preempted.world.violations() == []
+    assert preempted.order == (["preempted", "SIGTERM"] if kind == "plain" else ["SIGTERM", "preempted"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "how"), [("plain", "blind"), ("job", "nodes"), ("job", "cut off")])
+async def test_a_save_that_can_still_change_or_was_cut_off_is_not_stored(
+    preempted: Preempted, kind: str, how: str
+) -> None:
+    """Where podwatch cannot see whether all of its writers have ended, the settle time holds."""
+    trainer = Saves(preempted.world, seen=how != "blind", done=how != "cut off")
+    words = preempted.words(trainer, gang=object() if how == "nodes" else None)
+    began = time.monotonic()
+    await GOODBYES[kind](Budget(60 if how == "cut off" else 0.6), words)
+    pointer = preempted.world.pointer()
+    assert pointer is not None
+    assert pointer.step == 10
+    assert time.monotonic() - began < 30
 
 
 class _Silent:

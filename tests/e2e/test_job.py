@@ -202,6 +202,19 @@ def test_neither_keeper_nor_trainer_holds_the_engines_output(rig: Rig) -> None:
     assert job.ends() == 86
 
 
+def test_what_training_saves_at_the_engines_signal_is_stored(rig: Rig, elsewhere: Path) -> None:
+    rig.trainer_flags = ["--ckpt.interval", "4", "--save-at-sigterm", "1"]
+    job = Job(rig, sync__store=f"file://{elsewhere}", recovery__end_grace="120s", checkpoints__settle="5s").start()
+    running(job.daemon, rig, step=4)
+    rig.order(wait=True)
+    job.daemon.wait_for((rig.control / "waits").exists, 20, "the trainer stands between two steps")
+    job.process.terminate()
+    assert job.ends() == 86, job.daemon.tail()
+    saved = max(int(path.name.removeprefix("step_")) for path in (rig.output / "checkpoints").iterdir())
+    assert latest(elsewhere)["step"] == saved
+    assert heartbeat(elsewhere)["state"] == "preempted"
+
+
 def control(store: Path, rig: Rig, document: dict[str, str]) -> None:
     place = store / rig.run_id / "podwatch" / "control.json"
     place.parent.mkdir(parents=True)

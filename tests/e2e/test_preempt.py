@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,8 +14,11 @@ from podwatch.daemon import shutdown
 from podwatch.daemon.preemption_grace import Budget, fits, upload_if_it_fits
 from podwatch.daemon.shutdown import system_is_stopping
 from podwatch.sync.interfaces import SyncStatus
-from tests.support.asking import leaves_within, messages, published, running
+from podwatch.system import procfs
+from tests.support.asking import confirmed, leaves_within, messages, published, running
 from tests.support.rig import Rig, alive
+
+PID1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
 def test_preempt_says_goodbye_ends_training_and_leaves_and_the_next_one_goes_on(rig: Rig, elsewhere: Path) -> None:
@@ -37,6 +42,28 @@ def test_preempt_says_goodbye_ends_training_and_leaves_and_the_next_one_goes_on(
     daemon.wait_event("trainer-confirmed", 30, after=seen)
     assert rig.starts[1]["step"] >= 5
     assert not messages(daemon, "incident-opened"), "what was told to end has not failed"
+
+
+def test_what_training_saves_at_sigterm_is_stored_before_the_container_ends(rig: Rig, elsewhere: Path) -> None:
+    """The keeper, too, leaves it more time than ``trainer.stop_grace``."""
+    if subprocess.run([*PID1, "true"], capture_output=True).returncode != 0:
+        pytest.skip("a pid namespace of its own needs root")
+    rig.trainer_flags = ["--ckpt.interval", "4", "--save-at-sigterm", "4"]
+    changes = {"recovery__preempt_grace": "60s", "checkpoints__settle": "5s", "sync__upload_gap": "1h"}
+    daemon = rig.daemon(sync__store=f"file://{elsewhere}", **changes)
+    daemon.wrapper = PID1
+    daemon.start()
+    confirmed(daemon)
+    published(daemon)
+    rig.order(wait=True)
+    daemon.wait_for((rig.control / "waits").exists, 20, "the trainer stands between two steps")
+    assert daemon.process is not None
+    (init,) = procfs.children(daemon.process.pid)
+    os.kill(init, signal.SIGTERM)
+    assert daemon.process.wait(180) == 0, daemon.tail()
+    saved = max(int(path.name.removeprefix("step_")) for path in (rig.output / "checkpoints").iterdir())
+    (pointer,) = elsewhere.rglob("latest.json")
+    assert json.loads(pointer.read_text())["step"] == saved, daemon.tail()
 
 
 def test_a_shutdown_of_the_machine_is_told_from_a_stop_of_podwatch(rig: Rig) -> None:
@@ -152,6 +179,12 @@ async def test_training_is_told_even_when_everything_before_it_hangs() -> None:
 
         async def end_training(self) -> None:
             told.append(time.monotonic() - began)
+
+        async def training_ended(self) -> None:
+            await asyncio.sleep(60)
+
+        async def last_checkpoint(self) -> None:
+            await asyncio.sleep(60)
 
     await shutdown.say_goodbye(Budget(3), Last())
     assert told

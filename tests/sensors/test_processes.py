@@ -236,7 +236,7 @@ class RealHandle:
             return None
         return ExitStatus(code=code) if code >= 0 else ExitStatus(signal=-code)
 
-    async def tree(self) -> Reading[tuple[ProcessSample, ...]]:
+    async def tree(self, *, sweep: bool = False) -> Reading[tuple[ProcessSample, ...]]:
         self.calls += 1
         await self.gate.wait()
         now = time.monotonic()

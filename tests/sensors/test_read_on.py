@@ -151,7 +151,7 @@ class Handle:
         code = self.process.poll()
         return None if code is None else ExitStatus(code)
 
-    async def tree(self) -> Reading[tuple[ProcessSample, ...]]:
+    async def tree(self, *, sweep: bool = False) -> Reading[tuple[ProcessSample, ...]]:
         return observed((), 0.0)
 
 

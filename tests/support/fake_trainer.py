@@ -44,6 +44,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--start-seconds", type=float, default=0.0)
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--broadcast-size", type=int, help="as --size")
+    parser.add_argument("--save-at-sigterm", type=float, help="save within so many seconds of SIGTERM, then end")
     parser.add_argument("--wandb.api-key", dest="wandb_key", help="not used: a secret in a command line")
     parser.add_argument("--x-token", dest="token", help="the same")
     parser.add_argument("overrides", nargs="*", help="@ FILE.toml: its ckpt.resume_step; ++key=value is not used")
@@ -118,6 +119,16 @@ def main() -> int:
         finish(dcp_operations(output / "checkpoints" / f"step_{step}" / "trainer", args.size))
 
     step = args.resume or 0
+
+    def save_and_end(*_: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(args.save_at_sigterm)
+        finish(broadcast_operations(own / "broadcasts" / f"step_{step}", args.broadcast_size or args.size))
+        save(step)
+        os._exit(143)
+
+    if args.save_at_sigterm is not None:
+        signal.signal(signal.SIGTERM, save_and_end)
     while step < args.max_steps:
         while (order := orders.now(step)).get("wait"):
             (control / "waits").touch()

@@ -88,7 +88,7 @@ class Handle:
             return None
         return ExitStatus(code=code) if code >= 0 else ExitStatus(signal=-code)
 
-    async def tree(self) -> Reading[tuple[ProcessSample, ...]]:
+    async def tree(self, *, sweep: bool = False) -> Reading[tuple[ProcessSample, ...]]:
         return observed((ProcessSample(self.launcher, 1, "sh", "sh", ProcessRole.LAUNCHER),), self.world.clock.now)
 
     async def stop(

@@ -244,7 +244,8 @@ def preempt(where: Where, no_wait: bool, as_json: bool) -> None:
     """End training and stop podwatch within [recovery] preempt_grace (3 s): the provider takes this machine away.
 
     podwatch writes `preempted` into the heartbeat, so that a replacement pod continues immediately, finishes a running
-    upload if there is time, and sends training SIGTERM. `podwatch run`, here or elsewhere, then continues training.
+    upload if there is time, sends training SIGTERM, and stores what training saves until it ends. `podwatch run`, here
+    or elsewhere, then continues training.
     """
 
     try:

@@ -447,7 +447,7 @@ class RecoverySettings(Section):
         3.0,
         ge=1,
         le=600,
-        description="at a preemption: time to write the heartbeat and signal training",
+        description="at a preemption: time to announce it, end training, and store what it saves at SIGTERM",
     )
     on_give_up: Literal["stay", "exit"] = setting(
         "stay",

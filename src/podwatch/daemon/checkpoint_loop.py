@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
@@ -181,10 +182,12 @@ class CheckpointLoop:
         time."""
         self._began = 0.0
 
-    async def look(self) -> tuple[CheckpointSet, ...]:
-        """Rescan now and return the checkpoints; the last known ones if the filesystem does not respond."""
+    async def look(self, *, writers_ended: bool = False) -> tuple[CheckpointSet, ...]:
+        """Rescan now and return the checkpoints; the last known ones if the filesystem does not respond.
+        ``writers_ended``: as for ``Catalogue.rescan``."""
         try:
-            sets, self._rescans.named = await self._worker.call(self._read, timeout=RESCAN_DEADLINE)
+            read = partial(self._read, writers_ended=writers_ended)
+            sets, self._rescans.named = await self._worker.call(read, timeout=RESCAN_DEADLINE)
         except (TimeoutError, OSError) as error:
             self._rescans.blind = f"cannot read the checkpoint directories: {error}"
             return self._catalogue.sets
@@ -192,10 +195,10 @@ class CheckpointLoop:
         self._tell(sets)
         return sets
 
-    def _read(self) -> tuple[tuple[CheckpointSet, ...], Mapping[int, str]]:
+    def _read(self, *, writers_ended: bool) -> tuple[tuple[CheckpointSet, ...], Mapping[int, str]]:
         """Blocks."""
         self._surroundings.before()
-        sets = self._catalogue.rescan()
+        sets = self._catalogue.rescan(writers_ended=writers_ended)
         return sets, self._surroundings.after()
 
     async def run(self) -> None:

@@ -40,12 +40,14 @@ from podwatch.daemon.unusable_state import RECOVERED, last_pause, take_ground
 from podwatch.daemon.variables_of_own_processes import BY_HAND, UNDER_INIT
 from podwatch.daemon.wiring import build
 from podwatch.detection.learned import Learned
-from podwatch.domain.errors import PodwatchError
+from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, is_refusal
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
 from podwatch.journal import Journal
 from podwatch.policy.cost_totals import Price
+from podwatch.policy.lost_saves import to_wait_for
+from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recording.recorder import Recorder
 from podwatch.recovery.stop import tell_to_end
 from podwatch.reporting import logging as log
@@ -55,6 +57,7 @@ from podwatch.system.blocking_calls import Worker
 from podwatch.system.child import give_back, settle
 from podwatch.system.clock import Clock, SystemClock
 from podwatch.system.sd_notify import make_notifier
+from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.leftover_hook_processes import end_interrupted
 from podwatch.trainer.start_and_adopt import KeeperJob
 
@@ -83,6 +86,8 @@ LAST_WORDS_SECONDS = 2.0
 """Time that the shutdown takes after the last preemption step."""
 RECORD_SECONDS = 2.0
 """Time for recording in the store that a job was preempted."""
+LOOK_AGAIN_SECONDS = 0.1
+"""At a preemption: pause between two looks at the end of training and at its last checkpoint."""
 PREEMPTED_TASKS_SECONDS, PREEMPTED_ACT_SECONDS = 0.3, 0.4
 """Deadlines for the loops and for recovery's operation in progress at a preemption: the next podwatch completes it."""
 
@@ -258,21 +263,40 @@ class LastWords:
         await tell_to_end(recovery.context.tools, recovery.handle, self._why)
 
     async def training_ended(self) -> None:
-        """Returns once training has ended and its last checkpoint was looked at."""
-        parts = self._parts
-        handle = parts.recovery.handle
-        while handle is not None and (await handle.tree()).value:
-            await parts.run.clock.sleep(0.1)
-        parts.recovery.context.writers_ended = True
-        await self._loops.guarding.look()
-        if parts.syncer is not None:
-            parts.syncer.notify()
+        """Returns once nothing of training is left, and each checkpoint that can be complete was found to be."""
+        parts, handle = self._parts, self._parts.recovery.handle
+        while handle is not None and not await _ended(handle):
+            await parts.run.clock.sleep(LOOK_AGAIN_SECONDS)
+        # Other nodes can still write into the same directory.
+        writers_ended = handle is not None and parts.gang is None
+        while True:
+            sets = await self._loops.guarding.look(writers_ended=writers_ended)
+            if to_wait_for(sets, None, settled=True) is None:
+                return
+            await parts.run.clock.sleep(LOOK_AGAIN_SECONDS)
 
     async def last_checkpoint(self) -> None:
-        """Returns once the last checkpoint is in the store."""
+        """Returns once the newest complete checkpoint is in the store, or it is certain that it cannot be stored."""
         syncer = self._parts.syncer
-        while syncer is not None and (await syncer.unstored()).pending:
-            await self._parts.run.clock.sleep(0.1)
+        while syncer is not None and syncer.standing.act in (LeaseAction.HOLD, LeaseAction.SETTLE):
+            try:
+                await syncer.sync_now()
+                return
+            except (HostError, ConfigurationError):
+                return  # nothing to store, or podwatch must not publish
+            except PodwatchError as error:
+                if is_refusal(error):
+                    return
+            await self._parts.run.clock.sleep(LOOK_AGAIN_SECONDS)
+
+
+async def _ended(handle: TrainerHandle) -> bool:
+    """Whether all processes of a trainer were seen to end. A search of /proc for each look would cost a core."""
+    found = await handle.tree()
+    if not found.ok or found.value:
+        return False
+    found = await handle.tree(sweep=True)
+    return found.ok and not found.value
 
 
 class Daemon:

@@ -23,6 +23,13 @@ class Budget:
         """The limit of one step: ``usual``, or the rest of the grace if that is less; at least 0.05 s."""
         return usual if self._end is None else max(0.05, min(usual, self._end - time.monotonic()))
 
+    def half(self) -> "Budget":
+        """The half of what is left before the reserve, as a budget of its own without a reserve."""
+        part = Budget()
+        if self._end is not None:
+            part._end = time.monotonic() + self.before_reserve() / 2
+        return part
+
     def before_reserve(self) -> float:
         """Seconds until training must be requested to end."""
         return 0.0 if self._end is None else max(0.0, self._end - self._reserve - time.monotonic())

@@ -1,9 +1,9 @@
 """The end of the daemon: tasks and steps that end within a deadline, and preemption.
 
 Preemption means that this machine is taken away within seconds (docs/maintenance.md). Steps, each with its own
-deadline: start no upload; finish the upload in progress if there is time; write the heartbeat ``preempted``, so that a
-replacement does not wait; request training to end. All within ``[recovery] preempt_grace``, because an unannounced
-SIGKILL follows.
+deadline: write the heartbeat ``preempted``, so that a replacement does not wait; finish the upload in progress if there
+is time; request training to end; store what it saves until it ends. All within ``[recovery] preempt_grace``, because an
+unannounced SIGKILL follows.
 """
 
 import asyncio
@@ -172,18 +172,16 @@ class Farewell(Protocol):
         """Write the heartbeat ``preempted``."""
         ...
 
-    async def end_training(self) -> None: ...
-
-
-class JobFarewell(Farewell, Protocol):
-    """In job mode training has been told already, by init, and may save before it ends."""
+    async def end_training(self) -> None:
+        """Request training to end; it can save before it does."""
+        ...
 
     async def training_ended(self) -> None:
         """Returns once it has ended and its last checkpoint was looked at."""
         ...
 
     async def last_checkpoint(self) -> None:
-        """Returns once the last checkpoint is in the store."""
+        """Returns once the last checkpoint is in the store, or cannot be stored."""
         ...
 
 
@@ -192,38 +190,45 @@ class Ending(Uploading, Protocol):
 
 
 async def say_goodbye(budget: Budget, farewell: Farewell) -> None:
-    """Finish the upload and write the heartbeat in parallel, then end sync, then request training to end. None of the
-    steps can block the next."""
-    syncer = farewell.syncer
+    """Write the heartbeat, and finish the upload in progress if half of the grace is enough for it; then request
+    training to end, and store what it saves until it ends. None of the steps can block the next."""
+    syncer, said = farewell.syncer, None
     if syncer is not None:
+        half = budget.half()
         said = asyncio.ensure_future(briefly(farewell.beat(), budget.before_reserve()))
-        await upload_if_it_fits(syncer, budget)
-        await briefly(_stop_after(said, syncer), budget.before_reserve())
+        await upload_if_it_fits(syncer, half)
+        await asyncio.wait([said], timeout=half.before_reserve())
     await briefly(farewell.end_training(), budget.seconds(RESERVE_SECONDS))
+    await briefly(farewell.training_ended(), budget.before_reserve())
+    await _store_last(budget, farewell, said)
 
 
+STOP_SECONDS = 0.5
+"""For stopping sync, at the end of the grace: half of the reserve."""
 BEAT_SECONDS = 2.0
 """How long the heartbeat ``preempted`` waits for training to end: another pod trains at once when it reads it."""
 
 
-async def say_goodbye_of_job(budget: Budget, farewell: JobFarewell) -> None:
+async def say_goodbye_of_job(budget: Budget, farewell: Farewell) -> None:
     """Let training end and store what it saved in its last seconds, as far as the time goes; the heartbeat comes early,
     because the engine may take less time than it allows."""
     await briefly(farewell.end_training(), budget.seconds(RESERVE_SECONDS))
     ended = asyncio.ensure_future(briefly(farewell.training_ended(), budget.before_reserve()))
     await asyncio.wait([ended], timeout=min(BEAT_SECONDS, budget.before_reserve() / 2))
-    syncer = farewell.syncer
-    if syncer is not None:
+    said = None
+    if farewell.syncer is not None:
         said = asyncio.ensure_future(briefly(farewell.beat(), budget.before_reserve()))
-        await ended
-        await briefly(farewell.last_checkpoint(), budget.before_reserve())
-        await briefly(_stop_after(said, syncer), budget.before_reserve())
-    else:
-        await ended
+    await ended
+    await _store_last(budget, farewell, said)
 
 
-async def _stop_after(said: "asyncio.Future[None]", syncer: Ending) -> None:
-    """Stop sync after the heartbeat was written or timed out: it uses sync's thread."""
-    if not said.done():
+async def _store_last(budget: Budget, farewell: Farewell, said: "asyncio.Future[None] | None") -> None:
+    """Store the last checkpoint if there is time, and stop sync once the heartbeat is written or its time is over: it
+    uses sync's thread."""
+    syncer = farewell.syncer
+    if syncer is None:
+        return
+    await briefly(farewell.last_checkpoint(), budget.before_reserve())
+    if said is not None:
         await asyncio.wait([said])
-    await syncer.stop()
+    await briefly(syncer.stop(), budget.seconds(STOP_SECONDS))

@@ -85,7 +85,8 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
         run.clock,
         roles=Roles(process_names(settings)),
         run=lambda: run_of(run.config.settings),
-        options=KeeperOptions(grace=settings.trainer.stop_grace, job=choices.job),
+        # At a preemption the keeper, too, leaves training the whole grace for its last save.
+        options=KeeperOptions(grace=max(settings.trainer.stop_grace, settings.recovery.preempt_grace), job=choices.job),
     )
     sensing = build_sensing(settings, run, checkpoints, Path(launcher.log_path()), choices.gpu_reader)
     training = _training(settings, run, checkpoints, sensing, launcher)

@@ -89,8 +89,9 @@ class TrainerHandle(Protocol):
         """Return how the launcher ended; None while it lives."""
         ...
 
-    async def tree(self) -> Reading[tuple[ProcessSample, ...]]:
-        """Return every living descendant ever seen, the launcher first, re-parented orphans included."""
+    async def tree(self, *, sweep: bool = False) -> Reading[tuple[ProcessSample, ...]]:
+        """Return every living descendant ever seen, the launcher first, re-parented orphans included. ``sweep``: search
+        all processes for others of this start now, not only every few seconds."""
         ...
 
     async def stop(self, *, grace: float, save_grace: float, saving: Saving, max_kill_wait: float = 30.0) -> StopReport:

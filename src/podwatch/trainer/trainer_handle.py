@@ -78,9 +78,9 @@ class _Trainer(ABC):
     async def _signal(self, targets: list[ProcessIdentity], number: int) -> None:
         await self._worker.call(self._local.signal, targets, number, timeout=_PROC_DEADLINE)
 
-    async def tree(self) -> Reading[tuple[ProcessSample, ...]]:
+    async def tree(self, *, sweep: bool = False) -> Reading[tuple[ProcessSample, ...]]:
         now = self._clock.monotonic()
-        sweep = now - self._swept_at >= _SWEEP_EVERY
+        sweep = sweep or now - self._swept_at >= _SWEEP_EVERY
         try:
             living = await self._living(sweep=sweep)
         except TimeoutError as error:
