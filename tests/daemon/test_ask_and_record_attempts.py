@@ -176,6 +176,23 @@ async def test_a_killed_attempt_counts_unless_it_made_progress(job: Job) -> None
     assert (job.document()["failures"], job.document()["attempt"]) == (0, None)
 
 
+async def test_a_stop_is_known_to_the_next_attempt_although_the_machine_died_while_it_stored(job: Job) -> None:
+    stop = JobEnd(Outcome.STOPPED, "podwatch stop-training")
+    verdicts, here = job.next()
+    assert await verdicts.forbids() is None
+    here.trains = True
+    await verdicts.look()
+    here.trains = False
+    await verdicts.foretell(stop)
+    here.trains = True  # an operator has started it again
+    await verdicts.look()
+    assert job.document()["last"] is None
+    here.trains = False
+    await verdicts.foretell(stop)
+    verdicts.close()  # SIGKILL
+    assert await job.run(JobEnd(Outcome.PREEMPTED)) == 65
+
+
 async def test_an_attempt_that_never_holds_the_run_leaves_the_record_of_the_one_that_does(job: Job) -> None:
     """Started by mistake, with another command, while the run trains on another pod."""
     holder, here = job.next()

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from podwatch.daemon.end_of_run import EndOfRun, Stored
+from podwatch.daemon.end_of_run import EndOfRun, FinalSync, Stored
 from podwatch.daemon.shutdown import Exit
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS, UNDER_INIT
 from podwatch.domain.snapshot import Desired
@@ -17,6 +17,7 @@ from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, Situation, ended
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.recovery.state import Phase
+from podwatch.sync.interfaces import SyncStatus, Unstored
 from tests.support.clock import AutoClock
 
 STANDBY = 900.0
@@ -54,8 +55,8 @@ class Daemon:
         self.bus = SimpleNamespace(say=lambda event, text, *_, **_facts: self.said.append((str(event), text)))
         self.gang: Any = None
 
-    def ending(self, final: Any = None) -> EndOfRun:
-        return EndOfRun(cast(Any, self), cast(Any, self), final)
+    def ending(self, final: Any = None, verdicts: Any = None) -> EndOfRun:
+        return EndOfRun(cast(Any, self), cast(Any, self), final, verdicts)
 
     def over(self, ending: EndOfRun) -> Outcome | None:
         end = ended(ending.situation(), STANDBY)
@@ -156,7 +157,9 @@ class Final:
         self.runs: list[tuple[Outcome, bool]] = []
         self.left: tuple[str, ...] = ()
 
-    async def run(self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True) -> Stored | None:
+    async def run(
+        self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True, stays: bool = False
+    ) -> Stored | None:
         self.runs.append((outcome, evidence))
         self.left = self.missing
         end = self.daemon.clock.monotonic() + self.seconds
@@ -206,6 +209,33 @@ async def test_every_end_of_a_job_that_leaves_time_is_stored_first_and_keeps_its
     assert stored.exit.verdict is not None
     assert "store" not in stored.exit.verdict.sentence
     assert stored.exit.first == code
+
+
+class Verdicts:
+    """What the store is told of this attempt, and how often the final sync had run then."""
+
+    def __init__(self, final: "Final") -> None:
+        self.final, self.told = final, list[tuple[str, str, int]]()
+
+    async def foretell(self, end: JobEnd) -> None:
+        self.told.append(("foretold", str(end.outcome), len(self.final.runs)))
+
+    async def keep(self, end: JobEnd) -> JobEnd:
+        self.told.append(("kept", str(end.outcome), len(self.final.runs)))
+        return end
+
+
+@pytest.mark.parametrize("name", [*ENDS, "finished"])
+async def test_the_store_knows_the_end_before_the_final_sync_unless_the_run_is_finished(
+    journal: AsyncJournal, name: str
+) -> None:
+    """A finished run whose machine dies meanwhile is run again, so that its last steps are stored."""
+    phase, desired, _ = ENDS.get(name, (Phase.FINISHED, Desired.FINISHED, 0))
+    daemon = Daemon(journal, phase=phase, desired=desired)
+    final = Final(daemon)
+    verdicts = Verdicts(final)
+    await asyncio.wait_for(daemon.ending(final, verdicts).watch(), 60)
+    assert verdicts.told == [*([("foretold", name, 0)] if name != "finished" else []), ("kept", name, 1)]
 
 
 @pytest.mark.parametrize("standing", [WATCH, SUPERSEDED, ASIDE, ASK], ids=lambda s: s.act)
@@ -372,3 +402,44 @@ async def test_watch_ends_the_job_with_86(journal: AsyncJournal) -> None:
     assert STANDBY <= daemon.clock.monotonic() - began < STANDBY + 10
     assert [event for event, _ in daemon.said] == ["run-ended"]
     assert "pod-2 holds this run and is alive" in daemon.said[0][1]
+
+
+class Store:
+    """A syncer that has not stored step 40, and that from ``refuses_at`` (monotonic second) on never will."""
+
+    def __init__(self, daemon: Daemon, refuses_at: float) -> None:
+        self.daemon, self.refuses_at = daemon, refuses_at
+
+    def run_ended(self) -> None: ...
+
+    def status(self) -> SyncStatus:
+        return SyncStatus()
+
+    async def unstored(self) -> Unstored:
+        return Unstored(("the checkpoint of step 40",), ("the pinned checkpoint of step 20 (held back)",))
+
+    def why_not_ever(self) -> str:
+        return "the store refuses it" if self.daemon.clock.monotonic() >= self.refuses_at else ""
+
+
+@pytest.mark.parametrize("stays", [False, True])
+async def test_a_store_that_refuses_for_good_is_not_waited_for_where_the_machine_is_billed_for_it(
+    journal: AsyncJournal, stays: bool
+) -> None:
+    daemon = Daemon(journal)
+    daemon.settings.recovery.final_sync = 100.0
+    began = daemon.clock.monotonic()
+    parts = cast(Any, daemon)
+    parts.store, parts.syncer = SimpleNamespace(elsewhere=False), Store(daemon, began + 40)
+
+    async def look(**_: bool) -> tuple[()]:
+        return ()
+
+    final = FinalSync(parts, cast(Any, SimpleNamespace(guarding=SimpleNamespace(look=look))), parts, None)
+    stored = await final.run(Outcome.FINISHED, lambda: True, stays=stays)
+    assert stored is not None
+    why = "" if stays else " (the store refuses it)"
+    assert stored.unstored == (f"the checkpoint of step 40{why}", "the pinned checkpoint of step 20 (held back)")
+    assert stored.unstored == final.left
+    waited = daemon.clock.monotonic() - began
+    assert 100 <= waited < 110 if stays else 40 <= waited < 50

@@ -19,6 +19,7 @@ from podwatch.policy.judge_earlier_attempts import (
     at_end,
     at_start,
     began,
+    foretold,
 )
 from podwatch.policy.restart import PASSING_FAULTS
 
@@ -73,6 +74,26 @@ def test_retry_clears_it_once_for_the_job_that_carries_the_flag() -> None:
     shell = Instance()
     kept, _ = ended(kept, TYPO, attempt(5, retry=True, instance=shell))
     assert at_start(kept, attempt(6, retry=True, instance=shell), POLICY).end is None, "typed in a shell"
+
+
+ENDS = st.builds(JobEnd, st.sampled_from(Outcome), st.just("why"), st.sampled_from(Blame), lease_unknown=st.booleans())
+
+
+@given(end=ENDS, step=st.none() | st.integers(1, 9))
+def test_an_attempt_that_vanishes_while_its_end_is_stored_forbids_what_that_end_forbids(
+    end: JobEnd, step: int | None
+) -> None:
+    first, second = attempt(1, 100.0), attempt(2, 400.0, host=attempt(1).host)
+    trains = began(at_start(RunVerdict(), first, POLICY).kept, first, LINE)
+    told = foretold(trains, end, first, step, POLICY)
+    assert at_start(told, first, POLICY).end is None, "a podwatch that is restarted within the attempt continues"
+    again = began(told, first, LINE)
+    assert (again.failures, again.last if again.last and again.last.code in (0, 65) else None) == (0, None)
+    kept = at_end(trains, end, first, step, POLICY)
+    after, before = at_start(told, second, POLICY).end, at_start(kept[0], second, POLICY).end
+    assert (after and after.outcome) == (before and before.outcome)
+    if end.outcome not in (Outcome.HELD, Outcome.SUPERSEDED, Outcome.REFUSED, Outcome.BAD_HOST):
+        assert at_end(told, end, first, step, POLICY) == kept, "counted once"
 
 
 def test_an_operators_stop_and_a_finish_end_the_next_attempt_too() -> None:

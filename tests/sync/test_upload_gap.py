@@ -63,6 +63,22 @@ async def test_a_person_does_not_wait_for_it(pod: World, run: Run) -> None:
     assert syncer.status().last_step == 10
 
 
+async def test_the_last_checkpoint_of_a_run_does_not_wait_for_it(pod: World, run: Run) -> None:
+    pod.write_set(5, tiny=True)
+    pod.scan()
+    syncer = await run(pod)
+    await until(lambda: syncer.status().last_step == 5)
+    pod.trains = True
+    pod.write_set(10, tiny=True)
+    pod.scan()
+    syncer.run_ended()  # and started again: the gap holds
+    await asyncio.sleep(0.1)
+    assert syncer.status().last_step == 5
+    pod.trains = False
+    syncer.run_ended()
+    await until(lambda: syncer.status().last_step == 10)
+
+
 async def test_what_is_asked_for_while_another_set_is_finished_is_not_answered_by_that(
     pod: World, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

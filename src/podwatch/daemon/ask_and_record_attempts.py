@@ -28,7 +28,16 @@ from podwatch.domain.finding import Severity
 from podwatch.domain.manifest import Keys
 from podwatch.domain.run import Lineage
 from podwatch.policy.exit_code import JobEnd
-from podwatch.policy.judge_earlier_attempts import Attempt, VerdictPolicy, advanced, ask_hosts, at_end, at_start, began
+from podwatch.policy.judge_earlier_attempts import (
+    Attempt,
+    VerdictPolicy,
+    advanced,
+    ask_hosts,
+    at_end,
+    at_start,
+    began,
+    foretold,
+)
 from podwatch.recovery.start_plan import config_digests, working_directory
 from podwatch.stores.base import ObjectStore, OpenStore, store_time
 from podwatch.stores.credentials import credentials_for
@@ -127,6 +136,8 @@ class JobVerdicts:
         """Seconds that this machine's clock is ahead of the store's."""
         self._turn = asyncio.Lock()
         self._began = self._over = False
+        self._foretold = False
+        """An end of this attempt was recorded whose last data is being stored."""
         self._step: int | None = None
         self.not_before_wall: float | None = None
         """After ``forbids``: training starts no earlier (epoch seconds of this machine's clock)."""
@@ -171,9 +182,9 @@ class JobVerdicts:
                 await self._look()
 
     async def _look(self) -> None:
-        if self._here.trains and not self._began:
+        if self._here.trains and (self._foretold or not self._began):
             self._kept = began(self._kept, await self._attempt(), self._here.lineage())
-            self._began = True
+            self._began, self._foretold = True, False
             await self._write()
         step = self._here.newest_step()
         if step is not None and (self._step is None or step > self._step):
@@ -182,6 +193,18 @@ class JobVerdicts:
             # That there was progress is recorded at once, how far it went only at the end.
             if (self._kept.attempt, self._kept.failures) != (self._stored.attempt, self._stored.failures):
                 await self._write()
+
+    async def foretell(self, end: JobEnd) -> None:
+        """Record how this attempt ends, while its last data is being stored."""
+        async with self._turn:
+            try:
+                await self._look()
+                attempt = await self._attempt()
+            except OSError:
+                return  # the disk hangs
+            self._kept = foretold(self._kept, end, attempt, self._step, self._policy)
+            self._foretold = True
+            await self._write()
 
     async def keep(self, end: JobEnd) -> JobEnd:
         """Record how this attempt ended; returns the end that counts (policy/judge_earlier_attempts.py)."""

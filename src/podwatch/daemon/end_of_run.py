@@ -65,6 +65,7 @@ _ENDED: Final = {
     Outcome.STOPPED: "training is stopped",
     Outcome.GAVE_UP: "podwatch gave up",
 }
+WITHOUT: Final = "training cannot start"
 
 
 class StoredVerdicts(Protocol):
@@ -72,6 +73,11 @@ class StoredVerdicts(Protocol):
 
     async def forbids(self) -> JobEnd | None:
         """Why training must not start in this attempt; None if it can. Bounded: without an answer it can."""
+        ...
+
+    async def foretell(self, end: JobEnd) -> None:
+        """Record how this attempt ends, while its last data is being stored. Training that starts again withdraws it.
+        Bounded; never raises."""
         ...
 
     async def keep(self, end: JobEnd) -> JobEnd:
@@ -177,9 +183,12 @@ class FinalSync:
         self._parts, self._loops, self._host, self._artifacts = parts, loops, host, artifacts
         self.left: tuple[str, ...] = ()
 
-    async def run(self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True) -> Stored | None:
-        """Wait until everything is stored, or the time is over. None once the end does not hold any more. ``evidence``:
-        store logs and incident bundles, too."""
+    async def run(
+        self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True, stays: bool = False
+    ) -> Stored | None:
+        """Wait until everything is stored, the time is over, or the store refuses it for good. None once the end does
+        not hold any more. ``evidence``: store logs and incident bundles, too. ``stays``: podwatch stays after this end,
+        so that a refusal is waited for as well: an operator can end it."""
         parts, clock, finished = self._parts, self._parts.run.clock, outcome is Outcome.FINISHED
         if parts.store.elsewhere:
             return Stored()
@@ -194,9 +203,15 @@ class FinalSync:
                 return None
             if not left.pending or clock.monotonic() - began >= most:
                 break
+            why = "" if stays or parts.syncer is None else parts.syncer.why_not_ever()
+            if why:
+                self.left = (*(f"{name} ({why})" for name in left.pending), *left.refused)
+                text = f"{_ENDED.get(outcome, WITHOUT)}; podwatch stores nothing more: {why}"
+                self._host.bus.say(EventName.FINAL_SYNC, text, Severity.WARNING, seconds_left=0)
+                break
             if clock.monotonic() - told >= PROGRESS_SECONDS:
                 told = clock.monotonic()
-                self._progress(_ENDED.get(outcome, "training cannot start"), left, began + most - told)
+                self._progress(_ENDED.get(outcome, WITHOUT), left, began + most - told)
             await clock.sleep(LOOK_SECONDS)
         return Stored(self.left, await self._evidence() if evidence else "")
 
@@ -336,12 +351,13 @@ class EndOfRun:
         return await self._stored(end)
 
     async def _finished(self, end: JobEnd) -> JobEnd | None:
-        stored = await self._final.run(end.outcome, lambda: self._holds(end))
+        stays = not self._leaves(end.outcome)
+        stored = await self._final.run(end.outcome, lambda: self._holds(end), stays=stays)
         if stored is None or not await self._evaluated():
             return None
         if self._evaluations is not None and not stored.unstored and (await self._final.look()).unstored:
             # The evaluation at the end has pinned another checkpoint as the best one.
-            stored = await self._final.run(end.outcome, lambda: self._holds(end))
+            stored = await self._final.run(end.outcome, lambda: self._holds(end), stays=stays)
             if stored is None:
                 return None
         reason = "; ".join(text for text in (end.reason, stored.also) if text)
@@ -349,13 +365,14 @@ class EndOfRun:
 
     async def _stored(self, end: JobEnd) -> JobEnd | None:
         """After any other end that takes the machine or podwatch away. The end stays what it is, whatever is stored."""
-        ends_pod = self._ends_pod(end.outcome)
-        if end.outcome not in STORING or end.lease_unknown or not (ends_pod or self._exits(end.outcome)):
+        if end.outcome not in STORING or end.lease_unknown or not self._leaves(end.outcome):
             return end
         if self._parts.recovery.context.tools.standing.act in NOT_OURS:
             return end
         self._storing = end  # a signal from here on ends podwatch with this end
-        stored = await self._final.run(end.outcome, lambda: self._holds(end), evidence=ends_pod)
+        await self._foretell(end)
+        evidence = self._ends_pod(end.outcome)
+        stored = await self._final.run(end.outcome, lambda: self._holds(end), evidence=evidence)
         self._storing = None if stored is None else replace(end, unstored=stored.unstored)
         return self._storing
 
@@ -369,8 +386,7 @@ class EndOfRun:
         most. False if the run is no longer finished: an operator started it meanwhile. Several nodes do not wait: each
         would hold the others."""
         clock, host = self._parts.run.clock, self._host
-        leaves = self._exits(Outcome.FINISHED) or self._ends_pod(Outcome.FINISHED)
-        if self._evaluations is None or self._parts.gang is not None or not leaves:
+        if self._evaluations is None or self._parts.gang is not None or not self._leaves(Outcome.FINISHED):
             return True
         end, told = clock.monotonic() + self._parts.settings.recovery.final_sync, ""
         try:
@@ -432,6 +448,14 @@ class EndOfRun:
             return not end.unstored
         return not (await self._final.look()).unstored  # it must not publish, so that waiting would change nothing
 
+    async def _foretell(self, end: JobEnd) -> None:
+        """Record the end before its last data is stored: the machine can be gone before that is done, and the next
+        attempt must not start what an operator stopped. Not for a finished run: its next attempt stores the rest."""
+        if self._verdicts is not None and self._job:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KEEP_SECONDS):
+                    await self._verdicts.foretell(end)
+
     async def _keep(self, end: JobEnd) -> JobEnd:
         """Only in job mode: a pod whose podwatch stays has no attempts."""
         if self._verdicts is None or not self._job:
@@ -441,6 +465,10 @@ class EndOfRun:
                 return await self._verdicts.keep(end)
         except TimeoutError:
             return end
+
+    def _leaves(self, outcome: Outcome) -> bool:
+        """Whether this end takes podwatch or the machine away."""
+        return self._exits(outcome) or self._ends_pod(outcome)
 
     def _exits(self, outcome: Outcome) -> bool:
         recovery = self._parts.settings.recovery

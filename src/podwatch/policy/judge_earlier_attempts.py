@@ -93,11 +93,13 @@ def at_start(kept: RunVerdict, attempt: Attempt, policy: VerdictPolicy) -> Start
 
 def began(kept: RunVerdict, attempt: Attempt, lineage: Lineage) -> RunVerdict:
     """Training has started in this attempt, in this lineage. One that left the lineage of ``best_step`` makes progress
-    above the step where it left."""
+    above the step where it left. An end that was withdrawn does not forbid a rerun any more."""
     back = lineage.parent != "" and lineage.parent == kept.lineage
+    forbids = kept.last is not None and kept.last.code in (ExitCode.OK, ExitCode.DO_NOT_RUN)
     return replace(
         kept,
         digest=attempt.digest,
+        last=None if forbids else kept.last,
         attempt=OpenAttempt(attempt.id, attempt.now, attempt.host_name),
         best_step=lineage.parent_step if back else kept.best_step,
         lineage=lineage.id,
@@ -132,6 +134,16 @@ def at_end(
         if why:
             end = replace(end, reason=f"{why}; the last one: {end.reason}", blame=Blame.COMMAND)
     return replace(kept, attempt=None, last=_last(end, attempt, step)), end
+
+
+def foretold(kept: RunVerdict, end: JobEnd, attempt: Attempt, step: int | None, policy: VerdictPolicy) -> RunVerdict:
+    """What to keep of an end whose last data is still being stored, for the case that the attempt vanishes before
+    ``at_end``. The attempt stays open: a podwatch that is restarted within it continues, and if it vanishes, the next
+    attempt counts it."""
+    if kept.attempt is None or kept.digest != attempt.digest:
+        return kept
+    found, _ = at_end(kept, end, attempt, step, policy)
+    return replace(kept, last=found.last, bad_hosts=found.bad_hosts)
 
 
 def _last(end: JobEnd, attempt: Attempt, step: int | None) -> LastEnd:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
-from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError
+from podwatch.domain.errors import (
+    ConfigurationError,
+    HostError,
+    IntegrityError,
+    PodwatchError,
+    RemoteError,
+    is_refusal,
+)
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
@@ -41,6 +48,11 @@ from podwatch.system.pinned_directories import RootReplaced
 
 CHANGED = "the checkpoint changed on disk while it was uploaded"
 NOT_OURS = (LeaseAction.SUPERSEDED, LeaseAction.REFUSE, LeaseAction.ASIDE)
+ENDED_BACKOFF = 60.0
+"""Longest pause between two tries once the run has ended: the machine is billed only for what is not stored yet."""
+REFUSED_SECONDS = 600.0
+"""So long the store refuses everything, each time with credentials read again, before the end of a run does not wait
+for it any more: a key that is being rotated, an expired token and a fault of the provider are over by then."""
 BEGUN = "sync.begun"
 """Journal key: [epoch second, step, save_id] of the newest upload's start, for ``upload_gap`` after a restart."""
 
@@ -112,6 +124,8 @@ class Syncer:
         """The steps whose checkpoints are pinned, with the reason."""
         self._ended = False
         """The run has ended here, as far as is known: pinned checkpoints are uploaded, too."""
+        self._refused_at: float | None = None
+        """Monotonic second since which each try was refused for good; None: the last one was not."""
         self.nodes: NodeUploads | None = None
         """The other nodes of this run, where each has a disk of its own."""
         self._optional: OptionalParts | None = None
@@ -273,9 +287,23 @@ class Syncer:
 
     def run_ended(self) -> None:
         """Call while the run has ended here: the newest checkpoint, then pinned ones that are not in the store, then
-        optional parts are uploaded, until a trainer runs again. Cheap."""
-        self._ended = True
+        optional parts are uploaded, until a trainer runs again. ``upload_gap`` does not hold meanwhile. Cheap."""
+        if not self._ended:
+            self._ended = True
+            self._hurry.set()
         self.notify()
+
+    def _over(self) -> bool:
+        """Whether the run has ended here, and no trainer runs again."""
+        self._ended = self._ended and not self._run.trainer_alive()
+        return self._ended
+
+    def why_not_ever(self) -> str:
+        """Why nothing more will be stored without an operator, however long one waits; empty while it can be."""
+        if self.standing.act in NOT_OURS:
+            return self.standing.why_not or "another pod holds this run"
+        lasting = self._refused_at is not None and self._clock.monotonic() - self._refused_at >= REFUSED_SECONDS
+        return f"the store refuses it: {self.session.known.error}" if lasting else ""
 
     async def unstored(self) -> Unstored:
         """What is not in the store: the newest checkpoint, pinned ones, and the newest one's optional parts."""
@@ -361,8 +389,11 @@ class Syncer:
             try:
                 more = await self._turn()
             except Exception as error:
-                self.session.trouble(error if isinstance(error, PodwatchError) else internal(error))
-                self._answer(error if isinstance(error, PodwatchError) else internal(error))
+                known = error if isinstance(error, PodwatchError) else internal(error)
+                self.session.trouble(known)
+                self._answer(known)
+                refused = is_refusal(known) and not isinstance(known, Superseded)
+                self._refused_at = (self._refused_at or self._clock.monotonic()) if refused else None
                 self.session.failures += 1
                 await self._pause()
                 continue
@@ -372,7 +403,7 @@ class Syncer:
     def _gap_left(self) -> float:
         """Seconds until the next upload may start; 0 where nothing would start anyway, or one continues."""
         newest = newest_complete(self._catalogue.sets)
-        if self._begun_at is None or newest is None:
+        if self._begun_at is None or newest is None or self._over():
             return 0.0
         if (newest.step, newest.save_id) == self._begun_set or (
             newest.step,
@@ -397,6 +428,7 @@ class Syncer:
 
     async def _pause(self) -> None:
         low, high = self._backoff
+        high = min(high, ENDED_BACKOFF) if self._over() else high
         seconds = random.uniform(low / 2, min(high, low * 2.0 ** min(self.session.failures, 20)))
         self.session.tries_again_in(seconds)
         await self._rest(seconds)
@@ -457,8 +489,7 @@ class Syncer:
     async def _send_pinned(self, publisher: Publisher) -> bool:
         """Once the run has ended, store a pinned checkpoint; true if anything was tried. Not during training: the next
         checkpoint would wait for it."""
-        self._ended = self._ended and not self._run.trainer_alive()
-        waiting = [s for s in self._pinned_unstored() if not s.held and self._sendable(s)] if self._ended else []
+        waiting = [s for s in self._pinned_unstored() if not s.held and self._sendable(s)] if self._over() else []
         if not waiting:
             return False
         try:
@@ -643,7 +674,7 @@ class Syncer:
             self._in_flight = _InFlight()
             self.session.idle.set()
         self.session.note_stored(await self._journal.run(Journal.published))
-        self._abandoned_in_a_row = 0
+        self._abandoned_in_a_row, self._refused_at = 0, None
         self.session.well()
         if pinned:  # ``published`` is for what the pointer names
             message = f"step {saved.step}, which is pinned, is in the store"
@@ -681,6 +712,7 @@ class Syncer:
             self._in_flight = _InFlight()
             self.session.idle.set()
         self.session.well()
+        self._refused_at = None
         return True
 
     def note_progress(self, count: int, total: int) -> None:
