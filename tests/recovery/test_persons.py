@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from podwatch.client.status_verdict import verdict
 from podwatch.domain.errors import Busy, ConfigurationError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
@@ -537,6 +538,9 @@ async def test_after_its_last_save_training_may_end_on_its_own(world: World) -> 
     await asyncio.sleep(0.05)
     assert len(world.alive()) == 1
     assert "step 20 is the last" in podwatch.recovery.state.detail
+    shown = {"phase": str(podwatch.recovery.state.phase), "detail": podwatch.recovery.state.detail}
+    line = verdict({"running": True, "training": {"state": "running", "step": 20}, "recovery": shown})
+    assert line == "TRAINING IS RUNNING at step 20 (never); its last checkpoint is saved, and it ends on its own"
     world.kill()
     await until_ended(podwatch, Phase.FINISHED, finished())
     is_finished(podwatch)

@@ -172,7 +172,13 @@ def _late(training: Document, age: float) -> str:
     return f"NO STEP FOR {span(age)}{pace}; the trainer is alive, last step {training.get('step')}{saving}"
 
 
+ENDS_ON_ITS_OWN = "training ends on its own"
+"""Ends recovery's detail while a requested stop has nothing left to stop."""
+
+
 def _ending(recovery: Document) -> str:
+    if recovery.get("phase") == "ending" and clean(recovery.get("detail") or "").endswith(ENDS_ON_ITS_OWN):
+        return "; its last checkpoint is saved, and it ends on its own"
     return {"ending": "; podwatch STOPS it after its next save", "stopping": "; podwatch stops it"}.get(
         str(recovery.get("phase")), ""
     )

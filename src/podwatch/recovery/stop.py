@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
+from podwatch.client.status_verdict import ENDS_ON_ITS_OWN
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
@@ -134,7 +135,7 @@ class Stops:
                 if not self._finish_line and (last is None or not above < last <= newest):
                     return f"{why}; step {newest} is saved"
                 above, have = newest, f"the newest checkpoint is step {newest}"
-                self.context.show(Phase.ENDING, f"{why}; step {newest} is the last one, so training ends on its own")
+                self.context.show(Phase.ENDING, f"{why}; step {newest} is the last one, so {ENDS_ON_ITS_OWN}")
             if self._judged is not None:
                 if self._judged.verdict is not Verdict.FINISH:
                     text = f"no further save will come, so training stops now: {self._judged.summary}; {have}"
