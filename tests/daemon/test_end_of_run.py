@@ -422,6 +422,28 @@ class Store:
         return "the store refuses it" if self.daemon.clock.monotonic() >= self.refuses_at else ""
 
 
+def final_sync(daemon: Daemon, store: Store) -> FinalSync:
+    async def look(**_: bool) -> tuple[()]:
+        return ()
+
+    parts = cast(Any, daemon)
+    parts.store, parts.syncer = SimpleNamespace(elsewhere=False), store
+    return FinalSync(parts, cast(Any, SimpleNamespace(guarding=SimpleNamespace(look=look))), parts, None)
+
+
+async def test_a_disk_that_hangs_does_not_hold_the_end(journal: AsyncJournal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("podwatch.daemon.end_of_run.ANSWER_SECONDS", 0.01)
+    daemon = Daemon(journal)
+    daemon.settings.recovery.final_sync = 3.0
+    store = Store(daemon, 1e9)
+    monkeypatch.setattr(store, "unstored", asyncio.Event().wait)
+    final = final_sync(daemon, store)
+    stored = await asyncio.wait_for(final.run(Outcome.FINISHED, lambda: True), 30)
+    assert stored is not None
+    assert "hangs" in stored.unstored[0]
+    assert "hangs" in (await asyncio.wait_for(final.look(), 30)).unstored[0], "[end_pod] keeps the disk"
+
+
 @pytest.mark.parametrize("stays", [False, True])
 async def test_a_store_that_refuses_for_good_is_not_waited_for_where_the_machine_is_billed_for_it(
     journal: AsyncJournal, stays: bool
@@ -429,13 +451,7 @@ async def test_a_store_that_refuses_for_good_is_not_waited_for_where_the_machine
     daemon = Daemon(journal)
     daemon.settings.recovery.final_sync = 100.0
     began = daemon.clock.monotonic()
-    parts = cast(Any, daemon)
-    parts.store, parts.syncer = SimpleNamespace(elsewhere=False), Store(daemon, began + 40)
-
-    async def look(**_: bool) -> tuple[()]:
-        return ()
-
-    final = FinalSync(parts, cast(Any, SimpleNamespace(guarding=SimpleNamespace(look=look))), parts, None)
+    final = final_sync(daemon, Store(daemon, began + 40))
     stored = await final.run(Outcome.FINISHED, lambda: True, stays=stays)
     assert stored is not None
     why = "" if stays else " (the store refuses it)"

@@ -232,7 +232,7 @@ def unpause(where: Where, as_json: bool) -> None:
     say(ask(where, "unpause", purpose="end the pause"), as_json=as_json)
 
 
-MORE_SECONDS = 2.0
+MORE_SECONDS = 5.0
 """Beyond the grace, for the exit of the interpreter."""
 
 

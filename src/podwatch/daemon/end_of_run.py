@@ -45,6 +45,8 @@ job is alive."""
 SETTLE_SECONDS: Final = 60.0
 """How long the final sync waits for a checkpoint that is not complete although its trainer has ended: its settle time
 is over by then, and nothing will be added to it."""
+ANSWER_SECONDS: Final = 180.0
+"""Limit of one look at what is not stored: the verification of a large checkpoint can be before it in the queue."""
 KEEP_SECONDS: Final = 10.0
 """Time for recording a verdict in the store."""
 OF_GRACE: Final = 0.85
@@ -221,9 +223,15 @@ class FinalSync:
         return Stored((*left.pending, *left.refused))
 
     async def _left(self, waited: float, *, finished: bool) -> Unstored:
+        """What is not stored now. A disk or a store that hangs does not hold the end of the run."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await self._find_left(waited, finished=finished)
+        except TimeoutError:
+            return Unstored(("the last checkpoint, as far as podwatch can see: the disk or the store hangs",))
+
+    async def _find_left(self, waited: float, *, finished: bool) -> Unstored:
         parts = self._parts
-        if parts.recovery.handle is None:
-            parts.recovery.context.writers_ended = True
         sets = await self._loops.guarding.look()
         if parts.syncer is None:
             why = parts.store.refused or "the store cannot be used"
