@@ -23,7 +23,7 @@ from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
 from podwatch.daemon.daemon import LastWords
 from podwatch.daemon.preemption_grace import Budget
 from podwatch.daemon.settings_in_force import policies_from
-from podwatch.daemon.shutdown import Farewell, briefly, end_tasks, say_goodbye, say_goodbye_of_job
+from podwatch.daemon.shutdown import Farewell, beside, briefly, end_tasks, say_goodbye, say_goodbye_of_job
 from podwatch.daemon.store_wiring import StoreRestore
 from podwatch.domain.snapshot import Reading, SensorState, observed, unobserved
 from podwatch.sync.syncer import Syncer
@@ -204,6 +204,23 @@ async def test_a_save_that_can_still_change_or_was_cut_off_is_not_stored(
     assert pointer is not None
     assert pointer.step == 10
     assert time.monotonic() - began < 30
+
+
+async def test_a_verdict_is_recorded_although_the_goodbye_takes_all_of_the_grace() -> None:
+    budget, recorded = Budget(0.6), asyncio.Event()
+
+    async def goodbye() -> None:
+        await asyncio.sleep(budget.before_reserve())
+
+    async def record() -> None:
+        await asyncio.sleep(0.2)
+        recorded.set()
+
+    await beside(goodbye(), record(), budget)
+    assert recorded.is_set()
+    began = time.monotonic()
+    await beside(goodbye(), asyncio.sleep(60), Budget(0.1))
+    assert time.monotonic() - began < 20
 
 
 class _Silent:

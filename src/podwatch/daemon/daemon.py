@@ -32,7 +32,7 @@ from podwatch.daemon.paths_and_run_lock import RunLock
 from podwatch.daemon.pause import KEY as PAUSE
 from podwatch.daemon.pause import Maintenance
 from podwatch.daemon.preemption_grace import Budget
-from podwatch.daemon.shutdown import briefly, say_goodbye, say_goodbye_of_job, told_by
+from podwatch.daemon.shutdown import beside, briefly, say_goodbye, say_goodbye_of_job, told_by
 from podwatch.daemon.status_view import Books, Remembered, StatusSource, TrainingInPause
 from podwatch.daemon.store_jobs import TELLING, Jobs, StoreJobs, make_artifacts
 from podwatch.daemon.tick import Findings, LoadAgain, Reload, Reporters, Tick
@@ -84,8 +84,6 @@ LEFT_SECONDS = 20.0
 """For ending what hooks and evaluations of a killed podwatch left."""
 LAST_WORDS_SECONDS = 2.0
 """Time that the shutdown takes after the last preemption step."""
-RECORD_SECONDS = 2.0
-"""Time for recording in the store that a job was preempted."""
 LOOK_AGAIN_SECONDS = 0.1
 """At a preemption: pause between two looks at the end of training and at its last checkpoint."""
 PREEMPTED_TASKS_SECONDS, PREEMPTED_ACT_SECONDS = 0.3, 0.4
@@ -526,8 +524,8 @@ class Daemon:
         hooks_end = asyncio.ensure_future(self._end_hooks(budget.before_reserve() if preempted else usual))
         if preempted:
             words = LastWords(parts, self._loops, self._store_jobs, preempted)
-            await (say_goodbye if self._in_job is None else say_goodbye_of_job)(budget, words)
-            await briefly(self._ending.record(), budget.seconds(RECORD_SECONDS))
+            goodbye = say_goodbye if self._in_job is None else say_goodbye_of_job
+            await beside(goodbye(budget, words), self._ending.record(), budget)
         elif parts.syncer is not None:
             if not self._host.exit.again:
                 await briefly(self._store_jobs.say_leaving(), 3.0)

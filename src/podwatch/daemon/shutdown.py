@@ -205,6 +205,16 @@ async def say_goodbye(budget: Budget, farewell: Farewell) -> None:
 
 STOP_SECONDS = 0.5
 """For stopping sync, at the end of the grace: half of the reserve."""
+
+
+async def beside(goodbye: Awaitable[None], record: Awaitable[None], budget: Budget) -> None:
+    """The goodbye, and the record of a job's verdict beside it: the goodbye can take all of the grace, and an attempt
+    without a record counts as one that failed."""
+    recorded = asyncio.ensure_future(briefly(record, budget.before_reserve()))
+    await goodbye
+    await recorded
+
+
 BEAT_SECONDS = 2.0
 """How long the heartbeat ``preempted`` waits for training to end: another pod trains at once when it reads it."""
 
