@@ -269,7 +269,7 @@ class LastWords:
         writers_ended = handle is not None and parts.gang is None
         while True:
             sets = await self._loops.guarding.look(writers_ended=writers_ended)
-            if to_wait_for(sets, None, settled=True) is None:
+            if parts.syncer is None or to_wait_for(sets, None, settled=True) is None:
                 return
             await parts.run.clock.sleep(LOOK_AGAIN_SECONDS)
 

@@ -69,6 +69,8 @@ if TYPE_CHECKING:
     from podwatch.sync.lease.protocol import LeaseTerms
     from podwatch.sync.syncer import Syncer
 
+MORE_SECONDS = 5.0
+"""As PID 1, init gives training 3 s beyond ``preempt_grace``, once the daemon has ended."""
 QUARANTINE_SECONDS = 7 * 86400.0
 """Quarantined checkpoints are kept for a week, unless the disk needs the space and a verified successor exists."""
 
@@ -85,8 +87,10 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
         run.clock,
         roles=Roles(process_names(settings)),
         run=lambda: run_of(run.config.settings),
-        # At a preemption the keeper, too, leaves training the whole grace for its last save.
-        options=KeeperOptions(grace=max(settings.trainer.stop_grace, settings.recovery.preempt_grace), job=choices.job),
+        # At a preemption the keeper, too, leaves training the whole grace for its last save, and what init adds to it.
+        options=KeeperOptions(
+            grace=max(settings.trainer.stop_grace, settings.recovery.preempt_grace + MORE_SECONDS), job=choices.job
+        ),
     )
     sensing = build_sensing(settings, run, checkpoints, Path(launcher.log_path()), choices.gpu_reader)
     training = _training(settings, run, checkpoints, sensing, launcher)
