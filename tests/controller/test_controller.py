@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ import pytest
 from podwatch.controller.loop import Controller, Look, once
 from podwatch.controller.providers import ProviderCommand
 from podwatch.controller.run_store import RunStore
+from podwatch.domain.earlier_attempts import LastEnd, OpenAttempt, RunVerdict, verdict_document
 from podwatch.domain.errors import ExitCode, RemoteError
 from podwatch.domain.manifest import Keys
 from podwatch.policy.replacement import Action
@@ -153,6 +154,25 @@ def test_a_heartbeat_is_watched_without_a_gap_that_could_hide_an_outage(place: P
     assert watched(75) >= 75
     place.beat(step=41)
     assert watched(0) == 0, "a new heartbeat"
+
+
+def test_a_stop_that_is_foretold_counts_once_it_is_stored_or_its_pod_is_gone(place: Place) -> None:
+    """While the pod lives it stores its last data: the time in which it may do that has not begun."""
+    store = RunStore(place.store, KEYS, Clock())
+    last = LastEnd(65, "stopped", "why", "unknown", time.time())
+    open_ = RunVerdict(last=last, attempt=OpenAttempt("p", last.wall - 60))
+
+    def code(kept: RunVerdict) -> int | None:
+        place.store.put_bytes(KEYS.verdict, verdict_document(kept, run_id="r", written_at=""))
+        return store.facts({}).end_code
+
+    place.beat(state="running")
+    assert code(open_) is None
+    assert code(replace(open_, attempt=None)) == 65
+    assert code(replace(open_, attempt=OpenAttempt("q", last.wall + 60))) is None, "a later attempt trains"
+    for version in list(place.store.versions(KEYS.heartbeat)):
+        place.store.delete(version)
+    assert code(open_) == 65, "its pod is gone"
 
 
 def test_a_decision_that_repeats_is_journaled_once_also_by_another_process(place: Place) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from podwatch.daemon.status_view import heartbeat_fields
 from podwatch.detection.learned import Learned
+from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.lease import SAVES, Claim, HolderState, Pod, parse_sign, saves_field, sign_document
 from podwatch.domain.snapshot import Desired
@@ -29,6 +30,27 @@ def document(view: DaemonView, state: HolderState = HolderState.RUNNING, pod: Po
     read: dict[str, object] = json.loads(data)
     jsonschema.validate(read, SCHEMA)
     return read
+
+
+def test_a_pinned_checkpoint_of_a_finished_run_waits_too() -> None:
+    """A controller destroys a finished machine once nothing waits."""
+    view = views.healthy()
+    own = [replace(s, completeness=Completeness.COMPLETE, save_id=f"id{s.step}") for s in view.checkpoints]
+    pinned = min(own, key=lambda s: s.step)
+    stored = frozenset((s.step, s.save_id) for s in own if s is not pinned)
+    view = replace(view, pins={pinned.step: "best"}, sync=replace(view.sync, stored=stored))
+
+    def waits(view: DaemonView, own: list[CheckpointSet]) -> object:
+        return heartbeat_fields(view, own, HolderState.RELEASED)["unstored_step"]
+
+    finished = replace(view, desired=Desired.FINISHED, recovery=replace(view.recovery, phase=str(Phase.FINISHED)))
+    assert waits(finished, own) == pinned.step
+    assert waits(view, own) is None, "during training the newest has the uplink"
+    held = [replace(s, held="an earlier branch") if s is pinned else s for s in own]
+    assert waits(finished, held) is None
+    assert (
+        waits(replace(finished, sync=replace(view.sync, stored=stored | {(pinned.step, pinned.save_id)})), own) is None
+    )
 
 
 def ended(phase: Phase, desired: Desired) -> DaemonView:

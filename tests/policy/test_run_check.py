@@ -49,12 +49,12 @@ def test_a_run_that_is_well() -> None:
         (
             {"state": "released", "desired": "finished", "unstored_step": 320},
             Level.WARNING,
-            "final checkpoint, step 320",
+            "finished, but the checkpoint of step 320",
         ),
         (
             {"state": "released", "desired": "finished", "unstored_step": 12, "age": 400.0},
             Level.CRITICAL,
-            "finished, but its final checkpoint, step 12, is not stored (step 300 is stored)",
+            "finished, but the checkpoint of step 12 is not stored (step 300 is stored)",
         ),
         ({"state": "released", "desired": "stopped", "age": 1e6}, Level.OK, "training is stopped; step 300 is stored"),
         (

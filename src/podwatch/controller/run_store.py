@@ -32,7 +32,7 @@ from podwatch.domain.replacement import (
     record_document,
     store_tag,
 )
-from podwatch.policy.rented_machines import Facts
+from podwatch.policy.rented_machines import Facts, is_stale
 from podwatch.policy.run_check import Beat, parse_beat
 from podwatch.policy.who_holds_the_run import CLAIM_WAIT_SECONDS, CONFIRMED_SECONDS, winner
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
@@ -169,10 +169,12 @@ class RunStore:
         if code == ExitCode.DO_NOT_RUN:
             return int(code)
         last = parse_verdict(self._store.get_bytes(self._keys.verdict, limit=SMALL))
-        started = last.attempt.wall if last.attempt is not None else -math.inf
-        if last.last is not None and last.last.code == ExitCode.DO_NOT_RUN and last.last.wall >= started:
-            return int(ExitCode.DO_NOT_RUN)
-        return None
+        if last.last is None or last.last.code != ExitCode.DO_NOT_RUN:
+            return None
+        if last.attempt is not None:  # foretold: it still stores its last data, while it lives
+            gone = heard is None or is_stale(heard)
+            return int(ExitCode.DO_NOT_RUN) if gone and last.last.wall >= last.attempt.wall else None
+        return int(ExitCode.DO_NOT_RUN)
 
     def records(self) -> tuple[Record, ...]:
         """In order of their numbers. Only what changed is read again. Raises IntegrityError for one that cannot be

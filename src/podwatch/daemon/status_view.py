@@ -30,7 +30,7 @@ from podwatch.domain.thresholds import Policies
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.cost_totals import Price
 from podwatch.policy.exit_code import Outcome
-from podwatch.policy.lost_saves import not_stored
+from podwatch.policy.lost_saves import not_stored, pin_not_stored
 from podwatch.policy.overall_status import RecoveryView
 from podwatch.policy.steps_at_risk import steps_at_risk
 from podwatch.recording.last_day import Moment
@@ -282,7 +282,9 @@ def heartbeat_fields(
     (policy/run_check.py). ``own``: the run's own checkpoints. Times in fields ``_wall`` are epoch seconds of this
     machine's clock, as ``written_wall`` is; ``rate`` is steps per hour, by the run's median step."""
     newest, waiting = view.snapshot.newest_step, not_stored(own, view.sync.stored, view.sync.last_published_wall)
-    median = view.learned.median_step_seconds
+    median, ended = view.learned.median_step_seconds, outcome(view, state)
+    if waiting is None and ended == Outcome.FINISHED and view.sync.store_url:  # a controller destroys the machine then
+        waiting = pin_not_stored(own, view.sync.stored, view.pins)
     try:
         status = build_status(view)
     except Exception:  # without a heartbeat another pod would take the run
@@ -294,7 +296,7 @@ def heartbeat_fields(
         "progress_at": rfc3339(view.wall_of(newest.at)) if newest is not None else None,
         "target": view.target_step,
         "rate": None if not median else round(3600 / median, 3),
-        "outcome": outcome(view, state),
+        "outcome": ended,
         "end": None if view.end is None else view.end.to_dict(),
         "desired": str(view.desired),
         "overall": status["overall"],

@@ -42,6 +42,15 @@ def not_stored(
     return NotStored(newest.step, max(oldest, published_wall or 0.0))
 
 
+def pin_not_stored(
+    sets: Iterable[CheckpointSet], stored: Collection[tuple[int, str]], pins: Collection[int]
+) -> NotStored | None:
+    """The newest pinned checkpoint that is to be stored once the run is finished and is not yet."""
+    waiting = [s for s in sets if s.step in pins and s.complete and not s.held and (s.step, s.save_id) not in stored]
+    newest = max(waiting, key=lambda s: s.step, default=None)
+    return None if newest is None else NotStored(newest.step, newest.changed_wall)
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """The checkpoints of a run at this moment. ``sets``: this run's own on this pod.

@@ -133,7 +133,7 @@ def _left(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement
     """The last podwatch left the run in order; nothing trains."""
     if beat.desired == Desired.FINISHED:
         if beat.unstored_step is not None:
-            text = f"finished, but its final checkpoint, step {beat.unstored_step}, is not stored ({stored})"
+            text = f"finished, but the checkpoint of step {beat.unstored_step} is not stored ({stored})"
             waits = beat.state == HolderState.RELEASED and beat.age <= limits.dead  # podwatch is there: it uploads
             return Judgement(Level.WARNING if waits else Level.CRITICAL, text)
         return Judgement(Level.OK, f"finished; {stored}")
