@@ -329,6 +329,22 @@ async def test_a_plain_pod_that_stays_says_at_once_how_the_run_ended(
     assert (final.runs, leaves.exit.first) == ([(Outcome.GAVE_UP, False)], 86)
 
 
+async def test_a_plain_pod_that_stays_corrects_what_it_said_once_the_rest_is_stored(
+    journal: AsyncJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(UNDER_INIT)
+    daemon = Daemon(journal, phase=Phase.FINISHED, desired=Desired.FINISHED)
+    final = Final(daemon, ("the checkpoint of step 40",))
+    watching = asyncio.create_task(daemon.ending(final).watch())
+    await until(lambda: daemon.exit.verdict)
+    final.missing = ()
+    await until(lambda: daemon.exit.verdict is not None and daemon.exit.verdict.code == 0)
+    watching.cancel()
+    assert [event for event, _ in daemon.said] == ["run-ended"] * 2
+    assert "step 40" in daemon.said[0][1]
+    assert (len(final.runs), daemon.exit.first) == (1, None)
+
+
 class Pod:
     """Ends this machine after every outcome; ``stored`` is what its command is told."""
 

@@ -20,7 +20,7 @@ from podwatch.daemon.sensing_loop import LAG
 from podwatch.daemon.variables_of_own_processes import JOB_PIPE, JOB_PROCESS, UNDER_INIT
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.engine_and_attempt import grace_seconds, instance
-from podwatch.domain.errors import HostError
+from podwatch.domain.errors import ExitCode, HostError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.snapshot import Desired
@@ -287,6 +287,7 @@ class EndOfRun:
         """The end that ``leaving`` decided."""
         self._storing: JobEnd | None = None
         """The decided end whose last data is being stored, or was; None for a finished run."""
+        self._look_again_at = float("-inf")
 
     @property
     def verdict(self) -> Verdict | None:
@@ -329,7 +330,18 @@ class EndOfRun:
                 concluded = end.outcome
                 if await self._conclude(final):
                     return
+            elif end.outcome is concluded is Outcome.FINISHED:
+                await self._stored_later(end)
             await clock.sleep(self._pause())
+
+    async def _stored_later(self, end: JobEnd) -> None:
+        """Where podwatch stayed after a finished run that was not all stored: correct the verdict once it is."""
+        now, verdict = self._parts.run.clock.monotonic(), self.verdict
+        if verdict is None or verdict.code != ExitCode.UNAVAILABLE or now < self._look_again_at:
+            return
+        self._look_again_at = now + PROGRESS_SECONDS
+        if not (await self._final.look()).unstored:
+            await self._conclude(JobEnd(end.outcome, end.reason))
 
     def _pause(self) -> float:
         """Seconds to the next look: while all is well, just after a turn of the sensing loop."""
