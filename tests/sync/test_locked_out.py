@@ -45,6 +45,7 @@ async def test_an_outage_is_no_refusal(b2: World, run: Run, monkeypatch: pytest.
     assert not b2.locked_out
 
 
+@pytest.mark.slow
 async def test_what_is_refused_for_good_is_known_until_something_is_stored(
     b2: World, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +62,7 @@ async def test_what_is_refused_for_good_is_known_until_something_is_stored(
     assert syncer.why_not_ever() == ""
 
 
+@pytest.mark.slow
 async def test_an_outage_is_waited_for(b2: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("podwatch.sync.syncer.REFUSED_SECONDS", 0.0)
 

@@ -63,6 +63,7 @@ async def test_a_person_does_not_wait_for_it(pod: World, run: Run) -> None:
     assert syncer.status().last_step == 10
 
 
+@pytest.mark.slow
 async def test_the_last_checkpoint_of_a_run_does_not_wait_for_it(pod: World, run: Run) -> None:
     pod.write_set(5, tiny=True)
     pod.scan()
