@@ -45,39 +45,6 @@ async def test_an_outage_is_no_refusal(b2: World, run: Run, monkeypatch: pytest.
     assert not b2.locked_out
 
 
-@pytest.mark.slow
-async def test_what_is_refused_for_good_is_known_until_something_is_stored(
-    b2: World, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("podwatch.sync.syncer.REFUSED_SECONDS", 0.2)
-    assert b2.server is not None
-    b2.server.fault("b2_upload_file", "status", status=403, code="transaction_cap_exceeded", count=100_000)
-    b2.write_set(5, tiny=True, size=1000)
-    b2.scan()
-    syncer = await run(b2)
-    await until(syncer.why_not_ever)
-    assert "cap" in syncer.why_not_ever()
-    b2.server.admin("clear")
-    await until(lambda: "published" in b2.names())
-    assert syncer.why_not_ever() == ""
-
-
-@pytest.mark.slow
-async def test_an_outage_is_waited_for(b2: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podwatch.sync.syncer.REFUSED_SECONDS", 0.0)
-
-    def unreachable() -> Credentials:
-        raise RemoteError("store cannot be reached")
-
-    monkeypatch.setattr(b2, "credentials", unreachable)
-    b2.write_set(5, tiny=True, size=1000)
-    b2.scan()
-    syncer = await run(b2)
-    syncer.run_ended()
-    await until(lambda: syncer.session.failures > 4)
-    assert syncer.why_not_ever() == ""
-
-
 async def test_the_last_recorded_holder_trains_on(b2: World, run: Run) -> None:
     b2.timing = SOON
     first = await run(b2)

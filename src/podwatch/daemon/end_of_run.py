@@ -185,12 +185,9 @@ class FinalSync:
         self._parts, self._loops, self._host, self._artifacts = parts, loops, host, artifacts
         self.left: tuple[str, ...] = ()
 
-    async def run(
-        self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True, stays: bool = False
-    ) -> Stored | None:
-        """Wait until everything is stored, the time is over, or the store refuses it for good. None once the end does
-        not hold any more. ``evidence``: store logs and incident bundles, too. ``stays``: podwatch stays after this end,
-        so that a refusal is waited for as well: an operator can end it."""
+    async def run(self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True) -> Stored | None:
+        """Wait until everything is stored, the time is over, or another pod holds the run. None once the end does not
+        hold any more. ``evidence``: store logs and incident bundles, too."""
         parts, clock, finished = self._parts, self._parts.run.clock, outcome is Outcome.FINISHED
         if parts.store.elsewhere:
             return Stored()
@@ -205,7 +202,7 @@ class FinalSync:
                 return None
             if not left.pending or clock.monotonic() - began >= most:
                 break
-            why = "" if stays or parts.syncer is None else parts.syncer.why_not_ever()
+            why = "" if parts.syncer is None else parts.syncer.why_not_ours()
             if why:
                 self.left = (*(f"{name} ({why})" for name in left.pending), *left.refused)
                 text = f"{_ENDED.get(outcome, WITHOUT)}; podwatch stores nothing more: {why}"
@@ -371,13 +368,12 @@ class EndOfRun:
         return await self._stored(end)
 
     async def _finished(self, end: JobEnd) -> JobEnd | None:
-        stays = not self._leaves(end.outcome)
-        stored = await self._final.run(end.outcome, lambda: self._holds(end), stays=stays)
+        stored = await self._final.run(end.outcome, lambda: self._holds(end))
         if stored is None or not await self._evaluated():
             return None
         if self._evaluations is not None and not stored.unstored and (await self._final.look()).unstored:
             # The evaluation at the end has pinned another checkpoint as the best one.
-            stored = await self._final.run(end.outcome, lambda: self._holds(end), stays=stays)
+            stored = await self._final.run(end.outcome, lambda: self._holds(end))
             if stored is None:
                 return None
         reason = "; ".join(text for text in (end.reason, stored.also) if text)

@@ -12,14 +12,7 @@ from dataclasses import dataclass, replace
 from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
-from podwatch.domain.errors import (
-    ConfigurationError,
-    HostError,
-    IntegrityError,
-    PodwatchError,
-    RemoteError,
-    is_refusal,
-)
+from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
@@ -50,9 +43,6 @@ CHANGED = "the checkpoint changed on disk while it was uploaded"
 NOT_OURS = (LeaseAction.SUPERSEDED, LeaseAction.REFUSE, LeaseAction.ASIDE)
 ENDED_BACKOFF = 60.0
 """Longest pause between two tries once the run has ended: the machine is billed only for what is not stored yet."""
-REFUSED_SECONDS = 600.0
-"""So long the store refuses everything, each time with credentials read again, before the end of a run does not wait
-for it any more: a key that is being rotated, an expired token and a fault of the provider are over by then."""
 BEGUN = "sync.begun"
 """Journal key: [epoch second, step, save_id] of the newest upload's start, for ``upload_gap`` after a restart."""
 
@@ -124,8 +114,6 @@ class Syncer:
         """The steps whose checkpoints are pinned, with the reason."""
         self._ended = False
         """The run has ended here, as far as is known: pinned checkpoints are uploaded, too."""
-        self._refused_at: float | None = None
-        """Monotonic second since which each try was refused for good; None: the last one was not."""
         self.nodes: NodeUploads | None = None
         """The other nodes of this run, where each has a disk of its own."""
         self._optional: OptionalParts | None = None
@@ -298,12 +286,12 @@ class Syncer:
         self._ended = self._ended and not self._run.trainer_alive()
         return self._ended
 
-    def why_not_ever(self) -> str:
-        """Why nothing more will be stored without an operator, however long one waits; empty while it can be."""
-        if self.standing.act in NOT_OURS:
-            return self.standing.why_not or "another pod holds this run"
-        lasting = self._refused_at is not None and self._clock.monotonic() - self._refused_at >= REFUSED_SECONDS
-        return f"the store refuses it: {self.session.known.error}" if lasting else ""
+    def why_not_ours(self) -> str:
+        """Why this pod stores nothing more, however long one waits: another pod holds the run. Empty otherwise. What
+        the store refuses is waited for: an operator can change a key or a cap."""
+        if self.standing.act not in NOT_OURS:
+            return ""
+        return self.standing.why_not or "another pod holds this run"
 
     async def unstored(self) -> Unstored:
         """What is not in the store: the newest checkpoint, pinned ones, and the newest one's optional parts."""
@@ -392,8 +380,6 @@ class Syncer:
                 known = error if isinstance(error, PodwatchError) else internal(error)
                 self.session.trouble(known)
                 self._answer(known)
-                refused = is_refusal(known) and not isinstance(known, Superseded)
-                self._refused_at = (self._refused_at or self._clock.monotonic()) if refused else None
                 self.session.failures += 1
                 await self._pause()
                 continue
@@ -674,7 +660,7 @@ class Syncer:
             self._in_flight = _InFlight()
             self.session.idle.set()
         self.session.note_stored(await self._journal.run(Journal.published))
-        self._abandoned_in_a_row, self._refused_at = 0, None
+        self._abandoned_in_a_row = 0
         self.session.well()
         if pinned:  # ``published`` is for what the pointer names
             message = f"step {saved.step}, which is pinned, is in the store"
@@ -712,7 +698,6 @@ class Syncer:
             self._in_flight = _InFlight()
             self.session.idle.set()
         self.session.well()
-        self._refused_at = None
         return True
 
     def note_progress(self, count: int, total: int) -> None:
