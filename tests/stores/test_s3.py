@@ -281,6 +281,7 @@ def test_a_file_that_changes_between_hashing_and_sending(s3: Make) -> None:
         {"action": "reset", "count": 2},
         {"action": "lost"},
         {"action": "page", "status": 502},
+        {"action": "page", "status": 200},
         {"action": "torn"},
     ],
 )

@@ -4,7 +4,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -87,6 +87,17 @@ def test_what_is_no_answer_of_s3(data: bytes) -> None:
     with pytest.raises(IntegrityError):
         s3_xml.objects(data, where="x")
     assert s3_xml.problem(data) is None
+
+
+@pytest.mark.parametrize("parsed", [s3_xml.objects, s3_xml.versions, s3_xml.uploads, s3_xml.parts])
+def test_a_page_that_is_none_is_not_an_empty_listing(parsed: Callable[..., object]) -> None:
+    """Whatever is absent from a listing is taken for absent from the store: a run, a checkpoint, the money spent."""
+    with pytest.raises(IntegrityError, match="no listing"):
+        parsed(b"<html><body>Please log in</body></html>", where="x")
+    if parsed is s3_xml.parts:
+        return  # a part that is not listed is sent again
+    with pytest.raises(IntegrityError, match="breaks off"):
+        parsed(b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>", where="x")
 
 
 def test_an_error_after_white_space_is_read() -> None:

@@ -111,8 +111,10 @@ class S3Reader:
             answer = self._session.send(Call("GET", action, query=asked))
             page = parsed(answer.content, where=f"{self._session.url}/{query['prefix']}")
             yield from page.entries
-            if not page.following or page.following == following:
+            if not page.following:
                 return
+            if page.following == following:
+                raise IntegrityError("the store lists the same page again and again", where=self._session.url)
             following = page.following
 
     def identify(self, objects: Iterable[StoredObject]) -> Iterator[StoredObject]:

@@ -196,6 +196,15 @@ class S3Session:
     def _failure(self, call: Call, answer: Answer | Body) -> Refused | None:
         """None for success. Also an error that comes with status 200, which completing and copying can have."""
         status = answer.status_code
+        if status in (200, 206) and _foreign(call, answer):
+            answer.close()
+            return Refused(
+                Kind.AGAIN,
+                "something between this machine and the store answers in its place",
+                where=self.endpoint,
+                fix="check proxies and the network; podwatch tries again",
+                transient=True,
+            )
         if status in (200, 206) and isinstance(answer, Body):
             return None
         found = problem(answer.content)
@@ -255,6 +264,19 @@ class S3Session:
 
     def close(self) -> None:
         self._wire.close()
+
+
+def _foreign(call: Call, answer: Answer | Body) -> bool:
+    """Whether a success is not the store's but a proxy's page: S3 names the object's ETag, lists in XML, and deletes
+    without a word. What POST is answered is judged where it is parsed."""
+    if call.method == "POST":
+        return False
+    if isinstance(answer, Answer) and call.method == "GET":
+        return b"List" not in answer.content[:4096] and b"<Error" not in answer.content[:4096]
+    if call.method == "DELETE" and isinstance(answer, Answer):
+        return bool(answer.content) and b"<Error" not in answer.content[:4096]
+    named = "ETag" in answer.headers or any(name.lower().startswith("x-amz-") for name in answer.headers)
+    return not named and "x-amz-copy-source" not in call.headers
 
 
 def base64_of(hexadecimal: str) -> str:
