@@ -154,6 +154,8 @@ def test_the_operator_learns_what_to_do() -> None:
     assert "secret key is wrong" in wrong.what
     full = explain(Kind.REFUSED, 403, Problem("QuotaExceeded"), place, key="", action="")
     assert "quota" in full.what
+    archived = explain(Kind.DENIED, 403, Problem("InvalidObjectState", "x"), place, key="k", action="s3:GetObject")
+    assert "archive" in archived.what
     assert explain(Kind.AGAIN, 503, None, place, key="", action="").transient
 
 

@@ -15,7 +15,7 @@ from email.utils import parsedate_to_datetime
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from podwatch.domain.errors import IntegrityError, RemoteError
+from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
 from podwatch.stores.base import TOTAL
 from podwatch.stores.http_transfer import Answer, Body, Bytes, Outgoing, Retry, Wire, WireBroken, WireTimeout
 from podwatch.stores.part_reader import PartStream
@@ -74,6 +74,15 @@ class S3Session:
         if self._credentials.endpoint:
             return self._credentials.endpoint
         return f"https://s3.{self._region}.amazonaws.com{'.cn' if self._region.startswith('cn-') else ''}"
+
+    @property
+    def region(self) -> str:
+        return self._region
+
+    def recall(self, endpoint: str, region: str) -> None:
+        """The region that the store named to an earlier process at this endpoint: saves a redirect."""
+        if not self._credentials.region and self._credentials.endpoint in ("", endpoint):
+            self._learn_region(region)
 
     @property
     def secure(self) -> bool:
@@ -239,7 +248,9 @@ class S3Session:
     def _correct(self, kind: Kind) -> bool:
         """Whether another try has a chance."""
         if kind is Kind.EXPIRED:
-            return self._renew(self._credentials)
+            with suppress(PodwatchError):  # another program can be writing the file at this moment
+                return self._renew(self._credentials)
+            return False
         return True  # the clock and the region have been noted with the answer
 
     def _learn_region(self, region: str) -> None:
@@ -249,7 +260,7 @@ class S3Session:
     def _current(self) -> S3Credentials:
         found = self._credentials
         if found.stale(self.store_wall()):
-            with suppress(RemoteError):  # the present ones hold for some minutes yet
+            with suppress(PodwatchError):  # the present ones hold for some minutes yet
                 self._renew(found)
         return self._credentials
 
