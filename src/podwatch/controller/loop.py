@@ -154,6 +154,9 @@ class Controller:
         problem = self._recorded(record, until)
         if problem:
             return Look(decision, problem, ExitCode.TRY_AGAIN, AGAIN_SECONDS, again=True)
+        if self.clock.boottime() > until + FRESH_SECONDS:  # frozen: others have counted this request as failed by now
+            self._keep(replace(record, settled=True, failed="not sent: this controller was frozen"), record)
+            return Look(decision, "not sent: this controller was frozen", ExitCode.TRY_AGAIN, 1.0, again=True)
         return self._request(decision, record)
 
     def _recorded(self, record: Record, until: float) -> str:

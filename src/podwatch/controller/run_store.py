@@ -19,7 +19,7 @@ from io import BytesIO
 from typing import Any, Protocol
 
 from podwatch.domain.earlier_attempts import parse_verdict
-from podwatch.domain.errors import ExitCode, IntegrityError
+from podwatch.domain.errors import ExitCode, IntegrityError, RemoteError
 from podwatch.domain.lease import Claim, Control, Sign, parse_claim_name, parse_control, parse_sign
 from podwatch.domain.manifest import Keys
 from podwatch.domain.replacement import (
@@ -42,6 +42,7 @@ from podwatch.stores.part_reader import StreamSource
 SMALL = 1 << 20
 WATCH_GAP_SECONDS = 150.0
 """Between two complete looks that watch one heartbeat. In a longer gap the store may have been away."""
+AMEND_ATTEMPTS = 5
 EXCLUSIVE_NAME = "only"
 """Where names are exclusive, all claims of a number have this same name, as those of the lease."""
 
@@ -186,7 +187,11 @@ class RunStore:
                 found[item.key] = known
             else:
                 data = self._store.get_bytes(item.key, limit=SMALL)
-                found[item.key] = (item, parse_record(data, self._keys.run_id))
+                found[item.key] = (item, parse_record(data, self._keys.run_id, where=item.key))
+        for key in self._records.keys() - found.keys():  # a listing that leaves one out would forget its cost
+            data = self._store.get_bytes(key, limit=SMALL)
+            if data is not None:
+                found[key] = (self._records[key][0], parse_record(data, self._keys.run_id, where=key))
         self._records = found
         return tuple(sorted((record for _, record in found.values()), key=lambda r: r.generation))
 
@@ -202,9 +207,18 @@ class RunStore:
 
     def amend(self, record: Record, base: Record) -> None:
         """Write what became of ``base``, with what other controllers have written meanwhile."""
-        there = self._store.get_bytes(self._key(record), limit=SMALL)
-        theirs = base if there is None else parse_record(there, self._keys.run_id)
-        self.write(record if theirs == base else joined(record, theirs, base))
+        key = self._key(record)
+        for _ in range(AMEND_ATTEMPTS):
+            there = self._store.read(key, limit=SMALL)
+            theirs = base if there is None else parse_record(there[1], self._keys.run_id, where=key)
+            whole = record if theirs == base else joined(record, theirs, base)
+            if not self._store.conditional:  # what a race loses here, the next look finds again in the lists
+                self.write(whole)
+                return
+            data = record_document(whole, self._keys.run_id)
+            if self._store.replace(key, StreamSource(BytesIO(data)), len(data), there[0] if there else None):
+                return
+        raise RemoteError("other controllers changed a record at every attempt", where=key)
 
     def update(self, before: tuple[Record, ...], after: tuple[Record, ...]) -> None:
         """Write those that a look changed in more than the times of what was seen."""

@@ -42,6 +42,7 @@ from podwatch.policy.rented_machines import (
     recorded,
     spent,
     strange,
+    unlisted,
     watch_on,
 )
 from podwatch.policy.run_check import Beat
@@ -117,6 +118,7 @@ def decide(records: tuple[Record, ...], facts: Facts) -> Decision:
     """One action. ``records``: as ``observed`` returned them for the same facts."""
     decision = (
         _destroy(records, facts)
+        or _unlisted(records, facts)
         or _ended(records, facts)
         or _forbidden(records, facts)
         or _living(records, facts)
@@ -186,6 +188,20 @@ def _ready(one: Rented, record: Record, facts: Facts, *, newest: bool) -> bool:
         return True  # it does not hold the run: it publishes nothing
     told = record.ended != CAP or facts.now - beat.age > record.ended_at + CLOSING_SECONDS
     return (is_stale(beat) and is_watched(facts)) or (told and beat.unstored_step is None)
+
+
+def _unlisted(records: tuple[Record, ...], facts: Facts) -> Decision | None:
+    """A machine that only a person can destroy: nothing is created beside it, and the run does not end without it."""
+    for record in records:
+        for one in unlisted(record, facts):
+            return Decision(
+                Action.ALERT,
+                f"Machine {one.id} at {one.provider} sends this run's heartbeat, but the provider's list does not show"
+                f" it with the label {record.label_in(facts.run_id)}: it costs money, and podwatch cannot destroy it."
+                " Give it this label again, or destroy it yourself.",
+                code=ExitCode.FAILED,
+            )
+    return None
 
 
 def _ended(records: tuple[Record, ...], facts: Facts) -> Decision | None:
