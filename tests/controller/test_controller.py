@@ -343,6 +343,25 @@ class InBetween:
 
 
 @pytest.mark.parametrize("place", ["file"], indirect=True)
+@pytest.mark.parametrize("broken", ["controller.json", "heartbeat.json", "latest.json", "verdict.json"])
+def test_a_damaged_or_huge_object_does_not_end_the_caps(place: Place, broken: str) -> None:
+    """Also in a new process: each look of a schedule is one."""
+    looks(place.controller())
+    [(machine, shown)] = place.machines().items()
+    place.beat(state="running", instance={"provider": "vast", "id": machine, "label": shown["label"]})
+    place.store.put_bytes(KEYS.controller_rules, json.dumps({**RULES, "max_spend_total": 0.6}).encode())
+    looks(place.controller(act=False))
+    place.controller().look()
+    [record] = place.store.list(KEYS.controller + "pods/")
+    document = json.loads(place.store.get_bytes(record.key) or b"")
+    earlier = [{**one, "since": one["since"] - 3600} for one in document["billed"]]
+    place.store.put_bytes(record.key, json.dumps({**document, "billed": earlier}).encode())
+    place.store.put_bytes(f"{KEYS.root}/{broken}", b'{"max_spend_total": 0.6' + b" " * (2 << 20))
+    place.controller().look()
+    assert json.loads(place.store.get_bytes(record.key) or b"")["ended"] == "the spend cap is reached"
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
 def test_a_record_that_a_listing_leaves_out_is_read_by_its_name(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     looks(place.controller())
     store = RunStore(place.store, KEYS, Clock())

@@ -483,6 +483,16 @@ def test_the_caps_end_a_machine_in_time_and_control_json_stops_its_training() ->
     assert control_wanted(observed(after, raised), raised) == Control()
 
 
+def test_the_caps_hold_while_controller_json_cannot_be_read() -> None:
+    capped = replace(RULES, max_spend_total=2.4)
+    found = facts(machine(3), beat=of(3), rules=None, kept=capped, problem="controller.json is not valid JSON")
+    after = observed((record(3),), found)
+    assert after[0].ended == "the spend cap is reached"
+    assert observed((record(3),), replace(found, kept=None))[0].ended == ""
+    dead = replace(facts(rules=None, kept=RULES), problem="controller.json is not valid JSON")
+    assert decided(dead).action is Action.ALERT, "nothing is created by it"
+
+
 def test_the_new_machine_is_named_until_it_sends_a_heartbeat() -> None:
     new = record(
         4, booted_at=None, alive_at=None, intended_at=NOW - 100, billed=(Billed("vast", "m4", 1.0, NOW - 100),)

@@ -86,6 +86,7 @@ class Controller:
         decision = decide(after, facts)
         if not self.act:
             return _waits(decision)
+        self.store.keep_rules()
         self.store.update(before, after)
         wanted = control_wanted(after, facts)
         if wanted is not None:

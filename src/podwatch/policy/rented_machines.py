@@ -75,6 +75,13 @@ class Facts:
     skip: frozenset[tuple[str, str]] = frozenset()
     tag: str = ""
     proves: bool = False
+    kept: Rules | None = None
+    """The last controller.json that could be read: its bounds hold for machines that exist. It allows no creation."""
+
+    @property
+    def bounds(self) -> Rules:
+        """For machines that exist, also while controller.json cannot be read."""
+        return self.rules or self.kept or CAUTIOUS
 
 
 def observed(records: tuple[Record, ...], facts: Facts) -> tuple[Record, ...]:
@@ -109,8 +116,7 @@ def _adopted(provider: str, one: Rented, generation: int, facts: Facts, *, sends
     label = "" if one.label == label_of(facts.run_id, generation) else one.label
     # Without a lease, a heartbeat that names no machine can still be found to be from it.
     lease = facts.lease if sends else 0
-    allowed = facts.rules.max_price_per_hour if facts.rules is not None else 0.0
-    highest = max(one.price_per_hour, allowed)  # what its request allowed is lost with the record
+    highest = max(one.price_per_hour, facts.bounds.max_price_per_hour)  # its request's is lost
     return Record(generation, provider, highest, since, lease=lease, settled=True, label=label)
 
 
@@ -271,7 +277,7 @@ CAP = "the spend cap is reached"
 
 
 def _why_ended(record: Record, records: tuple[Record, ...], facts: Facts) -> str:
-    rules, beat, now = facts.rules or CAUTIOUS, facts.beat, facts.now
+    rules, beat, now = facts.bounds, facts.beat, facts.now
     if facts.end_code == ExitCode.OK:
         return FINISHED
     if facts.end_code is not None:
@@ -318,7 +324,7 @@ def _told_to_be_silent(facts: Facts) -> bool:
 
 
 CAUTIOUS: Final = Rules((), 0.0, 1e9, 1e9)
-"""The bounds for machines that exist, while controller.json cannot be read. It allows no creation."""
+"""The bounds for machines that exist, where no controller.json was ever read. It allows no creation."""
 
 
 def spent(records: tuple[Record, ...], now: float, window: float | None = None) -> float:
@@ -328,9 +334,7 @@ def spent(records: tuple[Record, ...], now: float, window: float | None = None) 
 
 def over_cap(records: tuple[Record, ...], facts: Facts) -> bool:
     """Whether the machines must end now, so that a cap holds even if this takes its time."""
-    rules = facts.rules
-    if rules is None:
-        return False
+    rules = facts.bounds
     rate = sum(one.price_per_hour for record in records for one in record.costs)
     kept = rate * (rules.final_checkpoint_seconds + LOOK_MARGIN_SECONDS) / 3600
     today = spent(records, facts.now, DAY)

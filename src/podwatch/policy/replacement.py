@@ -26,7 +26,6 @@ from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.rented_machines import (
     CAP,
-    CAUTIOUS,
     DAY,
     FINISHED,
     LOOK_MARGIN_SECONDS,
@@ -180,7 +179,7 @@ def _ready(one: Rented, record: Record, facts: Facts, *, newest: bool) -> bool:
     """Whether nothing is lost with this machine, or its time is over."""
     if not record.ended or record.ended_at is None:
         return False
-    rules, beat = facts.rules or CAUTIOUS, facts.beat
+    rules, beat = facts.bounds, facts.beat
     over = facts.now - record.ended_at >= rules.final_checkpoint_seconds
     if over or one.state not in LIVING or record.booted_at is None:
         return True
@@ -370,7 +369,7 @@ def _prepared(records: tuple[Record, ...], facts: Facts) -> int:
 
 def _no_room(records: tuple[Record, ...], facts: Facts) -> Decision | None:
     """Which cap leaves no room; None if there is room under every one."""
-    rules, now = facts.rules or CAUTIOUS, facts.now
+    rules, now = facts.bounds, facts.now
     if rules.paused:
         return Decision(
             Action.WAIT,
