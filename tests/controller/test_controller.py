@@ -1,5 +1,6 @@
 """The controller against real stores (a directory, the tests' B2 and S3 servers); provider commands are processes."""
 
+import contextlib
 import json
 import math
 import os
@@ -340,6 +341,30 @@ class InBetween:
         self._meanwhile()
         self._meanwhile = lambda: None
         return found
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+@pytest.mark.parametrize("hours", [0, 3])
+def test_a_cap_holds_while_the_store_takes_no_writes(place: Place, hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full quota: reading works, and each look of a schedule is a new process."""
+    looks(place.controller())
+    [(machine, shown)] = place.machines().items()
+    place.beat(state="running", instance={"provider": "vast", "id": machine, "label": shown["label"]})
+    place.store.put_bytes(KEYS.controller_rules, json.dumps({**RULES, "max_spend_total": 2.0}).encode())
+    place.controller().look()
+    [record] = place.store.list(KEYS.controller + "pods/")
+    document = json.loads(place.store.get_bytes(record.key) or b"")
+    earlier = [{**one, "since": one["since"] - hours * 3600} for one in document["billed"]]
+    place.store.put_bytes(record.key, json.dumps({**document, "billed": earlier}).encode())
+
+    def full(*_: object, **__: object) -> None:
+        raise RemoteError("the account's space or quota in the store is used up", transient=False)
+
+    for name in ("put_bytes", "put_small", "create"):
+        monkeypatch.setattr(place.store, name, full)
+    with contextlib.suppress(RemoteError):
+        place.controller().look()
+    assert len(place.machines()) == (0 if hours else 1)
 
 
 @pytest.mark.parametrize("place", ["file"], indirect=True)

@@ -336,8 +336,12 @@ def over_cap(records: tuple[Record, ...], facts: Facts) -> bool:
     """Whether the machines must end now, so that a cap holds even if this takes its time."""
     rules = facts.bounds
     rate = sum(one.price_per_hour for record in records for one in record.costs)
-    kept = rate * (rules.final_checkpoint_seconds + LOOK_MARGIN_SECONDS) / 3600
-    today = spent(records, facts.now, DAY)
+    return above_cap(records, facts, rate * (rules.final_checkpoint_seconds + LOOK_MARGIN_SECONDS) / 3600)
+
+
+def above_cap(records: tuple[Record, ...], facts: Facts, kept: float = 0.0) -> bool:
+    """Whether more is spent than a cap allows. ``kept``: money that must be left."""
+    rules, today = facts.bounds, spent(records, facts.now, DAY)
     return spent(records, facts.now) + kept > rules.max_spend_total or today + kept > rules.max_spend_per_day
 
 

@@ -32,6 +32,7 @@ from podwatch.policy.rented_machines import (
     STOPPED_FOR_GOOD,
     WATCHED_SECONDS,
     Facts,
+    above_cap,
     is_from,
     is_pending,
     is_stale,
@@ -154,6 +155,18 @@ def _destroy(records: tuple[Record, ...], facts: Facts) -> Decision | None:
                 prepare=_prepared(records, facts) if follows else 0,
                 next_look=5.0,
             )
+    return None
+
+
+def unwritable(records: tuple[Record, ...], facts: Facts) -> Decision | None:
+    """What is done while the store takes no writes: only what a cap that is passed demands. A full quota keeps pods
+    silent, so that nothing else may be concluded; and nothing can be stored that would be worth waiting for."""
+    if not above_cap(records, facts):
+        return None
+    for provider, one, record in recorded(records, facts):
+        if record.ended == CAP and one.state is not RentedState.ENDED and (provider, one.id) not in facts.skip:
+            reason = f"Machine {one.id} at {provider} ({one.label}) is destroyed: {CAP}, and the store takes no writes."
+            return Decision(Action.DESTROY, reason, provider, one.id, one.label, record.generation, next_look=5.0)
     return None
 
 
