@@ -284,9 +284,9 @@ def _foreign(call: Call, answer: Answer | Body) -> bool:
         return False
     if isinstance(answer, Answer) and call.method == "GET":
         return b"List" not in answer.content[:4096] and b"<Error" not in answer.content[:4096]
-    if call.method == "DELETE" and isinstance(answer, Answer):
-        return bool(answer.content) and b"<Error" not in answer.content[:4096]
     named = "ETag" in answer.headers or any(name.lower().startswith("x-amz-") for name in answer.headers)
+    if call.method == "DELETE" and isinstance(answer, Answer):
+        return bool(answer.content) and not named and b"<Error" not in answer.content[:4096]
     return not named and "x-amz-copy-source" not in call.headers
 
 
