@@ -283,6 +283,7 @@ def test_a_file_that_changes_between_hashing_and_sending(s3: Make) -> None:
         {"action": "lost"},
         {"action": "page", "status": 502},
         {"action": "page", "status": 200},
+        {"action": "page", "status": 302},
         {"action": "torn"},
     ],
 )
@@ -301,6 +302,22 @@ def test_passing_trouble(s3: Make, s3server: S3Server, fault: dict[str, object])
     assert upload(store, f"{at}/again", data).size == len(data)
     store.delete(small)
     assert store.stat(small.key) is None
+
+
+def test_a_page_that_says_not_found_makes_nothing_absent(s3: Make, s3server: S3Server) -> None:
+    """A load balancer without its store behind it: a pod that believed it would start a run from the beginning."""
+    store = s3()
+    store.put_bytes("found/latest.json", b"1")
+    s3server.fault("GetObject", "page", status=404)
+    assert store.get_bytes("found/latest.json") == b"1"
+    s3server.fault("HeadObject", "page", status=404)
+    assert store.stat("found/latest.json") is not None
+    s3server.fault("GetObject", "page", status=404, count=99)
+    with pytest.raises(RemoteError, match="in its place") as caught:
+        store.get_bytes("found/latest.json")
+    assert caught.value.transient
+    s3server.admin("clear")
+    assert store.get_bytes("found/none") is store.stat("found/none") is None
 
 
 def test_retry_after_is_waited_for(s3: Make, s3server: S3Server) -> None:

@@ -207,18 +207,17 @@ class S3Session:
         status = answer.status_code
         if status in (200, 206) and _foreign(call, answer):
             answer.close()
-            return Refused(
-                Kind.AGAIN,
-                "something between this machine and the store answers in its place",
-                where=self.endpoint,
-                fix="check proxies and the network; podwatch tries again",
-                transient=True,
-            )
+            return self._in_its_place(Kind.AGAIN)
         if status in (200, 206) and isinstance(answer, Body):
             return None
         found = problem(answer.content)
         if 200 <= status < 300 and found is None:
             return None
+        if status in (302, 303, 308, 404) and found is None and not _named(answer):
+            if status != 404 or call.method == "GET":
+                return self._in_its_place(Kind.AGAIN)
+            if call.method == "HEAD":
+                return self._in_its_place(Kind.UNSUPPORTED)  # it has no text: a GET shows who answers
         if 200 <= status < 300:
             status = 400  # where the code says no more than that
         skewed = self.skew is not None and abs(self.skew) > SIGNABLE_SKEW
@@ -231,6 +230,11 @@ class S3Session:
         with suppress(TypeError, ValueError):
             failure.wait_seconds = float(answer.headers.get("Retry-After") or "")
         return failure
+
+    def _in_its_place(self, kind: Kind) -> Refused:
+        what = "something between this machine and the store answers in its place"
+        fix = "check proxies and the network; podwatch tries again"
+        return Refused(kind, what, where=self.endpoint, fix=fix, transient=kind is Kind.AGAIN)
 
     def broken(self, error: WireBroken) -> Refused:
         if isinstance(error, WireTimeout):
@@ -284,10 +288,14 @@ def _foreign(call: Call, answer: Answer | Body) -> bool:
         return False
     if isinstance(answer, Answer) and call.method == "GET":
         return b"List" not in answer.content[:4096] and b"<Error" not in answer.content[:4096]
-    named = "ETag" in answer.headers or any(name.lower().startswith("x-amz-") for name in answer.headers)
     if call.method == "DELETE" and isinstance(answer, Answer):
-        return bool(answer.content) and not named and b"<Error" not in answer.content[:4096]
-    return not named and "x-amz-copy-source" not in call.headers
+        return bool(answer.content) and not _named(answer) and b"<Error" not in answer.content[:4096]
+    return not _named(answer) and "x-amz-copy-source" not in call.headers
+
+
+def _named(answer: Answer | Body) -> bool:
+    """Whether an answer shows that it is the store's."""
+    return "ETag" in answer.headers or any(name.lower().startswith("x-amz-") for name in answer.headers)
 
 
 def base64_of(hexadecimal: str) -> str:
