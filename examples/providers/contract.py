@@ -24,6 +24,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
@@ -178,7 +179,8 @@ def _list(provider: Provider, request: dict[str, Any]) -> dict[str, Any]:
     for instance in own:
         if instance.price_per_hour is None:
             raise ProviderError(UNAVAILABLE, f"instance {instance.id} has no readable price: {instance.detail}")
-    return {"account": account, "complete": True, "instances": [vars(instance) for instance in own]}
+    shown = [{**vars(instance), "created_at": moment(instance.created_at)} for instance in own]
+    return {"account": account, "complete": True, "instances": shown}
 
 
 def _create(provider: Provider, request: dict[str, Any]) -> dict[str, Any]:
@@ -311,6 +313,16 @@ def parsed(text: str) -> Any:
     """JSON, or None."""
     try:
         return json.loads(text)
+    except ValueError:
+        return None
+
+
+def moment(text: str | None) -> str | None:
+    """A time in RFC 3339, also from Go's form (2026-11-23 10:00:00 +0000 UTC); None for what cannot be read: the
+    controller can do without, but not with another form."""
+    form = re.sub(r" ([+-]\d{4})( [A-Z]+)?$", r"\1", text or "")
+    try:
+        return form if datetime.fromisoformat(form).tzinfo is not None else None
     except ValueError:
         return None
 

@@ -64,6 +64,9 @@ def test_list_and_restore_from_anywhere(stored):
     assert all(name.startswith("there/") for name in made), made
     none = machine.podwatch("runs", "restore", "nothing", "--store", url, "--to", str(there))
     assert none.returncode == 69
+    named = machine.podwatch("runs", "show", "nothing", "--store", url)
+    assert f"`podwatch runs show nothing --store {url}`" in none.stderr
+    assert f"`podwatch runs list --store {url}`" in named.stderr, "what works without a configuration"
 
 
 def test_archive(stored):

@@ -1,6 +1,8 @@
 """The controller against real stores (a directory, the tests' B2 and S3 servers); provider commands are processes."""
 
+import contextlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -330,6 +332,106 @@ def test_a_request_is_sent_only_once_its_record_is_confirmed(place: Place, lost:
     assert results in " ".join(look.result for look in found)
     assert len(place.machines()) == (1 if lost == 1 else 0)
     assert [look.decision.reason for look in found if "not known whether" in look.decision.reason] == []
+
+
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_two_controllers_that_write_one_record_at_once_lose_nothing_where_the_store_can_tell(place: Place) -> None:
+    looks(place.controller())
+    one, two = (RunStore(place.store, KEYS, Clock()) for _ in range(2))
+    [base] = one.records()
+    two.records()
+    assert two.amend(replace(base, booted_at=2.0), base) is None
+    between = InBetween(place.store, lambda: two.amend(replace(base, first_step=7), base))
+    RunStore(cast(ObjectStore, between), KEYS, Clock()).amend(replace(base, ended="the cap", ended_at=9.0), base)
+    [there] = one.records()
+    assert (there.booted_at, there.first_step, there.ended) == (2.0, 7, "the cap")
+
+
+class InBetween:
+    """Another one writes between the read and the write of a record."""
+
+    def __init__(self, store: ObjectStore, meanwhile: Callable[[], object]) -> None:
+        self._store, self._meanwhile = store, meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def read(self, key: str, *, limit: int = 0) -> Any:
+        found = self._store.read(key, limit=limit)
+        self._meanwhile()
+        self._meanwhile = lambda: None
+        return found
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+@pytest.mark.parametrize("hours", [0, 3])
+def test_a_cap_holds_while_the_store_takes_no_writes(place: Place, hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full quota: reading works, and each look of a schedule is a new process."""
+    looks(place.controller())
+    [(machine, shown)] = place.machines().items()
+    place.beat(state="running", instance={"provider": "vast", "id": machine, "label": shown["label"]})
+    place.store.put_bytes(KEYS.controller_rules, json.dumps({**RULES, "max_spend_total": 2.0}).encode())
+    place.controller().look()
+    [record] = place.store.list(KEYS.controller + "pods/")
+    document = json.loads(place.store.get_bytes(record.key) or b"")
+    earlier = [{**one, "since": one["since"] - hours * 3600} for one in document["billed"]]
+    place.store.put_bytes(record.key, json.dumps({**document, "billed": earlier}).encode())
+
+    def full(*_: object, **__: object) -> None:
+        raise RemoteError("the account's space or quota in the store is used up", transient=False)
+
+    for name in ("put_bytes", "put_small", "create"):
+        monkeypatch.setattr(place.store, name, full)
+    with contextlib.suppress(RemoteError):
+        place.controller().look()
+    assert len(place.machines()) == (0 if hours else 1)
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+@pytest.mark.parametrize("broken", ["controller.json", "heartbeat.json", "latest.json", "verdict.json"])
+def test_a_damaged_or_huge_object_does_not_end_the_caps(place: Place, broken: str) -> None:
+    """Also in a new process: each look of a schedule is one."""
+    looks(place.controller())
+    [(machine, shown)] = place.machines().items()
+    place.beat(state="running", instance={"provider": "vast", "id": machine, "label": shown["label"]})
+    place.store.put_bytes(KEYS.controller_rules, json.dumps({**RULES, "max_spend_total": 0.6}).encode())
+    looks(place.controller(act=False))
+    place.controller().look()
+    [record] = place.store.list(KEYS.controller + "pods/")
+    document = json.loads(place.store.get_bytes(record.key) or b"")
+    earlier = [{**one, "since": one["since"] - 3600} for one in document["billed"]]
+    place.store.put_bytes(record.key, json.dumps({**document, "billed": earlier}).encode())
+    place.store.put_bytes(f"{KEYS.root}/{broken}", b'{"max_spend_total": 0.6' + b" " * (2 << 20))
+    place.controller().look()
+    assert json.loads(place.store.get_bytes(record.key) or b"")["ended"] == "the spend cap is reached"
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+def test_a_record_that_a_listing_leaves_out_is_read_by_its_name(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks(place.controller())
+    store = RunStore(place.store, KEYS, Clock())
+    known = store.records()
+    monkeypatch.setattr(place.store, "list", lambda prefix: iter(()))
+    assert store.records() == known != ()
+    monkeypatch.setattr(place.store, "get_bytes", lambda *_, **__: None)
+    assert store.records() == (), "a person has deleted it"
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+def test_a_controller_that_was_frozen_after_it_recorded_a_request_does_not_send_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others count a request without an answer as failed after ten minutes, and send the next one."""
+    controller, write = place.controller(), RunStore.write
+
+    def frozen(self: RunStore, record: Any, *, until: float = math.inf) -> None:
+        write(self, record, until=until)
+        controller.clock.sleep(700.0 if not record.settled else 0.0)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(RunStore, "write", frozen)
+    results = [look.result for look in (controller.look() for _ in range(3)) if look.result]
+    assert "not sent: this controller was frozen" in results
+    assert place.machines() == {}
 
 
 def test_without_controller_json_nothing_is_created(place: Place) -> None:

@@ -227,6 +227,19 @@ def test_a_silent_machine_is_given_up_after_its_time_and_then_replaced() -> None
     assert decided(facts(beat=silent), record(3, alive_at=NOW - 901)).action is Action.CREATE
 
 
+@pytest.mark.parametrize("silent", [900.0, 7200.0])
+def test_a_machine_that_control_json_silenced_is_kept_for_an_hour(silent: float) -> None:
+    """It sends no heartbeat because it was told to stand aside, perhaps for a name that no pod has."""
+    rules, limit = replace(RULES, silent_seconds=silent), max(3600.0, silent)
+    told = facts(machine(3), control=Control(holder="typo"), rules=rules)
+    early, late = (replace(told, beat=of(3, limit + after)) for after in (-1.0, 1.0))
+    assert decided(early, record(3)).action is Action.WAIT
+    assert decided(late, record(3)).action is Action.DESTROY
+    assert decided(replace(early, beat=of(3, limit - 1.0, state="restarting"))).action is not Action.DESTROY
+    taken = replace(told, beat=replace(DEAD, age=10.0, host="typo"))
+    assert decided(taken, record(3)).action is Action.DESTROY
+
+
 def test_what_is_finished_is_destroyed_once_its_checkpoint_is_stored() -> None:
     waiting = of(3, desired="finished", unstored_step=50)
     end = facts(machine(3), beat=waiting, end_code=0)
@@ -241,7 +254,7 @@ def test_what_is_finished_is_destroyed_once_its_checkpoint_is_stored() -> None:
     gone = replace(stored, lists={"vast": Listing("me")})
     ended = observed(records, gone)
     assert decide(ended, gone).action is Action.WAIT  # one list can be wrong
-    later = replace(gone, now=NOW + 601)
+    later = replace(gone, now=NOW + 601, beat=replace(waiting, unstored_step=None, age=611.0))
     assert decide(observed(ended, later), later).action is Action.END
 
 
@@ -402,6 +415,54 @@ def test_a_price_that_falls_does_not_make_the_past_cheaper() -> None:
     assert spent(observed(stopped, facts(machine(3, price=1.5))), NOW) == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize(
+    "named", [Instance(label=label_of("r", 3)), Instance("vast", "m3"), Instance("x", "y", label="l")]
+)
+def test_a_machine_that_was_renamed_at_the_provider_costs_money_as_long_as_it_sends_heartbeats(named: Instance) -> None:
+    """Its cost was forgotten, so that no cap held; and a run that finished ended without it."""
+    label = label_of("r", 3)
+    named = replace(named, label=label) if named.label else named
+    seen = record(3)
+    gone = facts(now=NOW + 30, beat=replace(DEAD, age=31.0, instance=named))
+    after = observed((seen,), gone)
+    assert not after[0].costs, "its last heartbeat can have been under way"
+    sends = replace(
+        gone, now=NOW + 3600, beat=replace(DEAD, age=10.0, instance=named), rules=replace(RULES, max_spend_total=4.0)
+    )
+    after = observed(after, sends)
+    assert spent(after, NOW + 3600) == pytest.approx(3.0)
+    found = decide(after, sends)
+    assert (found.action, found.code) == (Action.ALERT, ExitCode.FAILED)
+    assert f"the provider's list does not show it with the label {label}" in found.reason
+    capped = observed(after, replace(sends, now=NOW + 7200))
+    assert control_wanted(capped, replace(sends, now=NOW + 7200)) == Control(
+        "stopped", reason=f"{MARK}the spend cap is reached"
+    )
+    finished = replace(sends, end_code=0, beat=replace(sends.beat or DEAD, state="released", desired="finished"))
+    assert decide(observed(after, finished), finished).action is Action.ALERT
+    back = replace(sends, lists={"vast": Listing("me", (machine(3),))})
+    assert decide(observed(after, back), back).action is Action.WAIT
+    silent = replace(sends, now=NOW + 4000, beat=replace(DEAD, age=410.0, instance=named))
+    assert not observed(after, silent)[0].costs
+
+
+def test_a_heartbeat_that_cannot_be_read_ends_no_machine() -> None:
+    broken = facts(machine(3), beat=Beat(10.0))
+    newer = replace(record(4), billed=(), failed="no offer", booted_at=None, alive_at=None)
+    assert decided(broken, record(3), newer).action is not Action.DESTROY
+
+
+def test_a_machine_with_a_new_record_may_cost_what_controller_json_allows() -> None:
+    found = facts(
+        tagged(7), beat=replace(DEAD, age=10.0, instance=Instance(label=label_of("r", 7, TAG))), tag=TAG, proves=True
+    )
+    dearer = replace(found, lists={"vast": Listing("me", (tagged(7, price_per_hour=1.9),))})
+    after = observed(observed((), found), dearer)
+    assert decide(after, dearer).action is Action.WAIT
+    above = replace(found, lists={"vast": Listing("me", (tagged(7, price_per_hour=2.1),))})
+    assert decide(observed(after, above), above).action is Action.DESTROY
+
+
 def test_another_account_is_no_evidence() -> None:
     found = decided(facts(lists={"vast": Listing("someone-else")}), record(3))
     assert found.action is Action.ALERT
@@ -420,6 +481,16 @@ def test_the_caps_end_a_machine_in_time_and_control_json_stops_its_training() ->
     assert decide(observed(after, told), told).action is Action.DESTROY
     raised = replace(told, rules=RULES)
     assert control_wanted(observed(after, raised), raised) == Control()
+
+
+def test_the_caps_hold_while_controller_json_cannot_be_read() -> None:
+    capped = replace(RULES, max_spend_total=2.4)
+    found = facts(machine(3), beat=of(3), rules=None, kept=capped, problem="controller.json is not valid JSON")
+    after = observed((record(3),), found)
+    assert after[0].ended == "the spend cap is reached"
+    assert observed((record(3),), replace(found, kept=None))[0].ended == ""
+    dead = replace(facts(rules=None, kept=RULES), problem="controller.json is not valid JSON")
+    assert decided(dead).action is Action.ALERT, "nothing is created by it"
 
 
 def test_the_new_machine_is_named_until_it_sends_a_heartbeat() -> None:
@@ -518,6 +589,9 @@ def test_controller_json_names_its_mistake() -> None:
     for broken in (None, b"", b"[]", b"{}"):
         with pytest.raises(IntegrityError):
             parse_rules(broken)
+    twice = json.dumps(least)[:-1] + ', "max_spend_total": 9000}'
+    with pytest.raises(IntegrityError, match="entry 'max_spend_total' twice"):
+        parse_rules(twice.encode())
 
 
 # -- for every look --------------------------------------------------------------------------------------------------

@@ -263,6 +263,15 @@ def test_a_page_from_something_in_between_is_no_crash(server: B2Server, store: B
         call(store)
 
 
+def test_a_page_that_says_not_found_makes_nothing_absent(server: B2Server, store: B2Store) -> None:
+    stored = store.put_bytes("proxy/latest.json", b"1")
+    server.fault("b2_download", "page", status=404)
+    assert store.get_bytes(stored.key) == b"1"
+    server.fault("b2_get_file_info", "page", status=404)
+    assert store.stat(stored.key, stored.file_id) is not None
+    assert store.get_bytes("proxy/none") is None
+
+
 @pytest.mark.parametrize("offset", [0, 3])
 def test_a_page_instead_of_a_range_is_no_damaged_object(server: B2Server, store: B2Store, offset: int) -> None:
     data = bytes(range(256)) * 40

@@ -29,6 +29,8 @@ def test_urls(tmp_path: Path) -> None:
         "b2://x",
         "b2://key:secret@bucket-name",
         "b2://bucket-name/a/../b",
+        "s3://bucket-name/lab#2",
+        "b2://bucket-name/lab?x=1",
     ],
 )
 def test_bad_urls(url: str) -> None:

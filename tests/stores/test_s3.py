@@ -15,6 +15,7 @@ from podwatch.stores.base import CannotDelete, StoredObject, StoredPart
 from podwatch.stores.part_reader import StreamSource
 from podwatch.stores.s3 import S3Store
 from podwatch.stores.s3_credentials import S3Credentials
+from podwatch.stores.s3_features import Features
 from tests.support.s3server import KEY, KEY_ID, S3Server
 
 MIB = 1 << 20
@@ -281,6 +282,7 @@ def test_a_file_that_changes_between_hashing_and_sending(s3: Make) -> None:
         {"action": "reset", "count": 2},
         {"action": "lost"},
         {"action": "page", "status": 502},
+        {"action": "page", "status": 200},
         {"action": "torn"},
     ],
 )
@@ -299,6 +301,23 @@ def test_passing_trouble(s3: Make, s3server: S3Server, fault: dict[str, object])
     assert upload(store, f"{at}/again", data).size == len(data)
     store.delete(small)
     assert store.stat(small.key) is None
+
+
+def test_a_page_that_says_not_found_makes_nothing_absent(s3: Make, s3server: S3Server) -> None:
+    """A load balancer without its store behind it: a pod that believed it would start a run from the beginning."""
+    store = s3()
+    store.put_bytes("found/latest.json", b"1")
+    for status in (404, 302):
+        s3server.fault("GetObject", "page", status=status)
+        assert store.get_bytes("found/latest.json") == b"1"
+    s3server.fault("HeadObject", "page", status=404)
+    assert store.stat("found/latest.json") is not None
+    s3server.fault("GetObject", "page", status=404, count=99)
+    with pytest.raises(RemoteError, match="in its place") as caught:
+        store.get_bytes("found/latest.json")
+    assert caught.value.transient
+    s3server.admin("clear")
+    assert store.get_bytes("found/none") is store.stat("found/none") is None
 
 
 def test_retry_after_is_waited_for(s3: Make, s3server: S3Server) -> None:
@@ -337,6 +356,21 @@ def test_another_region(s3: Make, s3server: S3Server) -> None:
     assert store.stat("region/a") is not None, "also for HEAD, whose errors have no text"
     wrong = s3(region="eu-central-7")
     assert wrong.stat("region/a") is not None
+    before = s3server.calls()
+    s3(features=store.features).put_bytes("region/b", b"1")
+    assert s3server.calls()["PutObject"] == before["PutObject"] + 1, "the region is remembered"
+
+
+def test_at_aws_the_region_that_the_store_named_is_remembered_with_what_was_found_out() -> None:
+    """Without it each upload child tried the bucket out again: its endpoint seemed to be another one."""
+    found = {"endpoint": "https://s3.eu-central-1.amazonaws.com", "bucket": "b", "region": "eu-central-1"}
+    features = {**found, **Features(create=True).as_json()}
+    child = S3Store("b", S3Credentials(KEY_ID, KEY), writer_id="w", features=features)
+    assert child.features == features
+    child.close()
+    chosen = S3Store("b", S3Credentials(KEY_ID, KEY, region="us-west-2"), writer_id="w", features=features)
+    assert chosen.features == {}, "the operator's region counts"
+    chosen.close()
 
 
 def test_temporary_credentials_are_read_again(s3: Make, s3server: S3Server, tmp_path: object) -> None:
@@ -357,6 +391,10 @@ def test_temporary_credentials_are_read_again(s3: Make, s3server: S3Server, tmp_
     store = s3(credentials=first)
     store.put_bytes("temporary/a", b"1")
     s3server.add_key("ASIA-1", "temporary-secret-1", token="token-1", expired=True)
+    file.write_text("[po")  # another program is writing it
+    with pytest.raises(RemoteError, match="expired") as caught:
+        store.put_bytes("temporary/b", b"2")
+    assert caught.value.transient
     issue(2)
     store.put_bytes("temporary/b", b"2")
     assert store.get_bytes("temporary/b") == b"2"
@@ -406,6 +444,46 @@ def test_without_permission_to_delete(s3: Make, s3server: S3Server) -> None:
     for version in s3server.versions():  # the probe could not clean up
         if version["key"].startswith("mine/"):
             s3server.admin("drop", key=version["key"])
+
+
+@pytest.mark.parametrize("verify", [["sha1", "md5"], ["md5"]])
+def test_a_bucket_with_object_lock(s3: Make, s3server: S3Server, verify: list[str]) -> None:
+    """Each write needs a checksum there, the first one of the probe too."""
+    store = s3(prefix="locked", versions=True, lock=True, verify=verify, composite="sha1" in verify, minimum_part=1)
+    warnings = store.check()
+    assert [type(w) for w in warnings] == [CannotDelete]
+    assert {store.features[name] for name in ("create", "replace", "versioned")} == {True}
+    stored = store.put_bytes("locked/a", b"1")
+    data = content(6000)
+    assert store.get_bytes(upload(store, "locked/large", data, part=5000).key) == data
+    with pytest.raises(RemoteError, match="object lock") as caught:
+        store.delete(stored)
+    assert not caught.value.transient
+    for version in s3server.versions():
+        s3server.admin("drop", key=version["key"])
+
+
+def test_a_store_that_refuses_to_be_asked_for_checksums(s3: Make, s3server: S3Server) -> None:
+    store = s3(checksum_mode=False)
+    empty = store.put_bytes("asked/empty", b"")
+    before = s3server.calls()
+    seen = store.stat(empty.key)
+    assert seen is not None
+    assert seen.size == 0
+    assert store.stat(empty.key, empty.file_id) is not None
+    assert s3server.calls()["HeadObject"] == before["HeadObject"] + 2
+    assert s3server.calls()["GetObject"] == before["GetObject"], "a refused HEAD is asked again as a GET"
+
+
+def test_a_listing_without_etags(s3: Make) -> None:
+    store = s3(lists_etags=False)
+    stored = store.put_bytes("bare/a", b"1")
+    [listed] = store.list("bare/")
+    assert store.get_bytes(listed.key, listed.file_id) == b"1"
+    [known] = store.identify([listed])
+    assert (known.file_id, known.ours) == (stored.file_id, True)
+    store.delete(listed)
+    assert store.stat(stored.key) is None
 
 
 def test_versions_that_cannot_be_listed_are_not_used(s3: Make, s3server: S3Server) -> None:

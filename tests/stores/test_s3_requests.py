@@ -4,7 +4,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -89,6 +89,17 @@ def test_what_is_no_answer_of_s3(data: bytes) -> None:
     assert s3_xml.problem(data) is None
 
 
+@pytest.mark.parametrize("parsed", [s3_xml.objects, s3_xml.versions, s3_xml.uploads, s3_xml.parts])
+def test_a_page_that_is_none_is_not_an_empty_listing(parsed: Callable[..., object]) -> None:
+    """Whatever is absent from a listing is taken for absent from the store: a run, a checkpoint, the money spent."""
+    with pytest.raises(IntegrityError, match="no listing"):
+        parsed(b"<html><body>Please log in</body></html>", where="x")
+    if parsed is s3_xml.parts:
+        return  # a part that is not listed is sent again
+    with pytest.raises(IntegrityError, match="breaks off"):
+        parsed(b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>", where="x")
+
+
 def test_an_error_after_white_space_is_read() -> None:
     """Completing a large upload answers 200 at once, blanks while it works, and then perhaps an error."""
     found = s3_xml.problem(b"  \n<?xml version='1.0'?>\n<Error><Code>InternalError</Code><Message>x</Message></Error>")
@@ -143,6 +154,8 @@ def test_the_operator_learns_what_to_do() -> None:
     assert "secret key is wrong" in wrong.what
     full = explain(Kind.REFUSED, 403, Problem("QuotaExceeded"), place, key="", action="")
     assert "quota" in full.what
+    archived = explain(Kind.DENIED, 403, Problem("InvalidObjectState", "x"), place, key="k", action="s3:GetObject")
+    assert "archive" in archived.what
     assert explain(Kind.AGAIN, 503, None, place, key="", action="").transient
 
 

@@ -13,7 +13,7 @@ import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id
-from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError, UsageError
+from podwatch.domain.errors import ConfigurationError, ExitCode, IntegrityError, PodwatchError, UsageError
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
@@ -153,6 +153,8 @@ class _Reporter:
         if isinstance(found, PodwatchError):
             document = {"schema_version": 1, "action": "wait", "reason": str(found), "result": None}
             code, text = int(found.exit_code), f"WAIT: the store does not answer: {clean(found)}"
+            if isinstance(found, IntegrityError):  # waiting does not help
+                text = f"ALERT: nothing is created or destroyed: {clean(found)}"
         else:
             document = {"schema_version": 1, **found.decision.to_dict(), "result": found.result or None}
             code, text = int(found.code or ExitCode.OK), f"{found.decision.action.upper()}: {found.decision.reason}"

@@ -11,7 +11,7 @@ import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id, guarded_here, require_store, state_here, store_and_prefix
-from podwatch.cli.runs_check import check, opened, store_option, watch
+from podwatch.cli.runs_check import check, fixes_for, opened, store_option, watch
 from podwatch.cli.runs_copy import copy
 from podwatch.cli.runs_show_and_diff import completed_table, diff, show, summary_document
 from podwatch.client.times_and_sizes import ago, amount, rfc3339, size
@@ -336,7 +336,7 @@ def restore(where: Where, run_id: str, store: str, step: int | None, to: Path, a
         journal = Journal.open(Path(scratch) / "journal.sqlite")
         try:
             of_run = settings.model_copy(update={"run_id": name})
-            with Showing(SystemClock(), quiet=as_json) as showing:
+            with fixes_for(store, name), Showing(SystemClock(), quiet=as_json) as showing:
                 report = make_restorer(of_run, journal, showing, in_place=False).fetch(
                     step, to=to, progress=showing.told
                 )

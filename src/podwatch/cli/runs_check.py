@@ -14,6 +14,7 @@ import click
 from podwatch.cli.common import MonitoringCommand, Where, clean, colours, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id
 from podwatch.client.terminal_text import fit, repaint
+from podwatch.domain.errors import PodwatchError
 
 if TYPE_CHECKING:
     from podwatch.policy.run_check import Evidence, Judgement, Limits
@@ -157,6 +158,22 @@ def opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
         yield reading, prefix, where.run
     finally:
         reading.close()
+
+
+@contextmanager
+def fixes_for(url: str, run_id: str) -> Iterator[None]:
+    """With --store there is no configuration: an error names commands that work without one."""
+    try:
+        yield
+    except PodwatchError as error:
+        at = f"--store {url}`"
+        for named, instead in (
+            ("`podwatch store ls`", f"`podwatch runs show {run_id} {at}"),
+            ("`podwatch runs list`", f"`podwatch runs list {at}"),
+            ("`podwatch restore --step N`", f"`podwatch runs restore {run_id} --step N --to DIR {at}"),
+        ):
+            error.fix = error.fix.replace(named, instead) if url else error.fix
+        raise
 
 
 def _judged(store: "ObjectStore", prefix: str, run_id: str, limits: "Limits") -> "list[tuple[Evidence, Judgement]]":

@@ -10,7 +10,7 @@ import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id
-from podwatch.cli.runs_check import opened, store_option
+from podwatch.cli.runs_check import fixes_for, opened, store_option
 from podwatch.client.times_and_sizes import ago, amount, rfc3339, size, span
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _read(where: Where, store_url: str, run_id: str) -> "StoredRun":
     from podwatch.domain.manifest import Keys
     from podwatch.sync.runs.read_runs import read_run
 
-    with opened(where, store_url) as (store, prefix, _):
+    with fixes_for(store_url, run_id), opened(where, store_url) as (store, prefix, _):
         return read_run(store, Keys(run_id, prefix))
 
 

@@ -13,10 +13,10 @@ from typing import Protocol
 from podwatch.controller.providers import OutcomeUnknown, ProviderError
 from podwatch.controller.run_store import ControllerClock, RunStore
 from podwatch.domain.engine_and_attempt import LABEL_VARIABLE
-from podwatch.domain.errors import ExitCode, PodwatchError, RemoteError
+from podwatch.domain.errors import ExitCode, PodwatchError, RemoteError, is_refusal
 from podwatch.domain.replacement import LONGEST_CALL_SECONDS, Listing, Record, settled
 from podwatch.policy.rented_machines import Facts, observed, unrecorded
-from podwatch.policy.replacement import Action, Decision, control_wanted, decide
+from podwatch.policy.replacement import Action, Decision, control_wanted, decide, unwritable
 from podwatch.stores.fenced_writes import TooLate
 
 MOST_ROUNDS = 12
@@ -86,15 +86,26 @@ class Controller:
         decision = decide(after, facts)
         if not self.act:
             return _waits(decision)
-        self.store.update(before, after)
-        wanted = control_wanted(after, facts)
-        if wanted is not None:
-            self.store.write_control(wanted)
+        try:
+            self._write(before, after, facts)
+        except RemoteError as error:
+            needed = unwritable(after, facts) if is_refusal(error) else None
+            if needed is None:
+                raise
+            return self._destroy(needed)
         if self.clock.boottime() - now > FRESH_SECONDS:
             return Look(Decision(Action.WAIT, STALE), code=ExitCode.TRY_AGAIN, next_look=1.0, again=True)
         look = self._act(decision, facts)
         self.store.journal({**decision.to_dict(), "result": look.result or None})
         return look
+
+    def _write(self, before: tuple[Record, ...], after: tuple[Record, ...], facts: Facts) -> None:
+        """Store what the look found."""
+        self.store.keep_rules()
+        self.store.update(before, after)
+        wanted = control_wanted(after, facts)
+        if wanted is not None:
+            self.store.write_control(wanted)
 
     def _lists(self) -> dict[str, Listing | str]:
         names = sorted(self.providers)
@@ -154,6 +165,9 @@ class Controller:
         problem = self._recorded(record, until)
         if problem:
             return Look(decision, problem, ExitCode.TRY_AGAIN, AGAIN_SECONDS, again=True)
+        if self.clock.boottime() > until + FRESH_SECONDS:  # frozen: others have counted this request as failed by now
+            self._keep(replace(record, settled=True, failed="not sent: this controller was frozen"), record)
+            return Look(decision, "not sent: this controller was frozen", ExitCode.TRY_AGAIN, 1.0, again=True)
         return self._request(decision, record)
 
     def _recorded(self, record: Record, until: float) -> str:

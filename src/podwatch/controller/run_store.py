@@ -1,6 +1,7 @@
 """What the controller reads and writes of one run in the store.
 
     controller.json               written by people: caps, pause, order of providers
+    controller/rules.json         the last controller.json that could be read: its caps hold while a new one cannot
     controller/pods/<n>.json      one record for each machine, written before it is requested
     controller/claims/<n>-<nonce> which of two controllers requests machine n, as the lease's claims
     controller/journal/<time>-<nonce>.json   each decision that differs from the one before
@@ -19,7 +20,7 @@ from io import BytesIO
 from typing import Any, Protocol
 
 from podwatch.domain.earlier_attempts import parse_verdict
-from podwatch.domain.errors import ExitCode, IntegrityError
+from podwatch.domain.errors import ExitCode, IntegrityError, RemoteError
 from podwatch.domain.lease import Claim, Control, Sign, parse_claim_name, parse_control, parse_sign
 from podwatch.domain.manifest import Keys
 from podwatch.domain.replacement import (
@@ -42,6 +43,7 @@ from podwatch.stores.part_reader import StreamSource
 SMALL = 1 << 20
 WATCH_GAP_SECONDS = 150.0
 """Between two complete looks that watch one heartbeat. In a longer gap the store may have been away."""
+AMEND_ATTEMPTS = 5
 EXCLUSIVE_NAME = "only"
 """Where names are exclusive, all claims of a number have this same name, as those of the lease."""
 
@@ -85,6 +87,10 @@ class RunStore:
         self._watch: tuple[str, float, float] | None = None
         """The heartbeat's mark, and the boottime of the first and the last look that saw it so."""
         self._journaled: Mapping[str, object] | None = None
+        self._valid: bytes | None = None
+        """The last controller.json that could be read."""
+        self._kept: bytes | None = None
+        """That one in the store, as far as this process knows."""
 
     @property
     def url(self) -> str:
@@ -99,11 +105,13 @@ class RunStore:
     def facts(self, lists: Mapping[str, Listing | str]) -> Facts:
         """Everything but the records. ``lists``: as just asked."""
         at = self._clock.boottime()
-        beat = self._store.read(self._keys.heartbeat, limit=SMALL)
+        beat = self._any_size(self._keys.heartbeat)
         rules, control, problem = self._from_people()
+        kept = None if rules is not None else self._kept_rules()
         claims, claimed = self._claims(self._keys.controller + "claims/"), self._claims(self._keys.claims)
         self._find_sent(claims)
-        pointer = _generation(self._store.get_bytes(self._keys.latest, limit=SMALL))
+        latest = self._any_size(self._keys.latest)
+        pointer = _generation(latest[1] if latest is not None else None)
         now = self.now()
         sign, heard = _heartbeat(beat, now)
         newest = max((c.uploaded_wall for c in claimed), default=None)
@@ -127,6 +135,7 @@ class RunStore:
             tag=self._tag,
             # Two machines can have different directories at the same path.
             proves=not self._store.url.startswith("file:"),
+            kept=kept,
         )
 
     def _watched(self, mark: str, at: float) -> float:
@@ -140,7 +149,9 @@ class RunStore:
         rules = control = None
         problem = ""
         try:
-            rules = parse_rules(self._store.get_bytes(self._keys.controller_rules, limit=SMALL))
+            data = self._store.get_bytes(self._keys.controller_rules, limit=SMALL)
+            rules = parse_rules(data)
+            self._valid = data
         except IntegrityError as error:
             problem = str(error)
         try:
@@ -150,6 +161,30 @@ class RunStore:
         except IntegrityError as error:
             problem = problem or str(error)
         return rules, control, problem
+
+    def _kept_rules(self) -> Rules | None:
+        with contextlib.suppress(IntegrityError):
+            if self._valid is None:
+                self._valid = self._kept = self._store.get_bytes(f"{self._keys.controller}rules.json", limit=SMALL)
+            return parse_rules(self._valid)
+        return None
+
+    def keep_rules(self) -> None:
+        """Keep the controller.json that was read, for a process that finds one that it cannot read."""
+        key = f"{self._keys.controller}rules.json"
+        if self._valid is None or self._valid == self._kept:
+            return
+        if self._store.get_bytes(key, limit=SMALL) != self._valid:
+            self._store.put_bytes(key, self._valid)
+        self._kept = self._valid
+
+    def _any_size(self, key: str) -> tuple[StoredObject, bytes] | None:
+        """One that is too large counts as one that cannot be read: it must not stop what bounds the costs."""
+        try:
+            return self._store.read(key, limit=SMALL)
+        except IntegrityError:
+            there = self._store.stat(key)
+            return None if there is None else (there, b"")
 
     def _claims(self, prefix: str) -> list[Claim]:
         found = []
@@ -168,7 +203,8 @@ class RunStore:
         code = end.get("exit_code") if isinstance(end, dict) else None
         if code == ExitCode.DO_NOT_RUN:
             return int(code)
-        last = parse_verdict(self._store.get_bytes(self._keys.verdict, limit=SMALL))
+        verdict = self._any_size(self._keys.verdict)
+        last = parse_verdict(verdict[1] if verdict is not None else None)
         if last.last is None or last.last.code != ExitCode.DO_NOT_RUN:
             return None
         if last.attempt is not None:  # foretold: it still stores its last data, while it lives
@@ -188,7 +224,11 @@ class RunStore:
                 found[item.key] = known
             else:
                 data = self._store.get_bytes(item.key, limit=SMALL)
-                found[item.key] = (item, parse_record(data, self._keys.run_id))
+                found[item.key] = (item, parse_record(data, self._keys.run_id, where=item.key))
+        for key in self._records.keys() - found.keys():  # a listing that leaves one out would forget its cost
+            data = self._store.get_bytes(key, limit=SMALL)
+            if data is not None:
+                found[key] = (self._records[key][0], parse_record(data, self._keys.run_id, where=key))
         self._records = found
         return tuple(sorted((record for _, record in found.values()), key=lambda r: r.generation))
 
@@ -204,9 +244,18 @@ class RunStore:
 
     def amend(self, record: Record, base: Record) -> None:
         """Write what became of ``base``, with what other controllers have written meanwhile."""
-        there = self._store.get_bytes(self._key(record), limit=SMALL)
-        theirs = base if there is None else parse_record(there, self._keys.run_id)
-        self.write(record if theirs == base else joined(record, theirs, base))
+        key = self._key(record)
+        for _ in range(AMEND_ATTEMPTS):
+            there = self._store.read(key, limit=SMALL)
+            theirs = base if there is None else parse_record(there[1], self._keys.run_id, where=key)
+            whole = record if theirs == base else joined(record, theirs, base)
+            if not self._store.conditional:  # what a race loses here, the next look finds again in the lists
+                self.write(whole)
+                return
+            data = record_document(whole, self._keys.run_id)
+            if self._store.replace(key, StreamSource(BytesIO(data)), len(data), there[0] if there else None):
+                return
+        raise RemoteError("other controllers changed a record at every attempt", where=key)
 
     def update(self, before: tuple[Record, ...], after: tuple[Record, ...]) -> None:
         """Write those that a look changed in more than the times of what was seen."""

@@ -218,7 +218,7 @@ def parse_rules(data: bytes | None) -> Rules:
     if data is None:
         raise _rules_error("there is no controller.json in the store", "write one (docs/controller.md)")
     try:
-        document = json.loads(data)
+        document = json.loads(data, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise _rules_error("controller.json is not valid JSON", "correct it") from error
     if not isinstance(document, dict):
@@ -234,6 +234,15 @@ def parse_rules(data: bytes | None) -> Rules:
         raise _rules_error(f"controller.json lacks {', '.join(missing)}", "add it")
     values = {key: _rule(key, document[key]) for key in _RULES_KEYS if key in document}
     return Rules(**values, digest=hashlib.sha256(data).hexdigest()[:16])
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON keeps the last of two entries of one name: here that could be the higher cap."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise _rules_error(f"controller.json has the entry {name[:40]!r} twice", "remove one")
+    return dict(pairs)
 
 
 def _rule(key: str, value: object) -> Any:
@@ -381,7 +390,7 @@ def record_document(record: Record, run_id: str) -> bytes:
     return (json.dumps({**document, **asdict(record), "label": label}, indent=1, sort_keys=True) + "\n").encode()
 
 
-def parse_record(data: bytes | None, run_id: str) -> Record:
+def parse_record(data: bytes | None, run_id: str, *, where: str = "") -> Record:
     """Raises IntegrityError: a record that cannot be read could hide a machine that costs money."""
     try:
         document = json.loads(data or b"")
@@ -397,7 +406,8 @@ def parse_record(data: bytes | None, run_id: str) -> Record:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         good = False
     if not good:
-        raise IntegrityError("a record of the controller in the store cannot be read", fix="restore or delete it")
+        what, fix = "a record of the controller in the store cannot be read", "restore or delete it"
+        raise IntegrityError(what, where=where, fix=fix)
     return record
 
 

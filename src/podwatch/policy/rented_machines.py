@@ -38,8 +38,11 @@ LOOK_MARGIN_SECONDS: Final = 900.0
 """Money is kept for this long: between two looks (a schedule of every ten minutes, often late) and for the request."""
 LASTING_SECONDS: Final = 600.0
 """A machine that lived shorter and made no step counts as a failed boot."""
+UNLISTED_SECONDS: Final = 60.0
+"""A heartbeat that was sent so long after a list had lost its machine was not still under way: the machine lives."""
 UNGUARDED_SECONDS: Final = 3600.0
-"""podwatch has left a pod on purpose and training continues there: its machine is given up only after this."""
+"""podwatch has left a pod on purpose and training continues there, or control.json gives the run to another pod, so
+that this one sends no heartbeat: its machine is given up only after this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,13 @@ class Facts:
     skip: frozenset[tuple[str, str]] = frozenset()
     tag: str = ""
     proves: bool = False
+    kept: Rules | None = None
+    """The last controller.json that could be read: its bounds hold for machines that exist. It allows no creation."""
+
+    @property
+    def bounds(self) -> Rules:
+        """For machines that exist, also while controller.json cannot be read."""
+        return self.rules or self.kept or CAUTIOUS
 
 
 def observed(records: tuple[Record, ...], facts: Facts) -> tuple[Record, ...]:
@@ -106,7 +116,8 @@ def _adopted(provider: str, one: Rented, generation: int, facts: Facts, *, sends
     label = "" if one.label == label_of(facts.run_id, generation) else one.label
     # Without a lease, a heartbeat that names no machine can still be found to be from it.
     lease = facts.lease if sends else 0
-    return Record(generation, provider, one.price_per_hour, since, lease=lease, settled=True, label=label)
+    highest = max(one.price_per_hour, facts.bounds.max_price_per_hour)  # its request's is lost
+    return Record(generation, provider, highest, since, lease=lease, settled=True, label=label)
 
 
 def _proven(one: Rented, facts: Facts) -> bool:
@@ -150,7 +161,7 @@ def labelled(facts: Facts) -> list[tuple[str, Rented, int]]:
 
 def _listed(record: Record, listed: Mapping[tuple[str, str], Rented], facts: Facts) -> Record:
     """``listed``: the machines with this record's label."""
-    if not listed and not record.open:
+    if not listed and not record.open and not any(_sends_on(one, record, facts) for one in record.billed):
         return record  # most of a long run's records: they cost nothing, and no list shows them
     now, there, billed = facts.now, dict(listed), []
     for known in record.billed:
@@ -160,6 +171,8 @@ def _listed(record: Record, listed: Mapping[tuple[str, str], Rented], facts: Fac
             # A price that falls (of a stopped machine: its disk's) does not make the past cheaper.
             price = max(known.price_per_hour, one.price_per_hour)
             billed.append(replace(known, until=None, seen=now, price_per_hour=price))
+        elif one is None and _sends_on(known, record, facts):
+            billed.append(replace(known, until=None))
         elif known.until is None and (one is not None or _gone(known, record, facts)):
             billed.append(replace(known, until=now))
         else:
@@ -184,6 +197,25 @@ def _gone(known: Billed, record: Record, facts: Facts) -> bool:
     if not isinstance(listing, Listing) or (record.account and listing.account != record.account):
         return False
     return known.seen is not None or facts.now - record.intended_at >= APPEAR_SECONDS + LONGEST_CALL_SECONDS
+
+
+def _sends_on(known: Billed, record: Record, facts: Facts) -> bool:
+    """Whether this run's heartbeat comes from a machine that no list shows any more: it was given another name at the
+    provider, or the list leaves it out. It costs money all the same."""
+    beat = facts.beat
+    if beat is None or is_stale(beat):
+        return False
+    sender, ids = beat.instance, [one.id for one in record.billed]
+    if sender.label and sender.label != record.label_in(facts.run_id):
+        return False
+    named = sender.id if sender.id in ids else ids[-1] if sender.label else ""
+    lost = known.until if known.until is not None else known.seen if known.seen is not None else known.since
+    return known.id == named and facts.now - beat.age > lost + UNLISTED_SECONDS
+
+
+def unlisted(record: Record, facts: Facts) -> list[Billed]:
+    """Its machines that live by the heartbeat, although a valid list does not show them with their label."""
+    return [one for one in record.costs if _sends_on(one, record, facts) and _gone(one, record, facts)]
 
 
 def _valid(facts: Facts, record: Record) -> Listing | None:
@@ -245,7 +277,7 @@ CAP = "the spend cap is reached"
 
 
 def _why_ended(record: Record, records: tuple[Record, ...], facts: Facts) -> str:
-    rules, beat, now = facts.rules or CAUTIOUS, facts.beat, facts.now
+    rules, beat, now = facts.bounds, facts.beat, facts.now
     if facts.end_code == ExitCode.OK:
         return FINISHED
     if facts.end_code is not None:
@@ -263,7 +295,7 @@ def _why_ended(record: Record, records: tuple[Record, ...], facts: Facts) -> str
         if waited >= limit and not is_watched(facts):
             return record.ended
         return f"no heartbeat within {limit:.0f} s of its request" if waited >= limit else ""
-    if beat is not None and not mine and not is_stale(beat) and not facts.outdated:
+    if beat is not None and beat.state and not mine and not is_stale(beat) and not facts.outdated:
         return f"pod {beat.pod} has taken the run over"
     if beat is None or not mine:
         since = record.alive_at or record.booted_at
@@ -276,15 +308,23 @@ def _why_ended(record: Record, records: tuple[Record, ...], facts: Facts) -> str
         if beat.outcome in (Outcome.GAVE_UP, Outcome.BAD_HOST, Outcome.FAILED):
             return "podwatch gave up there"
         silent = beat.age
-        if beat.state == HolderState.RESTARTING:
-            silent -= UNGUARDED_SECONDS - rules.silent_seconds
+    left_alone = mine and beat is not None and beat.state == HolderState.RESTARTING
+    if left_alone or _told_to_be_silent(facts):
+        silent -= max(0.0, UNGUARDED_SECONDS - rules.silent_seconds)
     if silent >= rules.silent_seconds and not is_watched(facts):
         return record.ended
     return f"no heartbeat from it for {rules.silent_seconds:.0f} s" if silent >= rules.silent_seconds else ""
 
 
+def _told_to_be_silent(facts: Facts) -> bool:
+    """Whether control.json gives the run to a pod that the controller did not create: this one stops training, and what
+    it has not stored is lost with it. A wrong name in the file must not cost it within minutes."""
+    holder = facts.control.holder if facts.control is not None else ""
+    return bool(holder) and generation_of(holder, facts.run_id) is None
+
+
 CAUTIOUS: Final = Rules((), 0.0, 1e9, 1e9)
-"""The bounds for machines that exist, while controller.json cannot be read. It allows no creation."""
+"""The bounds for machines that exist, where no controller.json was ever read. It allows no creation."""
 
 
 def spent(records: tuple[Record, ...], now: float, window: float | None = None) -> float:
@@ -294,12 +334,14 @@ def spent(records: tuple[Record, ...], now: float, window: float | None = None) 
 
 def over_cap(records: tuple[Record, ...], facts: Facts) -> bool:
     """Whether the machines must end now, so that a cap holds even if this takes its time."""
-    rules = facts.rules
-    if rules is None:
-        return False
+    rules = facts.bounds
     rate = sum(one.price_per_hour for record in records for one in record.costs)
-    kept = rate * (rules.final_checkpoint_seconds + LOOK_MARGIN_SECONDS) / 3600
-    today = spent(records, facts.now, DAY)
+    return above_cap(records, facts, rate * (rules.final_checkpoint_seconds + LOOK_MARGIN_SECONDS) / 3600)
+
+
+def above_cap(records: tuple[Record, ...], facts: Facts, kept: float = 0.0) -> bool:
+    """Whether more is spent than a cap allows. ``kept``: money that must be left."""
+    rules, today = facts.bounds, spent(records, facts.now, DAY)
     return spent(records, facts.now) + kept > rules.max_spend_total or today + kept > rules.max_spend_per_day
 
 

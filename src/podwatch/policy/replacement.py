@@ -26,13 +26,13 @@ from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.rented_machines import (
     CAP,
-    CAUTIOUS,
     DAY,
     FINISHED,
     LOOK_MARGIN_SECONDS,
     STOPPED_FOR_GOOD,
     WATCHED_SECONDS,
     Facts,
+    above_cap,
     is_from,
     is_pending,
     is_stale,
@@ -42,6 +42,7 @@ from podwatch.policy.rented_machines import (
     recorded,
     spent,
     strange,
+    unlisted,
     watch_on,
 )
 from podwatch.policy.run_check import Beat
@@ -117,6 +118,7 @@ def decide(records: tuple[Record, ...], facts: Facts) -> Decision:
     """One action. ``records``: as ``observed`` returned them for the same facts."""
     decision = (
         _destroy(records, facts)
+        or _unlisted(records, facts)
         or _ended(records, facts)
         or _forbidden(records, facts)
         or _living(records, facts)
@@ -156,6 +158,18 @@ def _destroy(records: tuple[Record, ...], facts: Facts) -> Decision | None:
     return None
 
 
+def unwritable(records: tuple[Record, ...], facts: Facts) -> Decision | None:
+    """What is done while the store takes no writes: only what a cap that is passed demands. A full quota keeps pods
+    silent, so that nothing else may be concluded; and nothing can be stored that would be worth waiting for."""
+    if not above_cap(records, facts):
+        return None
+    for provider, one, record in recorded(records, facts):
+        if record.ended == CAP and one.state is not RentedState.ENDED and (provider, one.id) not in facts.skip:
+            reason = f"Machine {one.id} at {provider} ({one.label}) is destroyed: {CAP}, and the store takes no writes."
+            return Decision(Action.DESTROY, reason, provider, one.id, one.label, record.generation, next_look=5.0)
+    return None
+
+
 def _double(one: Rented, record: Record, facts: Facts) -> str:
     """Why this machine is not the one of its label; empty if it is. The one that sends the heartbeat stays, then the
     one that is listed first by its time of creation."""
@@ -178,7 +192,7 @@ def _ready(one: Rented, record: Record, facts: Facts, *, newest: bool) -> bool:
     """Whether nothing is lost with this machine, or its time is over."""
     if not record.ended or record.ended_at is None:
         return False
-    rules, beat = facts.rules or CAUTIOUS, facts.beat
+    rules, beat = facts.bounds, facts.beat
     over = facts.now - record.ended_at >= rules.final_checkpoint_seconds
     if over or one.state not in LIVING or record.booted_at is None:
         return True
@@ -186,6 +200,20 @@ def _ready(one: Rented, record: Record, facts: Facts, *, newest: bool) -> bool:
         return True  # it does not hold the run: it publishes nothing
     told = record.ended != CAP or facts.now - beat.age > record.ended_at + CLOSING_SECONDS
     return (is_stale(beat) and is_watched(facts)) or (told and beat.unstored_step is None)
+
+
+def _unlisted(records: tuple[Record, ...], facts: Facts) -> Decision | None:
+    """A machine that only a person can destroy: nothing is created beside it, and the run does not end without it."""
+    for record in records:
+        for one in unlisted(record, facts):
+            return Decision(
+                Action.ALERT,
+                f"Machine {one.id} at {one.provider} sends this run's heartbeat, but the provider's list does not show"
+                f" it with the label {record.label_in(facts.run_id)}: it costs money, and podwatch cannot destroy it."
+                " Give it this label again, or destroy it yourself.",
+                code=ExitCode.FAILED,
+            )
+    return None
 
 
 def _ended(records: tuple[Record, ...], facts: Facts) -> Decision | None:
@@ -354,7 +382,7 @@ def _prepared(records: tuple[Record, ...], facts: Facts) -> int:
 
 def _no_room(records: tuple[Record, ...], facts: Facts) -> Decision | None:
     """Which cap leaves no room; None if there is room under every one."""
-    rules, now = facts.rules or CAUTIOUS, facts.now
+    rules, now = facts.bounds, facts.now
     if rules.paused:
         return Decision(
             Action.WAIT,

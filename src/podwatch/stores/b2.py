@@ -19,7 +19,6 @@ from b2sdk.v3 import exception as b2error
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.manifest import WRITER_TAG, Proof
 from podwatch.domain.safe_names import check_relative_path
-from podwatch.stores.b2_errors import ResourceNotFound
 from podwatch.stores.b2_session import Bucket
 from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours
 from podwatch.stores.credentials import Credentials
@@ -238,7 +237,7 @@ class B2Store:
     def _info(self, file_id: str) -> Mapping[str, Any] | None:
         try:
             answer: Mapping[str, Any] = self._session.get_file_info_by_id(file_id)
-        except ResourceNotFound:
+        except b2error.FileNotPresent:
             return None
         except b2error.BadRequest as error:
             if "fileId" in str(error):
@@ -272,7 +271,7 @@ class B2Store:
             buffer = BytesIO()
             try:
                 headers = self._download(key, file_id, 0, buffer, None, limit)
-            except ResourceNotFound:
+            except b2error.FileNotPresent:
                 return None
             return headers, buffer.getvalue()
 
@@ -295,7 +294,7 @@ class B2Store:
 
             try:
                 self._download(key, file_id, done, target, received, None)
-            except ResourceNotFound:
+            except b2error.FileNotPresent:
                 raise RemoteError("object not found", where=f"{self.url}/{key}", transient=False) from None
             except b2error.UnsatisfiableRange:
                 return  # nothing is left after ``done``
@@ -320,7 +319,7 @@ class B2Store:
                     return receive(answer, at, left, taken, mark="X-Bz-File-Id", where=f"{self.url}/{key}")
             except WireBroken as error:
                 raise b2error.B2ConnectionError(str(error)) from error
-            except ResourceNotFound:
+            except b2error.FileNotPresent:
                 raise RemoteError("object not found", where=f"{self.url}/{key}", transient=False) from None
             except b2error.UnsatisfiableRange:
                 raise IntegrityError("the object is shorter than recorded", where=f"{self.url}/{key}") from None
@@ -411,7 +410,7 @@ class B2Store:
         def remove() -> None:
             try:
                 self._session.delete_file_version(current.file_id, current.key)
-            except ResourceNotFound:
+            except b2error.FileNotPresent:
                 return
 
         self._bucket.call(obj.key, "deleteFiles", remove)
@@ -460,6 +459,6 @@ class B2Store:
 
 def _is_unknown_upload(error: BaseException | None) -> bool:
     """The store has no such unfinished upload: finished, cancelled, or never started."""
-    return isinstance(error, (ResourceNotFound, b2error.FileNotPresent)) or (
+    return isinstance(error, b2error.FileNotPresent) or (
         isinstance(error, b2error.BadRequest) and ("No active upload" in str(error) or "fileId" in str(error))
     )

@@ -8,7 +8,7 @@ from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import RemoteError
 
-__all__ = ["B2Place", "ResourceNotFound", "UploadTokenUsedConcurrently", "translate"]
+__all__ = ["B2Place", "UploadTokenUsedConcurrently", "translate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,9 @@ def translate(error: b2error.B2Error, place: B2Place, *, key: str, capability: s
         )
     if isinstance(error, (b2error.BucketIdNotFound, b2error.NonExistentBucket)):
         return place.no_bucket()
-    if isinstance(error, ResourceNotFound):
+    if isinstance(error, ResourceNotFound) and not isinstance(error, b2error.FileNotPresent):
+        return place.no_json()  # B2 itself says not_found: a page of a proxy makes nothing absent
+    if isinstance(error, b2error.FileNotPresent):
         return RemoteError("object not found", where=where, transient=False)
     if is_damaged(error):
         return RemoteError(

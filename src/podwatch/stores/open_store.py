@@ -56,6 +56,8 @@ def parse_store_url(url: str) -> StoreLocation:
             raise ConfigurationError(
                 "the store URL must not contain credentials", where=f"{kind}://...", fix=f"set {names} instead"
             )
+        if "?" in url or "#" in url:  # what follows would be left out: another prefix, perhaps another run's
+            raise ConfigurationError("the store URL contains ? or #", where=url, fix="use a prefix without them")
         if not _BUCKETS[kind].fullmatch(parts.netloc) or ".." in parts.netloc:
             fix = f'write "{kind}://bucket" or "{kind}://bucket/prefix"'
             raise ConfigurationError("not a bucket name", where=url, fix=fix)

@@ -125,6 +125,9 @@ def explain(kind: Kind, status: int, problem: Problem | None, place: S3Place, *,
         return made("the store refuses the signature: the secret key is wrong", fix, at=place.endpoint)
     if code == "NoSuchBucket":
         return made(f"bucket {place.bucket!r} not found", "create it, or correct [sync] store")
+    if code == "InvalidObjectState":
+        fix = "restore it there, and exclude podwatch's prefix from the rule that archives"
+        return made("the object is in the store's archive (Glacier) and cannot be read", fix)
     if is_full(code, status):
         return made(f"the account's space or quota in the store is used up ({said})", "raise it, or remove old runs")
     simple = {
@@ -134,7 +137,9 @@ def explain(kind: Kind, status: int, problem: Problem | None, place: S3Place, *,
             "podwatch sends them again; if this continues, check this machine's memory and network card",
             True,
         ),
-        Kind.EXPIRED: ("the temporary credentials have expired", "podwatch reads them again", True),
+        Kind.EXPIRED: (
+            "the temporary credentials have expired", "renew them at their source: podwatch reads them again", True,
+        ),
         Kind.SKEWED: (
             "the store refuses the time of the request: this machine's clock is wrong",
             "set the clock (chronyd, ntpdate)",

@@ -91,11 +91,13 @@ class Probe:
         self._key = f"{prefix}/{name}" if prefix else name
         self._tag = {META: writer_id}
         self._made: list[tuple[str, str]] = []
+        self._always: dict[str, str] = {}
+        """What every write needs: in a bucket with Object Lock a checksum."""
 
     def run(self) -> Features:
         whole, parts = self._key, f"{self._key}-parts"
         try:
-            first = self._put(whole)  # an error here is the operator's: no permission, no bucket
+            first = self._first(whole)  # an error here is the operator's: no permission, no bucket
             etag = first.headers.get("ETag", "").strip('"')
             versioned = first.headers.get("x-amz-version-id", "null") != "null" and self._lists_versions()
             md5 = etag == hashlib.md5(_DATA, usedforsecurity=False).hexdigest()
@@ -104,10 +106,28 @@ class Probe:
             part_checks, composite, part_md5 = self._parts(parts)
         finally:
             deletes = self._clean()
-        return Features(objects, part_checks, md5 and part_md5, composite, create, replace, versioned, deletes)
+        etag_md5 = md5 and part_md5 and not self._always  # only a header is a checksum there
+        return Features(objects, part_checks, etag_md5, composite, create, replace, versioned, deletes)
+
+    def _first(self, key: str) -> Answer:
+        try:
+            return self._put(key)
+        except Refused as refusal:
+            if refusal.kind is not Kind.REFUSED:
+                raise
+            self._always = hash_headers("md5", _hash("md5", _DATA))[0]
+            with suppress(Refused):
+                return self._put(key)
+            raise
+
+    def _added(self, headers: Mapping[str, str], payload: str) -> dict[str, str]:
+        """What a write without a checksum of its own gets beside its headers."""
+        own = payload or "Content-MD5" in headers or "x-amz-checksum-sha1" in headers
+        return {} if own else self._always
 
     def _put(self, key: str, headers: Mapping[str, str] | None = None, payload: str = "") -> Answer:
-        sent = {**self._tag, **(headers or {}), "Content-Type": "application/octet-stream"}
+        more = {**self._added(headers or {}, payload), **(headers or {})}
+        sent = {**self._tag, **more, "Content-Type": "application/octet-stream"}
         answer = self._session.send(
             Call("PUT", "s3:PutObject", key, headers=sent, resend=False), _DATA, payload=payload
         )
@@ -186,6 +206,7 @@ class Probe:
 
             def put(more: Mapping[str, str], payload: str) -> Answer:
                 sent = {**more, **(right if algorithm and "x-amz-checksum-sha1" not in more else {})}
+                sent |= self._added(sent, payload)
                 call = Call("PUT", "s3:PutObject", key, query, sent, resend=False)
                 return self._session.send(call, _DATA, payload=payload)
 
@@ -238,13 +259,17 @@ class FoundFeatures:
         self._session, self._prefix, self._writer_id = session, prefix, writer_id
         self._probing = threading.Lock()
         self._seen_version: bool | None = None
+        if remembered.get("bucket") == session.bucket:
+            session.recall(str(remembered.get("endpoint") or ""), str(remembered.get("region") or ""))
         same = (remembered.get("endpoint"), remembered.get("bucket")) == (session.endpoint, session.bucket)
         self.now = Features.from_json(remembered) if same else None
 
     def as_json(self) -> dict[str, object]:
         if self.now is None:
             return {}
-        return {"endpoint": self._session.endpoint, "bucket": self._session.bucket, **self.now.as_json()}
+        session = self._session
+        found = {"endpoint": session.endpoint, "bucket": session.bucket, "region": session.region}
+        return {**found, **self.now.as_json()}
 
     def known(self) -> Features:
         """Probes once. Raises RemoteError."""

@@ -39,7 +39,9 @@ class S3Reader:
 
     def stat(self, key: str, file_id: str = "") -> StoredObject | None:
         query, headers = _pinned(file_id)
-        call = Call("HEAD", "s3:GetObject", key, query, {**headers, **CHECKSUM_MODE}, price="B")
+        known = self._features.now
+        mode = CHECKSUM_MODE if known is not None and known.composite else {}  # some servers refuse it
+        call = Call("HEAD", "s3:GetObject", key, query, {**headers, **mode}, price="B")
         try:
             answer: Answer | Body = self._session.send(call)
         except Refused as refusal:
@@ -84,7 +86,7 @@ class S3Reader:
             yield from (self._listed(e, e.identifier) for e in self._all(prefix) if e.latest)
             return
         for entry in self.pages({"list-type": "2", "prefix": prefix}, "s3:ListBucket", s3_xml.objects):
-            yield self._listed(entry, f"{ETAG}{entry.etag}")
+            yield self._listed(entry, f"{ETAG}{entry.etag}" if entry.etag else "")
 
     def versions(self, prefix: str) -> Iterator[StoredObject]:
         if not self._features.versioned:
@@ -111,8 +113,10 @@ class S3Reader:
             answer = self._session.send(Call("GET", action, query=asked))
             page = parsed(answer.content, where=f"{self._session.url}/{query['prefix']}")
             yield from page.entries
-            if not page.following or page.following == following:
+            if not page.following:
                 return
+            if page.following == following:
+                raise IntegrityError("the store lists the same page again and again", where=self._session.url)
             following = page.following
 
     def identify(self, objects: Iterable[StoredObject]) -> Iterator[StoredObject]:

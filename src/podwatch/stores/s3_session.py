@@ -15,7 +15,7 @@ from email.utils import parsedate_to_datetime
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from podwatch.domain.errors import IntegrityError, RemoteError
+from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
 from podwatch.stores.base import TOTAL
 from podwatch.stores.http_transfer import Answer, Body, Bytes, Outgoing, Retry, Wire, WireBroken, WireTimeout
 from podwatch.stores.part_reader import PartStream
@@ -74,6 +74,15 @@ class S3Session:
         if self._credentials.endpoint:
             return self._credentials.endpoint
         return f"https://s3.{self._region}.amazonaws.com{'.cn' if self._region.startswith('cn-') else ''}"
+
+    @property
+    def region(self) -> str:
+        return self._region
+
+    def recall(self, endpoint: str, region: str) -> None:
+        """The region that the store named to an earlier process at this endpoint: saves a redirect."""
+        if not self._credentials.region and self._credentials.endpoint in ("", endpoint):
+            self._learn_region(region)
 
     @property
     def secure(self) -> bool:
@@ -196,11 +205,19 @@ class S3Session:
     def _failure(self, call: Call, answer: Answer | Body) -> Refused | None:
         """None for success. Also an error that comes with status 200, which completing and copying can have."""
         status = answer.status_code
+        if status in (200, 206) and _foreign(call, answer):
+            answer.close()
+            return self._in_its_place(Kind.AGAIN)
         if status in (200, 206) and isinstance(answer, Body):
             return None
         found = problem(answer.content)
         if 200 <= status < 300 and found is None:
             return None
+        if status in (302, 303, 308, 404) and found is None and not _named(answer):
+            if status != 404 or call.method == "GET":
+                return self._in_its_place(Kind.AGAIN)
+            if call.method == "HEAD":
+                return self._in_its_place(Kind.UNSUPPORTED)  # it has no text: a GET shows who answers
         if 200 <= status < 300:
             status = 400  # where the code says no more than that
         skewed = self.skew is not None and abs(self.skew) > SIGNABLE_SKEW
@@ -213,6 +230,11 @@ class S3Session:
         with suppress(TypeError, ValueError):
             failure.wait_seconds = float(answer.headers.get("Retry-After") or "")
         return failure
+
+    def _in_its_place(self, kind: Kind) -> Refused:
+        what = "something between this machine and the store answers in its place"
+        fix = "check proxies and the network; podwatch tries again"
+        return Refused(kind, what, where=self.endpoint, fix=fix, transient=kind is Kind.AGAIN)
 
     def broken(self, error: WireBroken) -> Refused:
         if isinstance(error, WireTimeout):
@@ -230,7 +252,9 @@ class S3Session:
     def _correct(self, kind: Kind) -> bool:
         """Whether another try has a chance."""
         if kind is Kind.EXPIRED:
-            return self._renew(self._credentials)
+            with suppress(PodwatchError):  # another program can be writing the file at this moment
+                return self._renew(self._credentials)
+            return False
         return True  # the clock and the region have been noted with the answer
 
     def _learn_region(self, region: str) -> None:
@@ -240,7 +264,7 @@ class S3Session:
     def _current(self) -> S3Credentials:
         found = self._credentials
         if found.stale(self.store_wall()):
-            with suppress(RemoteError):  # the present ones hold for some minutes yet
+            with suppress(PodwatchError):  # the present ones hold for some minutes yet
                 self._renew(found)
         return self._credentials
 
@@ -255,6 +279,23 @@ class S3Session:
 
     def close(self) -> None:
         self._wire.close()
+
+
+def _foreign(call: Call, answer: Answer | Body) -> bool:
+    """Whether a success is not the store's but a proxy's page: S3 names the object's ETag, lists in XML, and deletes
+    without a word. What POST is answered is judged where it is parsed."""
+    if call.method == "POST":
+        return False
+    if isinstance(answer, Answer) and call.method == "GET":
+        return b"List" not in answer.content[:4096] and b"<Error" not in answer.content[:4096]
+    if call.method == "DELETE" and isinstance(answer, Answer):
+        return bool(answer.content) and not _named(answer) and b"<Error" not in answer.content[:4096]
+    return not _named(answer) and "x-amz-copy-source" not in call.headers
+
+
+def _named(answer: Answer | Body) -> bool:
+    """Whether an answer shows that it is the store's."""
+    return "ETag" in answer.headers or any(name.lower().startswith("x-amz-") for name in answer.headers)
 
 
 def base64_of(hexadecimal: str) -> str:

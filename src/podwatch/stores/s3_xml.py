@@ -103,9 +103,22 @@ def problem(data: bytes) -> Problem | None:
     return Problem(root.text("Code"), root.text("Message"), root.text("Region"))
 
 
+def _listing(data: bytes, where: str) -> Element:
+    """A page of a listing. Raises IntegrityError for every other document: a proxy's page is no empty listing."""
+    root = parse(data, where=where)
+    if not root.name.startswith("List"):
+        raise IntegrityError("the store's answer is no listing", where=where)
+    return root
+
+
+def _cut_off(where: str) -> IntegrityError:
+    """What is missing would count as absent."""
+    return IntegrityError("the store's listing breaks off: it names no next page", where=where)
+
+
 def objects(data: bytes, *, where: str) -> Page:
     """ListObjectsV2, requested with ``encoding-type=url``."""
-    root = parse(data, where=where)
+    root = _listing(data, where)
     encoded = root.text("EncodingType") == "url"
     found = tuple(
         Listed(
@@ -117,13 +130,15 @@ def objects(data: bytes, *, where: str) -> Page:
         for item in root.children("Contents")
     )
     token = root.text("NextContinuationToken")
-    more = root.text("IsTruncated") == "true" and token
+    more = root.text("IsTruncated") == "true"
+    if more and not token:
+        raise _cut_off(where)
     return Page(found, (("continuation-token", token),) if more else ())
 
 
 def versions(data: bytes, *, where: str) -> Page:
     """ListObjectVersions. Delete markers are entries with ``marker``."""
-    root = parse(data, where=where)
+    root = _listing(data, where)
     encoded = root.text("EncodingType") == "url"
     found = tuple(
         Listed(
@@ -137,12 +152,13 @@ def versions(data: bytes, *, where: str) -> Page:
         )
         for item in root.children("Version", "DeleteMarker")
     )
-    return Page(found, _following(root, encoded, "KeyMarker", "VersionIdMarker", "key-marker", "version-id-marker"))
+    following = _following(root, encoded, "KeyMarker", "VersionIdMarker", "key-marker", "version-id-marker", where)
+    return Page(found, following)
 
 
 def uploads(data: bytes, *, where: str) -> Page:
     """ListMultipartUploads."""
-    root = parse(data, where=where)
+    root = _listing(data, where)
     encoded = root.text("EncodingType") == "url"
     found = tuple(
         Listed(
@@ -152,14 +168,17 @@ def uploads(data: bytes, *, where: str) -> Page:
         )
         for item in root.children("Upload")
     )
-    return Page(found, _following(root, encoded, "KeyMarker", "UploadIdMarker", "key-marker", "upload-id-marker"))
+    following = _following(root, encoded, "KeyMarker", "UploadIdMarker", "key-marker", "upload-id-marker", where)
+    return Page(found, following)
 
 
 def _following(
-    root: Element, encoded: bool, key: str, mark: str, key_name: str, mark_name: str
+    root: Element, encoded: bool, key: str, mark: str, key_name: str, mark_name: str, where: str
 ) -> tuple[tuple[str, str], ...]:
-    if root.text("IsTruncated") != "true" or not root.raw(f"Next{key}"):
+    if root.text("IsTruncated") != "true":
         return ()
+    if not root.raw(f"Next{key}"):
+        raise _cut_off(where)
     pairs = [(key_name, _key(root.raw(f"Next{key}"), encoded=encoded))]
     if root.text(f"Next{mark}"):
         pairs.append((mark_name, root.text(f"Next{mark}")))
@@ -168,7 +187,7 @@ def _following(
 
 def parts(data: bytes, *, where: str) -> tuple[tuple[Part, ...], str]:
     """ListParts: the parts, and the marker of the next page ("" at the end)."""
-    root = parse(data, where=where)
+    root = _listing(data, where)
     found = tuple(
         Part(
             int(item.text("PartNumber") or 0),

@@ -1,9 +1,11 @@
 """RunPod v2: every answer that a controller must not misread."""
 
+import json
 from typing import Any
 
 import pytest
 
+from podwatch.domain.replacement import parse_listing
 from tests.suites.providers.conftest import LABEL, PROGRAMS, Command
 from tests.support.clouds import Fault, RunPodCloud
 
@@ -53,6 +55,20 @@ def test_states(runpod: Command, runpod_cloud: RunPodCloud) -> None:
     ids = {runpod_cloud.rent(LABEL, status): state for status, state in want.items()}  # type: ignore[arg-type]
     found = {instance["id"]: instance["state"] for instance in runpod.list()[1]["instances"]}
     assert found == ids
+
+
+def test_a_time_of_another_form_does_not_spoil_the_list(runpod: Command, runpod_cloud: RunPodCloud) -> None:
+    """The controller refuses the list of a program that gives it one, and could then destroy nothing."""
+    shown = {
+        "2026-11-23 10:00:00.52 +0000 UTC": "2026-11-23 10:00:00.52+0000",
+        "2026-11-23T10:00:00": None,
+        "soon": None,
+    }
+    for text in shown:
+        runpod_cloud.instances[runpod_cloud.rent(LABEL)]["createdAt"] = text
+    found = runpod.list()[1]
+    assert [instance["created_at"] for instance in found["instances"]] == list(shown.values())
+    assert len(parse_listing(json.dumps(found).encode()).instances) == len(shown)
 
 
 @pytest.mark.parametrize(

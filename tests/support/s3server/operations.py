@@ -125,7 +125,10 @@ def get_object(http: Any, signer: Key, key: str, query: Mapping[str, str]) -> No
     headers = _described(http, version)
     headers["Last-Modified"] = formatdate(version.wall, usegmt=True)
     headers |= {f"x-amz-meta-{name}": value for name, value in version.meta.items()}
-    if http.headers.get("x-amz-checksum-mode") == "ENABLED" and version.sha1:
+    mode = http.headers.get("x-amz-checksum-mode")
+    if mode and not state.traits.checksum_mode:
+        raise ApiError(400, "InvalidArgument", "Unsupported header 'x-amz-checksum-mode' received for this API call.")
+    if mode == "ENABLED" and version.sha1:
         headers["x-amz-checksum-sha1"] = version.sha1
         headers["x-amz-checksum-type"] = "COMPOSITE" if "-" in version.sha1 else "FULL_OBJECT"
     span = None
@@ -144,6 +147,8 @@ def delete_object(http: Any, signer: Key, key: str, query: Mapping[str, str]) ->
     with state.lock:
         if "versionId" in query or not state.traits.versions:
             version = state.find(key, query.get("versionId", "null"))
+            if version is not None and state.traits.lock and not version.marker:
+                raise ApiError(403, "AccessDenied", "Access Denied because object protected by object lock.")
             if version is not None:
                 state.drop(version)
         else:
@@ -216,9 +221,10 @@ def list_objects(http: Any, signer: Key, key: str, query: Mapping[str, str]) -> 
         last = version.key
     truncated = bool(entries) and last != entries[-1].key
     for version in page:
+        etag = f"<ETag>&quot;{version.etag}&quot;</ETag>" if http.state.traits.lists_etags else ""
         rows.append(
             f"<Contents><Key>{_name(version.key, query)}</Key><LastModified>{_time(version.wall)}</LastModified>"
-            f"<ETag>&quot;{version.etag}&quot;</ETag><Size>{version.size}</Size></Contents>"
+            f"{etag}<Size>{version.size}</Size></Contents>"
         )
     rows += [f"<CommonPrefixes><Prefix>{_name(p, query)}</Prefix></CommonPrefixes>" for p in common]
     token = base64.b64encode(last.encode()).decode()

@@ -156,6 +156,13 @@ class Handler(store_server.Handler):
     def _judge(self, md5: bytes, sha1: bytes, sha256: str) -> None:
         verify = self.state.traits.verify
         announced = self.headers.get("Content-MD5")
+        checked = announced or any(name.lower().startswith("x-amz-checksum-") for name in self.headers)
+        if self.state.traits.lock and self.command == "PUT" and not checked:
+            raise ApiError(
+                400,
+                "InvalidRequest",
+                "Content-MD5 OR x-amz-checksum- HTTP header is required for requests with Object Lock parameters",
+            )
         if announced and "md5" in verify and base64.b64decode(announced) != md5:
             raise ApiError(400, "BadDigest", "The Content-MD5 you specified did not match what we received.")
         announced = self.headers.get("x-amz-checksum-sha1")

@@ -46,6 +46,11 @@ class Traits:
     copies: str = "yes"  # yes | empty (as rclone) | 501
     range_status: int = 206  # 200: as rclone
     lists_uploads: bool = True
+    lists_etags: bool = True
+    checksum_mode: bool = True
+    """Without it x-amz-checksum-mode is refused (B2 answers "Unsupported header")."""
+    lock: bool = False
+    """Object Lock with a retention of the bucket: each write needs a checksum, and no version can be deleted."""
     minimum_part: int = MINIMUM_PART
     discard: bool = False
     """Bodies are hashed but not kept: for benchmarks."""
