@@ -225,7 +225,8 @@ Tick: TypeAlias = Callable[[Removed], None]
 def remove_entry(parent_fd: int, name: str, shown: str, device: int, done: Removed, tick: Tick) -> None:
     """Remove a file or a tree, an entry of a directory that is open; ``shown`` is its name in a problem.
 
-    Never follows a symlink (links are removed, not their targets), never crosses into another mount (``device``).
+    Never follows a symlink (links are removed, not their targets), never crosses into another mount (``device``, and
+    the id of the mount: a bind mount can be of the same device).
     Continues after an entry that cannot be removed and reports it. An entry that is already gone is no problem.
     """
     try:
@@ -254,12 +255,23 @@ def remove_entry(parent_fd: int, name: str, shown: str, device: int, done: Remov
 def _empty_directory(parent_fd: int, name: str, shown: str, device: int, done: Removed, tick: Tick) -> None:
     fd = os.open(name, DIRECTORY_FLAGS, dir_fd=parent_fd)
     try:
+        if mount_of(fd) != mount_of(parent_fd):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
         with os.scandir(fd) as entries:
             names = [entry.name for entry in entries]
         for entry_name in names:
             remove_entry(fd, entry_name, f"{shown}/{entry_name}", device, done, tick)
     finally:
         os.close(fd)
+
+
+def mount_of(descriptor: int) -> bytes:
+    """The id of the mount that this open file was reached through; empty where it cannot be read."""
+    try:
+        with open(f"/proc/self/fdinfo/{descriptor}", "rb") as info:  # noqa: PTH123
+            return next((line.split()[1] for line in info if line.startswith(b"mnt_id:")), b"")
+    except OSError:
+        return b""
 
 
 # -- locks -----------------------------------------------------------------------------------------------------------
