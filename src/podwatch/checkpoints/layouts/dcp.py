@@ -15,7 +15,7 @@ from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, all_step_names, is_plain_dir
 
-STEP = re.compile(r"(?:[A-Za-z][A-Za-z0-9]*[-_=])*(\d{1,18})")
+STEP = re.compile(r"(?:[A-Za-z][A-Za-z0-9]*[-_=])*([0-9]{1,18})")
 
 
 def judge(view: StepView) -> Judgement:
