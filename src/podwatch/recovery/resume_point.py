@@ -29,6 +29,7 @@ from podwatch.recovery.state import Phase
 from podwatch.recovery.state_in_journal import Memory
 from podwatch.system import procfs
 from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.trainer_handle import started_wall
 
 
 def opened(
@@ -104,7 +105,8 @@ class Lineages:
         left = departure(
             sets,
             lineage=lineage,
-            began_wall=handle.started_wall,
+            # A clock that was set back since: what the start has saved must not look older than the start itself.
+            began_wall=min(handle.started_wall, started_wall(handle.launcher, tools.clock)),
             resumed=named.step if named is not None else None,
             named_by=named.named_by if named is not None else "",
             stored=[p.step for p in published if p.lineage == lineage.id and p.wall < handle.started_wall],
