@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,25 @@ def test_remove_tree_counts_hardlinked_files_as_no_bytes(tmp_path: Path) -> None
     (tmp_path / "kept").hardlink_to(tmp_path / "t" / "f")
     assert PinnedTree([tmp_path]).remove_tree(tmp_path / "t").bytes == 0
     assert (tmp_path / "kept").stat().st_size == 8192
+
+
+def test_a_tree_of_any_depth_is_removed() -> None:
+    tmp_path = Path(tempfile.mkdtemp(dir="/dev/shm"))  # quick
+    (tmp_path / "deep").mkdir()
+    below = os.open(tmp_path / "deep", os.O_RDONLY)
+    for _ in range(600):
+        os.mkdir("d", dir_fd=below)
+        os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=below))
+        above, below = below, os.open("d", os.O_RDONLY, dir_fd=below)
+        os.close(above)
+    os.close(below)
+    top, done = os.open(tmp_path, os.O_RDONLY), files.Removed()
+    try:
+        files.remove_entry(top, "deep", "deep", os.fstat(top).st_dev, done, lambda _: None)
+    finally:
+        os.close(top)
+    assert (done.files, done.directories, done.problems) == (600, 601, [])
+    tmp_path.rmdir()
 
 
 MOUNTED = """

@@ -67,7 +67,7 @@ def replaced(tree: PinnedTree | None) -> str:
 
 # -- the files of one part ---------------------------------------------------------------------------------------------
 
-_MAX_DEPTH = 32
+MAX_DEPTH = 32
 """Maximum depth. No trainer nests deeper; a scan that reaches it is incomplete."""
 _TEMPORARY = re.compile(r"^\.tmp\w{6}$|\.tmp$")
 """safetensors 0.8 leaves ``.tmpXXXXXX`` files of full size behind when killed."""
@@ -193,10 +193,10 @@ class _Walk:
             return
         status = entry.stat(follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
-            if depth < _MAX_DEPTH:
+            if depth < MAX_DEPTH:
                 self.enter(entry.path, relative + "/", status, depth + 1)
             else:
-                self.error = self.error or f"{self.part}: directories are nested more than {_MAX_DEPTH} deep"
+                self.error = self.error or f"{self.part}: directories are nested more than {MAX_DEPTH} deep"
         elif stat.S_ISREG(status.st_mode):
             self._file(relative, status)
 
