@@ -256,7 +256,8 @@ class ResumeChooser:
                 if behind := tools.catalogue.out_of_reach:
                     why = f"step {max(behind)} seems to be behind a symbolic link, and podwatch follows no link"
                     fix = (
-                        "set trainer.checkpoint_dir to the directory that it points to, or run `podwatch start --fresh`"
+                        "move the checkpoint back to the place of the link, set trainer.checkpoint_dir to the directory"
+                        " that it points to, or run `podwatch start --fresh`"
                     )
                     raise NothingToResume(replace(choice, source="none", reason=why), fix)
                 self.failed_fetches = 0  # no checkpoint is here, so only the store can help: ask it again
