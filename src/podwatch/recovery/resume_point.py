@@ -162,6 +162,12 @@ FETCH_TRIES = 3
 """Failed downloads after which an older checkpoint on this pod is better: waiting for the store wastes GPU time."""
 
 
+BEHIND_A_LINK = (
+    "move the checkpoint back to the place of the link, set trainer.checkpoint_dir to the directory that it points to,"
+    " or run `podwatch start --fresh`"
+)
+
+
 class StoreUnknown(PodwatchError):  # noqa: N818
     """No usable checkpoint is here and the store did not answer: a fresh start could discard the run."""
 
@@ -255,11 +261,7 @@ class ResumeChooser:
             if choice.source == "fresh":
                 if behind := tools.catalogue.out_of_reach:
                     why = f"step {max(behind)} seems to be behind a symbolic link, and podwatch follows no link"
-                    fix = (
-                        "move the checkpoint back to the place of the link, set trainer.checkpoint_dir to the directory"
-                        " that it points to, or run `podwatch start --fresh`"
-                    )
-                    raise NothingToResume(replace(choice, source="none", reason=why), fix)
+                    raise NothingToResume(replace(choice, source="none", reason=why), BEHIND_A_LINK)
                 self.failed_fetches = 0  # no checkpoint is here, so only the store can help: ask it again
                 if trouble and not await self._store_must_be_empty():
                     raise StoreUnknown(
