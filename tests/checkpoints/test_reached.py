@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
+from podwatch.checkpoints.layouts import custom
+from podwatch.checkpoints.layouts.base import Site
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
 from podwatch.checkpoints.scan import first_link
+from podwatch.config.settings import CustomLayoutSettings
 from podwatch.daemon.own_findings import linked_findings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import HostError
@@ -67,7 +70,55 @@ def test_checkpoints_behind_a_link_are_none(out: Path, tmp_path: Path) -> None:
 def test_a_link_further_down(out: Path, tmp_path: Path, segment: str) -> None:
     place = out / "checkpoints" / segment
     behind_a_link(place, tmp_path / "other")
-    assert not any(s.complete for s in Bench(out).settle().values())
+    bench = Bench(out)
+    (found,) = bench.settle().values()
+    assert (found.complete, found.unclear) == (False, True), "a start asks before it starts fresh"
+    assert f"{place} is a symbolic link" in found.reason
+    assert bench.catalogue.problem == ""
+
+
+@pytest.mark.parametrize("name", ["ckpt_10", "checkpoint-10", "10", "epoch=1-step=10.ckpt", "iter_0000010"])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_checkpoint_that_was_moved_and_linked_is_out_of_reach(tmp_path: Path, name: str, there: bool) -> None:
+    """Also where the disk that it was moved to is not mounted. A link to another checkpoint here is none."""
+    out, kind = tmp_path / "out", CustomLayoutSettings(step_dir="ckpt_{step}")
+    (out / "ckpt_5").mkdir(parents=True)
+    (out / "ckpt_5" / "model.bin").write_bytes(b"x")
+    (out / "ckpt_7").symlink_to("ckpt_5")
+    (out / "Qwen3-8").symlink_to(tmp_path)
+    if there:
+        (tmp_path / "moved").mkdir()
+    (out / name).symlink_to(tmp_path / "moved")
+    layout = custom.KIND.make(Site(out, custom=kind))
+    catalogue = Catalogue(layout, ManualClock(), settle=5.0, settle_weak=60.0)
+    catalogue.rescan()
+    assert catalogue.out_of_reach == {10}
+    assert catalogue.linked == (out / name,)
+
+
+def test_a_file_that_was_moved_and_linked_makes_an_unclear_checkpoint(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "ckpt_5").mkdir(parents=True)
+    (out / "ckpt_5" / "rng.bin").write_bytes(b"x")
+    kind = CustomLayoutSettings(step_dir="ckpt_{step}", required=("model.bin",))
+    clock = ManualClock()
+    catalogue = Catalogue(custom.KIND.make(Site(out, custom=kind)), clock, settle=5.0, settle_weak=60.0)
+
+    def found() -> CheckpointSet:
+        catalogue.rescan()
+        clock.advance(10_000)
+        (one,) = catalogue.rescan()
+        return one
+
+    assert not found().unclear
+    (out / "ckpt_5" / "model.bin").symlink_to(tmp_path / "elsewhere.bin")
+    assert found().unclear
+    assert not found().complete
+    (out / "ckpt_5" / "model.bin").unlink()
+    (out / "ckpt_5" / "model.bin").write_bytes(b"x")
+    assert found().complete, "and again once the file is back"
+    (out / "ckpt_5" / "base").symlink_to("/models/base")
+    assert found().complete, "a link beside a whole checkpoint does not matter"
 
 
 def test_links_above_the_root_are_the_operators(out: Path, tmp_path: Path) -> None:

@@ -73,6 +73,22 @@ def test_secrets_are_known_by_their_name(name: str, value: str, form: str) -> No
     assert marker not in scrub(form.format(n=name, v=marker))
 
 
+SHOWN = ["{{b'{n}': b'{v}'}}", "('{n}', '{v}')", "['t.py', '--{n}', '{v}']", "{n}=SecretStr('{v}')", "{n}: >-\n  {v}",
+         "{n}=['{v}', '{v}']", "| {n} | {v} |", "{n} -> {v}", "{n} is {v}", "- name: {n}\n  value: {v}",
+         '{{"name": "{n}", "value": "{v}"}}', "\x1b[1m{n}\x1b[0m=\x1b[33m{v}\x1b[0m",
+         "'{n}': \x1b[32m'{v}'\x1b[0m"]  # fmt: skip
+"""How programs show an environment, a command or a configuration."""
+
+
+@settings(max_examples=examples(120))
+@given(NAMES, st.text(ALNUM, min_size=8, max_size=40), st.sampled_from(SHOWN))
+def test_secrets_are_known_by_their_name_as_programs_show_it(name: str, value: str, form: str) -> None:
+    marker = "Zq7" + value + "9qZ"
+    once = scrub(form.format(n=name, v=marker))
+    assert marker not in once
+    assert scrub(once) == once
+
+
 def encoded(secret: str) -> dict[str, str]:
     data = secret.encode()
     return {
@@ -84,6 +100,7 @@ def encoded(secret: str) -> dict[str, str]:
         "repr": repr([secret]),
         "shell": shlex.quote(secret),
         "hex": data.hex(),
+        "capital hex": data.hex().upper(),
         **{
             f"base64 after {n} bytes": coder(b"x" * n + data + b"y" * n).decode()
             for n in range(4)
@@ -182,6 +199,9 @@ def test_scrubbing_twice_changes_nothing(text: str) -> None:
         "commit 0060bc56d46589041c1048efd1a397421b1142b5",
         "sort_key=reward, primary key: step 00000040, cache_key=checkpoint-40-trainer",
         "podwatch check -u root; ps -u trainer",
+        "Missing keys: ['lm_head.key', 'model.layers.0.key.weight'], unused: ['token', 'tokenizer']",
+        "| token | count | password | login |",
+        "the password is wrong, the token is expired, key: [0.1, 2] key=len(x)",
     ],
 )
 def test_ordinary_lines_stay(text: str) -> None:
@@ -294,6 +314,9 @@ def test_urls_and_headers() -> None:
         "https://discord.com/api/webhooks/1/pa55word",
         "https://h/x?signature=1&access_token=pa55word#f",
         "GET /heartbeat/pa55word/trainer",
+        "https://b.s3.amazonaws.com/k?X-Amz-Date=1&X-Amz-Signature=pa55word",
+        "https://a.blob.core.windows.net/c?sv=1&sig=pa55word",
+        "machine api.wandb.ai\n  login user\n  password pa55word",
     ):
         assert "pa55word" not in scrub(text), text
 
@@ -425,6 +448,11 @@ def test_documents_are_scrubbed_by_key_and_by_value() -> None:
     document = {
         "api_key": "abc",
         "a": ["planted-value-1", {"b": "--token x1y2"}],
+        "api_keys": ["x1y2", None],
+        "pin_secret": 123456789,
+        "env": [{"name": "HF_TOKEN", "value": "x1y2"}, ["HF_TOKEN", "x1y2"]],
+        "argv": ["t.py", "--api-key", "x1y2"],
+        "credentials": {"user": "max", "one": "a1b2-c3d4"},
         "n": 3,
         "planted-value-1": None,
         "ok": True,
@@ -432,6 +460,11 @@ def test_documents_are_scrubbed_by_key_and_by_value() -> None:
     assert scrub_all(document) == {
         "api_key": MASK,
         "a": [MASK, {"b": f"--token {MASK}"}],
+        "api_keys": [MASK, None],
+        "pin_secret": MASK,
+        "env": [{"name": "HF_TOKEN", "value": MASK}, ["HF_TOKEN", MASK]],
+        "argv": ["t.py", "--api-key", MASK],
+        "credentials": {"user": "max", "one": MASK},
         "n": 3,
         MASK: None,
         "ok": True,
@@ -449,7 +482,8 @@ def test_a_value_registered_later_is_found_in_a_text_that_was_scrubbed_before() 
     "unit",
     ["a", "a-", "key", "api_key=", "-", "key: ", "://", " ", "--key ", "\\", "-----BEGIN PRIVATE KEY-----",
      "-----END PRIVATE KEY-----\n", "A" * 20 + "\n", "authorization: ", "a@://", "key='", "basic  ", "?a", "-u ", "x\n",
-     "\x1b[",     "[ ", "a:/", "eyJ", "%41", "Cookie: ", '\\"', "key = "],
+     "key, ", "key=", "key is ", "login a ", "key=a(", "key=['", "key\x1b[1m", "key: >\n", "'key', '", "\x1b[", "[ ",
+     "a:/", "eyJ", "%41", "Cookie: ", '\\"', "key = "],
 )  # fmt: skip
 @pytest.mark.parametrize("end", ["", "key", "\napi_key=x -----END PRIVATE KEY-----"])
 def test_no_text_takes_long(unit: str, end: str) -> None:

@@ -2,11 +2,13 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.event import EventName
+from podwatch.domain.process import TICKS_PER_SECOND
 from podwatch.domain.run import Lineage
 from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal
@@ -95,6 +97,34 @@ async def test_the_resume_step_in_its_command_opens_a_new_line(world: World) -> 
     die(world, candidate)
     assert await restarted_from(podwatch) == 110
     assert b"a.bin of 120" in world.contents(), "the old line's newest is in quarantine"
+
+
+async def test_a_clock_that_is_set_back_makes_no_save_an_earlier_one(world: World) -> None:
+    """Neither one that the operator's start has left, nor one of another run."""
+    podwatch = await stopped(world)
+    await by_hand(podwatch, "--resume", "100")
+    opened, handle = lineage(podwatch), podwatch.recovery.handle
+    assert handle is not None
+    # a real process, but the world has a clock of its own
+    handle.launcher = replace(handle.launcher, start_ticks=int(world.clock.boottime() * TICKS_PER_SECOND))
+    podwatch.recovery.context.launched = handle.launcher
+    world.clock.offset -= 50_000.0
+    save(world, 105)
+    await look(podwatch)
+    save(world, 107)
+    await look(podwatch)
+    save(world, 110)
+    await look(podwatch)
+    assert lineage(podwatch) == opened
+    assert newest(podwatch) == 110
+    assert all(s.of_line for s in podwatch.catalogue.sets if s.step in (105, 107))
+    record = podwatch.record.current
+    assert record is not None
+    assert record.first_seen_wall > world.clock.wall()
+    (made,) = [s for s in podwatch.catalogue.sets if s.step == 110]
+    assert podwatch.recovery.context.owns(made)
+    older = replace(made, changed_wall=made.changed_wall - 100_000.0)
+    assert not podwatch.recovery.context.owns(replace(older, step=200))
 
 
 @pytest.mark.parametrize("flags", [(), ("--resume", "-1")])

@@ -4,6 +4,9 @@
 import errno
 import os
 import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -185,3 +188,47 @@ def test_remove_tree_counts_hardlinked_files_as_no_bytes(tmp_path: Path) -> None
     (tmp_path / "kept").hardlink_to(tmp_path / "t" / "f")
     assert PinnedTree([tmp_path]).remove_tree(tmp_path / "t").bytes == 0
     assert (tmp_path / "kept").stat().st_size == 8192
+
+
+def test_a_tree_of_any_depth_is_removed() -> None:
+    tmp_path = Path(tempfile.mkdtemp(dir="/dev/shm"))  # quick
+    (tmp_path / "deep").mkdir()
+    below = os.open(tmp_path / "deep", os.O_RDONLY)
+    for _ in range(600):
+        os.mkdir("d", dir_fd=below)
+        os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=below))
+        above, below = below, os.open("d", os.O_RDONLY, dir_fd=below)
+        os.close(above)
+    os.close(below)
+    top, done = os.open(tmp_path, os.O_RDONLY), files.Removed()
+    try:
+        files.remove_entry(top, "deep", "deep", os.fstat(top).st_dev, done, lambda _: None)
+    finally:
+        os.close(top)
+    assert (done.files, done.directories, done.problems) == (600, 601, [])
+    tmp_path.rmdir()
+
+
+MOUNTED = """
+import os, subprocess, sys
+from podwatch.system.files import Removed, remove_entry
+root = sys.argv[1]
+subprocess.run(["mount", "--bind", f"{root}/other", f"{root}/trash/step_5/weights"], check=True)
+trash, done = os.open(f"{root}/trash", os.O_RDONLY), Removed()
+remove_entry(trash, "step_5", "step_5", os.fstat(trash).st_dev, done, lambda _: None)
+print(done.problems)
+"""
+
+
+def test_a_removal_does_not_enter_a_bind_mount_of_the_same_filesystem(tmp_path: Path) -> None:
+    for name in ("trash/step_5/weights", "trash/step_5/optim", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "other/theirs").write_text("x")
+    command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", MOUNTED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("no right to mount")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['step_5/weights: Device or resource busy']\n"
+    assert (tmp_path / "other/theirs").read_text() == "x"
+    assert not (tmp_path / "trash/step_5/optim").exists()

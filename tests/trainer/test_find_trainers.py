@@ -1,5 +1,6 @@
 """Candidates: what counts as someone's training, judged on made-up pods and found on the real one."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from podwatch.domain.process import ProcessIdentity, ProcessRole
+from podwatch.domain.secrets import MASK, scrub
 from podwatch.domain.snapshot import Supervision
 from podwatch.system import procfs
 from podwatch.trainer import find_trainers
@@ -284,7 +286,9 @@ async def test_a_real_launcher_is_found_attached_and_stopped(pod: Pod) -> None:
     script.chmod(0o755)
     launcher = pod.launcher()
     with (
-        subprocess.Popen(["setsid", str(script)], cwd="/") as person,
+        subprocess.Popen(
+            ["setsid", str(script), "--api-key", "x1y2z3a4"], cwd="/", env={**os.environ, "HF_TOKEN": "p5q6r7s8"}
+        ) as person,
         subprocess.Popen(["tail", "-f", str(save)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as tail,
     ):
         try:
@@ -298,7 +302,9 @@ async def test_a_real_launcher_is_found_attached_and_stopped(pod: Pod) -> None:
             assert len(mine) == 1, found
             assert (await launcher.look()).candidates == ()
             assert mine[0].launcher.pid == person.pid, "the test above it is no part of the tree"
+            assert "x1y2z3a4" in scrub("refused: x1y2z3a4")
             handle = await launcher.attach(mine[0])
+            assert scrub("refused: x1y2z3a4, p5q6r7s8") == f"refused: {MASK}, {MASK}", "it prints its own secrets"
             assert handle.supervision is Supervision.ATTACH
             assert handle.start_id == f"attach-{person.pid}-{mine[0].launcher.start_ticks}"
             assert await handle.exit_status() is None

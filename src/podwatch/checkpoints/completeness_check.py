@@ -321,6 +321,8 @@ class CompletenessChecker:
         known = seen.before
         if known is None or seen.error:
             return None
+        if not known.set.complete and any(s.outside for s in seen.scans):
+            return None  # a link changes no file
         if known.others != seen.others and not (known.settled and alike(known.others, seen.others)):
             return None
         guard = self._guard(seen.scans, known.judgement)
@@ -353,6 +355,10 @@ class CompletenessChecker:
             return replace(judgement, whole=False, damaged=False, pending=False, remainder=True, reason=reason)
         if lost := self._ledger.lost(seen.step, own):
             return replace(judgement, whole=False, damaged=True, reason=lost)
+        outside = next((s.outside for s in seen.scans if s.outside and s.found.part.required), "")
+        if outside and not judgement.whole:  # what it lacks can be behind the link
+            reason = f"{judgement.reason} ({outside} is a symbolic link, and podwatch does not follow it)"
+            return replace(judgement, unreadable=True, damaged=False, reason=reason)
         return judgement
 
     def _state(self, seen: _Seen, known: Known | None, judgement: Judgement) -> Known:

@@ -30,7 +30,7 @@ from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts.base import Judgement, Layout, PartDir, PartFiles
 from podwatch.checkpoints.other_nodes import OtherNodes
 from podwatch.checkpoints.reboot_check import Memory, NoMemory, RebootCheck
-from podwatch.checkpoints.scan import replaced, without_linked
+from podwatch.checkpoints.scan import linked_out, replaced, without_linked
 from podwatch.checkpoints.settle_time import SettleTimes, slow_to_show
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, HeldAs, SymlinkEntry, newest_complete
 from podwatch.domain.errors import HostError
@@ -264,7 +264,9 @@ class Catalogue:
             try:
                 roots = tuple((str(p), *stamp(str(p))) for p in (*self._layout.watch_roots(), self._layout.output_dir))
                 found = without_linked(self._layout, self._roots_known, self._layout.steps())
-                steps, self._linked, self._out_of_reach = found
+                steps, linked, behind = found
+                alone = {s: path for s, path in linked_out(self._layout, self._roots_known).items() if s not in steps}
+                self._linked, self._out_of_reach = (*linked, *alone.values()), behind | alone.keys()
             except OSError as error:
                 self._problem, self._listed = f"{error.filename or self._layout.output_dir}: {error.strerror}", None
                 return self.sets

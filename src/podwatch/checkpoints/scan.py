@@ -48,6 +48,30 @@ def without_linked(
     return {s: steps[s] for s in steps if s not in behind}, links, behind
 
 
+_STEP_NAMED = re.compile(
+    r"(?i)(?:.*[^a-z])?(?:step|checkpoint|ckpt|iter|iteration|epoch|state)s?[-_=.]?([0-9]{1,18})(?:[-_.][^0-9]*)?"
+    r"|([0-9]{1,18})"
+)
+"""A name that is a step's in some layout."""
+
+
+def linked_out(layout: Layout, roots: Sequence[Path]) -> Mapping[int, Path]:
+    """Step -> a link with a step's name that leads out of the roots, or nowhere: a checkpoint that was moved to another
+    disk. Blocks."""
+    real = [Path(os.path.realpath(root)) for root in roots]
+    found: dict[int, Path] = {}
+    for place in dict.fromkeys(layout.watch_roots()):
+        try:
+            with os.scandir(place) as entries:
+                links = [(m, e.path) for e in entries if (m := _STEP_NAMED.fullmatch(e.name)) and e.is_symlink()]
+        except OSError:
+            continue
+        for match, path in links:
+            if not any(_under(Path(os.path.realpath(path)), root) for root in real):
+                found[int(match[1] or match[2])] = Path(path)
+    return found
+
+
 def _under(path: Path, link: Path) -> bool:
     return path == link or link in path.parents
 
@@ -67,7 +91,7 @@ def replaced(tree: PinnedTree | None) -> str:
 
 # -- the files of one part ---------------------------------------------------------------------------------------------
 
-_MAX_DEPTH = 32
+MAX_DEPTH = 32
 """Maximum depth. No trainer nests deeper; a scan that reaches it is incomplete."""
 _TEMPORARY = re.compile(r"^\.tmp\w{6}$|\.tmp$")
 """safetensors 0.8 leaves ``.tmpXXXXXX`` files of full size behind when killed."""
@@ -80,12 +104,14 @@ long as training runs: a checkpoint that contains them would never settle."""
 class Scan:
     """``directories`` are (path, mtime_ns, inode) of every scanned directory: while these stay the same, no entry was
     added, removed or renamed. ``changed_ns`` is the newest ctime, which copies cannot set back. ``error``: not
-    everything could be read."""
+    everything could be read. ``outside``: a link on the way to it, or one in it that leads out, which podwatch does not
+    follow."""
 
     found: PartFiles
     directories: tuple[tuple[str, int, int], ...] = ()
     changed_ns: int = 0
     error: str = ""
+    outside: str = ""
 
 
 def is_temporary(path: str) -> bool:
@@ -95,12 +121,11 @@ def is_temporary(path: str) -> bool:
 
 
 def scan_part(part: PartDir, roots: Sequence[Path] = ()) -> Scan:
-    """Read one part's tree. A directory that is absent, vanishes or is a symlink gives ``present=False``; so does one
-    behind a link, which for a required part is also an error."""
-    link = first_link(part.path.parent, roots)
+    """Read one part's tree. A directory that is absent or vanishes gives ``present=False``; so does a link, or one
+    behind a link."""
+    link = first_link(part.path.parent if part.names else part.path, roots)
     if link is not None:
-        why = f"{part.name}: {link} is a symbolic link" if part.required else ""
-        return Scan(PartFiles(part, present=False), error=why)
+        return Scan(PartFiles(part, present=False), outside=str(link))
     try:
         # A directory shared by many steps is the output directory or inside it, and that can be a link.
         status = (part.path.stat if part.names else part.path.lstat)()
@@ -117,7 +142,7 @@ def scan_part(part: PartDir, roots: Sequence[Path] = ()) -> Scan:
         walk.enter(str(part.path), "", status, 0)
     present = bool(not part.names or walk.files or walk.directories)
     found = PartFiles(part, present, tuple(sorted(walk.files, key=_by_path)), tuple(sorted(walk.symlinks)))
-    return Scan(found, tuple(walk.directories), walk.changed_ns, walk.error)
+    return Scan(found, tuple(walk.directories), walk.changed_ns, walk.error, walk.outside)
 
 
 def _by_path(file: FileEntry) -> str:
@@ -131,7 +156,7 @@ class _Walk:
         self.symlinks: list[SymlinkEntry] = []
         self.directories: list[tuple[str, int, int]] = []
         self.changed_ns = 0
-        self.error = ""
+        self.error = self.outside = ""
 
     def enter(self, path: str, inside: str, status: os.stat_result, depth: int) -> None:
         self.directories.append((path, status.st_mtime_ns, status.st_ino))
@@ -190,13 +215,15 @@ class _Walk:
             resolved = posixpath.normpath(posixpath.join(posixpath.dirname(relative), target))
             if not target.startswith("/") and resolved != ".." and not resolved.startswith("../"):
                 self.symlinks.append(SymlinkEntry(relative, self.part, target))
+            else:
+                self.outside = self.outside or f"{self.part}/{relative}"
             return
         status = entry.stat(follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
-            if depth < _MAX_DEPTH:
+            if depth < MAX_DEPTH:
                 self.enter(entry.path, relative + "/", status, depth + 1)
             else:
-                self.error = self.error or f"{self.part}: directories are nested more than {_MAX_DEPTH} deep"
+                self.error = self.error or f"{self.part}: directories are nested more than {MAX_DEPTH} deep"
         elif stat.S_ISREG(status.st_mode):
             self._file(relative, status)
 

@@ -39,7 +39,7 @@ def linked_findings(linked: Sequence[Path], *, since: float) -> tuple[Finding, .
             Severity.WARNING,
             f"{link} is a symbolic link: podwatch does not guard, back up or resume from the checkpoints behind it",
             since,
-            "set trainer.checkpoint_dir to the directory that it leads to",
+            "set trainer.checkpoint_dir to the directory that it leads to; or, if it is one checkpoint, move that back",
         )
         for link in linked
     )

@@ -270,7 +270,10 @@ def _forms(value: str) -> set[str]:
         repr(value)[1:-1],
         value.replace("'", "'\"'\"'"),
         data.hex(),
+        data.hex().upper(),
     }
+    if len(value) >= _CUT_FROM:
+        forms |= {value.upper(), value.lower()}
     forms |= {re.sub(r"%[0-9A-F]{2}", lambda m: m[0].lower(), form) for form in forms if "%" in form}
     return forms
 
@@ -446,11 +449,31 @@ _SCHEME = _later(r"(?i)(?<![A-Za-z0-9])(?P<scheme>Bearer|Basic)\s+[A-Za-z0-9._~+
 _NAME = r"(?P<name>[A-Za-z0-9_.\-]++)"
 _VALUE = _later(r"(?<=\")(?:[^\"\\\n]|\\[^\"'\n])*+|(?<=')(?:[^'\\\n]|\\[^\"'\n])*+|[^\s,;&\"'}\])\\]++")
 # A name matches as a whole or not at all: matching from each of its letters would take minutes for a long one.
-_NAMED = _later(rf"(?<![A-Za-z0-9_.\-]){_NAME}\\*[\"']?\s*+(?:=>|:=|[=:])\s*+\\*[\"']?")
-_FLAG = _later(rf"(?<![A-Za-z0-9_.\-])(?=--?[A-Za-z]){_NAME}\s++(?!-)[\"']?")
+_COLOURS = r"(?:\x1b\[[0-9;]*+m)*+"
+_OPENS = (
+    rf"{_COLOURS}(?:[A-Za-z_][A-Za-z0-9_.]{{0,40}}+\()?+(?:\[(?!removed\]))?+"
+    rf"(?:\\*[bBuUrR]?\\*[\"'])?{_COLOURS}"
+)
+"""The beginning of a value: its colour, a call or a list around it, and its quote."""
+_NAMED = _later(
+    rf"(?<![A-Za-z0-9_.\-]){_NAME}\\*[\"']?{_COLOURS}\s*+(?:=>|:=|[=:])(?:\s*+[>|][+-]?[ \t]*+\n)?\s*+{_OPENS}"
+)
+_FLAG = _later(rf"(?<![A-Za-z0-9_.\-])(?=--?[A-Za-z]){_NAME}(?:\s++(?!-)[\"']?|\\*[\"']\s*+,\s*+\\*[\"'](?!--))")
+_BESIDE = _later(
+    rf"(?<![A-Za-z0-9_.\-]){_NAME}{_COLOURS}(?:\\*[\"']\s*+,\s*+(?:\\*[\"']?value\\*[\"']?\s*+:)?"
+    rf"|\s*+(?:->|→|\||│)|\s++is\s|\n\s*+value:)\s*+{_OPENS}"
+)
+"""A name with its value beside it: a pair, a cell of a table, an entry of a Kubernetes environment."""
+_JUDGED = 512
+"""Characters of a value that are examined."""
+_NEXT = _later(r"\\*[\"']\s*+,\s*+\\*[bBuUrR]?\\*[\"']")
+"""Between two values of a list."""
+_LOGIN = _later(r"(?P<before>\blogin\s++\S++\s++password\s++)\S++")
 _CURL_USER = _later(r"(?P<flag>(?<!\S)(?:-u|--user|--proxy-user)[ =]+[\"']?)(?P<user>[^\s:\"'/]+:)[^\s\"']+")
 
 
+_SIGNATURES = frozenset({"signature", "sig", "x-amz-signature", "x-goog-signature", "x-oss-signature"})
+"""Of presigned addresses: who has one can use the address."""
 _QUERY = _later(r"(?<=[?&;])(?P<name>[A-Za-z0-9_.\-]++)(?P<between>=)(?P<value>[^&\s\"'#;]++)")
 
 
@@ -460,6 +483,14 @@ def _hidden_in_text(name: str, value: str) -> bool:
         return _hides(name, value)
     strength = name_strength(name)
     return strength > 0 and not _nothing(value) and (strength == 2 or _looks_random(value))
+
+
+def _hidden_beside(name: str, value: str) -> bool:
+    """Stricter still: a name in a list or a table often stands beside text that is no value of it."""
+    strength = name_strength(name)
+    if len(value) < MIN_SECRET or not strength or _ordinary(value):
+        return False
+    return strength == 2 or _looks_random(value)
 
 
 _Hides = Callable[[str, str], bool]
@@ -472,14 +503,23 @@ def _without_values(text: str, before: re.Pattern[str], hidden: _Hides) -> str:
     kept, done, at = [], 0, 0
     while found := before.search(text, at):
         at = found.end()
-        if name_strength(found["name"]) and (value := _VALUE.match(text, at)) and hidden(found["name"], value[0]):
+        if not name_strength(found["name"]):
+            continue
+        listed = found[0].rstrip("\\bBuUrR\"'").endswith("[")
+        # The first part decides: judging a long value again for each name in it would take minutes.
+        while (first := _VALUE.match(text, at, at + _JUDGED)) and hidden(found["name"], first[0]):
+            whole = _VALUE.match(text, at) or first
             kept += [text[done:at], MASK]
-            done = at = value.end()
+            done = at = whole.end()
+            if not listed or (more := _NEXT.match(text, at)) is None:
+                break
+            at = more.end()
     return "".join([*kept, text[done:]]) if kept else text
 
 
 def _queried(found: re.Match[str]) -> str:
-    hidden = name_strength(found["name"]) and not _nothing(found["value"])
+    name = found["name"].lower()
+    hidden = (name_strength(name) or name in _SIGNATURES) and not _nothing(found["value"])
     return f"{found['name']}={MASK}" if hidden else found[0]
 
 
@@ -523,6 +563,8 @@ def _block_without_shapes(text: str) -> str:
         text = _QUERY.sub(_queried, text)
         text = _without_values(text, _NAMED, _hidden_in_text)
         text = _without_values(text, _FLAG, _hides)
+        text = _without_values(text, _BESIDE, _hidden_beside)
+        text = _LOGIN.sub(rf"\g<before>{MASK}", text)
     return _SHAPES.sub(MASK, text)
 
 
@@ -570,7 +612,14 @@ def scrub_all(value: Any) -> Any:
         case str():
             return scrub(value)
         case Mapping():
-            return {scrub(str(k)): scrub_field(str(k), v) for k, v in value.items()}
+            names = {"value": value["name"]} if isinstance(value.get("name"), str) else {}
+            return {scrub(str(k)): scrub_field(names.get(k) or str(k), v) for k, v in value.items()}
+        case list() | tuple() if any(isinstance(v, str) and v.startswith("-") for v in value) and all(
+            isinstance(v, str) for v in value
+        ):
+            return list(scrub_argv(value))
+        case list() | tuple() if len(value) == 2 and isinstance(value[0], str):
+            return [scrub(value[0]), scrub_field(value[0], value[1])]
         case list() | tuple() | set() | frozenset():
             return [scrub_all(v) for v in value]
     return scrub(str(value))
@@ -578,9 +627,22 @@ def scrub_all(value: Any) -> Any:
 
 def scrub_field(name: str, value: Any) -> Any:
     """``value`` scrubbed, or removed if ``name`` is a secret name."""
-    if isinstance(value, str) and name_strength(name) == 2 and not _nothing(value):
-        return MASK
+    if name_strength(name) == 2:
+        match value:
+            case bool() | float() | None:
+                return value
+            case str() | int() | bytes():
+                return value if _nothing(str(value)) else MASK
+            case list() | tuple() | set() | frozenset():
+                return [scrub_field(name, item) for item in value]
+            case Mapping():
+                return {scrub(str(k)): scrub_field(str(k) if _is_said(v) else name, v) for k, v in value.items()}
     return scrub_all(value)
+
+
+def _is_said(value: Any) -> bool:
+    """Whether a value below a secret name is no secret: a user, a host, a path, a number."""
+    return isinstance(value, int | float) or (isinstance(value, str) and _ordinary(value))
 
 
 _IS_FLAG = _later(r"--[A-Za-z][A-Za-z0-9_.\-]*(?:=.*)?|-[A-Za-z]", re.S)

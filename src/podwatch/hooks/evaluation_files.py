@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import pwd
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from podwatch.config.settings import EvaluationSettings
 from podwatch.config.units import format_size
 from podwatch.domain.errors import HostError
 from podwatch.policy import evaluation as policy
-from podwatch.system.files import DIRECTORY_FLAGS
+from podwatch.system.files import DIRECTORY_FLAGS, Removed, remove_entry
 
 RESULT_BYTES: Final = 4 << 20
 MOST_ENTRIES: Final = 2000
@@ -87,9 +86,7 @@ def _opened(place: Path) -> Iterator[int]:
 
 def _remove(directory: int, name: str) -> None:
     """Links below it are removed, not followed."""
-    shutil.rmtree(name, ignore_errors=True, dir_fd=directory)
-    with contextlib.suppress(OSError):  # it is gone, or it was a file or a link
-        os.unlink(name, dir_fd=directory)
+    remove_entry(directory, name, name, os.fstat(directory).st_dev, Removed(), lambda _: None)
 
 
 def _owner(user: str) -> tuple[int, int] | None:
@@ -123,15 +120,16 @@ def metrics_of(output: Path, tail: str) -> dict[str, float]:
 def _newest_first(output: Path) -> Iterator[Path]:
     found: list[tuple[float, Path]] = []
     seen = 0
-    for root, _, names in os.walk(output):
-        for name in names:
-            seen += 1
-            if seen > MOST_ENTRIES:
-                break
-            if name.startswith("results") and name.endswith(".json"):
-                path = Path(root, name)
-                with contextlib.suppress(OSError):
-                    found.append((path.lstat().st_mtime, path))
+    with contextlib.suppress(RecursionError):  # a tree that is hundreds deep: what is above that counts
+        for root, _, names in os.walk(output):
+            for name in names:
+                seen += 1
+                if seen > MOST_ENTRIES:
+                    break
+                if name.startswith("results") and name.endswith(".json"):
+                    path = Path(root, name)
+                    with contextlib.suppress(OSError):
+                        found.append((path.lstat().st_mtime, path))
     yield from (path for _, path in sorted(found, reverse=True))
 
 

@@ -69,10 +69,15 @@ def departure(
 
 
 def is_earlier(found: CheckpointSet, earlier: Iterable[EarlierSave]) -> bool:
-    """Whether this checkpoint was left behind. A step that was saved again belongs to the lineage that saved it."""
+    """Whether this checkpoint was left behind. A step that was saved again belongs to the lineage that saved it: the id
+    shows that, and where one was never complete the time, which a clock that is set back makes doubtful."""
     return any(
         one.step == found.step
-        and ((found.save_id != "" and found.save_id == one.save_id) or found.changed_wall <= one.changed_wall)
+        and (
+            found.save_id == one.save_id
+            if found.save_id and one.save_id and found.changed_wall != one.changed_wall
+            else found.changed_wall <= one.changed_wall
+        )
         for one in earlier
     )
 

@@ -15,6 +15,7 @@ from podwatch.detection.one_finding_per_failure import Healing
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.run import Mutation, RunRecord
 from podwatch.domain.snapshot import Desired, ProgressSample, ProgressSource, Snapshot, Supervision
 from podwatch.journal import Journal
@@ -27,6 +28,7 @@ from podwatch.recovery.state import Phase, Tools
 from podwatch.recovery.state_in_journal import Memory
 from podwatch.system.clock import Clock
 from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.trainer_handle import started_wall
 
 MAX_SAMPLES = 64
 LOADED_ABOVE_BASE = 2 << 30
@@ -161,6 +163,8 @@ class RecoveryContext:
         """Monotonic time at which the last trainer was released; 0 before that."""
         self.looked_out_at = self.command_looked_at = float("-inf")
         """Monotonic times of the last check for an operator's start, and of the last comparison of the command."""
+        self.launched: ProcessIdentity | None = None
+        """The launcher of the last start that podwatch watched."""
         self.seen_here = False
         """A trainer of this run was found on this pod, alive or ended, or an operation on one was interrupted."""
         self.failure: OpenFailure | None = None
@@ -272,6 +276,7 @@ class RecoveryContext:
 
     def watch(self, handle: TrainerHandle, attempt: Attempt, *, adopted: bool = False) -> None:
         self.handle, self.attempt, self.seen_here = handle, attempt, True
+        self.launched = handle.launcher
         clock = self.tools.clock
         self.adopted, self.changed_at = adopted, clock.monotonic() - max(0.0, clock.wall() - handle.started_wall)
         if handle.supervision is Supervision.ATTACH:
@@ -299,11 +304,19 @@ class RecoveryContext:
         if record is None:
             return False
         return Ownership(
-            record.first_seen_wall,
+            self._guarded_since(record, found),
             record.last_start.step if record.last_start is not None else None,
             self.fetched,
             self.memory.adopted,
         ).owns(found)
+
+    def _guarded_since(self, record: RunRecord, found: CheckpointSet) -> float:
+        """Return since when podwatch guards the run, in the time that ``found`` was saved in. Where the clock was set
+        back since, saves of the last start look older than the record."""
+        wall = self.tools.clock.wall()
+        if self.launched is None or wall >= record.first_seen_wall or found.changed_wall > wall:
+            return record.first_seen_wall
+        return min(record.first_seen_wall, started_wall(self.launched, self.tools.clock))
 
     async def rescan(self) -> tuple[CheckpointSet, ...]:
         return await self.tools.blocking(partial(self.tools.catalogue.rescan, writers_ended=self.writers_ended))

@@ -29,6 +29,7 @@ from podwatch.recovery.state import Phase
 from podwatch.recovery.state_in_journal import Memory
 from podwatch.system import procfs
 from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.trainer_handle import started_wall
 
 
 def opened(
@@ -104,7 +105,8 @@ class Lineages:
         left = departure(
             sets,
             lineage=lineage,
-            began_wall=handle.started_wall,
+            # A clock that was set back since: what the start has saved must not look older than the start itself.
+            began_wall=min(handle.started_wall, started_wall(handle.launcher, tools.clock)),
             resumed=named.step if named is not None else None,
             named_by=named.named_by if named is not None else "",
             stored=[p.step for p in published if p.lineage == lineage.id and p.wall < handle.started_wall],
@@ -158,6 +160,12 @@ MOST_OLDER = 50
 """Checkpoints in the store that are looked at for an older one: each costs some requests."""
 FETCH_TRIES = 3
 """Failed downloads after which an older checkpoint on this pod is better: waiting for the store wastes GPU time."""
+
+
+BEHIND_A_LINK = (
+    "move the checkpoint back to the place of the link, set trainer.checkpoint_dir to the directory that it points to,"
+    " or run `podwatch start --fresh`"
+)
 
 
 class StoreUnknown(PodwatchError):  # noqa: N818
@@ -253,10 +261,7 @@ class ResumeChooser:
             if choice.source == "fresh":
                 if behind := tools.catalogue.out_of_reach:
                     why = f"step {max(behind)} seems to be behind a symbolic link, and podwatch follows no link"
-                    fix = (
-                        "set trainer.checkpoint_dir to the directory that it points to, or run `podwatch start --fresh`"
-                    )
-                    raise NothingToResume(replace(choice, source="none", reason=why), fix)
+                    raise NothingToResume(replace(choice, source="none", reason=why), BEHIND_A_LINK)
                 self.failed_fetches = 0  # no checkpoint is here, so only the store can help: ask it again
                 if trouble and not await self._store_must_be_empty():
                     raise StoreUnknown(

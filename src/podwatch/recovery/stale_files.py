@@ -69,7 +69,7 @@ def remove_stale(paths: Iterable[Path]) -> tuple[Path, ...]:
                 shutil.rmtree(path)  # does not follow links
             else:
                 path.unlink()
-        except OSError:
+        except (OSError, RecursionError):  # a tree that is thousands deep
             continue
         gone.append(path)
     return tuple(gone)

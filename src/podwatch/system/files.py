@@ -222,44 +222,80 @@ Tick: TypeAlias = Callable[[Removed], None]
 """Called after every removed entry: sleeps to yield, or raises to stop."""
 
 
+_DEEP = 50
+"""A directory this deep is first moved up to the top: a tree can be thousands deep, and each level needs a descriptor
+and a call."""
+
+
 def remove_entry(parent_fd: int, name: str, shown: str, device: int, done: Removed, tick: Tick) -> None:
     """Remove a file or a tree, an entry of a directory that is open; ``shown`` is its name in a problem.
 
-    Never follows a symlink (links are removed, not their targets), never crosses into another mount (``device``).
+    Never follows a symlink (links are removed, not their targets), never crosses into another mount (``device``, and
+    the id of the mount: a bind mount can be of the same device).
     Continues after an entry that cannot be removed and reports it. An entry that is already gone is no problem.
     """
-    try:
-        status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
-        if stat.S_ISDIR(status.st_mode):
-            if status.st_dev != device:
+    removal = _Removal(parent_fd, device, done, tick)
+    removal.remove(parent_fd, name, shown, 0)
+    while removal.moved:
+        moved, shown = removal.moved.pop()
+        removal.remove(parent_fd, moved, shown, 0)
+
+
+class _Removal:
+    def __init__(self, top: int, device: int, done: Removed, tick: Tick) -> None:
+        self._top, self._device, self._done, self._tick = top, device, done, tick
+        self.moved: list[tuple[str, str]] = []
+        """(name in the top directory, name in a problem) of directories that were too deep."""
+
+    def remove(self, parent_fd: int, name: str, shown: str, depth: int) -> None:
+        done = self._done
+        try:
+            status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+            if not stat.S_ISDIR(status.st_mode):
+                os.unlink(name, dir_fd=parent_fd)
+                done.files += 1
+                if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                    done.bytes += status.st_blocks * 512  # what the disk really regains
+            elif status.st_dev != self._device:
                 done.problems.append(f"{shown}: another filesystem is mounted here")
                 return
-            _empty_directory(parent_fd, name, shown, device, done, tick)
-            os.rmdir(name, dir_fd=parent_fd)
-            done.directories += 1
-        else:
-            os.unlink(name, dir_fd=parent_fd)
-            done.files += 1
-            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
-                done.bytes += status.st_blocks * 512  # what the disk really regains
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        if error.errno != errno.ENOTEMPTY or not done.problems:  # the cause is reported already
-            done.problems.append(f"{shown}: {os.strerror(error.errno or 0)}")
-        return
-    tick(done)
+            elif depth >= _DEEP:
+                moved = f".deep-{secrets.token_hex(8)}"
+                rename_at(parent_fd, name, self._top, moved)
+                self.moved.append((moved, shown))
+                return
+            else:
+                self._empty(parent_fd, name, shown, depth)
+                os.rmdir(name, dir_fd=parent_fd)
+                done.directories += 1
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or not done.problems:  # the cause is reported already
+                done.problems.append(f"{shown}: {os.strerror(error.errno or 0)}")
+            return
+        self._tick(done)
+
+    def _empty(self, parent_fd: int, name: str, shown: str, depth: int) -> None:
+        fd = os.open(name, DIRECTORY_FLAGS, dir_fd=parent_fd)
+        try:
+            if mount_of(fd) != mount_of(parent_fd):
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+            with os.scandir(fd) as entries:
+                names = [entry.name for entry in entries]
+            for entry_name in names:
+                self.remove(fd, entry_name, f"{shown}/{entry_name}", depth + 1)
+        finally:
+            os.close(fd)
 
 
-def _empty_directory(parent_fd: int, name: str, shown: str, device: int, done: Removed, tick: Tick) -> None:
-    fd = os.open(name, DIRECTORY_FLAGS, dir_fd=parent_fd)
+def mount_of(descriptor: int) -> bytes:
+    """The id of the mount that this open file was reached through; empty where it cannot be read."""
     try:
-        with os.scandir(fd) as entries:
-            names = [entry.name for entry in entries]
-        for entry_name in names:
-            remove_entry(fd, entry_name, f"{shown}/{entry_name}", device, done, tick)
-    finally:
-        os.close(fd)
+        with open(f"/proc/self/fdinfo/{descriptor}", "rb") as info:  # noqa: PTH123
+            return next((line.split()[1] for line in info if line.startswith(b"mnt_id:")), b"")
+    except OSError:
+        return b""
 
 
 # -- locks -----------------------------------------------------------------------------------------------------------

@@ -15,11 +15,12 @@ from typing import BinaryIO, TypeVar
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import Busy, HostError, PermissionDenied, PodwatchError
 from podwatch.domain.process import ProcessIdentity
+from podwatch.domain.secrets import register_argv, register_named
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.system.files import atomic_write, read_small
-from podwatch.system.procfs import from_here, is_alive, patiently
+from podwatch.system.procfs import command, environment_items, from_here, is_alive, patiently
 from podwatch.trainer import find_trainers, keeper_client, process_tree
 from podwatch.trainer.base import Candidate, CannotExecute, Look, MayNotExecute, StartPlan
 from podwatch.trainer.environment import for_training
@@ -174,6 +175,8 @@ class KeeperLauncher:
     async def _adopt(self, record: KeeperRecord) -> KeptTrainer | None:
         """Return a handle for the trainer in the record; None if it never ran."""
         handle = KeptTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
+        if is_alive(record.launcher):
+            await self._call(_learn_secrets, record.launcher.pid)
         if is_alive(record.keeper):
             await self._wait_until_kept(record)
             # Was it released, or did it fail, in the meantime?
@@ -221,6 +224,7 @@ class KeeperLauncher:
         """Raises Busy when it has ended in the meantime."""
         if not is_alive(candidate.launcher):
             raise Busy(f"process {candidate.launcher.pid} has ended", fix="nothing: podwatch checks the pod again")
+        await self._call(_learn_secrets, candidate.launcher.pid)
         return AttachedTrainer(
             candidate.launcher,
             started_wall=started_wall(candidate.launcher, self._clock),
@@ -356,6 +360,13 @@ class KeeperLauncher:
 
     async def _call(self, fn: Callable[..., T], *args: object) -> T:
         return await self._worker.call(fn, *args, timeout=_CALL_DEADLINE)
+
+
+def _learn_secrets(pid: int) -> None:
+    """Register the secrets in the command and the environment of a trainer that another configuration or an operator
+    started: it prints them, too. Blocks."""
+    register_argv(command(pid))
+    register_named(dict(environment_items(pid)))
 
 
 def _start_error(plan: StartPlan, result: Mapping[str, object]) -> PodwatchError:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts import dcp, step_dirs, verl
+from podwatch.checkpoints.layouts import KINDS, dcp, hf, megatron, step_dirs, verl
 from podwatch.checkpoints.layouts.base import Kind, Site
 from podwatch.checkpoints.layouts.step_dirs import all_step_names
+from podwatch.config.settings import CustomLayoutSettings
 from podwatch.system.clock import SystemClock
 from tests.support.checkpoints import dcp_files
 
@@ -109,3 +110,28 @@ def test_siblings_that_were_deleted_since_the_last_look_are_replaced(tmp_path: P
         found = {s.step: s for s in catalogue.rescan()}
     assert not found[5].complete
     assert "optimizer is missing" in found[5].reason
+
+
+def test_digits_of_other_scripts_are_no_step(tmp_path: Path) -> None:
+    """They are digits to ``int`` as well, so such a directory would take the place of the real one."""
+    for digit in ("1\u0660", "\uff11\uff10", "1\u0966"):
+        for name in (
+            "checkpoint-{}",
+            "step_{}",
+            "global_step{}",
+            "ckpt_{}",
+            "iter_00000{}",
+            "step-{}",
+            "{}",
+            "x-step={}",
+        ):
+            (tmp_path / name.format(digit)).mkdir()
+            (tmp_path / f"{name.format(digit)}.pt").touch()
+            (tmp_path / f"{name.format(digit)}.ckpt").touch()
+    (tmp_path / "iter_00000000010").mkdir()  # one more name of step 10 that Megatron does not write
+    for name in sorted(KINDS):
+        layout = KINDS[name].make(Site(tmp_path, custom=CustomLayoutSettings(step_dir="ckpt_{step}")))
+        assert layout.steps() == {}, name
+        assert layout.ahead_of(5) == (), name
+    for step in (step_dirs.STEP, hf.CHECKPOINT, megatron.STEP):
+        assert step_dirs.step_names(tmp_path, step) == {}

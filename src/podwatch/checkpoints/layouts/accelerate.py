@@ -91,8 +91,8 @@ def _weights(inside: Inside) -> None:
 
 # -- layout ----------------------------------------------------------------------------------------------------------
 
-AUTOMATIC = re.compile(r"checkpoint_(0|[1-9]\d{0,17})")
-NAMED = re.compile(r"(?:step_|checkpoint-|checkpoint_)(0|[1-9]\d{0,17})")
+AUTOMATIC = re.compile(r"checkpoint_(0|[1-9][0-9]{0,17})")
+NAMED = re.compile(r"(?:step_|checkpoint-|checkpoint_)(0|[1-9][0-9]{0,17})")
 _RESUME = "--resume_from_checkpoint"
 
 

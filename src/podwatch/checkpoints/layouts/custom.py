@@ -20,7 +20,7 @@ from podwatch.checkpoints.layouts.step_dirs import Part, Rules, StepDirs, all_st
 from podwatch.config.settings import STEP_FIELD, CustomLayoutSettings
 from podwatch.domain.errors import ConfigurationError
 
-_NUMBER = r"(\d{1,18})"
+_NUMBER = r"([0-9]{1,18})"
 _STEP_LIKE = re.compile(r"[A-Za-z].*\d|\d+(?:\..*)?$")
 """A name that could be a step's."""
 _SHOWN = 3

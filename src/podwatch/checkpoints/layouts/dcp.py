@@ -5,8 +5,9 @@ or holding some (``model/``, ``optimizer/``).
 is written last, so the step is compared with other steps and the settle time is long.
 """
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from podwatch.checkpoints.formats import dcp
@@ -14,8 +15,9 @@ from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recogniti
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, all_step_names, is_plain_dir
+from podwatch.checkpoints.scan import MAX_DEPTH
 
-STEP = re.compile(r"(?:[A-Za-z][A-Za-z0-9]*[-_=])*(\d{1,18})")
+STEP = re.compile(r"(?:[A-Za-z][A-Za-z0-9]*[-_=])*([0-9]{1,18})")
 
 
 def judge(view: StepView) -> Judgement:
@@ -26,8 +28,7 @@ def judge(view: StepView) -> Judgement:
     if not folders:
         raise inside.fault(f"no {dcp.INDEX} and no shard yet")
     for sibling in view.siblings():
-        for folder in sorted(p.parent.relative_to(sibling).as_posix() for p in sibling.glob(f"**/{dcp.INDEX}")):
-            name = "" if folder == "." else folder
+        for name in sorted(_indexed(str(sibling))):
             if name not in folders:
                 raise inside.fault(f"{name or 'its own index'} is missing, which {sibling.name} has")
     tokens, leftovers, world = [], list[str](), None
@@ -46,6 +47,20 @@ def judge(view: StepView) -> Judgement:
         world_size=world,
         leftovers=tuple(leftovers),
     )
+
+
+def _indexed(directory: str, inside: str = "", depth: int = 0) -> Iterator[str]:
+    """Every directory below, by its relative path, that has an index; as deep as a scan reads."""
+    try:
+        with os.scandir(directory) as entries:
+            listed = list(entries)
+        if any(entry.name == dcp.INDEX for entry in listed):
+            yield inside
+        for entry in listed if depth < MAX_DEPTH else ():
+            if entry.is_dir(follow_symlinks=False):
+                yield from _indexed(entry.path, f"{inside}/{entry.name}" if inside else entry.name, depth + 1)
+    except OSError:
+        return
 
 
 def _belongs(directory: Path) -> bool:

@@ -170,7 +170,7 @@ def load_preset(command: Sequence[str]) -> Preset:
 
 # -- DeepSpeed alone ---------------------------------------------------------------------------------------------------
 
-STEP = re.compile(r"global_step(0|[1-9]\d{0,17})$")
+STEP = re.compile(r"global_step(0|[1-9][0-9]{0,17})$")
 LATEST = "latest"
 _TARGETS = ("--max-steps", "--max_train_steps", "--train_steps", "--num_training_steps")
 

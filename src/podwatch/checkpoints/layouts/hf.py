@@ -154,7 +154,7 @@ def _deepspeed(inside: Inside) -> deepspeed.Zero | None:
 
 # -- layout ----------------------------------------------------------------------------------------------------------
 
-CHECKPOINT = re.compile(r"^checkpoint-(0|[1-9]\d{0,17})$")
+CHECKPOINT = re.compile(r"^checkpoint-(0|[1-9][0-9]{0,17})$")
 _STATE_LIMIT = 64 << 20
 """Bytes. It holds every logged row of the run."""
 _PROGRAMS = ("axolotl", "llamafactory-cli", "swift", "trl")

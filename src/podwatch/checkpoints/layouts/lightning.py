@@ -35,7 +35,7 @@ from podwatch.checkpoints.layouts.step_dirs import Rules
 from podwatch.domain.trainer_log import EpochBar, TrainerLog
 
 META = "meta.pt"
-_NAME = re.compile(r"(?:^|[-_/])step=(\d{1,18})(?=\D|$)")
+_NAME = re.compile(r"(?:^|[-_/])step=([0-9]{1,18})(?=\D|$)")
 _LAST = re.compile(r"last(?:-v\d+)?\.ckpt")
 _PLACES = ("", "checkpoints", "*/checkpoints", "*/*/checkpoints")
 """dirpath itself; without a logger; ``<logger>/<version>/checkpoints``, also below a project directory."""

@@ -18,7 +18,7 @@ from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output, step_names
 from podwatch.domain.trainer_log import StepPattern, TrainerLog
 
-STEP = re.compile(r"iter_(\d{7,18})")
+STEP = re.compile(r"iter_([0-9]{7}|[1-9][0-9]{7,17})")
 TRACKER = "latest_checkpointed_iteration.txt"
 _COMMON = "common.pt"
 """Until Megatron core 0.16 the unsharded state; no index lists it."""

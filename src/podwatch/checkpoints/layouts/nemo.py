@@ -16,8 +16,8 @@ from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, all_step_names
 
-STEP = re.compile(r"(?:.*[-_.])?step=(\d{1,18})(?:[-_.](?!end$).*)?(?<!-end)(?<!-unfinished)(?<!\.ckpt)")
-_EXPORT = re.compile(r"(?:.*[-_.])?step=(\d{1,18})(?:[-_.].*)?-end")
+STEP = re.compile(r"(?:.*[-_.])?step=([0-9]{1,18})(?:[-_.](?!end$).*)?(?<!-end)(?<!-unfinished)(?<!\.ckpt)")
+_EXPORT = re.compile(r"(?:.*[-_.])?step=([0-9]{1,18})(?:[-_.].*)?-end")
 _MARK = "-unfinished"
 
 

@@ -51,7 +51,7 @@ def _also_ahead(root: Path, step: int | None) -> tuple[Path, ...]:
     limit = -1 if step is None else step
     found = []
     for prefix in ("tmp", "old"):
-        names = step_names(root, re.compile(rf"{prefix}_step_(0|[1-9]\d{{0,17}})$"))
+        names = step_names(root, re.compile(rf"{prefix}_step_(0|[1-9][0-9]{{0,17}})$"))
         found += [root / name for number, name in sorted(names.items()) if number > limit]
     return tuple(found)
 

@@ -21,8 +21,8 @@ from podwatch.checkpoints.layouts.shared_directory import Entry, Found, SharedDi
 from podwatch.checkpoints.layouts.shared_rules import StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, all_step_names
 
-STEP = re.compile(r"step_(0|[1-9]\d{0,17})")
-EPOCH = re.compile(r"epoch_(0|[1-9]\d{0,17})")
+STEP = re.compile(r"step_(0|[1-9][0-9]{0,17})")
+EPOCH = re.compile(r"epoch_(0|[1-9][0-9]{0,17})")
 MARKER = "COMPLETED"
 _SCRIPTS = ("finetune.py", "dpo_tune_cache.py")
 _MODULES = ("open_instruct.finetune", "open_instruct.dpo_tune_cache")

@@ -33,10 +33,10 @@ PPO_MODULES = ("openrlhf.cli.train_ppo_ray",)
 _ROLES = {"actor": "_actor", "critic": "_critic"}
 _METRIC = r"metric\.json"
 """Written by rank 0 at the end of the save; the trainer's rotation reads it, a load does not."""
-_TAG = re.compile(r"(?:best_)?global_step(0|[1-9]\d{0,17})$")
+_TAG = re.compile(r"(?:best_)?global_step(0|[1-9][0-9]{0,17})$")
 """A best tag also changes ``latest``."""
-_BEST = re.compile(r"best_global_step(0|[1-9]\d{0,17})$")
-_EXPORT = re.compile(r"(?:best_)?global_step(0|[1-9]\d{0,17})_hf$")
+_BEST = re.compile(r"best_global_step(0|[1-9][0-9]{0,17})$")
+_EXPORT = re.compile(r"(?:best_)?global_step(0|[1-9][0-9]{0,17})_hf$")
 
 
 def judge(view: StepView, *, critic: bool | None) -> Judgement:

@@ -18,10 +18,10 @@ from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, all_step_names
 from podwatch.system.files import opened
 
-STEP = re.compile(r"(?:.*_)?(\d{1,18})")
+STEP = re.compile(r"(?:.*_)?([0-9]{1,18})")
 COMMIT = "commit_success.txt"
 METADATA = "_CHECKPOINT_METADATA"
-_UNFINISHED = re.compile(r"(?:.*_)?(\d{1,18})\.orbax-checkpoint-tmp.*")
+_UNFINISHED = re.compile(r"(?:.*_)?([0-9]{1,18})\.orbax-checkpoint-tmp.*")
 _TELLING = (METADATA, COMMIT, "_METADATA", "manifest.ocdbt")
 _MANIFEST = bytes.fromhex("0cdb3a2a")
 """First bytes of an OCDBT manifest; then its length in eight, little end first."""

@@ -270,7 +270,7 @@ def judged(rule: Rule, view: StepView, rests_on: Iterable[Path] = ()) -> Judgeme
 # and write, so an empty or garbled tracker is being written: it never means step 0.
 
 TRACKER_LIMIT = 4096
-_NUMBER = re.compile(r"(?:0|[1-9]\d{0,17})")
+_NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,17})")
 
 
 def text(path: Path) -> str:

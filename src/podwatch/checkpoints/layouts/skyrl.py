@@ -30,7 +30,7 @@ from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output, step_names
 
-STEP = re.compile(r"global_step_(0|[1-9]\d{0,17})$")
+STEP = re.compile(r"global_step_(0|[1-9][0-9]{0,17})$")
 TRACKER = "latest_ckpt_global_step.txt"
 STATE = "trainer_state.pt"
 ASYNC = "fully_async_state.pt"

@@ -35,7 +35,7 @@ from podwatch.domain.errors import ConfigurationError
 # -- step directories by name ----------------------------------------------------------------------------------------
 # Names that are not exactly a step (``step_5.bad``, a ``step_latest`` link) are ignored.
 
-STEP = re.compile(r"^step_(0|[1-9]\d{0,17})$")
+STEP = re.compile(r"^step_(0|[1-9][0-9]{0,17})$")
 
 
 def step_names(root: Path, pattern: re.Pattern[str] = STEP) -> dict[int, str]:

@@ -18,7 +18,7 @@ from podwatch.checkpoints.layouts.shared_rules import WEIGHT_INDEXES, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output, step_names
 from podwatch.domain.trainer_log import StepPattern, TrainerLog
 
-STEP = re.compile(r"step-([1-9]\d{0,17})")
+STEP = re.compile(r"step-([1-9][0-9]{0,17})")
 _FLAG = "--checkpoint.load_step"
 _STATE = ("train_state", "optimizer")
 """A full save has these beside the model's own names."""

@@ -23,7 +23,7 @@ from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
 from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, inside_output, step_names
 from podwatch.domain.trainer_log import StepPattern, TrainerLog
 
-STEP = re.compile(r"global_step_(0|[1-9]\d{0,17})")
+STEP = re.compile(r"global_step_(0|[1-9][0-9]{0,17})")
 TRACKER = "latest_checkpointed_iteration.txt"
 _SHARD = re.compile(r"(model|optim|extra_state)_world_size_(\d+)_rank_(\d+)\.pt")
 _AUTOMODEL = re.compile(r"model/shard-\d+-model-\d+-of-\d+\.safetensors")
