@@ -131,9 +131,10 @@ class Operations:
         lines = tuple(self.context.tools.sensors.logs.last_lines(LOG_LINES_KEPT))
         tails = await self.failures.log_tails(lines)
         line = self.failures.find_log_line(failure, tails)
+        own = self.failures.lines_of_this_start(lines)
         decision = None
         if self.context.memory.counted != handle.start_id:
-            decision = await self.failures.count(handle.start_id, attempt, finding.kind, lines, explained_by=line)
+            decision = await self.failures.count(handle.start_id, attempt, finding.kind, own, explained_by=line)
         incident = await self.context.tools.journal.run(
             Journal.open_incident,
             str(finding.kind),
