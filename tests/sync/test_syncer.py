@@ -452,8 +452,8 @@ async def test_remote_retention(world: World, run: Run) -> None:
 
 
 async def test_a_store_that_opens_but_takes_no_upload_stays_in_trouble(b2: World, run: Run) -> None:
-    """Seen with a full store: it "worked again" at each attempt, so that the status was ok in between, and attempts came
-    every few seconds."""
+    """Seen with a full store: it "worked again" at each attempt, so that the status was ok in between, and attempts
+    came every few seconds."""
     assert b2.server is not None
     b2.write_set(5, size=1000, tiny=True)
     b2.scan()

@@ -102,7 +102,7 @@ def incidents(where: Where, incident_id: int | None, as_json: bool) -> None:
         click.echo("\n".join(incident_line(i, time.time()) for i in found) or NONE)
 
 
-NONE = "no incidents: no failure has stopped this run; `podwatch status` shows what else needs attention"
+NONE = "no incidents: podwatch has handled no failure of this run; `podwatch status` shows what needs attention"
 
 
 def fetch_incidents(where: Where, incident_id: int | None) -> list[dict[str, Any]]:

@@ -192,4 +192,9 @@ def _verdict_without_daemon(document: Document) -> str:
         return f"{guard}: training continues UNGUARDED"
     if lives is False:
         return f"{guard} and TRAINING IS NOT RUNNING"
-    return f"{guard}: training is UNGUARDED"
+    was = {
+        "stopped": "training was STOPPED",
+        "finished": "training was FINISHED",
+        **dict.fromkeys(("down", "recovering", "gave-up", "blocked"), "TRAINING WAS DOWN, nothing restarts it"),
+    }.get(str(section(document, "training").get("state")), "training is UNGUARDED")
+    return f"{guard}: {was}"

@@ -21,7 +21,9 @@ def stale(found: Found) -> dict[str, Any]:
     elif endpoint.stopped_wall is not None:
         kind = "podwatch-stopped"
         summary = f"podwatch was stopped {ago(now - endpoint.stopped_wall)}"
-        fix = _start_hint(endpoint.config_path)
+        training = document.get("training")
+        ended = isinstance(training, dict) and training.get("state") == "finished"
+        fix = "nothing, the run is finished" if ended else _start_hint(endpoint.config_path)
     else:
         kind = "podwatch-died"
         summary = f"podwatch (pid {endpoint.pid}) died{f', last seen {ago(now - seen)}' if seen else ''}"

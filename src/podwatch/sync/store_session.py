@@ -91,7 +91,7 @@ class StoreSession:
         self.failures = 0
         """Tries in a row that failed."""
         self.sending_failed = False
-        """The last upload failed. A full store opens, lists and takes heartbeats: only an upload shows that it works."""
+        """The last upload failed. A full store opens and takes heartbeats: only an upload shows that it works."""
         self.tidied = False
         """Old checkpoints were removed since podwatch started."""
         self.lease: LeaseHolder | None = None
