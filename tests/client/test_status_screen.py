@@ -200,6 +200,12 @@ def test_not_backed_up_stands_right_below_the_verdict():
     assert "NOT BACKED UP" not in render(build_status(views.healthy()))
 
 
+def test_a_finished_run_whose_last_start_made_no_step_shows_its_checkpoint():
+    document = build_status(views.healthy())
+    document["training"].update(state="finished", step=None)
+    assert verdict(document) == "TRAINING IS FINISHED (newest checkpoint: step 85)"
+
+
 def test_a_store_that_podwatch_refuses_to_use_is_not_called_unconfigured():
     document = build_status(views.not_backed_up())
     assert "store       none configured" in render(document)
