@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -242,6 +244,19 @@ def test_without_a_daemon_the_verdict_says_what_training_was(tmp_path, state, wo
     found = stale(Found(tmp_path, endpoint, alive=False))
     assert verdict(found) == words
     assert found["reasons"][0]["suggestion"].startswith("nothing" if state == "finished" else "podwatch run -c /etc")
+
+
+def test_a_daemon_that_init_starts_again_is_not_started_by_hand(tmp_path):
+    write_document(tmp_path / "status.json", build_status(views.healthy()))
+    found = Found(tmp_path, Endpoint("r", 1, config_path="/etc/podwatch/r.toml"), alive=False)
+    assert stale(found)["reasons"][0]["suggestion"] == "podwatch run -c /etc/podwatch/r.toml"
+    (tmp_path / "init.pid").write_text("1\n")  # of an earlier boot: another process
+    assert stale(found)["reasons"][0]["suggestion"].startswith("podwatch run")
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "podwatch"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as sleeper:
+        (tmp_path / "init.pid").write_text(f"{sleeper.pid}\n")
+        assert stale(found)["reasons"][0]["suggestion"].startswith("wait some seconds: podwatch's init starts it again")
+        sleeper.communicate()
 
 
 def test_colour_only_adds_escapes():

@@ -387,7 +387,7 @@ class Operations:
             held = "; ".join(free.holders) or "GPU memory has not been observed yet"
             self.context.show(Phase.BLOCKED if over else Phase.STARTING, f"waiting: {held}")
             if over:
-                text, by_hand = f"cannot start training yet: {held}", "end the process that holds it"
+                text, by_hand = f"podwatch cannot start training yet: {held}", "end the process that holds it"
                 fix = f"{by_hand}, or run `podwatch clean --gpu`" if free.holders else "run `podwatch check`"
                 self.context.notes.add(FindingKind.BLOCKED, Severity.CRITICAL, text, fix)
                 if told != held:
