@@ -397,6 +397,11 @@ class StoreSession:
         self.known = replace(self.known, ok=True, error="", refused=False, next_attempt_wall=None)
         self.failures, self.sending_failed = 0, False
 
+    def lease_answered(self) -> None:
+        """Call when the lease was read after trouble, while this pod's claim is not decided yet: that takes minutes."""
+        if self.known.ok is False and not self.sending_failed:
+            self.well()
+
     def nothing_to_send(self) -> None:
         """Call when no checkpoint waits: an open store is all that is asked then."""
         if self.sending_failed and self._publisher is not None:

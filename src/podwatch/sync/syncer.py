@@ -420,6 +420,7 @@ class Syncer:
         if not standing.publish:
             if lease.error is not None:
                 raise lease.error
+            self.session.lease_answered()
             if standing.act is not LeaseAction.SETTLE or not await self._send_ahead():
                 await self._wake.wait()  # a new decision, an error, or a rescan that may have found a checkpoint
             return True
