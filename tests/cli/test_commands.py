@@ -146,6 +146,14 @@ def test_an_incident_shows_what_the_engine_said(machine):
     assert lines[-2].startswith("log       logs_inference.stdout: RuntimeError: CUDA error")
     assert lines[-1] == "log       trainer.log: Step 5"
     assert "\x1b" not in "".join(lines)
+    log = tails | {"trainer.log": ["Step 5", "loading", "ValueError: nan"]}
+    capture(machine.directory / "state" / "r" / "incidents" / "2", log_tails=log)
+    journal = Journal.open(machine.directory / "state" / "r" / "journal.sqlite")
+    again = journal.open_incident("trainer-exited", "the trainer ended")
+    journal.update_incident(again.id, bundle=str(bundle.with_name("2")))
+    journal.close()
+    said = [line for line in machine.podwatch("incidents", "-c", config, "2").stdout.splitlines() if "log  " in line]
+    assert said == ["log       trainer.log: ValueError: nan"], "the engine's error belongs to incident 1"
 
 
 def test_checkpoints_without_a_daemon(machine):

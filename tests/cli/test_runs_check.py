@@ -85,9 +85,19 @@ def test_what_cannot_be_known(machine, store) -> None:
     assert "podwatch has written nothing here" in checked(machine, "nosuch", code=3)
     assert checked(machine, code=3).startswith("UNKNOWN: no runs in file://")
     assert checked(machine, "--store", "file:///nosuch/place", "r", code=3).startswith("UNKNOWN")
-    assert machine.podwatch("runs", "check", "../x", "--store", "file:///tmp").returncode == 3
-    no_key = machine.podwatch("runs", "check", "r", "--store", "b2://some-bucket")
-    assert (no_key.returncode, "B2_APPLICATION_KEY" in no_key.stderr) == (3, True)
+    assert checked(machine, "../x", "--store", "file:///tmp", code=3).startswith("UNKNOWN: not a valid run id")
+    no_key = checked(machine, "r", "--store", "b2://some-bucket", code=3)
+    assert no_key.startswith("UNKNOWN: ")
+    assert "B2_APPLICATION_KEY" in no_key
+    assert len(no_key.splitlines()) == 1
+    document = json.loads(checked(machine, "r", "--json", "--store", "b2://some-bucket", code=3))
+    assert (document["overall"], document["runs"]) == ("unknown", [])
+    assert "B2_APPLICATION_KEY" in document["problem"]
+    wrong_file = machine.directory / "wrong.toml"
+    wrong_file.write_text("run_id = 3\n[trainer]\nnonsense = 1\n")
+    configured = machine.podwatch("runs", "check", "-c", str(wrong_file))
+    assert (configured.returncode, configured.stdout.count("\n")) == (3, 1), configured.stdout
+    assert configured.stdout.startswith("UNKNOWN: ")
     wrong = machine.podwatch("runs", "check", "--dead-after", "soon", "--store", "file:///tmp")
     assert (wrong.returncode, "is not a duration" in wrong.stderr) == (3, True)
     assert machine.podwatch("runs", "check", "--nonsense").returncode == 3

@@ -57,6 +57,14 @@ def test_plugin(guarded):
     assert result.stdout.count("\n") == 1
 
 
+def test_plugin_prints_its_own_errors_on_stdout(machine):
+    """Monitoring reads stdout; the code alone does not say why."""
+    result = machine.podwatch("status", "--plugin", "-c", "/nowhere.toml")
+    assert result.returncode == 3
+    assert result.stdout.startswith("PODWATCH UNKNOWN - cannot read the configuration")
+    assert result.stdout.count("\n") == 1
+
+
 def test_no_daemon_at_all(machine):
     result = machine.podwatch("status")
     assert result.returncode == 3

@@ -3,14 +3,18 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from podwatch.client.find_daemon import Endpoint, Found, write_document
 from podwatch.client.status_screen import plugin_line, render, rows
 from podwatch.client.status_verdict import verdict
+from podwatch.client.status_without_daemon import stale
 from podwatch.client.terminal_text import CUT, EMPTY, FULL, columns_of, encodable
 from podwatch.reporting.status import build_status
 from tests.reporting import views
@@ -196,6 +200,63 @@ def test_not_backed_up_stands_right_below_the_verdict():
     lines = render(build_status(views.not_backed_up())).splitlines()
     assert lines[1].startswith("NOT BACKED UP")
     assert "NOT BACKED UP" not in render(build_status(views.healthy()))
+
+
+def test_a_finished_run_whose_last_start_made_no_step_shows_its_checkpoint():
+    document = build_status(views.healthy())
+    document["training"].update(state="finished", step=None)
+    assert verdict(document) == "TRAINING IS FINISHED (newest checkpoint: step 85)"
+
+
+def test_a_store_that_podwatch_refuses_to_use_is_not_called_unconfigured():
+    document = build_status(views.not_backed_up())
+    assert "store       none configured" in render(document)
+    document["sync"]["refused"] = True  # a directory on the disk of output_dir
+    assert "store       configured, but podwatch does not use it" in render(document)
+
+
+def test_a_full_store_is_not_called_unreachable():
+    document = build_status(views.healthy())
+    error = "the store cannot be used: No space left on device (file:///x): free some"
+    document["sync"] |= {"ok": False, "error": error}
+    text = " ".join(render(document).split())
+    assert "NOT USABLE: No space left on device (file:///x): free some" in text
+    assert "NOT REACHABLE" not in text
+    document["sync"] |= {"error": "the store does not answer"}
+    assert "NOT REACHABLE: the store does not answer" in " ".join(render(document).split())
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("stopped", "PODWATCH IS STOPPED: training was STOPPED"),
+        ("finished", "PODWATCH IS STOPPED: training was FINISHED"),
+        ("gave-up", "PODWATCH IS STOPPED: TRAINING WAS DOWN, nothing restarts it"),
+        ("running", "PODWATCH IS STOPPED: training is UNGUARDED"),
+    ],
+)
+def test_without_a_daemon_the_verdict_says_what_training_was(tmp_path, state, words):
+    """Seen: "training is UNGUARDED" minutes after the run had finished."""
+    document = build_status(views.healthy())
+    document["training"].update(state=state, pid=None)
+    write_document(tmp_path / "status.json", document)
+    endpoint = Endpoint("r", 1, stopped_wall=1.0, config_path="/etc/podwatch/r.toml")
+    found = stale(Found(tmp_path, endpoint, alive=False))
+    assert verdict(found) == words
+    assert found["reasons"][0]["suggestion"].startswith("nothing" if state == "finished" else "podwatch run -c /etc")
+
+
+def test_a_daemon_that_init_starts_again_is_not_started_by_hand(tmp_path):
+    write_document(tmp_path / "status.json", build_status(views.healthy()))
+    found = Found(tmp_path, Endpoint("r", 1, config_path="/etc/podwatch/r.toml"), alive=False)
+    assert stale(found)["reasons"][0]["suggestion"] == "podwatch run -c /etc/podwatch/r.toml"
+    (tmp_path / "init.pid").write_text("1\n")  # of an earlier boot: another process
+    assert stale(found)["reasons"][0]["suggestion"].startswith("podwatch run")
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "podwatch"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as sleeper:
+        (tmp_path / "init.pid").write_text(f"{sleeper.pid}\n")
+        assert stale(found)["reasons"][0]["suggestion"].startswith("wait some seconds: podwatch's init starts it again")
+        sleeper.communicate()
 
 
 def test_colour_only_adds_escapes():

@@ -21,6 +21,13 @@ def test_a_refusal_is_critical_and_trouble_that_passes_is_not(refused: bool, sev
     assert ("podwatch sync" in finding.suggestion) is refused
 
 
+def test_the_error_of_a_directory_is_not_prefixed_twice() -> None:
+    error = "the store cannot be used: No space left on device (file:///x)"
+    state = SyncStatus(store_url="file:///x", ok=False, error=error)
+    (finding,) = backup_findings(state, (), now=10.0, wall=1000.0, max_lag=7200.0, since=0.0)
+    assert finding.summary == error
+
+
 def test_a_wrong_clock_is_a_warning_beside_a_working_store() -> None:
     state = SyncStatus(store_url="b2://bucket", ok=True, clock_skew=-1500.0)
     (finding,) = backup_findings(state, (), now=10.0, wall=1000.0, max_lag=7200.0, since=0.0)

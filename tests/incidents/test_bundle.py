@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import GpuSample, Snapshot, observed
@@ -127,3 +130,19 @@ def test_the_error_of_the_start_before_is_not_this_one() -> None:
     assert since(first, (*first, "Step 41", "Step 42")) == ("Step 41", "Step 42")
     assert since(first, ("Step 41", "Step 42")) == ("Step 41", "Step 42"), "the trainer began a new log"
     assert since((), first) == first
+
+
+@given(st.lists(st.sampled_from(["loading", "step 1", "ValueError: nan", ""]), max_size=9), st.integers(0, 12))
+def test_what_a_crash_loop_repeats_is_new_each_time(crash: list[str], more: int) -> None:
+    """Seen: from the third identical crash on, no finding named the error."""
+    window = 2 * len(crash) + 2 + more
+    log = [f"step {n}" for n in range(4)]
+    before = tuple(log[-window:])
+    for _ in range(4):
+        log += [*crash, "the end"]
+        now = tuple(log[-window:])
+        found = since(before, now)
+        assert now[len(now) - len(found) :] == found
+        assert found[-1:] == ("the end",)
+        assert len(found) <= len(crash) + 1, "nothing of the crash before"
+        before = now

@@ -51,6 +51,19 @@ def test_the_last_one_at_the_end_also_if_its_save_ends_after_training() -> None:
     assert due(rules, saved(5), end, start, saved(10)) == [5]
 
 
+@pytest.mark.parametrize("end_first", [False, True])
+def test_a_save_that_became_complete_only_after_training_resumed_from_it_is_due(end_first: bool) -> None:
+    """Seen: training ended just after its last save and was started once more from it: that checkpoint was never
+    evaluated, and the one before it twice."""
+    end = Event(EventName.TRAINER_FINISHED, 0.0, "")
+    late = [end, saved(30)] if end_first else [saved(30), end]
+    assert due(Rules(at_end=True), saved(20), start(30), *late)[-1] == 30
+    assert due(Rules(every_saves=1, at_end=True), saved(20), start(30), saved(30), saved(30, save_id="x")) == [20, 30]
+    state = policy.on_event(policy.on_event(State(), saved(20), Rules()), start(30), Rules())
+    state = policy.requested(policy.on_event(state, at(saved(30), 100.0), Rules()), [Target(5, "s5")])
+    assert policy.stop_for(state, state.waiting, 100.0, RUNNING) == (), "training has only just been started"
+
+
 def test_milestones_are_published_checkpoints_that_the_store_keeps() -> None:
     event = Event(EventName.PUBLISHED, 0.0, "", fields={"step": 50, "generation": 1, "seq": 5})
     assert policy.on_event(State(), event, Rules(milestones=True)).waiting == ()

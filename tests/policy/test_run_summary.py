@@ -30,6 +30,10 @@ def test_the_run_ended_with_its_last_step_by_the_clock_of_the_store() -> None:
     found = summarize("r", BEAT, began_wall=5_000.0, written_wall=20_600.0, since=4_000.0)
     assert (found.started_wall, found.ended_wall, found.duration) == (4_000.0, 20_000.0, 16_000.0)
     assert (found.ended, found.step, found.cost, found.currency) == (True, 500, 8.47, "EUR")
+    stored = BEAT | {"step": None, "last_stored_step": 480}
+    assert summarize("r", stored, began_wall=1.0, written_wall=2.0, since=None).step == 480, (
+        "its last start made no step; one of a gave-up run was shown as -"
+    )
     assert not summarize("r", BEAT | {"outcome": "preempted"}, began_wall=1.0, written_wall=2.0, since=None).ended
 
 

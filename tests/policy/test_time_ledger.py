@@ -317,6 +317,16 @@ def test_equal_to_the_truth_to_the_second(actions: list[tuple[object, ...]]) -> 
     check(run, run.ledger)
 
 
+@pytest.mark.parametrize(("desired", "use"), [("stopped", Use.STOPPED), ("finished", None), ("running", Use.UNKNOWN)])
+def test_a_new_state_directory_finds_that_the_run_was_stopped(desired: str, use: Use | None) -> None:
+    """Seen: "unknown", and so without a price, while the status said TRAINING IS STOPPED."""
+    begin = Event(EventName.WATCH_STARTED, WALL, "")
+    ledger = fold([begin, Event(EventName.DAEMON_STARTED, WALL, "", fields={"desired": desired})])
+    found = account(look(ledger, WALL + 60.0), WALL + 60.0)
+    assert found is not None
+    assert {u: s for u, s in found.seconds.items() if s} == ({} if use is None else {use: 60.0})
+
+
 @settings(max_examples=8)
 @given(actions=st.lists(ACTIONS, max_size=10))
 def test_the_same_from_the_real_journal(

@@ -411,6 +411,23 @@ async def test_a_run_that_ends_just_after_podwatch_was_restarted_has_worked(worl
     await again.leave()
 
 
+async def test_the_error_of_an_earlier_start_is_not_the_cause_of_this_one(world: World) -> None:
+    """Seen: a CUDA error once, and every failure after it with less output counted as a machine fault: no checkpoint
+    was ever blamed. And a crash loop's third incident named no error."""
+    podwatch = await running(world)
+    world.lines = ["CUDA error: an illegal memory access was encountered"]
+    podwatch.see(18, finding=death())
+    for expected in (15, 15, 10):
+        await podwatch.until(Phase.CONFIRMING)
+        assert world.plans[-1].step == expected
+        world.lines += ["loading", LOAD_ERROR]
+        podwatch.see(finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    latest = podwatch.journal.sync.incidents()[:3]
+    assert all(f'(trainer.log: "{LOAD_ERROR}")' in incident.summary for incident in latest), latest
+    await podwatch.leave()
+
+
 async def test_step_back_after_two_proven_failed_loads_opens_a_new_line(world: World) -> None:
     podwatch = await running(world)
     world.lines = [LOAD_ERROR]

@@ -31,6 +31,19 @@ async def test_a_key_that_is_corrected_in_time(b2: World, run: Run) -> None:
     assert not b2.locked_out
 
 
+async def test_a_corrected_key_is_shown_before_the_claim_is_decided(b2: World, run: Run) -> None:
+    """Seen: REFUSED for a minute and a half beside a trainer that had started because the store answered again."""
+    right, b2.key = b2.key, "wrong"
+    b2.timing = Timing(patience=0.6, claim_wait=1000.0, poll=0.05)
+    syncer = await run(b2)
+    await until(lambda: syncer.status().refused)
+    assert "cannot read the store" in syncer.standing.why_not, "it answers, with a refusal"
+    b2.key = right
+    await until(lambda: syncer.standing.act is LeaseAction.SETTLE)
+    await until(lambda: syncer.status().ok is True)
+    assert syncer.standing.act is LeaseAction.SETTLE
+
+
 async def test_an_outage_is_no_refusal(b2: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = []
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from podwatch.cli.runs_show_and_diff import completed_table, run_document
+from podwatch.cli.runs_show_and_diff import _spent, completed_table, run_document
 from podwatch.domain.errors import HostError
 from podwatch.domain.manifest import Keys
 from podwatch.policy.run_summary import difference
@@ -54,6 +54,7 @@ def test_show_diff_and_the_table(store, tmp_path, kind):
     )
     assert found.summary.started_wall is not None
     assert abs(found.summary.started_wall - time.time()) < 3600
+    assert ("goodput", "98 %, 1 failure cost 60 s") in list(_spent(found.summary))
     document = run_document(found, texts=True)
     assert any(one["text"] == "lr = 1e-5\n" for one in document["files"])
     lines = difference("one", found.texts, "two", read_run(store, b).texts)

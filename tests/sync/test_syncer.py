@@ -451,6 +451,45 @@ async def test_remote_retention(world: World, run: Run) -> None:
     stranger.close()
 
 
+async def test_a_store_that_opens_but_takes_no_upload_stays_in_trouble(b2: World, run: Run) -> None:
+    """Seen with a full store: it "worked again" at each attempt, so that the status was ok in between, and attempts
+    came every few seconds."""
+    assert b2.server is not None
+    b2.write_set(5, size=1000, tiny=True)
+    b2.scan()
+    syncer = await run(b2)
+    await syncer.sync_now()
+    b2.server.fault("b2_upload_file", "status", status=403, code="storage_cap_exceeded", count=10_000)
+    b2.write_set(10, size=1000, tiny=True)
+    b2.scan()
+    syncer.notify()
+    await until(lambda: syncer.status().ok is False)
+    await until(lambda: syncer.session.failures > 1)
+    assert b2.names().count("store-recovered") == 0
+    assert b2.names().count("sync-failed") == 1
+    assert syncer.status().ok is False
+    b2.server.admin("clear")
+    await until(lambda: syncer.status().last_step == 10)
+    assert (syncer.status().ok, b2.names().count("store-recovered")) == (True, 1)
+
+
+async def test_a_checkpoint_that_is_gone_ends_the_trouble_of_its_upload(b2: World, run: Run) -> None:
+    assert b2.server is not None
+    b2.write_set(5, size=1000, tiny=True)
+    b2.scan()
+    syncer = await run(b2)
+    await syncer.sync_now()
+    b2.server.fault("b2_upload_file", "status", status=403, code="storage_cap_exceeded", count=10_000)
+    target = b2.write_set(10, size=1000, tiny=True)
+    b2.scan()
+    syncer.notify()
+    await until(lambda: syncer.status().ok is False)
+    shutil.rmtree(target)
+    b2.scan()
+    syncer.notify()
+    await until(lambda: syncer.status().ok is True)
+
+
 async def test_an_object_lost_in_the_store_is_sent_again(b2: World, run: Run) -> None:
     assert b2.server is not None
     b2.write_set(5)

@@ -102,7 +102,7 @@ def incidents(where: Where, incident_id: int | None, as_json: bool) -> None:
         click.echo("\n".join(incident_line(i, time.time()) for i in found) or NONE)
 
 
-NONE = "no incidents: no failure has stopped this run; `podwatch status` shows what else needs attention"
+NONE = "no incidents: podwatch has handled no failure of this run; `podwatch status` shows what needs attention"
 
 
 def fetch_incidents(where: Where, incident_id: int | None) -> list[dict[str, Any]]:
@@ -194,21 +194,32 @@ def _weight(agreement: object) -> str:
 
 
 def log_lines(incident: Mapping[str, Any]) -> list[str]:
-    """The relevant last log lines from the incident bundle; empty without a bundle."""
-    from podwatch.incidents.bundle import TABLES
-    from podwatch.incidents.explaining_line import highlights
+    """The relevant last log lines from the incident bundle, without those of the incident before; empty without a
+    bundle."""
+    from podwatch.incidents.explaining_line import highlights, since
 
     bundle = clean(incident.get("bundle") or "")
     if not bundle:
         return []
-    logs: dict[str, list[str]] = {}
     try:
-        for path in sorted(Path(bundle).iterdir()):
-            if path.name not in TABLES:
-                logs[path.name] = path.read_text(errors="replace").splitlines()
+        logs = _bundled_logs(Path(bundle))
     except OSError as error:
         return [f"logs      cannot be read: {error.strerror} ({clean(bundle)})"]
-    return [f"log       {name}: {clean(line)}" for name, line in highlights(logs)]
+    before: dict[str, list[str]] = {}
+    with contextlib.suppress(OSError):
+        earlier = [int(p.name) for p in Path(bundle).parent.iterdir() if p.name.isdecimal()]
+        last = max((number for number in earlier if number < int(incident.get("id") or 0)), default=None)
+        before = {} if last is None else _bundled_logs(Path(bundle).with_name(str(last)))
+    new = {name: since(before.get(name, ()), lines) for name, lines in logs.items()}
+    return [f"log       {name}: {clean(line)}" for name, line in highlights(new)]
+
+
+def _bundled_logs(bundle: Path) -> dict[str, list[str]]:
+    """The log tails of an incident bundle. Raises OSError."""
+    from podwatch.incidents.bundle import TABLES
+
+    found = (path for path in sorted(bundle.iterdir()) if path.name not in TABLES)
+    return {path.name: path.read_text(errors="replace").splitlines() for path in found}
 
 
 _BLOCK = 1 << 16

@@ -66,7 +66,7 @@ def check(
     run, or with --store every run. Ages are by the store's clock. Works without a daemon, from a laptop, cron or CI,
     with the key in B2_APPLICATION_KEY_ID and B2_APPLICATION_KEY. Exit: 0 ok, 1 warning (no new step, upload behind),
     2 dead, ended without its final checkpoint, or held by no pod, 3 unknown (the store does not answer)."""
-    from podwatch.domain.errors import RemoteError
+    from podwatch.domain.errors import PodwatchError
     from podwatch.policy.run_check import Level, Limits
 
     limits = _limits(Limits(), dead_after, step_within, upload_within)
@@ -74,12 +74,12 @@ def check(
         with opened(where, store) as (reading, prefix, own):
             found = _judged(reading, prefix, run_id or ("" if store else own), limits)
             url = reading.url
-    except RemoteError as error:
-        found, url = [], store
-        if not as_json:
-            click.echo(f"UNKNOWN: {clean(error)}")
-            raise click.exceptions.Exit(int(Level.UNKNOWN)) from error
-        print_json({"schema_version": 1, "store_url": url, "overall": "unknown", "problem": str(error), "runs": []})
+    except PodwatchError as error:  # on stdout, which monitoring reads: also a missing key or a wrong configuration
+        problem = " ".join(str(error).split())
+        if as_json:
+            print_json({"schema_version": 1, "store_url": store, "overall": "unknown", "problem": problem, "runs": []})
+        else:
+            click.echo(f"UNKNOWN: {clean(problem)}")
         raise click.exceptions.Exit(int(Level.UNKNOWN)) from error
     worst = max((j.level for _, j in found), key=_badness, default=Level.UNKNOWN)
     if as_json:

@@ -121,7 +121,8 @@ def _spent(summary: "Summary") -> Iterator[tuple[str, str]]:
     if used := {use: seconds for use, seconds in summary.seconds.items() if seconds >= 1}:
         yield "time", ", ".join(f"{use} {span(seconds)}" for use, seconds in used.items())
     if summary.goodput is not None:
-        lost = f", {summary.failures} failures cost {span(summary.lost_seconds or 0.0)}" if summary.failures else ""
+        count = f"{summary.failures} failure" + "s" * (summary.failures != 1)
+        lost = f", {count} cost {span(summary.lost_seconds or 0.0)}" if summary.failures else ""
         yield "goodput", f"{100 * summary.goodput:.0f} %{lost}"
     if summary.cost is not None:
         lost = f", {amount(summary.cost_lost, summary.currency)} of it lost" if summary.cost_lost else ""

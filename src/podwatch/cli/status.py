@@ -5,10 +5,11 @@ import time
 
 import click
 
-from podwatch.cli.common import MonitoringCommand, Where, colours, common, json_option, print_json
+from podwatch.cli.common import MonitoringCommand, Where, clean, colours, common, json_option, print_json
 from podwatch.client.ask_daemon import ask_live, ask_status, exit_code
 from podwatch.client.status_screen import plugin_line, render
 from podwatch.client.terminal_text import encodable, fit, repaint
+from podwatch.domain.errors import ExitCode, PodwatchError
 
 WATCH_SECONDS = 2.0
 
@@ -30,7 +31,14 @@ def command(where: Where, as_json: bool, watch: bool, plugin: bool, live: bool) 
         turns, why = ask_live(where.run, where.config)
         click.echo("live" if turns else f"not live: {why}")
         raise click.exceptions.Exit(0 if turns else 1)
-    document = ask_status(where.run, where.config)
+    try:
+        document = ask_status(where.run, where.config)
+    except PodwatchError as error:
+        if not plugin:
+            raise
+        problem = " ".join(str(error).split()).replace("|", "/")  # monitoring reads the first line of stdout
+        click.echo(f"PODWATCH UNKNOWN - {clean(problem)}")
+        raise click.exceptions.Exit(ExitCode.STATUS_UNKNOWN) from error
     if as_json:
         print_json(document)
     elif plugin:

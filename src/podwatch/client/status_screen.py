@@ -375,7 +375,7 @@ def _nodes_row(document: Document, nodes: list[dict[str, Any]]) -> Row:
 
 def _store_row(document: Document, sync: Document) -> Row:
     if not sync.get("store_url"):
-        return "store", "none configured", YELLOW
+        return "store", "configured, but podwatch does not use it" if sync.get("refused") else "none configured", YELLOW
     if any(node.get("here") and node.get("rank") for node in entries(document, "nodes")):
         return "store", f"{clean(sync['store_url'])}; node 0 uploads for all nodes", ""
     facts = (
@@ -434,12 +434,20 @@ def _holder(sync: Document) -> str:
     return ""
 
 
+_CANNOT = "the store cannot be used: "
+"""How the errors of a store in a directory begin (stores/local.py)."""
+
+
 def _store_trouble(document: Document, sync: Document) -> str:
     """Why the store cannot be used, and when podwatch tries again; empty if it can."""
     if sync.get("ok") is not False:
         return ""
-    word = "REFUSED" if sync.get("refused") else "NOT REACHABLE"
-    text = f"{word}: {clean(sync.get('error') or 'unknown error')}"
+    error = clean(sync.get("error") or "unknown error")
+    if error.startswith(_CANNOT):  # a directory that is full, read-only or gone
+        word, error = "NOT USABLE", error.removeprefix(_CANNOT)
+    else:
+        word = "REFUSED" if sync.get("refused") else "NOT REACHABLE"
+    text = f"{word}: {error}"
     left = age_of(document, sync.get("next_attempt_at"))
     return text + (f"; next attempt in {span(-left)}" if left is not None and left < 0 else "")
 

@@ -87,7 +87,9 @@ def _verdict(document: Document) -> str:
             step = section(document, "training").get("step")
             recovery = section(document, "recovery")
             waits = f": {clean(recovery.get('detail') or '')}" if recovery.get("waiting") else ""
-            return "TRAINING IS FINISHED" + ("" if step is None else f" (last step {step})") + waits
+            saved = section(document, "checkpoints").get("newest_complete_step")
+            last = f" (newest checkpoint: step {saved})" if step is None and saved is not None else ""
+            return "TRAINING IS FINISHED" + (last if step is None else f" (last step {step})") + waits
         case "evaluating":
             return _verdict_of_evaluation(section(document, "recovery"))
         case "stopped":
@@ -198,4 +200,9 @@ def _verdict_without_daemon(document: Document) -> str:
         return f"{guard}: training continues UNGUARDED"
     if lives is False:
         return f"{guard} and TRAINING IS NOT RUNNING"
-    return f"{guard}: training is UNGUARDED"
+    was = {
+        "stopped": "training was STOPPED",
+        "finished": "training was FINISHED",
+        **dict.fromkeys(("down", "recovering", "gave-up", "blocked"), "TRAINING WAS DOWN, nothing restarts it"),
+    }.get(str(section(document, "training").get("state")), "training is UNGUARDED")
+    return f"{guard}: {was}"

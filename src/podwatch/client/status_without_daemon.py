@@ -21,11 +21,15 @@ def stale(found: Found) -> dict[str, Any]:
     elif endpoint.stopped_wall is not None:
         kind = "podwatch-stopped"
         summary = f"podwatch was stopped {ago(now - endpoint.stopped_wall)}"
-        fix = _start_hint(endpoint.config_path)
+        training = document.get("training")
+        ended = isinstance(training, dict) and training.get("state") == "finished"
+        fix = "nothing, the run is finished" if ended else _start_hint(endpoint.config_path)
     else:
         kind = "podwatch-died"
         summary = f"podwatch (pid {endpoint.pid}) died{f', last seen {ago(now - seen)}' if seen else ''}"
         fix = _start_hint(endpoint.config_path)
+        if _init_lives(found.directory):
+            fix = f"wait some seconds: podwatch's init starts it again; if it does not, end init, then {fix}"
     reason = _reason(kind, summary, fix)
     reason["since"] = rfc3339(endpoint.stopped_wall or seen)
     document.update(
@@ -40,6 +44,16 @@ def stale(found: Found) -> dict[str, Any]:
         time=rfc3339(now),
     )
     return document
+
+
+def _init_lives(directory: Path) -> bool:
+    """Whether podwatch's init runs: with `--detach`, or in a container. False if unknown. The lock of its pid file is
+    not tried: init could be just taking it."""
+    try:
+        pid = int((directory / "init.pid").read_text())
+        return b"podwatch" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return False
 
 
 def nothing(run: str, roots: list[Path], config: str) -> dict[str, Any]:

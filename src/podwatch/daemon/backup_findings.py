@@ -15,6 +15,8 @@ from podwatch.policy.uploads import Outcome, Tally, every, in_words, uplink_behi
 from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.sync.interfaces import SyncStatus, UploadPace
 
+CANNOT = "the store cannot be used"
+
 
 def backup_findings(
     sync: SyncStatus | None, sets: tuple[CheckpointSet, ...], *, now: float, wall: float, max_lag: float, since: float
@@ -53,7 +55,7 @@ def backup_findings(
             suggestion = f"{_correct(sync)} {suggestion}, `podwatch sync` retries at once"
             summary, severity = f"NOT BACKED UP: {sync.error}", Severity.CRITICAL
         else:
-            summary, severity = f"the store cannot be used: {sync.error}", Severity.WARNING
+            summary, severity = cannot_be_used(sync.error), Severity.WARNING
         found.append(Finding(FindingKind.STORE_UNAVAILABLE, severity, summary, now, suggestion))
     found += clock_findings(sync.clock_skew, since=now)
     if lost_run(sync):
@@ -73,6 +75,11 @@ def backup_findings(
                 )
             )
     return tuple(found)
+
+
+def cannot_be_used(error: str) -> str:
+    """The store's error as a sentence; the errors of a directory are one already."""
+    return error if error.startswith(CANNOT) else f"{CANNOT}: {error}"
 
 
 def _limits(sync: SyncStatus) -> str:

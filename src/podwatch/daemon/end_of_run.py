@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from podwatch.config.settings import RecoverySettings
+from podwatch.daemon.backup_findings import cannot_be_used
 from podwatch.daemon.components import Components
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
@@ -249,7 +250,7 @@ class FinalSync:
             if sync.uploading_step is not None and sync.total_bytes:
                 text += f" ({100 * sync.uploaded_bytes // sync.total_bytes} % of {sync.total_bytes / 1e9:.1f} GB sent)"
             elif sync.error:
-                text += f" (the store cannot be used now: {sync.error})"
+                text += f" ({cannot_be_used(sync.error)})"
         text += f". It waits at most {seconds / 60:.0f} min more"
         self._host.bus.say(EventName.FINAL_SYNC, text, seconds_left=round(seconds))
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from podwatch import __version__
 from podwatch.checkpoints.layouts.base import counts_saves
 from podwatch.client.times_and_sizes import rfc3339
+from podwatch.daemon.backup_findings import cannot_be_used
 from podwatch.daemon.components import Components
 from podwatch.daemon.keep_time_ledger import Accountant
 from podwatch.daemon.loop_wiring import DaemonLoops
@@ -154,6 +155,8 @@ class StatusSource:
         sync = parts.syncer.status() if parts.syncer is not None else SyncStatus()
         if parts.store.elsewhere:
             sync = SyncStatus(store_url=settings.sync.store)
+        elif parts.store.refused:
+            sync = SyncStatus(refused=True, error=parts.store.refused)
         return DaemonView(
             version=__version__,
             run_id=settings.run_id,
@@ -381,5 +384,5 @@ def readiness(parts: Components, snapshot: Snapshot) -> tuple[bool, list[str]]:
         if reading.state in ("blind", "denied", "pending")
     ]
     if parts.syncer is not None and (sync := parts.syncer.status()).ok is False:
-        reasons.append(f"the store cannot be used: {sync.error}")
+        reasons.append(cannot_be_used(sync.error))
     return not reasons, reasons

@@ -21,7 +21,6 @@ _CONSEQUENCE: Final = re.compile(
     r"(?:exit|return)(?:ed with)?[ -]?(?:code|status)|non-zero exit"
 )
 LAST_LINES: Final = 60
-_MARK: Final = 3
 
 
 def highlights(logs: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
@@ -65,9 +64,23 @@ def _rank(line: str) -> int | None:
 
 def since(before: Sequence[str], lines: Sequence[str]) -> tuple[str, ...]:
     """``lines`` of a log without the content of the earlier reading ``before``: a trainer that appends to its log
-    still has the error of the previous start in it."""
-    mark = tuple(before[-_MARK:])
-    for end in range(len(lines), len(mark) - 1, -1) if mark else ():
-        if tuple(lines[end - len(mark) : end]) == mark:
-            return tuple(lines[end:])
-    return tuple(lines)
+    still has the error of the previous start in it. Both are the end of the log at their time: the same start may have
+    left both. A crash loop repeats its lines, so all of ``before`` is looked for, its last lines are not enough."""
+    old, now = tuple(before), tuple(lines)
+    if not old:
+        return now
+    for end in range(len(old), len(now) + 1):
+        if now[end - len(old) : end] == old:
+            return now[end:] if end < len(now) or len(old) < len(now) else _last_period(now)
+    for end in range(min(len(old), len(now)), 0, -1):
+        if old[-end:] == now[:end]:
+            return now[end:]
+    return now
+
+
+def _last_period(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """The last repetition in a window that has nothing but repetitions: it looks the same after each. Else empty."""
+    for size in range(1, len(lines) // 2 + 1):
+        if lines[size:] == lines[:-size]:
+            return lines[-size:]
+    return ()

@@ -87,7 +87,7 @@ def on_event(state: State, event: Event, rules: Rules, *, milestone: bool = Fals
     number = step if isinstance(step, int) and not isinstance(step, bool) else None
     match event.name:
         case EventName.CHECKPOINT_COMPLETE if number is not None and number == state.resumed:
-            return _resumed_from(state, Target(number, save))
+            return _resumed_from(state, Target(number, save), rules)
         case EventName.CHECKPOINT_COMPLETE if number is not None:
             return _saved(state, Target(number, save), rules, event.wall)
         case EventName.PUBLISHED if number is not None and milestone and rules.milestones:
@@ -119,10 +119,13 @@ def _saved(state: State, target: Target, rules: Rules, wall: float) -> State:
     return state
 
 
-def _resumed_from(state: State, target: Target) -> State:
+def _resumed_from(state: State, target: Target, rules: Rules) -> State:
     """Training resumed from this checkpoint and wrote some of its files again (prime-rl its broadcast), so that its
-    save id is another one. It is no new save: otherwise a stop for its evaluation would cause the next one."""
+    save id is another one. It is no new save: otherwise a stop for its evaluation would cause the next one. It is one
+    if it was not complete yet when training ended. What is known of none (a new pod) counts as no save."""
     before = state.newest
+    if before is not None and before.step < target.step:
+        return replace(_saved(state, target, rules, 0.0), saved_wall=state.saved_wall)
     if before is None or before.step != target.step or before.save_id in ("", target.save_id):
         return state
     again = (*state.again, (target.step, before.save_id, target.save_id))[-MOST_AGAIN:]

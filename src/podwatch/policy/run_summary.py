@@ -65,6 +65,7 @@ def summarize(
     behind = None if written is None or last is None else max(0.0, written - last)
     ended = written_wall if written_wall is None or behind is None else written_wall - behind
     begins = [at for at in (began_wall, since) if at is not None]
+    step, stored = _count(beat.get("step")), _count(beat.get("last_stored_step"))
     return Summary(
         run_id,
         outcome=_text(beat.get("outcome")),
@@ -73,7 +74,7 @@ def summarize(
         instance=parse_instance(beat.get("instance")),
         started_wall=min(begins, default=None),
         ended_wall=ended,
-        step=_count(beat.get("step")),
+        step=stored if step is None else step,  # the last start made none: the run has at least what is stored
         target=_count(beat.get("target")),
         seconds={_text(use): value for use, text in seconds.items() if (value := _number(text)) is not None},
         goodput=_number(account.get("goodput_ratio")),

@@ -444,7 +444,9 @@ def _finished(ledger: Ledger, event: Event) -> Ledger:
 
 
 def _begun(ledger: Ledger, event: Event) -> Ledger:
-    """``daemon-started``: recovery has looked at the pod. Without a trainer, what was desired tells the rest."""
+    """``daemon-started``: recovery has looked at the pod. Without a trainer, what was desired tells the rest. Field
+    ``desired``: by the run record, which a new state directory finds."""
+    ledger = replace(ledger, desired=str(event.fields.get("desired") or ledger.desired))
     if ledger.use is not Use.UNKNOWN or ledger.desired == "running":
         return ledger
     return _enter(ledger, Use.FINISHED if ledger.desired == "finished" else Use.STOPPED)

@@ -276,12 +276,12 @@ def _was_holding(known: Known, own: Own) -> bool:
 
 
 def _without_store(known: Known, timing: Timing) -> Decision:
-    """The store does not answer: the last recorded holder continues training without publishing. Other pods wait, and
-    so does a pod that saw another holder before the store stopped answering."""
+    """The store does not answer, or refuses the key: the last recorded holder continues training without publishing.
+    Other pods wait, and so does a pod that saw another holder before the store stopped answering."""
     own = known.own
     ours = (own.won or own.at_once) if own is not None else known.trained
     may = known.take_over or (ours and not _saw_another(known))
-    why = "" if may else "the store does not answer, so podwatch does not know which pod holds this run: training waits"
+    why = "" if may else "podwatch cannot read the store, so it does not know which pod holds this run: training waits"
     generation = own.claim.generation if own is not None else 0
     return Decision(LeaseAction.ASK, why, generation=generation, wait=timing.poll, reason="the store does not answer")
 

@@ -38,11 +38,12 @@ class Failures:
         self.why_gave_up = ""
         self._tails_before: Mapping[str, tuple[str, ...]] = {}
         """The last lines of each log at the previous failure."""
+        self._lines_before: tuple[str, ...] = ()
 
     def find_log_line(self, failure: OpenFailure, tails: Mapping[str, Sequence[str]]) -> str:
         """Keep the log line that explains the failure, for status and notifications, and return it; empty if there is
         none. Only for a process that ended; lines of an earlier start do not count."""
-        before, self._tails_before = self._tails_before, {name: tuple(lines[-3:]) for name, lines in tails.items()}
+        before, self._tails_before = self._tails_before, {name: tuple(lines) for name, lines in tails.items()}
         if failure.cause.kind not in SAYS_WHY:
             return ""
         best = decisive({name: since(before.get(name, ()), lines) for name, lines in tails.items()})
@@ -53,6 +54,13 @@ class Failures:
         shown = line if len(line) <= LINE_SHOWN else _cut(line[:LINE_SHOWN])
         failure.log = f'{name}: "{shown}"'
         return line
+
+    def lines_of_this_start(self, lines: tuple[str, ...]) -> tuple[str, ...]:
+        """``lines``, the end of the trainer's output, without those of the previous failure: they do not show the cause
+        of this one. All where the end looks the same as before: each start possibly prints it. Call once for each
+        failure."""
+        before, self._lines_before = self._lines_before, lines
+        return since(before, lines) or lines
 
     def _failure(
         self,

@@ -131,9 +131,10 @@ class Operations:
         lines = tuple(self.context.tools.sensors.logs.last_lines(LOG_LINES_KEPT))
         tails = await self.failures.log_tails(lines)
         line = self.failures.find_log_line(failure, tails)
+        own = self.failures.lines_of_this_start(lines)
         decision = None
         if self.context.memory.counted != handle.start_id:
-            decision = await self.failures.count(handle.start_id, attempt, finding.kind, lines, explained_by=line)
+            decision = await self.failures.count(handle.start_id, attempt, finding.kind, own, explained_by=line)
         incident = await self.context.tools.journal.run(
             Journal.open_incident,
             str(finding.kind),
@@ -386,7 +387,7 @@ class Operations:
             held = "; ".join(free.holders) or "GPU memory has not been observed yet"
             self.context.show(Phase.BLOCKED if over else Phase.STARTING, f"waiting: {held}")
             if over:
-                text, by_hand = f"cannot start training yet: {held}", "end the process that holds it"
+                text, by_hand = f"podwatch cannot start training yet: {held}", "end the process that holds it"
                 fix = f"{by_hand}, or run `podwatch clean --gpu`" if free.holders else "run `podwatch check`"
                 self.context.notes.add(FindingKind.BLOCKED, Severity.CRITICAL, text, fix)
                 if told != held:

@@ -22,7 +22,10 @@ LOOK_POLL: Final = 15.0
 """Seconds between two checks for an operator's own start; each reads all of /proc."""
 ANSWER_SECONDS: Final = 5.0
 """A store that takes longer to report who holds the run becomes a finding."""
-FIX_STORE: Final = "make the store reachable; or, if no other pod trains this run, run `podwatch start`"
+FIX_STORE: Final = (
+    "correct the store or its key (finding `store-unavailable`); or, if no other pod trains this run, run `podwatch"
+    " start`"
+)
 FIX: Final = (
     "stop podwatch here, then run `podwatch run --take-over`; or change control.json in the store (docs/two-pods.md)"
 )

@@ -262,7 +262,7 @@ def _number(one: Mapping[str, Any]) -> float | None:
 
 def _incidents(document: Document, incidents: Sequence[Mapping[str, Any]]) -> Html:
     if not incidents:
-        return tag("p", "None: no failure has stopped this run.")
+        return tag("p", "None: podwatch has handled no failure of this run.")
     cards = (
         tag("li", prose(incident_text(document, one)), class_="warn" if one.get("open") else None) for one in incidents
     )

@@ -90,6 +90,8 @@ class StoreSession:
         self._published: tuple[PublishedSave, ...] = ()
         self.failures = 0
         """Tries in a row that failed."""
+        self.sending_failed = False
+        """The last upload failed. A full store opens and takes heartbeats: only an upload shows that it works."""
         self.tidied = False
         """Old checkpoints were removed since podwatch started."""
         self.lease: LeaseHolder | None = None
@@ -143,7 +145,7 @@ class StoreSession:
             self.unwell(error)
             return
         if self.lease.speaks and self._beat_error:
-            if self.known.error == self._beat_error:  # not an error of publishing
+            if self.known.error == self._beat_error and not self.sending_failed:  # not an error of publishing
                 self.well()
             self._beat_error = ""
         pending = self._repairing is not None and not self._repairing.done()
@@ -204,7 +206,8 @@ class StoreSession:
                     raise
                 self.store, self._publisher = store, publisher
                 self.note_stored(await self._journal.run(Journal.published))
-                self.well()
+                if not self.sending_failed:
+                    self.well()
             return self._publisher
 
     async def list_store(self) -> None:
@@ -392,7 +395,17 @@ class StoreSession:
         if self.known.ok is False:
             self._tell(EventName.STORE_RECOVERED, "the store works again")
         self.known = replace(self.known, ok=True, error="", refused=False, next_attempt_wall=None)
-        self.failures = 0
+        self.failures, self.sending_failed = 0, False
+
+    def lease_answered(self) -> None:
+        """Call when the lease was read after trouble, while this pod's claim is not decided yet: that takes minutes."""
+        if self.known.ok is False and not self.sending_failed:
+            self.well()
+
+    def nothing_to_send(self) -> None:
+        """Call when no checkpoint waits: an open store is all that is asked then."""
+        if self.sending_failed and self._publisher is not None:
+            self.well()
 
     def tries_again_in(self, seconds: float) -> None:
         """Call before the pause after a failed try."""

@@ -6,7 +6,8 @@ Store trouble never leaves this object as an exception: it is a state (``degrade
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from podwatch.checkpoints.known_checkpoints import SetContents
@@ -384,6 +385,7 @@ class Syncer:
                 await self._pause()
                 continue
             if not more and not self._requests:
+                self.session.nothing_to_send()
                 await self._wake.wait()
 
     def _gap_left(self) -> float:
@@ -436,6 +438,7 @@ class Syncer:
         if not standing.publish:
             if lease.error is not None:
                 raise lease.error
+            self.session.lease_answered()
             if standing.act is not LeaseAction.SETTLE or not await self._send_ahead():
                 await self._wake.wait()  # a new decision, an error, or a rescan that may have found a checkpoint
             return True
@@ -493,12 +496,24 @@ class Syncer:
     ) -> PodwatchError | None:
         """Send and publish it; the reason where it cannot be sent any more. Raises as ``_send`` for all else."""
         try:
-            await self._send(publisher, chosen, hold=hold, pinned=pinned)
+            with self._sending():
+                await self._send(publisher, chosen, hold=hold, pinned=pinned)
         except (SetVoid, UploadStopped) as error:
             await self._abandoned(chosen, error)
             return error
         self.session.failures = 0
         return None
+
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        """Around an upload: notes whether the store has failed it."""
+        try:
+            yield
+        except (SetVoid, UploadStopped, RootReplaced):
+            raise  # not of the store
+        except PodwatchError:
+            self.session.sending_failed = True
+            raise
 
     async def _send_ahead(self) -> bool:
         """While our own lease claim settles, data may be sent already: only the publication waits for the decision.
@@ -513,7 +528,8 @@ class Syncer:
         self._ahead = True
         try:
             await self._sender.check()
-            return await self._upload(await self._plan(newest), hold=False)
+            with self._sending():
+                return await self._upload(await self._plan(newest), hold=False)
         except RootReplaced:
             return False
         except SetVoid as error:
@@ -693,7 +709,8 @@ class Syncer:
         self._in_flight = replace(self._in_flight, step=ready.occasion.step)
         self.session.idle.clear()
         try:
-            await self._optional.send(self.session.store, ready, _SpareTime(self))
+            with self._sending():
+                await self._optional.send(self.session.store, ready, _SpareTime(self))
         finally:
             self._in_flight = _InFlight()
             self.session.idle.set()
