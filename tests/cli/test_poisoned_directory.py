@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -96,8 +97,10 @@ def launches() -> list[tuple[str, list[str]]]:
     found = []
     pythons = ("sys.executable", "self._python", "self._plan.python", "python")
     source = Path(podwatch.__file__).parent
+    begins = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, pythons))})\s*,")  # most files need not be parsed
     for file in source.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        text = file.read_text()
+        for node in ast.walk(ast.parse(text)) if begins.search(text) else ():
             words = node.elts if isinstance(node, ast.List | ast.Tuple) else []
             if isinstance(node, ast.Call):
                 words = node.args

@@ -36,6 +36,7 @@ from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.checkpoints import dcp_files
 from tests.support.hurry import hurrying
 from tests.support.small_reserve import small_reserve  # noqa: F401 - a fixture
+from tests.support.warm import children
 from tests.sync.conftest import World, until
 
 PART = "__1_0.distcp"
@@ -149,7 +150,7 @@ class Pair:
 @pytest.fixture
 async def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
     monkeypatch.setattr(node_disks, "LOOK_SECONDS", 0.05)
-    with B2Server(tmp_path / "b2") as server, hurrying():
+    with B2Server(tmp_path / "b2") as server, hurrying(), children():
         for name, value in (("ENVIRONMENT", server.url), ("APPLICATION_KEY_ID", KEY_ID), ("APPLICATION_KEY", KEY)):
             monkeypatch.setenv(f"B2_{name}", value)
         made = Pair(tmp_path, server)

@@ -30,6 +30,7 @@ from podwatch.reporting.deliver_notices import (
     shown_url,
 )
 from podwatch.system import procfs
+from tests.support.pod import LIMITS
 
 
 @pytest.fixture(autouse=True)
@@ -116,9 +117,12 @@ async def test_a_program_that_fails(argv: tuple[str, ...], why: str) -> None:
 
 async def test_a_program_that_does_not_end_is_ended_with_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    channel = CommandChannel(("/bin/sh", "-c", f"sleep 60 & echo $$ $! > {pids}; wait"), 4.0)
-    with pytest.raises(NotSent, match="did not end within"):
-        await channel.send(notice())
+    for limit in LIMITS:
+        channel = CommandChannel(("/bin/sh", "-c", f"sleep 60 & echo $$ $! > {pids}; wait"), limit)
+        with pytest.raises(NotSent, match="did not end within"):
+            await channel.send(notice())
+        if pids.exists() and pids.read_text():
+            break
     for pid in map(int, pids.read_text().split()):
         deadline = time.monotonic() + 60
         while (found := procfs.read_stat(pid)) is not None and found.state not in "ZX":
@@ -150,9 +154,12 @@ async def test_a_url_gets_the_document_and_its_key_is_in_no_argument(web: Web) -
     ("status", "final"), [(302, True), (404, True), (429, False), (503, False), (0, False)], ids=str
 )
 async def test_an_answer_that_is_no(web: Web, status: int, final: bool) -> None:
-    web.answers = [status]
-    with pytest.raises(NotSent) as failed:
-        await UrlChannel(f"http://{web.place}/hook", 10.0 if status else 3.0).send(notice())
+    for limit in (10.0,) if status else LIMITS:
+        web.answers = [status]
+        with pytest.raises(NotSent) as failed:
+            await UrlChannel(f"http://{web.place}/hook", limit).send(notice())
+        if web.seen:
+            break
     assert failed.value.final is final
     assert (f"HTTP {status}" if status else "timed out") in str(failed.value)
     assert len(web.seen) == 1, "a redirect is not followed: the key in the URL belongs to this host"

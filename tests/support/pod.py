@@ -89,6 +89,10 @@ async def pod(tmp_path: Path) -> AsyncIterator[Pod]:
     made.cleanup()
 
 
+LIMITS = (0.5, 2.0, 8.0)
+"""Seconds to try in turn where a limit has to pass, but not before what it ends has started on a busy machine."""
+
+
 def eventually(check: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not check():

@@ -45,7 +45,7 @@ from podwatch.policy.other_trainers import ALONE, Beside
 from podwatch.recovery import Phase, RecordHolder, Recovery, RestoreSource
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
 from podwatch.system.own_directories import Workspace
-from podwatch.system.procfs import identify
+from podwatch.system.procfs import command, identify
 from podwatch.trainer.base import Candidate, Look, StartPlan, StopReport, TrainerHandle
 from tests.support.clock import AutoClock
 
@@ -394,6 +394,9 @@ class World:
     def person_starts(self, *flags: str, of_run: bool = True, age: float = 0.0, awaits: str = "") -> Candidate:
         process = subprocess.Popen(["/bin/sh", "-c", "sleep 1000; true", "train", *flags], start_new_session=True)
         self.processes.append(process)
+        while not command(process.pid):  # the exec closes Popen's pipe shortly before the new arguments can be read
+            assert process.poll() is None
+            time.sleep(0.001)
         identity = identify(process.pid)
         assert identity is not None
         candidate = Candidate(identity, "python train.py", "holds gpu0", of_run=of_run, age=age, awaits=awaits)

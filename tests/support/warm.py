@@ -4,17 +4,23 @@ A command of a test takes 0.5 s of CPU to import what it needs, and 0.02 s to do
 pytest worker imports podwatch, and forks a child for each command: with its own environment, directory, standard
 streams, arguments and exit. What matters about the start itself (which modules are imported, the console script, closed
 descriptors) is for tests that start an interpreter: test_poisoned_directory.py starts every command that way.
+
+The same for the children of an upload and of a restore (``children``), which import for 0.2 s: they are forked there as
+children of the process that starts them, which waits for them and whose end ends them.
 """
 
 import array
 import atexit
 import contextlib
+import ctypes
+import fcntl
 import gc
 import importlib
 import io
 import json
 import os
 import pkgutil
+import platform
 import select
 import signal
 import socket
@@ -23,18 +29,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from podwatch import cli
 
 ROOT = Path(__file__).parents[2]
+CHILDREN = ("podwatch.sync.restore.child_main", "podwatch.sync.upload.child_main")
 IMPORTED = (
+    *CHILDREN,
     *(f"podwatch.cli.{module.name}" for module in pkgutil.iter_modules(cli.__path__)),
     "podwatch.config.validation",
     "podwatch.daemon.daemon",
     "podwatch.stores.b2",
+    "podwatch.stores.s3",
     "podwatch.sync.restore.restore",
     "podwatch.sync.syncer",
     "tests.cli.fake_daemon",
@@ -59,6 +68,12 @@ class Started:
             self._answer.close()
             self._line.close()
         return self.returncode
+
+    def leave(self) -> int:
+        """Its pid, for who waits for it otherwise."""
+        self._answer.close()
+        self._line.close()
+        return self.pid
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -94,16 +109,53 @@ _lock = threading.Lock()
 _warm: _Warm | None = None
 
 
+def _running() -> _Warm:
+    global _warm
+    if _warm is None or _warm.pid != os.getpid() or _warm.process.poll() is not None:
+        _warm = _Warm()
+    return _warm
+
+
 def start(
     module: str, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], streams: Sequence[int]
 ) -> Started:
     """``python -m module arguments`` with these descriptors as standard input, output and error."""
-    global _warm
     with _lock:
-        if _warm is None or _warm.pid != os.getpid() or _warm.process.poll() is not None:
-            _warm = _Warm()
         request = {"module": module, "arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}
-        return _warm.start(request, streams)
+        return _running().start(request, streams)
+
+
+@contextlib.contextmanager
+def children() -> Iterator[None]:
+    """In the block, the child of an upload or a restore is no new interpreter. Enter it in the main thread: the end of
+    the thread that started the warm process would end these children."""
+    start_interpreter = subprocess._fork_exec  # type: ignore[attr-defined]
+    if platform.machine() not in _CLONE:
+        yield
+        return
+    with _lock:
+        _running()
+
+    def start_child(*given: Any) -> int:
+        words, _, _, keep, cwd, env, stdin, _, _, stdout, _, stderr, _, failed, _, session = given[:16]
+        argv = [os.fsdecode(word) for word in words]
+        if argv[:3] != [sys.executable, "-P", "-m"] or argv[3] not in CHILDREN or -1 in (stdin, stdout, stderr):
+            pid: int = start_interpreter(*given)
+            return pid
+        variables = dict(os.fsdecode(pair).split("=", 1) for pair in env)
+        kept = [fd for fd in keep if fd != failed]  # the pipe for a failed exec
+        request = {
+            "module": argv[3], "arguments": argv[4:], "cwd": os.fsdecode(cwd), "env": variables, "session": session,
+            "child": True, "numbers": [0, 1, 2, *kept],
+        }  # fmt: skip
+        with _lock:
+            return _running().start(request, [stdin, stdout, stderr, *kept]).leave()
+
+    subprocess._fork_exec = start_child  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        subprocess._fork_exec = start_interpreter  # type: ignore[attr-defined]
 
 
 def podwatch(
@@ -159,21 +211,48 @@ def _serve(line: socket.socket) -> Callable[[], None]:
             for _, _, payload in extra:
                 fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
             *streams, answer = fds
-            pid = os.fork()
+            request = json.loads(data)
+            pid = _fork_beside() if request.get("child") else os.fork()
             if not pid:
-                return _command(json.loads(data), streams)
+                return _command(request, streams)
             os.write(answer, f"{pid}\n".encode())
-            pidfd = os.pidfd_open(pid)
-            answers[pidfd] = pid, answer
-            waiting.register(pidfd, select.POLLIN)
+            if request.get("child"):
+                os.close(answer)
+            else:
+                pidfd = os.pidfd_open(pid)
+                answers[pidfd] = pid, answer
+                waiting.register(pidfd, select.POLLIN)
             for fd in streams:
                 os.close(fd)
 
 
+_CLONE = {"x86_64": 56, "aarch64": 220}
+_CLONE_PARENT = 0x8000
+
+
+def _fork_beside() -> int:
+    """As fork(2), but the new process is a child of our parent."""
+    python, number = ctypes.pythonapi, _CLONE[platform.machine()]
+    python.PyOS_BeforeFork()
+    pid: int = ctypes.PyDLL(None).syscall(number, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+    if pid:
+        python.PyOS_AfterFork_Parent()
+    else:
+        python.PyOS_AfterFork_Child()
+    return pid
+
+
 def _command(request: dict[str, Any], streams: list[int]) -> Callable[[], None]:
-    for number, fd in enumerate(streams):
+    numbers = request.get("numbers", [0, 1, 2])
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD, 500) for fd in streams]
+    for number, fd in zip(numbers, above, strict=True):
         os.dup2(fd, number)
-    os.closerange(3, 1000)
+    for last, number in zip(numbers[2:], [*numbers[3:], 1000], strict=True):
+        os.closerange(last + 1, number)
+    if request.get("session"):
+        os.setsid()
+    if request.get("child"):
+        gc.enable()
     os.environ.clear()
     os.environ.update(request["env"])
     time.tzset()
@@ -189,11 +268,11 @@ def _command(request: dict[str, Any], streams: list[int]) -> Callable[[], None]:
     return found
 
 
-def _exit_from(command: Callable[[], None]) -> None:
+def _exit_from(command: Callable[[], Any]) -> None:
     """As the interpreter exits, but for the clearing of every module, which takes longer than the command."""
     code: Any = 0
     try:
-        command()
+        code = command()
     except SystemExit as end:
         code = end.code
         if not (code is None or isinstance(code, int)):

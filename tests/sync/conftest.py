@@ -41,6 +41,7 @@ from tests.support.s3server import KEY_ID as S3_KEY_ID
 from tests.support.s3server import S3Server
 from tests.support.small_reserve import small_reserve  # noqa: F401 - a fixture
 from tests.support.stored_set import parts_xxh3
+from tests.support.warm import children
 
 QUICK = Retry(attempts=4, base=0.01, cap=0.05)
 
@@ -276,9 +277,14 @@ async def until(condition: Callable[[], object], seconds: float = 45.0) -> None:
 
 
 @pytest.fixture(autouse=True)
-def ordinary_priority(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Not for the test that looks at the child's own."""
-    with contextlib.nullcontext() if "nice" in request.node.name else hurrying():
+def quick_children(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Of ordinary priority, and forked from a process that has imported what they need. Not for the tests that look at
+    the child itself."""
+    with contextlib.ExitStack() as stack:
+        if "nice" not in request.node.name:
+            stack.enter_context(hurrying())
+            if "test_start_child" not in request.node.nodeid:
+                stack.enter_context(children())
         yield
 
 

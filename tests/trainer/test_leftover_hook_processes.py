@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -127,18 +128,21 @@ def record_of(worker: int, token: str = TOKEN, users: tuple[int, ...] = ()) -> d
     }  # fmt: skip
 
 
-def lock(tmp_path: Path, name: str = "state", token: str = TOKEN) -> Path:
-    """The lock file of an evaluation whose worker was killed; this process counts as the worker for the start time."""
+def lock(tmp_path: Path, name: str = "state") -> Path:
+    """The lock file of an evaluation whose worker was killed; this process counts as the worker for the start time.
+    Each has its own token, as in reality: with the same one, a test ends the processes of one that runs beside it."""
     path = tmp_path / name / "evaluation.lock"
     path.parent.mkdir()
-    text = record_of(os.getpid(), token)
+    text = record_of(os.getpid(), secrets.token_hex(16))
     text["worker"] = [2**22 - 2, procfs.start_ticks(os.getpid())]
     path.write_text(json.dumps(text))
     path.chmod(0o600)
     return path
 
 
-def environment(path: Path, token: str = TOKEN) -> dict[str, str]:
+def environment(path: Path, token: str = "") -> dict[str, str]:
+    """That of a process of the run whose lock file this is; or, with a token, of an older run of the same command."""
+    token = token or json.loads(path.read_text())["token"]
     return {"PATH": os.environ["PATH"], NAME: f"{token}:{path}"}
 
 
@@ -171,10 +175,10 @@ def lives(pid: int) -> bool:
 
 
 def test_the_next_podwatch_ends_exactly_what_was_left(tmp_path: Path) -> None:
-    path, other = lock(tmp_path), lock(tmp_path, "other", "f" * 32)
+    path, other = lock(tmp_path), lock(tmp_path, "other")
     with (
         orphan(environment(path), f"env -i sh -c 'echo $$ > {tmp_path}/below; sleep 600'; true") as mine,
-        orphan(environment(other, "f" * 32)) as another_run,
+        orphan(environment(other)) as another_run,
         orphan(environment(path, "e" * 32)) as stale,
         orphan({"PATH": os.environ["PATH"], "PODWATCH_OUTPUT": str(tmp_path)}) as nobodys,
         terminal(["/bin/sh", "-c", "sleep 600"], environ=environment(path)) as shell,

@@ -371,7 +371,8 @@ child process adds the child's calls."""
 
 
 class ChildCalls:
-    """Adds to ``TOTAL`` the calls that one child reports; its messages carry the sum in ``calls``."""
+    """Adds to ``TOTAL`` the calls that one child reports; its messages carry the sum in ``calls``. Threads of the child
+    report on their own: a message can arrive after one with a larger sum, and then it adds nothing."""
 
     def __init__(self) -> None:
         self._counted: dict[str, int] = {}
@@ -379,5 +380,6 @@ class ChildCalls:
     def hear(self, message: Mapping[str, Any]) -> None:
         calls = message.get("calls")
         if isinstance(calls, dict):
-            TOTAL.add({name: count - self._counted.get(name, 0) for name, count in calls.items()})
-            self._counted = calls
+            more = {name: max(0, count - self._counted.get(name, 0)) for name, count in calls.items()}
+            TOTAL.add(more)
+            self._counted |= {name: self._counted.get(name, 0) + count for name, count in more.items()}
