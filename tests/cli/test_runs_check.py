@@ -1,15 +1,20 @@
 """``podwatch runs check`` and ``runs watch`` as real processes: no configuration, only a store."""
 
 import json
+import os
+import pty
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
 
+from podwatch.client.terminal_text import columns_of
 from podwatch.domain.manifest import Keys
 from podwatch.stores.local import LocalStore
+from tests.support import warm
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.past_runs import past_run
 
@@ -174,3 +179,30 @@ def test_a_heartbeat_that_cannot_be_read(machine, store) -> None:
     past_run(store, Keys("r"), 10)
     store.put_bytes(Keys("r").heartbeat, b"{not json")
     assert "its heartbeat cannot be read" in checked(machine, "r", code=3)
+
+
+@pytest.mark.parametrize("columns", [50, 80])
+def test_on_a_terminal_lines_end_between_words(machine, store, columns: int) -> None:
+    beat(store, "r", host="a-pod-with-a-rather-long-name", written_wall=time.time() - 3600)
+    commands = (
+        ("runs", "check", "--store", f"file://{machine.directory / 'store'}"),
+        ("runs", "check", "r", "--store", "b2://some-bucket"),
+        ("check",),
+        ("events",),
+        ("runs", "list", "--store", "b2://some-bucket"),
+    )
+    for command in commands:
+        plain = machine.podwatch(*command)
+        master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (40, columns))
+        with os.fdopen(slave, "w") as screen:
+            code = warm.start(
+                "podwatch.__main__", command, cwd=machine.directory / "cwd", env=machine.env | {"NO_COLOR": "1"},
+                streams=[slave, slave, slave],
+            ).wait()  # fmt: skip
+            shown = os.read(master, 1 << 16).decode()
+            screen.close()
+        os.close(master)
+        assert code == plain.returncode
+        assert all(columns_of(line) <= columns for line in shown.splitlines()), shown
+        assert shown.split() == (plain.stdout + plain.stderr).split()

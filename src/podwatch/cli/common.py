@@ -151,6 +151,18 @@ def clean(text: object) -> str:
     return "".join(c if c.isprintable() or c == "\n" else " " for c in str(text))
 
 
+def for_terminal(text: str, *, first: str = "", rest: str = "  ", err: bool = False) -> list[str]:
+    """``first`` and ``text`` as lines that end between words on a terminal, the others after ``rest``; one line where
+    the output is no terminal: programs read lines."""
+    import os
+
+    from podwatch.client.terminal_text import wrap
+
+    stream = sys.stderr if err else sys.stdout
+    width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    return wrap(text, width, first=first, rest=rest) if width >= 2 * len(rest) + 2 else [first + text]
+
+
 def colours() -> bool:
     """Whether to print colours: on a terminal without NO_COLOR."""
     import os

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from podwatch.cli.common import Where, clean, common, find_daemon, json_option, moment, print_json
+from podwatch.cli.common import Where, clean, common, find_daemon, for_terminal, json_option, moment, print_json
 from podwatch.client.ask_daemon import NotRunning, ask_status, call
 from podwatch.client.times_and_sizes import amount, from_rfc3339, local, span
 from podwatch.domain.errors import HostError, PermissionDenied, PodwatchError, UsageError
@@ -82,7 +82,7 @@ def _show(event: Mapping[str, Any], as_json: bool) -> None:
 
         click.echo(json.dumps(event, ensure_ascii=False))
     else:
-        click.echo(event_line(event, time.time()))
+        click.echo("\n".join(for_terminal(event_line(event, time.time()), rest="    ")))
 
 
 @click.command("incidents", short_help="List incidents, or show one with its evidence.")

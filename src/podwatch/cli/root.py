@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 from podwatch import __version__
-from podwatch.cli.common import ENDS_WITH, Where
+from podwatch.cli.common import ENDS_WITH, Where, for_terminal
 from podwatch.domain.errors import ExitCode, PodwatchError
 
 COMMANDS = {
@@ -107,7 +107,7 @@ def run(command: click.Command) -> NoReturn:
         _exit(ExitCode.OK)
     except PodwatchError as error:
         _debug()
-        click.echo(f"podwatch: {error}", err=True)
+        click.echo("\n".join(for_terminal(f"podwatch: {error}", err=True)), err=True)
         _exit(_code(error, error.exit_code))
     except Exception as error:
         _debug()

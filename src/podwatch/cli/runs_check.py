@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import MonitoringCommand, Where, clean, colours, common, json_option, print_json
+from podwatch.cli.common import MonitoringCommand, Where, clean, colours, common, for_terminal, json_option, print_json
 from podwatch.cli.offline import checked_run_id
 from podwatch.client.terminal_text import fit, repaint
 from podwatch.domain.errors import PodwatchError
@@ -79,7 +79,7 @@ def check(
         if as_json:
             print_json({"schema_version": 1, "store_url": store, "overall": "unknown", "problem": problem, "runs": []})
         else:
-            click.echo(f"UNKNOWN: {clean(problem)}")
+            click.echo("\n".join(for_terminal(f"UNKNOWN: {clean(problem)}")))
         raise click.exceptions.Exit(int(Level.UNKNOWN)) from error
     worst = max((j.level for _, j in found), key=_badness, default=Level.UNKNOWN)
     if as_json:
@@ -89,7 +89,7 @@ def check(
     elif not found:
         click.echo(f"UNKNOWN: no runs in {clean(url)}")
     for evidence, judgement in () if as_json else found:
-        click.echo(_line(evidence, judgement))
+        click.echo("\n".join(_lines(evidence, judgement)))
     raise click.exceptions.Exit(int(worst))
 
 
@@ -107,9 +107,10 @@ def watch(where: Where, store: str, every: float) -> None:
         with opened(where, store) as (reading, prefix, _):
             while True:
                 try:
-                    lines = [_line(*one) for one in _judged(reading, prefix, "", Limits())]
+                    judged = _judged(reading, prefix, "", Limits())
+                    lines = [line for one in judged for line in _lines(*one)]
                 except RemoteError as error:
-                    lines = [f"UNKNOWN: {clean(error)}"]
+                    lines = for_terminal(f"UNKNOWN: {clean(error)}")
                 _paint([f"{clean(reading.url)}  {time.strftime('%H:%M:%S')}", *(lines or ["no runs"])])
                 time.sleep(max(1.0, every))
     except KeyboardInterrupt:
@@ -197,9 +198,11 @@ def _badness(level: "int") -> int:
     return {0: 0, 1: 1, 3: 2, 2: 3}[int(level)]
 
 
-def _line(evidence: "Evidence", judgement: "Judgement") -> str:
-    word = click.style(judgement.level.name, fg=_COLOURS[judgement.level]) if colours() else judgement.level.name
-    return f"{word} {clean(evidence.run_id)}: {clean(judgement.summary)}"
+def _lines(evidence: "Evidence", judgement: "Judgement") -> list[str]:
+    name = judgement.level.name
+    first, *more = for_terminal(f"{name} {clean(evidence.run_id)}: {clean(judgement.summary)}")
+    word = click.style(name, fg=_COLOURS[judgement.level]) if colours() else name
+    return [word + first.removeprefix(name), *more]
 
 
 def _document(evidence: "Evidence", judgement: "Judgement") -> dict[str, Any]:

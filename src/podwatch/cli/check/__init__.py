@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from podwatch.cli.common import Where, clean, colours, common, json_option, print_json
+from podwatch.cli.common import Where, clean, colours, common, for_terminal, json_option, print_json
 from podwatch.cli.job_assumptions import Given, assume, given_options
 from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
 
@@ -128,6 +128,7 @@ def examine(
 
 def _print(line: "Line") -> None:
     word = click.style(f"{line.level:<4}", fg=_TONE[line.level], bold=line.level == "fail") if colours() else None
-    click.echo(f"{word or f'{line.level:<4}'}  {line.name:<11} {clean(line.text)}")
+    first, *more = for_terminal(clean(line.text), first=f"{line.level:<4}  {line.name:<11} ", rest=" " * 18)
+    click.echo("\n".join([word + first[4:] if word else first, *more]))
     if line.fix and line.level != "ok":
-        click.echo(f"{'':18}do: {clean(line.fix)}")
+        click.echo("\n".join(for_terminal(clean(line.fix), first=f"{'':18}do: ", rest=" " * 22)))
