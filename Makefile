@@ -66,8 +66,9 @@ setup: $(STAMP)  ## only set up .venv
 demo: $(STAMP)   ## a simulated pod whose inference engine dies silently, and what podwatch does about it
 	@$(BIN)/podwatch demo $(ARGS)
 
+# Four workers: its tests wait more than those of the other suites.
 test: $(STAMP)   ## the default test suite
-	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -n 4 $(ARGS)
 
 test-slow: $(STAMP)  ## what takes long of the same suite: many cases and examples, many kills, many real processes
 	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(PARALLEL) -m 'slow or hypothesis' $(ARGS)
