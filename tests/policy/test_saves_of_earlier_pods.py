@@ -227,6 +227,7 @@ def live(story: Story, choice: Random) -> None:
         story.check()
 
 
+@pytest.mark.hypothesis  # its sequences are as many as the profile says
 def test_no_sequence_of_pods_deletes_what_one_pod_keeps() -> None:
     for seed in range(examples(4000)):
         choice = Random(seed)
