@@ -168,12 +168,13 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Each worker imports the test files beginning with its own share: in a new checkout none compiles them all (10 s),
     but finds most of them compiled by another one. What cannot be imported is reported by the collection."""
     config, worker = session.config, os.environ.get("PYTEST_XDIST_WORKER", "")
-    if worker and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+    usual = config.option.markexpr == "not slow" and config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if worker and usual:
         found = [file for file in sorted(Path(__file__).parent.rglob("test_*.py")) if "suites" not in file.parts]
         files = [file for file in found if not pytest_ignore_collect(file, config)]
         first = len(files) * int(worker.removeprefix("gw")) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         for file in files[first:] + files[:first]:
-            with contextlib.suppress(Exception, pytest.skip.Exception):
+            with contextlib.suppress(Exception, pytest.skip.Exception, pytest.fail.Exception):
                 importlib.import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
     return (yield)
 

@@ -49,7 +49,9 @@ class AppState(Stateful):
 def broadcast(layout: Layout, model: torch.nn.Module, step: int) -> None:
     target = layout.broadcast(step)
     target.mkdir(parents=True, exist_ok=True)
-    torch.save(model.state_dict(), target / "model.pt")
+    part = target / "model.pt.tmp"  # after a resume STABLE is there already, and the engine may read
+    torch.save(model.state_dict(), part)
+    part.replace(target / "model.pt")
     (target / "STABLE").touch()
 
 
