@@ -252,8 +252,9 @@ def test_a_daemon_that_init_starts_again_is_not_started_by_hand(tmp_path):
     assert stale(found)["reasons"][0]["suggestion"] == "podwatch run -c /etc/podwatch/r.toml"
     (tmp_path / "init.pid").write_text("1\n")  # of an earlier boot: another process
     assert stale(found)["reasons"][0]["suggestion"].startswith("podwatch run")
-    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "podwatch"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as sleeper:
+    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", "podwatch"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sleeper:
+        assert sleeper.stdout.readline()  # the exec closes Popen's pipe before its arguments can be read
         (tmp_path / "init.pid").write_text(f"{sleeper.pid}\n")
         assert stale(found)["reasons"][0]["suggestion"].startswith("wait some seconds: podwatch's init starts it again")
         sleeper.communicate()
