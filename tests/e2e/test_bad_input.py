@@ -295,7 +295,7 @@ def test_a_store_that_cannot_be_used_does_not_remove_the_guard(rig: Rig, b2: B2S
     daemon = rig.daemon(environ, sync__store=f"b2://{bucket}").start()
     # Training does not begin by itself, because the store may hold this run; a person's word is enough.
     daemon.wait_for(lambda: "`podwatch start`" in json.dumps(reasons(daemon).get("blocked")), 20, "what to do")
-    assert "the store does not answer" in reasons(daemon)["blocked"]["summary"]
+    assert "podwatch cannot read the store" in reasons(daemon)["blocked"]["summary"]
     assert not rig.starts
     if what == "wrong key":
         guards_without_store(rig, daemon, words)
