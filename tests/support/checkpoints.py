@@ -4,6 +4,7 @@ Every ``*_operations`` function is a generator that does one file operation per 
 that a test can stop a save anywhere: ``take(prime_rl_operations(...), 7)`` is a trainer killed after operation 7.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -201,9 +202,10 @@ def dcp_operations(directory: Path, size: int = 4096, ranks: int = 1, save_id: s
         yield from _write(directory / name, data)
     yield from _write(directory / ".metadata.tmp", index)
     if (directory / ".metadata").exists():
-        (directory / ".metadata").unlink()
+        (directory / ".metadata").unlink(missing_ok=True)
         yield "unlink .metadata"
-    (directory / ".metadata.tmp").rename(directory / ".metadata")
+    with contextlib.suppress(FileNotFoundError):  # a second trainer, which saves the same step, has just renamed it
+        (directory / ".metadata.tmp").rename(directory / ".metadata")
     yield "rename .metadata"
 
 
