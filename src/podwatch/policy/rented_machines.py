@@ -201,7 +201,7 @@ def _gone(known: Billed, record: Record, facts: Facts) -> bool:
 
 def _sends_on(known: Billed, record: Record, facts: Facts) -> bool:
     """Whether this run's heartbeat comes from a machine that no list shows any more: it was given another name at the
-    provider, or the list leaves it out. It costs money all the same."""
+    provider, or the list leaves it out. It still costs money."""
     beat = facts.beat
     if beat is None or is_stale(beat):
         return False
