@@ -18,9 +18,12 @@ from podwatch.domain.process import ProcessIdentity
 from podwatch.recovery import stale_files
 from podwatch.system import procfs
 from podwatch.system.blocking_calls import Worker
+from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import boot_id, patiently, pid_namespace
 from podwatch.trainer import find_trainers, keeper
+from podwatch.trainer.base import Candidate
 from podwatch.trainer.process_tree import AllOurs, LocalTree, Process, in_session, marked
+from podwatch.trainer.start_and_adopt import KeeperLauncher
 from tests.support.known_trainers import ROLES
 from tests.support.pod import eventually
 
@@ -286,6 +289,14 @@ async def test_a_tree_with_a_stuck_process_is_seen_whole(proc: FakeProc) -> None
         assert [(p.identity.pid, p.command) for p in living] == [(501, "python x.py"), (502, "name 502")]
     finally:
         worker.close()
+
+
+async def test_a_trainer_that_is_stuck_is_attached(proc: FakeProc, tmp_path: Path) -> None:
+    proc.add(551, ticks=7, stuck=True)
+    launcher = KeeperLauncher("r1", tmp_path / "out", tmp_path / "state", SystemClock(), roles=ROLES)
+    stuck = ProcessIdentity(551, 7, boot_id(), pid_namespace())
+    handle = await asyncio.wait_for(launcher.attach(Candidate(stuck, "python x.py", "holds gpu0")), 20)
+    assert handle.launcher == stuck
 
 
 def test_nothing_is_cleared_while_one_cannot_be_looked_into(

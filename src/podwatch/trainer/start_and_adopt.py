@@ -176,7 +176,7 @@ class KeeperLauncher:
         """Return a handle for the trainer in the record; None if it never ran."""
         handle = KeptTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
         if is_alive(record.launcher):
-            await self._call(_learn_secrets, record.launcher.pid)
+            await patiently(self._worker, _learn_secrets, record.launcher.pid, timeout=_CALL_DEADLINE)
         if is_alive(record.keeper):
             await self._wait_until_kept(record)
             # Was it released, or did it fail, in the meantime?
@@ -224,7 +224,7 @@ class KeeperLauncher:
         """Raises Busy when it has ended in the meantime."""
         if not is_alive(candidate.launcher):
             raise Busy(f"process {candidate.launcher.pid} has ended", fix="nothing: podwatch checks the pod again")
-        await self._call(_learn_secrets, candidate.launcher.pid)
+        await patiently(self._worker, _learn_secrets, candidate.launcher.pid, timeout=_CALL_DEADLINE)
         return AttachedTrainer(
             candidate.launcher,
             started_wall=started_wall(candidate.launcher, self._clock),

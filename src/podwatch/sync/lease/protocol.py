@@ -344,8 +344,8 @@ class LeaseProtocol:
         self._known = replace(self._known, claims=tuple(found), rival=rival, floor=floor, own=self._timed(own))
 
     def _read_age(self) -> Generator[Request, Any, None]:
-        """How old the other pods' last sign of life was at the start of this look: a heartbeat, or the claim of a pod
-        that has written none yet. A heartbeat written since then makes it younger, never older."""
+        """How old the newest heartbeat of another pod was at the start of this look, or the claim of a pod that has
+        written none yet. A heartbeat written since then makes it younger, never older."""
         own = self._known.own
         if (yield Skew()) is None:
             return
