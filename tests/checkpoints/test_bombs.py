@@ -3,8 +3,12 @@
 import struct
 from pathlib import Path
 
+import pytest
+
 from podwatch.checkpoints.formats import safetensors, torch_zip
 from tests.support.checkpoints import torch_zip_bytes
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_zip_of_millions_of_entries_is_not_opened(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from podwatch.checkpoints.layouts import KINDS, Layout, Site, recognised, shared
 from podwatch.checkpoints.scan import scan_part
 from tests.support.golden import GOLDEN, judge
 
+pytestmark = pytest.mark.slow
+
 MORE = 25.0 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 0.5
 """Times the count of each test: the default run has seconds for all of them, ``make fuzz`` has minutes."""
 

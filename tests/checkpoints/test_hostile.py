@@ -21,6 +21,8 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from tests.support.checkpoints import ManualClock
 from tests.support.golden import GOLDENS, LONG, SOME, Golden, files_of, shift
 
+pytestmark = pytest.mark.slow
+
 each = pytest.mark.parametrize("golden", SOME, ids=lambda g: g.name)
 ONE_EACH = tuple({g.kind: g for g in SOME}.values())
 one_each = pytest.mark.parametrize("golden", ONE_EACH, ids=lambda g: g.name)

@@ -13,6 +13,8 @@ from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts.base import Judgement, Marker
 from tests.support.golden import GOLDENS, Done, Golden, judge, replay, shift
 
+pytestmark = pytest.mark.slow
+
 each = pytest.mark.parametrize("golden", GOLDENS, ids=lambda g: g.name)
 
 LATE: dict[str, tuple[str, ...]] = {

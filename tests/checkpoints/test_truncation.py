@@ -18,6 +18,8 @@ from podwatch.checkpoints.layouts.base import Judgement
 from tests.support.checkpoints import ManualClock
 from tests.support.golden import LONG, SOME, Golden, files_of, judge
 
+pytestmark = pytest.mark.slow
+
 each = pytest.mark.parametrize("golden", SOME, ids=lambda g: g.name)
 
 NOT_NEEDED = re.compile(

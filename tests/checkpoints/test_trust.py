@@ -23,6 +23,8 @@ from podwatch.domain.errors import HostError
 from tests.checkpoints.leases import told
 from tests.support.checkpoints import ManualClock, torch_zip_bytes, write_prime_rl_step
 
+pytestmark = pytest.mark.slow
+
 WEAK = 60.0
 
 

@@ -13,6 +13,8 @@ from tests.cli.conftest import ROOT, Machine
 from tests.support.checkpoints import safetensors_bytes
 from tests.support.package import install
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:

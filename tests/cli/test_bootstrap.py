@@ -22,6 +22,8 @@ from podwatch.sync.upload.artifacts import scrubber
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.small_disk import small_mount
 
+pytestmark = pytest.mark.slow
+
 SECRET = "K005veryrandom47secret11value"
 DIGEST = re.compile(r"^  digest +([0-9a-f]{64})$", re.M)
 

@@ -24,7 +24,7 @@ from tests.support.asking import running, status
 from tests.support.recovery_world import Podwatch, Store, World
 from tests.support.rig import Rig
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 HERE = Path(__file__).parents[2]
 

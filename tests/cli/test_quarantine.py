@@ -4,10 +4,14 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from podwatch.domain.run import Intent, IntentKind
 from podwatch.recovery import quarantine
 from podwatch.system.own_directories import Workspace
 from tests.support import warm
+
+pytestmark = pytest.mark.slow
 
 
 def podwatch(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -17,6 +17,8 @@ from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 from tests.support.put_file import put_file
 
+pytestmark = pytest.mark.slow
+
 PART_SIZE = 5_000_000
 
 

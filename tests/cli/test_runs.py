@@ -6,12 +6,16 @@ import shutil
 import time
 from pathlib import Path
 
+import pytest
+
 from podwatch.domain.manifest import Keys
 from podwatch.journal.journal import Journal
 from podwatch.stores.local import LocalStore
 from podwatch.system.files import FileLock
 from tests.cli.test_restore import stored
 from tests.support.past_runs import into_directory, past_run, tree
+
+pytestmark = pytest.mark.slow
 
 __all__ = ["stored"]
 

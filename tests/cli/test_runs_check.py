@@ -18,6 +18,8 @@ from tests.support import warm
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.past_runs import past_run
 
+pytestmark = pytest.mark.slow
+
 WORDS = {0: "OK", 1: "WARNING", 2: "CRITICAL", 3: "UNKNOWN"}
 
 

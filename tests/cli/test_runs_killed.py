@@ -20,7 +20,7 @@ from podwatch.sync.verify_stored import verify_save
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.past_runs import into_bucket, past_run, tree
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 """Seconds: each kill is a process of its own, and the gate runs others beside it."""
 
 LATER = f"""

@@ -3,10 +3,14 @@
 import io
 import json
 
+import pytest
+
 from podwatch.domain.manifest import Keys
 from podwatch.stores.local import LocalStore
 from tests.cli.test_restore import PART_SIZE, stored
 from tests.support.put_file import put_file
+
+pytestmark = pytest.mark.slow
 
 __all__ = ["stored"]
 

@@ -37,6 +37,8 @@ from tests.support.s3server import KEY as S3_KEY
 from tests.support.s3server import KEY_ID as S3_KEY_ID
 from tests.support.s3server import S3Server
 
+pytestmark = pytest.mark.slow
+
 A_TAG = "s[a-z2-7]{7}"
 RULES = {"providers": ["vast"], "max_price_per_hour": 2, "max_spend_per_day": 100, "max_spend_total": 500}
 KEYS = Keys("r")

@@ -15,6 +15,8 @@ from podwatch.daemon import init
 from podwatch.system import procfs
 from tests.support import forking
 
+pytestmark = pytest.mark.slow
+
 DAEMON = """
 import os, signal, socket, sys, time
 where = sys.argv[1]

@@ -19,6 +19,8 @@ from tests.support.pods.shapes import Shape
 from tests.support.pods.watching import acts
 from tests.support.pods.world import Piece
 
+pytestmark = pytest.mark.slow
+
 HOLD = 600.0
 BEFORE = 700.0
 """Seconds of healthy life before; a run is loaded and armed by then."""

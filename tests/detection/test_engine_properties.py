@@ -4,6 +4,7 @@ import math
 from dataclasses import fields, replace
 from functools import cache
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +39,8 @@ from podwatch.domain.snapshot import (
 )
 from podwatch.domain.thresholds import DetectionPolicy, LogRule, Policies
 from tests.detection.looks import GIB, URL, World, kills, process
+
+pytestmark = pytest.mark.slow
 
 RULES = (LogRule("engine-dead", "x", supports=("silent-death", "hang", "required-child-exited")),)
 POLICIES = Policies(

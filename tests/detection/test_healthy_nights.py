@@ -11,6 +11,8 @@ from podwatch.domain.process import ExitStatus, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Health, InferenceSample, RequiredExit, SensorState, unobserved
 from tests.detection.looks import GIB, URL, World, process, world
 
+pytestmark = pytest.mark.slow
+
 EVAL_URL = "http://127.0.0.1:8123"
 EVAL_SERVER, EVAL_ENGINE = process(80, ProcessRole.INFERENCE), process(81, ProcessRole.ENGINE, (0,))
 

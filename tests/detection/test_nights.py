@@ -13,6 +13,8 @@ from tests.support.pods.healthy import Run
 from tests.support.pods.shapes import SHAPES, Shape
 from tests.support.pods.watching import acts, catch, healthy_night, judged
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("number", range(len(SHAPES)), ids=[s.name for s in SHAPES])
 def test_no_healthy_pod_is_touched(number: int) -> None:

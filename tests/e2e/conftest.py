@@ -1,23 +1,14 @@
 """End-to-end: the real daemon as a process, with everything real around it but the GPU and the training."""
 
-import os
 import shutil
 import tempfile
-import threading
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support import long_scenarios
 from tests.support.nvml import NoCompiler, build_nvml
 from tests.support.rig import Rig
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "meanwhile(name): needs the result of a long scenario, started with the others")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,52 +44,10 @@ def rig(make_rig: Callable[[], Rig]) -> Rig:
     return make_rig()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def meanwhile(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, nvml_library: Path
-) -> Iterator[Callable[[str], None]]:
-    """Long scenarios that a collected test asks for by its ``meanwhile`` marker: started with the first test of this
-    folder, so that the others run while they wait. Call it with the name to wait for the end.
-
-    Of several pytest workers the first one runs a scenario; how it ended stands in a file that all of them can see."""
-    wanted = {m.args[0] for item in request.session.items for m in item.iter_markers("meanwhile")}
-    shared = tmp_path_factory.getbasetemp()
-    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
-    rigs: dict[str, Rig] = {}
-    running: list[threading.Thread] = []
-
-    def run(name: str) -> None:
-        work: Callable[[Rig], None] = getattr(long_scenarios, name)
-        said = ""
-        try:
-            work(rigs[name])
-        except BaseException:
-            said = traceback.format_exc()
-        finally:
-            rigs[name].close()
-        scratch = shared / f"meanwhile-{name}.tmp"
-        scratch.write_text(said)
-        scratch.rename(shared / f"meanwhile-{name}.end")
-
-    for name in sorted(wanted):
-        try:
-            (shared / f"meanwhile-{name}.begun").touch(exist_ok=False)
-        except FileExistsError:
-            continue  # another worker runs it
-        rigs[name] = Rig(tmp_path_factory.mktemp(name), nvml_library)
-        running.append(threading.Thread(target=run, args=(name,), daemon=True))
-        running[-1].start()
-
-    def finish(name: str) -> None:
-        end = shared / f"meanwhile-{name}.end"
-        while not end.exists():
-            time.sleep(0.1)
-        if said := end.read_text():
-            pytest.fail(said)
-
-    yield finish
-    for thread in running:
-        thread.join()
+@pytest.fixture
+def attaching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """podwatch attaches to training that it finds, which it does not do in other tests."""
+    monkeypatch.setattr(Rig, "supervise", "auto")
 
 
 @pytest.fixture

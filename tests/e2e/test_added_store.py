@@ -4,9 +4,13 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.support.asking import published, running
 from tests.support.package import install
 from tests.support.rig import Rig
+
+pytestmark = pytest.mark.slow
 
 
 def test_what_is_published_there_can_be_restored(rig: Rig, elsewhere: Path, tmp_path: Path) -> None:

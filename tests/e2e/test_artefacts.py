@@ -4,12 +4,16 @@ import io
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from podwatch.domain.manifest import Keys
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.credentials import Credentials
 from tests.support.asking import kill_engine, running
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.rig import Rig
+
+pytestmark = pytest.mark.slow
 
 SECRET = "wandb-secret-of-this-user"
 

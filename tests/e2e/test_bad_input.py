@@ -31,6 +31,8 @@ from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
 from tests.support.strangers import public_directory
 
+pytestmark = pytest.mark.slow
+
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else or to mount")
 

@@ -16,6 +16,8 @@ from tests.support.daemon import DaemonProcess
 from tests.support.ptys import terminal
 from tests.support.rig import TRAINER, Rig, alive
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("attaching")]
+
 LOADING = """
 import os, sys, time
 control, save = sys.argv[1], sys.argv[2]

@@ -6,8 +6,12 @@ import signal
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.support.asking import messages, running, status
 from tests.support.rig import Rig, alive
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("attaching")]
 
 
 def log_is_journaled(rig: Rig) -> bool:

@@ -2,8 +2,12 @@
 
 import signal
 
+import pytest
+
 from tests.support.asking import reasons, running, status, wait_reason
 from tests.support.rig import Rig
+
+pytestmark = pytest.mark.slow
 
 SECRET = "s3cr3t-s3cr3t-s3cr3t"
 

@@ -22,6 +22,8 @@ from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig, alive
 from tests.support.small_disk import small_mount
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 GB = 256 * 1024
 DISK, OTHERS, SAVE = 250 * GB, 91 * GB, 47 * GB

@@ -10,7 +10,7 @@ import pytest
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig, alive
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("attaching")]
 
 HEAD = """
 import json, os, sys, time

@@ -15,6 +15,8 @@ from tests.support.asking import wait_reason
 from tests.support.rig import Rig, alive
 from tests.support.served_pod import ENGINES, QUICK, ServedPod
 
+pytestmark = pytest.mark.slow
+
 
 def test_each_family_is_told_with_its_second_signal_and_over_when_it_is_over(rig: Rig) -> None:
     pod = ServedPod(rig, **QUICK)

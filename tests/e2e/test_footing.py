@@ -21,6 +21,8 @@ from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig, alive, end_all
 from tests.support.small_disk import small_mount
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("attaching")]
+
 KIND = "state-unavailable"
 
 

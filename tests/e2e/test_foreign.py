@@ -3,9 +3,13 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.support.asking import wait_reason
 from tests.support.checkpoints import write_prime_rl_step
 from tests.support.rig import Rig
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("attaching")]
 
 
 def test_what_another_run_left_is_not_published_as_this_one(rig: Rig, elsewhere: Path) -> None:

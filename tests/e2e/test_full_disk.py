@@ -14,6 +14,8 @@ from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
 from tests.support.small_disk import small_mount
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

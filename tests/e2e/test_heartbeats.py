@@ -3,8 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.asking import running
 from tests.support.rig import Rig
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_heartbeat_follows_a_start_at_once(rig: Rig, elsewhere: Path) -> None:

@@ -5,9 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.asking import messages, published, reasons, running, status
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
+
+pytestmark = pytest.mark.slow
 
 STRAY = 99999999999999999
 

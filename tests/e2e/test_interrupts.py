@@ -18,6 +18,8 @@ from tests.support.asking import lived, messages, reasons, status
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig, alive
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("attaching")]
+
 TEARDOWN = 12.0
 """Seconds that the trainer takes after the engine is gone: more than the 8 s of the default hold."""
 PROGRAM = Path(interruptible.__file__)

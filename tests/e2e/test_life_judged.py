@@ -3,8 +3,12 @@
 import signal
 import time
 
+import pytest
+
 from tests.support.asking import kill_engine, messages, running, says, status
 from tests.support.rig import Rig
+
+pytestmark = pytest.mark.slow
 
 
 def test_an_exit_is_judged_by_what_was_still_to_do(rig: Rig) -> None:

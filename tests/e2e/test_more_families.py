@@ -8,8 +8,12 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.support.rig import Rig
 from tests.support.served_pod import ENGINES, QUICK, ServedPod
+
+pytestmark = pytest.mark.slow
 
 
 def append(path: Path, *lines: str) -> None:

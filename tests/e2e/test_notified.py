@@ -11,6 +11,8 @@ from podwatch.system import procfs
 from tests.support.asking import kill_engine, leaves_within, running, says, wait_reason
 from tests.support.rig import Rig
 
+pytestmark = pytest.mark.slow
+
 
 def heard(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

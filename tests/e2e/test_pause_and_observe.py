@@ -5,10 +5,14 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.support.asking import confirmed, kill_engine, messages, reasons, running, status, wait_reason
 from tests.support.daemon import DaemonProcess
 from tests.support.nvml import GIB
 from tests.support.rig import Rig, alive
+
+pytestmark = pytest.mark.slow
 
 
 def get(daemon: DaemonProcess, path: str) -> str:

@@ -18,6 +18,8 @@ from tests.support.daemon import DaemonProcess
 from tests.support.poison import INSTALLED, STANDARD, Poison
 from tests.support.rig import Rig, alive
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(sys.prefix, "bin", "podwatch")
 
 

@@ -18,6 +18,8 @@ from podwatch.system import procfs
 from tests.support.asking import confirmed, leaves_within, messages, published, running
 from tests.support.rig import Rig, alive
 
+pytestmark = pytest.mark.slow
+
 PID1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 

@@ -10,6 +10,8 @@ from tests.support.asking import published, reasons, running, status
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("attaching")]
+
 
 def pointer(store: Path) -> dict[str, Any]:
     (path,) = store.rglob("latest.json")

@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from podwatch.domain.manifest import Keys
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.credentials import Credentials
@@ -19,6 +21,8 @@ from tests.support.asking import running, status, wait_reason
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import TRAINER, Rig
+
+pytestmark = pytest.mark.slow
 
 PLANTED = {
     "env_file, by its name": "planted-Wandb-5f3a9c",

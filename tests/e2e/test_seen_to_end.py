@@ -13,6 +13,8 @@ import pytest
 
 from podwatch.simulation.pod import Pod, Shape
 
+pytestmark = pytest.mark.slow
+
 HOLD = 600.0
 """Seconds: ten times as long as this test waits for the verdict."""
 

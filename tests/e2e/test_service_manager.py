@@ -15,6 +15,8 @@ from podwatch.daemon import init
 from tests.support.asking import reasons, running, says, status, wait_reason
 from tests.support.rig import Rig, end_all
 
+pytestmark = pytest.mark.slow
+
 
 class Manager:
     """The receiving end of NOTIFY_SOCKET."""

@@ -16,6 +16,8 @@ from tests.support.asking import status
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
 
+pytestmark = pytest.mark.slow
+
 WORDS = {"hang": "hangs while loading", "abort": "(SIGABRT)", "crash": "(SIGSEGV)", "exit": "(exit status 7)"}
 
 

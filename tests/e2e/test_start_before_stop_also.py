@@ -1,7 +1,11 @@
 """A cluster that is started before training, and one that is ended after it: both with the whole podwatch."""
 
+import pytest
+
 from tests.support.asking import confirmed, messages, running
 from tests.support.rig import Rig, alive
+
+pytestmark = pytest.mark.slow
 
 CLUSTER = (
     "setsid sh -c 'echo $$ >> {0}; exec sleep 600' > /dev/null 2>&1 & while ! kill -0 $(tail -n 1 {0}); do :; done"

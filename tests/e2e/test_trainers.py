@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.support.asking import confirmed, status, wait_reason
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
+
+pytestmark = pytest.mark.slow
 
 BAR = """
 import sys, time

@@ -21,7 +21,7 @@ from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
 from tests.sync.conftest import local_violations
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 QUICK = {"sync__heartbeat": "5s", "sync__holder_patience": "12s", "sync__claim_wait": "2s"}
 
 

@@ -6,9 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.asking import published, reasons, running, status
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import TRAINER, Rig, alive, end_all
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("attaching")]
 
 SECRET = "s3cr3t-s3cr3t-s3cr3t"
 

@@ -5,9 +5,13 @@ import shutil
 import signal
 from pathlib import Path
 
+import pytest
+
 from podwatch.system.own_directories import Workspace
 from tests.support.asking import confirmed, published, running
 from tests.support.rig import Rig
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_new_pod_goes_on_in_the_same_wandb_runs(rig: Rig, elsewhere: Path) -> None:

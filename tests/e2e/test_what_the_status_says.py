@@ -16,6 +16,8 @@ from tests.support.daemon import DaemonProcess
 from tests.support.hurry import hurry
 from tests.support.rig import Rig
 
+pytestmark = pytest.mark.slow
+
 BACKUP = "not-backed-up"
 LOOK_SECONDS = 0.05
 

@@ -26,6 +26,8 @@ from podwatch.policy.evaluation import Result, Target
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
 
+pytestmark = pytest.mark.slow
+
 GB = 10**9
 
 

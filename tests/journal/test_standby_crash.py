@@ -18,6 +18,8 @@ from podwatch.journal import Journal, open_database
 from podwatch.journal.open_database import SCHEMA_VERSION
 from tests.journal.test_without_database import filled
 
+pytestmark = pytest.mark.slow
+
 
 def run_round(path: Path, at: int, name: str, *, stay: bool) -> list[str]:
     """One podwatch in a process of its own, killed at point ``at`` (0: never); what it had reached. Unless it is to

@@ -8,7 +8,7 @@ import pytest
 from tests.paths.hostile import FLIPS, Flip, as_root, calls, in_memory, play
 from tests.paths.operations import OPERATIONS
 
-pytestmark = as_root
+pytestmark = [pytest.mark.slow, as_root]
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from podwatch.policy.disk_forecast import (
 )
 from podwatch.policy.local_retention import Protection, RemovalInput, RemovalKind, Trigger, plan_removal
 
+pytestmark = pytest.mark.slow
+
 POLICY = DiskPolicy()
 GB = 1_000_000_000
 TURN = 60.0

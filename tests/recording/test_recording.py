@@ -51,6 +51,8 @@ from podwatch.recording.format import (
 )
 from podwatch.recording.recorder import Recorder
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = st.floats(allow_nan=False)
 TEXT = st.text(st.characters(), max_size=12)  # lone surrogates too: a command line is bytes
 st.register_type_strategy(float, NUMBERS)

@@ -12,6 +12,8 @@ from podwatch.recovery import Phase, quarantine
 from podwatch.system.pinned_directories import PinnedTree
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, death
 
+pytestmark = pytest.mark.slow
+
 
 async def prepared(root: Path) -> World:
     """A trainer that runs, confirmed, with step 15 saved, step 20 cut off, and notes ahead."""

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support import restart_rounds
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = int(os.environ.get("PODWATCH_CRASH_ROUNDS", "40"))
 SEED = int(os.environ.get("PODWATCH_CRASH_SEED", "20261"))
 ROOT = Path(__file__).resolve().parents[2]

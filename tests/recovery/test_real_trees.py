@@ -18,6 +18,8 @@ from tests.recovery.test_with_keeper import RealTime, running_trainers
 from tests.support.known_trainers import ROLES
 from tests.support.recovery_world import GIB, Podwatch, World, death
 
+pytestmark = pytest.mark.slow
+
 TRAINER = """
 import fcntl, os, signal, subprocess, sys, time
 from pathlib import Path

@@ -21,6 +21,8 @@ from podwatch.domain.event import EventName
 from podwatch.policy.local_retention import RemovalKind
 from tests.support.small_disk import Guard, guarded, small_mount
 
+pytestmark = pytest.mark.slow
+
 GB = 32 * 1024
 DISK, OTHERS, SAVE = 250 * GB, 91 * GB, 47 * GB
 SAVES = int(os.environ.get("PODWATCH_DISK_SAVES", "8"))

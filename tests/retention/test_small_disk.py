@@ -18,6 +18,8 @@ from podwatch.policy.local_retention import Protection, RemovalKind
 from tests.support.checkpoints import broadcast_operations, finish, prime_rl_operations, write_rollouts
 from tests.support.small_disk import Guard, guarded, small_mount
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 DISK = 24 * MIB
 SHARD = 2 * MIB

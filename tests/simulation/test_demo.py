@@ -15,6 +15,8 @@ from podwatch.simulation.demo import SCENARIOS, Result, run
 from podwatch.simulation.pod import MARKER
 from podwatch.simulation.verify import Screen
 
+pytestmark = pytest.mark.slow
+
 
 def left_behind() -> list[str]:
     mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "podwatch-demo-" in line]

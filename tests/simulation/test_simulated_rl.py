@@ -22,6 +22,8 @@ from podwatch.system.clock import SystemClock
 from tests.support import forking
 from tests.support.known_trainers import ROLES
 
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape(
     speed=8.0,
     step_seconds=0.2,

@@ -91,6 +91,9 @@ class Cards(threading.Thread):
 class Rig:
     """``daemon`` is not started yet. ``settings`` are TOML tables merged over quick ones."""
 
+    supervise = "keeper"
+    """podwatch attaches to nothing; the fixture ``attaching`` is for tests of that."""
+
     def __init__(self, root: Path, library: Path) -> None:
         self.root = root
         self.output = root / "work" / "outputs"
@@ -117,7 +120,7 @@ class Rig:
             "": {"run_id": self.run_id, "state_dir": str(self.root / "state")},
             "trainer": {
                 "layout": "prime-rl", "output_dir": str(self.output), "cwd": str(self.output.parent),
-                "command": self.command(), "stop_grace": "2s", "save_grace": "2s",
+                "command": self.command(), "supervise": self.supervise, "stop_grace": "2s", "save_grace": "2s",
             },
             "gpu": {"inference": [0], "trainer": [1], "poll": "0.1s", "hold": "0.5s", "deadline": "0.5s"},
             "checkpoints": {"rescan": "0.3s", "settle": "0.2s"},

@@ -1,9 +1,10 @@
 """Start podwatch's commands, and the tests' stores, from a process that has imported them already.
 
-A command of a test takes 0.5 s of CPU to import what it needs, and 0.02 s to do its work. Here one process for each
-pytest worker imports podwatch, and forks a child for each command: with its own environment, directory, standard
-streams, arguments and exit. What matters about the start itself (which modules are imported, the console script, closed
-descriptors) is for tests that start an interpreter: test_poisoned_directory.py starts every command that way.
+A command of a test takes 0.5 s of CPU to import what it needs, and 0.02 s to do its work. Here each pytest worker
+imports podwatch once, and a process that it forks for each test file forks a child for each command: with its own
+environment, directory, standard streams, arguments and exit. What matters about the start itself (which modules are
+imported, the console script, closed descriptors) is for tests that start an interpreter: test_poisoned_directory.py
+starts every command that way.
 
 The same for the children of an upload and of a restore (``children``), which import for 0.2 s: they are forked there as
 children of the process that starts them, which waits for them and whose end ends them.
@@ -81,27 +82,22 @@ class Started:
 
 
 class _Warm:
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.warm", str(theirs.fileno())],
-            stdin=subprocess.DEVNULL, cwd=ROOT, pass_fds=[theirs.fileno()],
-        )  # fmt: skip
-        theirs.close()
-        atexit.register(self._end)
+    """The warm process, seen from the process that starts children with it."""
 
-    def _end(self) -> None:
-        if self.pid == os.getpid():
-            self._ours.close()
-            self.process.wait()
+    def __init__(self, line: socket.socket, pid: int) -> None:
+        self.owner, self.pid = os.getpid(), pid
+        self._line = line
+
+    def usable(self) -> bool:
+        """Whether it lives, and is ours and not that of the process that forked us."""
+        return self.owner == os.getpid() and os.waitpid(self.pid, os.WNOHANG) == (0, 0)
 
     def start(self, request: dict[str, Any], streams: Sequence[int]) -> Started:
         answer, theirs = socket.socketpair()
         with theirs:
             fds = array.array("i", [*streams, theirs.fileno()])
             data = json.dumps(request).encode()
-            self._ours.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+            self._line.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
         return Started(answer)
 
 
@@ -109,10 +105,35 @@ _lock = threading.Lock()
 _warm: _Warm | None = None
 
 
-def _running() -> _Warm:
+def import_all() -> None:
+    """Import what the commands need: once, in the process whose children call ``fork_here``."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+
+
+def fork_here() -> int:
+    """Make the warm process of this process, by a fork; its pid. Call it while there is no other thread."""
     global _warm
-    if _warm is None or _warm.pid != os.getpid() or _warm.process.poll() is not None:
-        _warm = _Warm()
+    line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if not pid:
+        line.close()
+        interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        gc.disable()
+        gc.freeze()  # a collection would write to every page, and so copy it
+        command = _serve(theirs)
+        signal.signal(signal.SIGINT, interrupted)
+        _exit_from(command)
+    theirs.close()
+    _warm = _Warm(line, pid)
+    return pid
+
+
+def _running() -> _Warm:
+    if _warm is None or not _warm.usable():
+        import_all()
+        fork_here()
+    assert _warm is not None
     return _warm
 
 
@@ -291,14 +312,3 @@ def _exit_from(command: Callable[[], Any]) -> None:
         except OSError:
             code = 120
     os._exit(code or 0)
-
-
-if __name__ == "__main__":
-    for name in IMPORTED:
-        importlib.import_module(name)
-    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.disable()
-    gc.freeze()  # a collection would write to every page, and so copy it
-    command = _serve(socket.socket(fileno=int(sys.argv[1])))
-    signal.signal(signal.SIGINT, interrupted)
-    _exit_from(command)

@@ -8,6 +8,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.policy.choose_cpu_priority import Level, Standing, Timing
@@ -19,6 +21,8 @@ from tests.support.busy import busy_cores, without_nice_right
 from tests.support.clock import ManualClock
 from tests.support.hurry import hurrying
 from tests.sync.conftest import Run, World, until
+
+pytestmark = pytest.mark.slow
 
 QUICK = Timing(
     look=0.2, settle=0.4, patience=0.6, patience_most=5.0, report=0.4, slow=0.0, slow_no_more=0.0, waits_no_more=0.0

@@ -16,6 +16,8 @@ from podwatch.sync.verify_stored import verify_save
 from tests.support.past_runs import past_run, point, save
 from tests.sync.conftest import Shifted, World
 
+pytestmark = pytest.mark.slow
+
 DAY = 86400.0
 
 

@@ -36,6 +36,8 @@ from podwatch.sync.upload.artifacts import (
 from podwatch.system.clock import SystemClock
 from tests.sync.conftest import World
 
+pytestmark = pytest.mark.slow
+
 SECRET = "s3cr3t-value-of-this-pod"
 LOG_BYTES = 4000
 

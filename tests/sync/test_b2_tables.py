@@ -22,6 +22,8 @@ from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.sync.conftest import QUICK
 from tests.sync.test_send_parts import MB, PART, Heard, fetch, job_of, write
 
+pytestmark = pytest.mark.slow
+
 SIZE = 38 * MB  # eight parts
 
 

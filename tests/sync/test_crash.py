@@ -30,6 +30,8 @@ from podwatch.system.pinned_directories import pin_of
 from tests.support.forking import in_child, kill
 from tests.sync.conftest import AtWall, Held, Run, World, until
 
+pytestmark = pytest.mark.slow
+
 CLOCK = SystemClock()
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support import sync_rounds
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = int(os.environ.get("PODWATCH_CRASH_ROUNDS", "40")) * 6 // 10
 """Saves; each meets one to three kills, 17 in ten."""
 SEED = int(os.environ.get("PODWATCH_CRASH_SEED", "20261"))

@@ -18,6 +18,8 @@ from tests.support.stored_set import put_set
 from tests.sync.conftest import World
 from tests.sync.test_restore import damage, drop, tree
 
+pytestmark = pytest.mark.slow
+
 PIECE = 5 << 20
 
 

@@ -13,6 +13,8 @@ from podwatch.sync.upload.uploader import OUTRUN
 from tests.sync.conftest import Run, World, until
 from tests.sync.test_keep_files_until_sent import ours
 
+pytestmark = pytest.mark.slow
+
 MB = 1_000_000
 
 

@@ -22,6 +22,8 @@ from tests.support.hurry import hurrying
 from tests.sync.conftest import Run, World
 from tests.sync.test_restore import fresh, rewrite, set_file, tree
 
+pytestmark = pytest.mark.slow
+
 DEEP = b'{"kind": "podwatch-latest", "schema_version": 1, "x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
 EXTREMES = [10**19, 2**63, -(10**19), 10**300]
 

@@ -25,6 +25,8 @@ from tests.support.past_runs import PART_SIZE, into_bucket, into_directory, past
 from tests.support.s3server import S3Server
 from tests.sync.conftest import World
 
+pytestmark = pytest.mark.slow
+
 KEYS = Keys("old")
 
 

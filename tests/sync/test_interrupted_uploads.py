@@ -16,6 +16,8 @@ from podwatch.system.own_directories import Workspace
 from tests.sync.conftest import Run, World, until
 from tests.sync.test_keep_files_until_sent import ours
 
+pytestmark = pytest.mark.slow
+
 MB = 1_000_000
 
 

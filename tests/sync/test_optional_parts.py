@@ -25,6 +25,8 @@ from podwatch.system.clock import SystemClock
 from tests.support.checkpoints import write_prime_rl_step
 from tests.sync.conftest import Run, Shifted, World, until
 
+pytestmark = pytest.mark.slow
+
 
 class Confirmed:
     """A lease that is always held."""

@@ -21,6 +21,8 @@ from tests.sync.conftest import World
 from tests.sync.test_fetch import job, stored
 from tests.sync.test_restore import fresh, tree
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = int(os.environ.get("PODWATCH_CRASH_ROUNDS", "40"))
 SEED = int(os.environ.get("PODWATCH_CRASH_SEED", "7"))
 

@@ -14,7 +14,7 @@ from tests.support.stored_set import put_set
 from tests.sync.conftest import World
 from tests.sync.test_restore import damage, fresh, tree
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")]
 
 
 def stored(world: World, *steps: int, size: int = 1000) -> None:

@@ -34,6 +34,8 @@ from tests.sync.test_fetch import PIECE as PIECE_SIZE
 from tests.sync.test_fetch import fetch, job, same, stored
 from tests.sync.test_restore import damage
 
+pytestmark = pytest.mark.slow
+
 SEEDS = int(os.environ.get("PODWATCH_FETCH_SEEDS", "3"))
 
 

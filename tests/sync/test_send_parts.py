@@ -28,6 +28,8 @@ from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.forking import kill
 from tests.sync.conftest import Run, World, until
 
+pytestmark = pytest.mark.slow
+
 MB = 1_000_000
 PART = 5 * MB
 

@@ -8,6 +8,8 @@ import pytest
 from podwatch.policy.who_holds_the_run import LeaseAction, Timing
 from tests.sync.conftest import Run, World, until
 
+pytestmark = pytest.mark.slow
+
 MB = 1_000_000
 
 

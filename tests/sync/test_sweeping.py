@@ -27,6 +27,8 @@ from podwatch.sync.verify_stored import verify_save
 from tests.support.s3server import S3Server
 from tests.sync.conftest import Run, Shifted, World, until
 
+pytestmark = pytest.mark.slow
+
 DAY = 86400.0
 NOW = 1_800_000_000.0
 

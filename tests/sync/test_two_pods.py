@@ -39,6 +39,8 @@ from podwatch.sync.store_removal import RemoteRetention
 from podwatch.system.procfs import identify
 from tests.sync.conftest import AtWall, Held, World
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Clock:

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.two_pods import run, run_requeues
 
+pytestmark = pytest.mark.slow
+
 SCHEDULES, PER_TEST = int(os.environ.get("PODWATCH_SCHEDULES", "1000")), 250
 KNOWING_SECONDS = 240.0
 """A heartbeat and its neighbour, a request that hangs until its timeout, and the trainer's end."""

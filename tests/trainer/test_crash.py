@@ -10,6 +10,8 @@ import pytest
 
 from tests.support import crash_rounds
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = int(os.environ.get("PODWATCH_CRASH_ROUNDS", "30"))
 SEED = int(os.environ.get("PODWATCH_CRASH_SEED", "20261"))
 

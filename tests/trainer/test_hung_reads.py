@@ -27,6 +27,8 @@ from podwatch.trainer.start_and_adopt import KeeperLauncher
 from tests.support.known_trainers import ROLES
 from tests.support.pod import eventually
 
+pytestmark = pytest.mark.slow
+
 MARK = b"PODWATCH_START_ID=s1\0"
 PATIENCE = 0.3
 """Seconds of podwatch for one look. Far more than one that does not hang needs, on a busy machine too."""

@@ -118,13 +118,14 @@ async def started(pod: Pod, owner: Owner) -> tuple[Kept, ...]:
     return found
 
 
-OTHER = ProcessIdentity(1, 1, procfs.boot_id(), procfs.pid_namespace())
+def another_job() -> ProcessIdentity:
+    return ProcessIdentity(1, 1, procfs.boot_id(), procfs.pid_namespace())
 
 
 async def test_the_keeper_of_a_dead_owner_and_the_same_job_is_ended(pod: Pod, owner: Owner) -> None:
     kept = await started(pod, owner)
     owner.die()
-    assert len(await asyncio.to_thread(clear, kept, OTHER, HERE, 5.0)) == 1
+    assert len(await asyncio.to_thread(clear, kept, another_job(), HERE, 5.0)) == 1
     eventually(lambda: not pod.members() and not pod.keepers())
     assert read_record(pod.directory) is None, "its end is no failure of training"
 
@@ -138,7 +139,7 @@ async def test_a_stuck_one_is_killed_with_its_tree(pod: Pod, owner: Owner) -> No
     script = f"while kill -STOP {kept[0].keeper.pid} 2>/dev/null; do :; done"
     stopper = subprocess.Popen(["sh", "-c", script])
     try:
-        await asyncio.to_thread(clear, kept, OTHER, HERE, 0.3)
+        await asyncio.to_thread(clear, kept, another_job(), HERE, 0.3)
     finally:
         stopper.kill()
         stopper.wait()
@@ -148,7 +149,7 @@ async def test_a_stuck_one_is_killed_with_its_tree(pod: Pod, owner: Owner) -> No
 async def test_that_of_a_living_owner_is_not_touched(pod: Pod, owner: Owner) -> None:
     kept = await started(pod, owner)
     with pytest.raises(Busy, match="another podwatch job of this run is alive"):
-        clear(kept, OTHER, HERE, 1.0)
+        clear(kept, another_job(), HERE, 1.0)
     eventually(pod.members)
     assert clear(kept, owner.identity, HERE, 1.0) == (), "a daemon that its init has restarted takes it over"
     eventually(pod.members)
@@ -159,7 +160,7 @@ async def test_that_of_another_job_is_not_touched(pod: Pod, owner: Owner, other:
     kept = await started(pod, owner)
     owner.die()
     with pytest.raises(Busy, match="another job of this run is still ending here"):
-        clear(kept, OTHER, other, 1.0)
+        clear(kept, another_job(), other, 1.0)
     eventually(pod.members)
 
 
@@ -175,7 +176,7 @@ async def test_one_that_ended_before_its_owner_keeps_its_record(pod: Pod, owner:
     (kept,) = kept_by_jobs(pod.run_id, pod.directory, pod.output)
     eventually(lambda: not procfs.is_alive(kept.keeper))
     owner.die()
-    assert clear((kept,), OTHER, HERE, 1.0) == ()
+    assert clear((kept,), another_job(), HERE, 1.0) == ()
     assert read_record(pod.directory) is not None
 
 
@@ -186,7 +187,7 @@ def test_a_forged_pid_is_not_signalled(tmp_path: Path) -> None:
         here = procfs.boot_id(), procfs.pid_namespace()
         gone = ProcessIdentity(2**22 - 2, 5, *here)
         kept = Kept(ProcessIdentity(victim.pid, 1, *here), JobRecord(gone, "slurm", "7"), tmp_path, "s1")
-        assert clear((kept,), OTHER, HERE, 0.2) == ()
+        assert clear((kept,), another_job(), HERE, 0.2) == ()
         assert victim.poll() is None
     finally:
         victim.send_signal(signal.SIGKILL)

@@ -18,6 +18,8 @@ from podwatch.trainer.keeper_client import SOURCE, is_whole, place, sealed
 from tests.support.pod import Pod
 from tests.support.small_disk import small_mount
 
+pytestmark = pytest.mark.slow
+
 SOURCE_BYTES = SOURCE.read_bytes()
 WHOLE = sealed(SOURCE_BYTES)
 PAGE = 4096

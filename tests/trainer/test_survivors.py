@@ -19,6 +19,8 @@ from podwatch.trainer.keeper_client import read_end
 from tests.support.pod import Pod, eventually
 from tests.support.ptys import terminal
 
+pytestmark = pytest.mark.slow
+
 TREE = """
 (env -i sh -c 'trap "" TERM; echo $$ >> {pids}; while :; do sleep 0.05; done') &
 (setsid sh -c 'echo $$ >> {pids}; exec sleep 300') &

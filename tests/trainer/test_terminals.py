@@ -17,6 +17,8 @@ from tests.support.known_trainers import ROLES
 from tests.support.pod import Pod, eventually
 from tests.support.ptys import terminal
 
+pytestmark = pytest.mark.slow
+
 LAUNCHER = """#!{python} -S
 import os, subprocess, sys, time
 held = open({save!r}, "w")

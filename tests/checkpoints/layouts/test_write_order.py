@@ -13,6 +13,8 @@ from tests.support.layout_checks import age
 from tests.support.layout_makers import Operation, Script, run
 from tests.support.layout_makers.core import MAKERS
 
+pytestmark = pytest.mark.slow
+
 NAMES = sorted(MAKERS)
 
 

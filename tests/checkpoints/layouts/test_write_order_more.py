@@ -14,6 +14,8 @@ from tests.support.layout_checks import age, verdict, whole_prefixes
 from tests.support.layout_makers import Operation, run
 from tests.support.layout_makers.more import COMMANDS, MAKERS, NO_MARKER, NOT_OVER_ITSELF
 
+pytestmark = pytest.mark.slow
+
 NAMES = sorted(MAKERS)
 
 

@@ -1,0 +1,231 @@
+"""A pytest plugin: each test file runs in a PID namespace of its own.
+
+podwatch attaches to training it finds, and commands end it. So no test may see a process that it did not start, and
+none of its own may outlive it. The tests of a file run in a child process inside a new namespace (a suite's files share
+one, because they share a booted machine): they see its processes only, /run, podwatch's own directories and $HOME are
+empty, and the kernel ends all of it with the last test, or when pytest is killed. After each test whatever it left
+running is killed, so that the next one finds only what fixtures of the file keep.
+
+Where no namespace can be made, tests that start podwatch or look at processes are skipped, with one line; with
+PODWATCH_TESTS_MUST_ISOLATE=1 (the gate) that is an error.
+"""
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import namespaces, warm
+
+HARMLESS = ("checkpoints", "decisions", "detection", "domain", "policy", "stores")
+"""Folders whose tests neither start podwatch nor look at processes: they run without a namespace, too."""
+PRIVATE = (Path("/run"), Path("/var/lib/podwatch"), Path("/etc/podwatch"))
+SPARE = 120.0
+"""Seconds after a test's own timeout until the process that runs it is given up."""
+
+
+def group_of(path: Path, tests: Path) -> str:
+    """The tests that share a namespace have the same group. suites/gpu has none: a driver names the machine's pids."""
+    folders = path.relative_to(tests).parts
+    if folders[0] == "suites":
+        return "" if folders[1] == "gpu" else "/".join(folders[:2])
+    return "/".join(folders)
+
+
+class Isolation:
+    """In the process that pytest (or xdist) started: hands each test to the process of its group."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._tests = config.rootpath / "tests"
+        self._room: _Room | None = None
+        self._impossible = namespaces.why_impossible()
+        if self._impossible and os.environ.get("PODWATCH_TESTS_MUST_ISOLATE"):
+            raise pytest.UsageError(f"no PID namespace can be made here, and the gate needs them: {self._impossible}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        group = self._group(item)
+        if not group or (self._impossible and group.startswith(HARMLESS)):
+            return None
+        item.config.pluginmanager.hook.pytest_timeout_cancel_timer(item=item)  # the child sets one of its own
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in [self._skipped(item)] if self._impossible else self._run(item, nextitem, group):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def pytest_sessionfinish(self) -> None:
+        self._leave()
+
+    def _group(self, item: pytest.Item) -> str:
+        return group_of(item.path, self._tests) if self._tests in item.path.parents else ""
+
+    def _run(self, item: pytest.Item, nextitem: pytest.Item | None, group: str) -> list[pytest.TestReport]:
+        if self._room is None or self._room.group != group:
+            self._leave()
+            self._room = _Room(group, item.session)
+        reports = self._room.run(item, nextitem)
+        if nextitem is None or self._group(nextitem) != group or self._room.broken:
+            self._leave()
+        return reports
+
+    def _leave(self) -> None:
+        if self._room is not None:
+            self._room.close()
+        self._room = None
+
+    def _skipped(self, item: pytest.Item) -> pytest.TestReport:
+        why = f"no PID namespace can be made here: {self._impossible}"
+        place = (str(Path(__file__)), 1, f"Skipped: {why}")
+        return pytest.TestReport(item.nodeid, item.location, {}, "skipped", place, "setup")
+
+
+class _Room:
+    """The process inside a namespace that runs the tests of one group, seen from outside."""
+
+    def __init__(self, group: str, session: pytest.Session) -> None:
+        self.group, self.broken = group, False
+        self._config = session.config
+        self._home = Path(tempfile.mkdtemp(prefix="podwatch-test-"))
+        self._index = {item.nodeid: number for number, item in enumerate(session.items)}
+        self._line, theirs = socket.socketpair()
+        self._suite = group.startswith("suites/")
+        warm.import_all()  # here, once for all files
+
+        def work() -> int:
+            self._line.close()
+            return _Inside(session, theirs, None if self._suite else self._home).serve()
+
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = namespaces.fork_into_namespace(work, () if self._suite else PRIVATE)
+        theirs.close()
+
+    def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        order = (self._index[item.nodeid], None if nextitem is None else self._index[nextitem.nodeid])
+        reports: list[pytest.TestReport] = []
+        try:
+            _send(self._line, order)
+            self._line.settimeout(_timeout(item) + SPARE)
+            while (report := _receive(self._line)) is not None:
+                reports.append(self._config.hook.pytest_report_from_serializable(config=self._config, data=report))
+        except (OSError, EOFError) as error:
+            self.broken = True
+            why = f"the process that runs this test gave no answer: {error!r}"
+            reports.append(pytest.TestReport(item.nodeid, item.location, {}, "failed", why, "call"))
+        return reports
+
+    def close(self) -> None:
+        """Without a line the process ends, and the namespace with it."""
+        with contextlib.suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)  # the processes above it have copies
+        self._line.close()
+        if self.broken:
+            os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        shutil.rmtree(self._home, ignore_errors=True)
+
+
+def _timeout(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    own = (*marker.args, marker.kwargs.get("timeout"))[0] if marker else None
+    return float(own or item.config.getoption("timeout") or item.config.getini("timeout") or 600)
+
+
+def _send(line: socket.socket, message: Any) -> None:
+    data = pickle.dumps(message)
+    line.sendall(len(data).to_bytes(8, "big") + data)
+
+
+def _receive(line: socket.socket) -> Any:
+    return pickle.loads(_exactly(line, int.from_bytes(_exactly(line, 8), "big")))
+
+
+def _exactly(line: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = line.recv(size - len(data))
+        if not more:
+            raise EOFError("it has ended")
+        data += more
+    return data
+
+
+class _Inside:
+    """In the namespace: runs the tests whose numbers it gets, and sends their reports."""
+
+    def __init__(self, session: pytest.Session, line: socket.socket, home: Path | None) -> None:
+        self._session, self._line, self._suite = session, line, home is None
+        self._kept = set[int]()
+        plugins = session.config.pluginmanager
+        for name, plugin in plugins.list_name_plugin():
+            reports = hasattr(plugin, "pytest_runtest_logreport") and name not in ("session", "logging-plugin")
+            if reports or isinstance(plugin, Isolation):
+                plugins.unregister(plugin)  # it reports to whoever started pytest
+        plugins.register(self, "inside-a-namespace")
+        if home is not None:
+            _use_own_directories(home)
+        self._kept.add(warm.fork_here())
+
+    def serve(self) -> int:
+        """Until the line is closed."""
+        items = self._session.items
+        while True:
+            try:
+                number, following = _receive(self._line)
+            except EOFError:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                return 0
+            before = namespaces.others()
+            nextitem = None if following is None else items[following]
+            self._session.config.hook.pytest_runtest_protocol(item=items[number], nextitem=nextitem)
+            if not self._suite:  # a booted system starts processes when it likes
+                _end_all(lambda before=before: namespaces.others() - before - self._kept)
+            _send(self._line, None)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        config = self._session.config
+        _send(self._line, config.hook.pytest_report_to_serializable(config=config, report=report))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        """What a fixture of a file starts lives as long as the fixture, not as its first test."""
+        before = namespaces.others() if fixturedef.scope != "function" else None
+        result = yield
+        if before is not None:
+            self._kept |= namespaces.others() - before
+        return result
+
+
+def _use_own_directories(home: Path) -> None:
+    """No setting, key or directory of whoever runs the tests reaches podwatch."""
+    for name in list(os.environ):
+        if name.startswith(("B2_", "AWS_", "XDG_", "NOTIFY_", "WANDB_")) or (
+            name.startswith("PODWATCH_") and "__" in name
+        ):
+            del os.environ[name]
+    for name in ("PODWATCH_CONFIG", "PODWATCH_RUN", "PODWATCH_RUNTIME_DIR", "PODWATCH_TEST_TIMES"):
+        os.environ.pop(name, None)
+    os.environ["HOME"] = str(home)
+
+
+def _end_all(left: Callable[[], set[int]]) -> None:
+    """SIGKILL until none is left, for 10 s at most: what is stuck in the kernel ends with the namespace."""
+    end = time.monotonic() + 10
+    while (pids := left()) and time.monotonic() < end:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.001)
