@@ -9,9 +9,9 @@ TORCH    := .venv-torch
 TRAINERS := .venv-trainers
 ENGINES  := .venv-engines
 CRASH    := $(or $(N),100)
-# Three workers for two cores, because the tests wait for processes; a file on one of them: its tests share what is slow
-# to set up. The longest files first (tests/conftest.py).
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+# More workers than cores, because the tests wait for processes; a file on one of them: its tests share a namespace and
+# what is slow to set up (tests/support/isolation.py).
+PARALLEL := -n 4 --dist loadfile
 
 # The tests start hundreds of interpreters: without byte code each of them compiles podwatch again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,7 +23,7 @@ LAZY     := --quiet --disable-pip-version-check --no-compile
 LOCK     := --quiet --universal --python-version 3.11 --generate-hashes --no-build --custom-compile-command 'make lock'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-slow test-pythons test-torch test-trainers test-disk test-systemd test-container test-gpu test-clients test-s3 test-ray test-engines test-providers test-slurm test-telling test-dashboards crash chaos fuzz hours controller-months nightly lint lock bench clean test-page
+.PHONY: help setup demo docs test test-e2e test-slow test-neighbours test-pythons test-torch test-trainers test-disk test-systemd test-container test-gpu test-clients test-s3 test-ray test-engines test-providers test-slurm test-telling test-dashboards crash chaos fuzz hours controller-months nightly lint lock bench clean test-page
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -66,12 +66,17 @@ setup: $(STAMP)  ## only set up .venv
 demo: $(STAMP)   ## a simulated pod whose inference engine dies silently, and what podwatch does about it
 	@$(BIN)/podwatch demo $(ARGS)
 
-# Four workers: its tests wait more than those of the other suites.
 test: $(STAMP)   ## the default test suite
-	@$(BIN)/python -m pytest $(PARALLEL) -n 4 $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+test-e2e: $(STAMP)  ## every end-to-end test: a real daemon, trainer and engine, and the NVML stand-in
+	@$(BIN)/python -m pytest $(PARALLEL) -m '' tests/e2e $(ARGS)
 
 test-slow: $(STAMP)  ## what takes long of the same suite: many cases and examples, many kills, many real processes
 	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(PARALLEL) -m 'slow or hypothesis' $(ARGS)
+
+test-neighbours: $(STAMP)  ## the suite twice at once, beside a live podwatch and a holder of /dev/nvidia0 (root): ALL=1 for all of it
+	@PODWATCH_NEIGHBOURS=$(if $(ALL),all) $(BIN)/python -m pytest -q -m '' tests/suites/neighbours $(ARGS)
 
 test-pythons: $(STAMP)  ## the default suite under every other supported Python found here (or PYTHONS=...)
 	@for python in $${PYTHONS:-$$(sh tools/other-pythons $(BIN)/python)}; do \

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from podwatch.detection import run_detectors
+from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
-from podwatch.detection.run_detectors import DetectionState, advance, initial
+from podwatch.detection.run_detectors import DETECTORS, DetectionState, advance, initial
 from podwatch.domain.finding import Agreement, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import TICKS_PER_SECOND, ExitStatus, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
@@ -528,3 +530,25 @@ def test_what_bore_an_engines_title_for_seconds_is_no_engine_that_is_missing(sec
     for exits in ((), (gone,)):
         empty = (snap(at + n, memory=EMPTY, required_exits=exits) for n in range(0, 20, 2))
         assert bool(restarts(run(empty, state)[1])) == restarted
+
+
+class Broken:
+    name, kinds, needs, second, survives_restart = "broken", (), (), (), False
+
+    def initial(self) -> int:
+        return 7
+
+    def armed(self, state: int, learned: Learned) -> tuple[str, ...]:
+        return ()
+
+    def advance(self, state: int, look: Look) -> DetectorResult[int]:
+        raise ZeroDivisionError("a fault of ours")
+
+
+def test_a_detector_that_fails_is_reported_and_the_others_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_detectors, "DETECTORS", (Broken(), *DETECTORS))
+    state, findings = advance(initial(Policies()), Snapshot(at=1.0, wall=1.0), Policies())
+    assert [(f.key, f.severity, f.confirmed) for f in findings] == [("sensor-blind:detector-broken", "critical", False)]
+    assert state.states["broken"] == 7
+    assert isinstance(state, DetectionState)
+    assert len(state.states) == len(DETECTORS) + 1
