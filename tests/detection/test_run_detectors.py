@@ -7,28 +7,38 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.detection.learned import Learned
-from podwatch.detection.run_detectors import DetectionState, advance, initial
-from podwatch.domain.finding import Agreement, Finding, FindingKind, Severity, Verdict
-from podwatch.domain.process import TICKS_PER_SECOND, ExitStatus, ProcessRole, ProcessSample
-from podwatch.domain.snapshot import (
+from tests.drivers.detection import (
+    TICKS_PER_SECOND,
+    Agreement,
     Desired,
+    DetectionPolicy,
+    DetectionState,
     DiskSample,
+    ExitStatus,
+    Finding,
+    FindingKind,
     GpuSample,
     GpuState,
     Health,
     InferenceSample,
+    Learned,
+    Policies,
+    ProcessRole,
+    ProcessSample,
     ProgressSample,
     ProgressSource,
     RequiredExit,
     SensorState,
+    Severity,
     Snapshot,
     Supervision,
     TrainerSample,
+    Verdict,
+    advance,
+    initial,
     observed,
     unobserved,
 )
-from podwatch.domain.thresholds import DetectionPolicy, Policies
 from tests.support.pods.tree import ENGINE, LAUNCHER, ORCHESTRATOR, SERVER, TRAINER, process
 from tests.support.pods.world import GIB
 
