@@ -21,7 +21,8 @@ from podwatch.checkpoints.formats import dcp, safetensors, sandbox, torch_zip, u
 from podwatch.checkpoints.formats.files import check_file
 from podwatch.checkpoints.layouts import KINDS, Layout, Site, recognised, shared_rules
 from podwatch.checkpoints.scan import scan_part
-from tests.support.golden import GOLDEN, judge
+from tests.drivers.checkpoints import judge
+from tests.support.golden import GOLDEN
 
 MORE = 25.0 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 0.5
 """Times the count of each test: the default run has seconds for all of them, ``make fuzz`` has minutes."""
