@@ -21,7 +21,8 @@ from podwatch.checkpoints.formats import dcp, safetensors, sandbox, torch_zip, u
 from podwatch.checkpoints.formats.files import check_file
 from podwatch.checkpoints.layouts import KINDS, Layout, Site, recognised, shared_rules
 from podwatch.checkpoints.scan import scan_part
-from tests.support.golden import GOLDEN, judge
+from tests.drivers.checkpoints import judge
+from tests.support.golden import GOLDEN
 
 pytestmark = pytest.mark.slow
 

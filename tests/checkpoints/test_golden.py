@@ -8,34 +8,44 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.formats import safetensors, sandbox, torch_zip
-from podwatch.checkpoints.formats.files import check_file
-from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts import KINDS, Site, recognised
-from podwatch.checkpoints.layouts.base import Marker
-from podwatch.domain.checkpoint import Completeness
+from tests.drivers.checkpoints import (
+    LAYOUTS,
+    Catalogue,
+    Completeness,
+    Layout,
+    Marker,
+    file_problem,
+    is_legacy_torch_file,
+    judge,
+    names_in_safetensors,
+    one_reader,
+    recognised,
+    scan,
+    values_in_torch_file,
+)
+from tests.drivers.checkpoints import catalogue_of as catalogue_over
 from tests.support.checkpoints import ManualClock
-from tests.support.golden import GOLDEN, GOLDENS, INDEX, Golden, files_of, judge, scan
+from tests.support.golden import GOLDEN, GOLDENS, INDEX, Golden, files_of
 
 SETTLE, TRACKER, WEAK = 5.0, 15.0, 60.0
 each = pytest.mark.parametrize("golden", GOLDENS, ids=lambda g: g.name)
 
 
 @pytest.fixture(autouse=True)
-def one_reader() -> Iterator[None]:
+def reader() -> Iterator[None]:
     """One child reads for the whole test: starting one takes longer than most tests."""
-    with sandbox.session():
+    with one_reader():
         yield
 
 
-def catalogue_of(layout: object, clock: ManualClock) -> Catalogue:
-    return Catalogue(layout, clock, settle=SETTLE, settle_tracker=TRACKER, settle_weak=WEAK)  # type: ignore[arg-type]
+def catalogue_of(layout: Layout, clock: ManualClock) -> Catalogue:
+    return catalogue_over(layout, clock, settle=SETTLE, settle_tracker=TRACKER, settle_weak=WEAK)
 
 
 def test_every_fixture_is_used_and_small() -> None:
     used = {g.source for g in GOLDENS} | {n for n, e in INDEX.items() if not e["layout"]}
     assert used == set(INDEX)
-    assert {g.kind for g in GOLDENS} <= set(KINDS)
+    assert {g.kind for g in GOLDENS} <= set(LAYOUTS)
     assert sum(p.lstat().st_size for p in GOLDEN.rglob("*") if p.is_file()) < 3_000_000
 
 
@@ -97,7 +107,7 @@ def test_complete_only_after_the_settle_time(golden: Golden, tmp_path: Path) -> 
 @each
 def test_recognised_by_its_files_alone(golden: Golden, tmp_path: Path) -> None:
     layout = golden.copy(tmp_path / "out")
-    found = recognised(Site(layout.output_dir))
+    found = recognised(layout.output_dir)
     certain = [r.layout for r in found if r.certain] or [r.layout for r in found]
     assert certain == [golden.kind], [f"{r.layout}: {r.why}" for r in found]
 
@@ -131,28 +141,27 @@ def test_every_file_of_every_library_is_sound() -> None:
     for path in sorted(GOLDEN.rglob("*")):
         assert not path.is_symlink(), "links are made by tests.support.golden"
         if path.is_file():
-            assert check_file(path) == "", path
+            assert file_problem(path) == "", path
             checked += 1
     assert checked > 250
 
 
 @pytest.mark.parametrize("version", ["0.4.5", "0.7.0", "0.8.0"])
 def test_safetensors_of_three_versions(version: str) -> None:
-    header = safetensors.read_header(GOLDEN / f"safetensors-{version}" / f"{version}.safetensors")
-    assert header.problem == ""
-    assert header.names == {"a", "b", "c", "scalar", "flags"}
+    names = names_in_safetensors(GOLDEN / f"safetensors-{version}" / f"{version}.safetensors")
+    assert names == {"a", "b", "c", "scalar", "flags"}
 
 
 @pytest.mark.parametrize("name", ["crc", "no-crc"])
 def test_values_inside_a_torch_file(name: str) -> None:
-    values = torch_zip.read_values(GOLDEN / "torch-files" / f"{name}.pt")
+    values = values_in_torch_file(GOLDEN / "torch-files" / f"{name}.pt")
     assert values is not None
     assert values["global_step"] == 7
 
 
 def test_the_legacy_format_is_recognised() -> None:
-    assert torch_zip.is_legacy(GOLDEN / "torch-files" / "legacy.pt")
-    assert not torch_zip.is_legacy(GOLDEN / "torch-files" / "crc.pt")
+    assert is_legacy_torch_file(GOLDEN / "torch-files" / "legacy.pt")
+    assert not is_legacy_torch_file(GOLDEN / "torch-files" / "crc.pt")
 
 
 def test_index_is_readable_and_names_its_writers() -> None:

@@ -14,10 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.formats import sandbox
-from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts import KINDS, Site, recognised
-from podwatch.domain.checkpoint import CheckpointSet, Completeness
+from tests.drivers.checkpoints import (
+    LAYOUTS,
+    CheckpointSet,
+    Completeness,
+    catalogue_of,
+    one_reader,
+    open_layout,
+    recognised,
+    without_the_parents_reader,
+)
 from tests.support.checkpoints import ManualClock
 from tests.support.golden import GOLDENS, LONG, SOME, Golden, files_of, shift
 
@@ -29,15 +35,15 @@ one_each = pytest.mark.parametrize("golden", ONE_EACH, ids=lambda g: g.name)
 
 
 @pytest.fixture(autouse=True)
-def one_reader() -> Iterator[None]:
-    with sandbox.session():
+def reader() -> Iterator[None]:
+    with one_reader():
         yield
 
 
 class Bench:
     def __init__(self, golden: Golden, out: Path) -> None:
         self.layout, self.clock = golden.make(out), ManualClock()
-        self.catalogue = Catalogue(self.layout, self.clock, settle=5, settle_weak=60)
+        self.catalogue = catalogue_of(self.layout, self.clock, settle=5, settle_weak=60)
 
     def look(self) -> dict[int, CheckpointSet]:
         """Everything has had its time."""
@@ -210,7 +216,7 @@ def test_ten_thousand_files_in_one_step(tmp_path: Path) -> None:
     for number in range(10_000):
         os.mknod(top / f"part_{number:05d}")
     shift(tmp_path / "out", -7200)
-    catalogue = Catalogue(layout, ManualClock(), settle=5, settle_weak=60)
+    catalogue = catalogue_of(layout, ManualClock(), settle=5, settle_weak=60)
     began = time.monotonic()
     catalogue.rescan()
     assert time.monotonic() - began < 10
@@ -253,7 +259,7 @@ def without_privilege(golden: Golden, out: Path) -> dict[int, tuple[str, str]]:
         code = 1
         try:
             obey_modes()
-            sandbox._local.open, sandbox._local.reader = False, None  # the parent's reader is not ours
+            without_the_parents_reader()
             states = {s: (f.completeness.value, f.reason) for s, f in Bench(golden, out).look().items()}
             os.write(writer, repr(states).encode())
             code = 0
@@ -290,7 +296,7 @@ def test_everything_vanishes_between_two_looks(golden: Golden, tmp_path: Path) -
     assert not bench.catalogue.saving
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"custom"}))
+@pytest.mark.parametrize("kind", sorted(set(LAYOUTS) - {"custom"}))
 @pytest.mark.parametrize("what", ["absent", "file", "pipe", "empty", "dangling link", "full of steps that are files"])
 def test_an_output_directory_that_is_none(kind: str, what: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -316,13 +322,13 @@ def test_an_output_directory_that_is_none(kind: str, what: str, tmp_path: Path) 
             (out / name).write_bytes(b"")
         for place in ("checkpoints", "_actor", "checkpoint", "training_state"):
             (out / place).symlink_to(".")
-    layout = KINDS[kind].make(Site(out))
-    catalogue = Catalogue(layout, ManualClock(), settle=5, settle_weak=60)
+    layout = open_layout(kind, out)
+    catalogue = catalogue_of(layout, ManualClock(), settle=5, settle_weak=60)
     assert not any(s.complete for s in catalogue.rescan())
     assert layout.progress() is not None
     layout.ahead_of(None), layout.ahead_of(3), layout.pinned(), layout.trackers(3), layout.spare_paths(3)
     layout.target_step(()), layout.watch_roots(), layout.log_globs(), layout.wandb_identity()
-    recognised(Site(out))
+    recognised(out)
 
 
 @pytest.mark.skipif(LONG, reason="all are here")

@@ -11,45 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.formats import dcp, files, safetensors, sandbox, torch_zip
-from podwatch.checkpoints.layouts import command_line, hf, prime_rl_run, shared_rules
-from podwatch.checkpoints.layouts.shared_rules import Inside
-from podwatch.domain.checkpoint import FileEntry
-from podwatch.sync.upload import optional_parts
+from tests.drivers.checkpoints import READERS, before_the_child_reads, legacy_torch_magic, parse_dcp_index
 from tests.support.other_users import T, as_root, enterable, own
 
 SECRET = b'{"weight_map": {"secret": "secret"}, "best_model_checkpoint": "checkpoint-7", "files": {}, "iteration": 1}'
-
-
-def entry(path: Path) -> FileEntry:
-    return FileEntry(path.name, "p", len(SECRET), 0)
-
-
-def inside(path: Path) -> Inside:
-    return Inside(path.parent, {path.name: entry(path)})
-
-
-READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "safetensors header": ("model.safetensors", safetensors.read_header),
-    "parts of tensors": ("shard-00001-model-00001-of-00001.safetensors", safetensors.read_chunks),
-    "index": ("model.safetensors.index.json", safetensors.read_index),
-    "index of an export": ("x.safetensors.index.json", lambda p: optional_parts._without_shards(p.parent, [entry(p)])),
-    "torch file": ("model.pt", torch_zip.check),
-    "old torch format": ("model.pt", torch_zip.is_legacy),
-    "torch values": ("model.pt", torch_zip.read_values),
-    "any .bin": ("model.bin", files.check_file),
-    "json": ("config.json", files.check_json),
-    "holes": ("model.bin", files.has_hole),
-    "dcp index": (".metadata", lambda p: sandbox.parse("dcp", p)),
-    "dcp records": (".metadata", lambda p: dcp.check_records(p.parent)),
-    "a marker": ("DONE", lambda p: inside(p).text(p.name)),
-    "a state": ("trainer_state.json", lambda p: inside(p).json(p.name)),
-    "a tracker": ("latest", shared_rules.text),
-    "trainer state of hf": ("trainer_state.json", lambda p: hf._pinned(p.parent.parent)),
-    "a command's toml": ("run.toml", lambda p: command_line.toml_documents(["x", "@", str(p)], None)),
-    "a command's script": ("train.sh", lambda p: command_line.program(["bash", str(p)])),
-    "a mention": ("train.sh", lambda p: prime_rl_run._mentions(p, "secret")),
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -89,7 +54,7 @@ def contents(file: Path) -> Iterator[None]:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("x/data.pkl", pickle.dumps({"secret": 7}))
-    kinds = (SECRET, b"", b"x = 1\n", b"7\n", pickle.dumps({"a": 1}), packed.getvalue(), torch_zip.LEGACY_MAGIC * 9)
+    kinds = (SECRET, b"", b"x = 1\n", b"7\n", pickle.dumps({"a": 1}), packed.getvalue(), legacy_torch_magic() * 9)
     for kind in kinds:
         file.write_bytes(kind)
         yield
@@ -114,16 +79,14 @@ def test_a_link_to_what_is_roots_tells_nothing_of_it(place: Path, tmp_path: Path
 def test_a_child_that_parses_gets_the_very_file_that_was_judged(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exchanged for a FIFO after it was opened here: the child reads the open file."""
     (place / ".metadata").write_bytes(b"no pickle")
-    real = sandbox._Reader.ask
 
-    def flip(self: sandbox._Reader, mode: str, path: Path, descriptor: int) -> object:
+    def flip(path: Path) -> None:
         if path.is_file():
             path.unlink()
             os.mkfifo(path)
-        return real(self, mode, path, descriptor)
 
-    monkeypatch.setattr(sandbox._Reader, "ask", flip)
-    parsed = sandbox.parse("dcp", place / ".metadata")
-    assert parsed.answer is None
-    assert not parsed.gone
-    assert not parsed.unreadable
+    before_the_child_reads(monkeypatch, flip)
+    answer, gone, unreadable = parse_dcp_index(place / ".metadata")
+    assert answer is None
+    assert not gone
+    assert not unreadable

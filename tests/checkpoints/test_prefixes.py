@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.formats import sandbox
-from podwatch.checkpoints.layouts.base import Judgement, Marker
-from tests.support.golden import GOLDENS, Done, Golden, judge, replay, shift
+from tests.drivers.checkpoints import Judgement, Marker, judge, one_reader
+from tests.support.golden import GOLDENS, Done, Golden, replay, shift
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +26,8 @@ LATE: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture(autouse=True)
-def one_reader() -> Iterator[None]:
-    with sandbox.session():
+def reader() -> Iterator[None]:
+    with one_reader():
         yield
 
 

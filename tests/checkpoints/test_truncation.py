@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.formats import sandbox
-from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts import Layout
-from podwatch.checkpoints.layouts.base import Judgement
+from tests.drivers.checkpoints import Judgement, Layout, catalogue_of, judge, one_reader
 from tests.support.checkpoints import ManualClock
-from tests.support.golden import LONG, SOME, Golden, files_of, judge
+from tests.support.golden import LONG, SOME, Golden, files_of
 
 pytestmark = pytest.mark.slow
 
@@ -52,8 +49,8 @@ ZEROES_UNSEEN = re.compile(r".*\.safetensors|.*manifest\.ocdbt")
 
 
 @pytest.fixture(autouse=True)
-def one_reader() -> Iterator[None]:
-    with sandbox.session():
+def reader() -> Iterator[None]:
+    with one_reader():
         yield
 
 
@@ -143,7 +140,7 @@ def test_a_file_that_is_missing(golden: Golden, broken: tuple[Layout, Path, int]
 def test_zeros_from_the_middle_on(golden: Golden, broken: tuple[Layout, Path, int]) -> None:
     """A lost page cache after a power cut: full size, zeros. The deep look finds it wherever a format lets it."""
     layout, out, step = broken
-    catalogue = Catalogue(layout, ManualClock(), settle=5, settle_weak=60)
+    catalogue = catalogue_of(layout, ManualClock(), settle=5, settle_weak=60)
     assert catalogue.verify(step) == ()
     for path in files_of(layout, step):
         damage, name = Damage(path), inside(golden, out, path)
@@ -167,7 +164,7 @@ def test_a_file_of_another_save(golden: Golden, broken: tuple[Layout, Path, int]
     clock.advance(100_000)
 
     def save_id() -> str:
-        catalogue = Catalogue(layout, clock, settle=5, settle_weak=60)
+        catalogue = catalogue_of(layout, clock, settle=5, settle_weak=60)
         catalogue.rescan()
         return next((s.save_id for s in catalogue.rescan() if s.step == step), "")
 
@@ -219,7 +216,7 @@ def test_a_half_removed_set(golden: Golden, broken: tuple[Layout, Path, int]) ->
     """The trainer's own rotation in progress: files vanish one after the other under our eyes."""
     layout, out, step = broken
     clock = ManualClock()
-    catalogue = Catalogue(layout, clock, settle=5, settle_weak=60)
+    catalogue = catalogue_of(layout, clock, settle=5, settle_weak=60)
     catalogue.rescan()
     clock.advance(10_000)
     assert any(s.step == step and s.complete for s in catalogue.rescan())

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.drivers.controller import keep_no_money_for_late_looks, trust_the_first_look
 from tests.support.controller_money import Bill, highest, overspent
 from tests.support.controller_months import Kinds, Month, play
 
@@ -70,8 +71,7 @@ def test_spending_above_a_cap_is_found_to_the_second() -> None:
 
 
 def test_a_controller_that_keeps_no_money_for_late_looks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("rented_machines", "replacement"):
-        monkeypatch.setattr(f"podwatch.policy.{module}.LOOK_MARGIN_SECONDS", -3600.0)
+    keep_no_money_for_late_looks(monkeypatch)
     kinds = Kinds(faults=0.0, every=60.0, deaths=("gone",))
     rules = {"max_spend_total": 4.0}
     done = (play(seed, hours=14.0, rules=rules, finishes=False, kinds=kinds) for seed in range(3))
@@ -90,6 +90,5 @@ def test_a_pod_that_an_outage_of_the_store_kept_silent_is_not_replaced(seed: int
 
 
 def test_a_controller_that_trusts_its_first_look_after_an_outage_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("rented_machines", "replacement"):
-        monkeypatch.setattr(f"podwatch.policy.{module}.WATCHED_SECONDS", 0.0)
+    trust_the_first_look(monkeypatch)
     assert any("although pod-1 trains" in problem for seed in range(3) for problem in after_an_outage(seed))

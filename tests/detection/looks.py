@@ -3,27 +3,34 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from podwatch.detection.learned import Learned
-from podwatch.detection.run_detectors import DetectionState, advance, initial
-from podwatch.domain.finding import Finding, FindingKind, Verdict
-from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
-from podwatch.domain.snapshot import (
+from tests.drivers.detection import (
     Desired,
+    DetectionPolicy,
+    DetectionState,
     DiskSample,
+    Finding,
+    FindingKind,
     GpuSample,
     Health,
     HostSample,
     InferenceSample,
+    Learned,
     LogMatch,
+    Policies,
+    ProcessIdentity,
+    ProcessRole,
+    ProcessSample,
     ProgressSample,
     ProgressSource,
     Reading,
     Snapshot,
     Supervision,
     TrainerSample,
+    Verdict,
+    advance,
+    initial,
     observed,
 )
-from podwatch.domain.thresholds import DetectionPolicy, Policies
 
 GIB = 1 << 30
 

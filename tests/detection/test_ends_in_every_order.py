@@ -8,15 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.detection.corroborating_signals import PROVEN_SECONDS, SEEN_TO_END
-from podwatch.detection.run_detectors import advance, confirming, initial
-from podwatch.domain.process import ExitStatus, ProcessRole
-from podwatch.domain.snapshot import Health, ProcessEnd, Supervision
-from podwatch.domain.thresholds import Policies
+from tests.drivers.detection import (
+    PROVEN_SECONDS,
+    SEEN_TO_END,
+    ExitStatus,
+    Health,
+    Policies,
+    ProcessEnd,
+    ProcessRole,
+    Supervision,
+    acts,
+    advance,
+    confirming,
+    initial,
+)
 from tests.support.pods.deaths import OWN, ROUTER, TP, engine_dies, server_exits
 from tests.support.pods.healthy import ROLES, Run
 from tests.support.pods.shapes import Shape
-from tests.support.pods.watching import acts
 from tests.support.pods.world import Piece
 
 pytestmark = pytest.mark.slow

@@ -6,11 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.domain.finding import FindingKind, Severity
-from podwatch.domain.process import ExitStatus, ProcessRole
-from podwatch.domain.snapshot import Desired, Health, InferenceSample, LogMatch, RequiredExit, TrainingMetrics, observed
-from podwatch.domain.thresholds import LogRule, Policies
 from tests.detection.looks import GIB, URL, World, process
+from tests.drivers.detection import (
+    Desired,
+    ExitStatus,
+    FindingKind,
+    Health,
+    InferenceSample,
+    LogMatch,
+    LogRule,
+    Policies,
+    ProcessRole,
+    RequiredExit,
+    Severity,
+    TrainingMetrics,
+    observed,
+)
 from tests.support.examples import examples
 
 RULE = LogRule("engine-dead", "x", critical=True, says="vLLM's engine died", supports=("silent-death",))

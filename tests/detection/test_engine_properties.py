@@ -8,23 +8,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.detection.base import Look
-from podwatch.detection.learned import Learned
-from podwatch.detection.progress import follow
-from podwatch.detection.run_detectors import DETECTORS, DetectionState, advance, initial
-from podwatch.domain.finding import Agreement, Finding, FindingKind, Verdict
-from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
-from podwatch.domain.snapshot import (
+from tests.detection.looks import GIB, URL, World, kills, process
+from tests.drivers.detection import (
+    Agreement,
     CheckpointMark,
     Desired,
+    DetectionPolicy,
     DiskSample,
+    ExitStatus,
+    Finding,
+    FindingKind,
     GpuSample,
     GpuState,
     Health,
     HostSample,
     InferenceSample,
+    Learned,
     Liveness,
     LogMatch,
+    LogRule,
+    Policies,
+    ProcessIdentity,
+    ProcessRole,
+    ProcessSample,
     ProgressSample,
     ProgressSource,
     Reading,
@@ -34,11 +40,16 @@ from podwatch.domain.snapshot import (
     Snapshot,
     Supervision,
     TrainerSample,
+    Verdict,
+    advance,
+    each_rule,
+    initial,
+    knowing_only,
+    memory_of_this_start,
     observed,
+    survives_being_kept,
     unobserved,
 )
-from podwatch.domain.thresholds import DetectionPolicy, LogRule, Policies
-from tests.detection.looks import GIB, URL, World, kills, process
 
 pytestmark = pytest.mark.slow
 
@@ -231,13 +242,10 @@ def test_another_start_wipes_everything_but_what_was_learned(night: list[dict[st
     world.start_id, world.trainer = "s2", {"started_at": world.now}
     snapshot = world.snapshot()
     after, findings = advance(world.state, snapshot, POLICIES)
-    fresh, same = advance(DetectionState(learned=world.state.learned), snapshot, POLICIES)
-    assert (after.learned, after.progress, after.signals) == (fresh.learned, fresh.progress, fresh.signals)
+    fresh, same = advance(knowing_only(world.state.learned), snapshot, POLICIES)
+    assert memory_of_this_start(after) == memory_of_this_start(fresh)
     assert after.learned.gpu_baseline_bytes == world.state.learned.gpu_baseline_bytes
     assert not [name for name in after.learned.seen if name.startswith(("gpu", "tokens"))]
-    for detector in DETECTORS:
-        if not detector.survives_restart:
-            assert after.states[detector.name] == fresh.states[detector.name], detector.name
     assert not kills(findings)
     assert not kills(same)
 
@@ -318,18 +326,12 @@ def test_every_detector_is_total(night: list[Snapshot], shared: bool) -> None:
     )
     state = initial(policies)
     for snapshot in night:
-        progress, learned = follow(
-            state.progress, snapshot.progress, at=snapshot.at, saving=snapshot.saving, learned=state.learned
-        )
-        trainer = snapshot.trainer.value if snapshot.trainer.ok else None
-        for detector in DETECTORS:  # asked directly, because ``advance`` would tell a fault as a finding
-            look = Look(snapshot, progress, learned, policies, state.signals, trainer)
-            turn = detector.advance(state.of(detector), look)
-            assert all(f.kind in detector.kinds for f in turn.findings)
-            assert all(isinstance(name, str) for name in detector.armed(turn.state, turn.learned))
+        for rule in each_rule(state, snapshot, policies):
+            assert all(kind in rule.kinds for kind in rule.raised)
+            assert all(isinstance(name, str) for name in rule.armed)
         state, findings = advance(state, snapshot, policies)
         assert not [f for f in findings if f.subject.startswith("detector-")]
-        assert Learned.from_dict(state.learned.to_dict()) == state.learned
+        assert survives_being_kept(state.learned)
         assert state.armed is not None
 
 

@@ -4,23 +4,27 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.detection.hang import patience_seconds
-from podwatch.detection.learned import Learned
-from podwatch.domain.finding import Agreement, FindingKind, Severity, Verdict
-from podwatch.domain.process import ProcessRole
-from podwatch.domain.snapshot import (
+from tests.detection.looks import GIB, URL, World, kills, process, world
+from tests.drivers.detection import (
+    Agreement,
+    FindingKind,
     Health,
     InferenceSample,
+    Learned,
     Liveness,
+    ProcessRole,
     ProgressSample,
     ProgressSource,
     SensorState,
     ServerKind,
+    Severity,
     Snapshot,
+    Verdict,
+    newest_progress_at,
     observed,
+    patience_seconds,
     unobserved,
 )
-from tests.detection.looks import GIB, URL, World, kills, process, world
 
 LIMIT = 1500.0
 
@@ -308,7 +312,7 @@ def test_pings_are_progress_between_checkpoints() -> None:
     early = Pinged(world().policies, learned=Learned(gap_seconds=(20.0,)))
     early.poll = 10.0
     early.quiet(60)
-    assert early.state.progress.newest_at == early.pinged_at, "and before the first checkpoint"
+    assert newest_progress_at(early.state) == early.pinged_at, "and before the first checkpoint"
     stepping = stands(world())
     ping = ProgressSample(ProgressSource.HEARTBEAT, "trainer", 0.0)
     line = ProgressSample(ProgressSource.STEP_LINE, "trainer", stepping.step_at, stepping.step)

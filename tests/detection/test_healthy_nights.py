@@ -4,12 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.detection.learned import Learned
-from podwatch.detection.run_detectors import initial
-from podwatch.domain.finding import FindingKind
-from podwatch.domain.process import ExitStatus, ProcessRole, ProcessSample
-from podwatch.domain.snapshot import Health, InferenceSample, RequiredExit, SensorState, unobserved
 from tests.detection.looks import GIB, URL, World, process, world
+from tests.drivers.detection import (
+    ExitStatus,
+    FindingKind,
+    Health,
+    InferenceSample,
+    ProcessRole,
+    ProcessSample,
+    RequiredExit,
+    SensorState,
+    unobserved,
+)
+from tests.drivers.detection import reborn as reborn_state
 
 pytestmark = pytest.mark.slow
 
@@ -79,8 +86,7 @@ def test_a_server_that_a_run_starts_for_its_evaluations_may_end(main: bool, rebo
         found.stepping, generating, found.generating = False, found.generating, True
         found.quiet(300)
         if reborn:
-            kept = Learned.from_dict(found.state.learned.to_dict())
-            found.state = initial(found.policies, kept)
+            found.state = reborn_state(found.state, found.policies)
         found.quiet(300)
         found.servers.remove(EVAL_SERVER)
         found.engines.remove(EVAL_ENGINE)

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from podwatch.domain.finding import FindingKind, Severity
-from podwatch.domain.snapshot import Health, InferenceSample, Liveness, SensorState, unobserved
 from tests.detection.looks import URL, World, kills, world
+from tests.drivers.detection import FindingKind, Health, InferenceSample, Liveness, SensorState, Severity, unobserved
 
 OTHER = "http://127.0.0.1:8101"
 

@@ -7,11 +7,11 @@ import dataclasses
 
 import pytest
 
-from podwatch.domain.finding import FindingKind
+from tests.drivers.detection import FindingKind, acts
 from tests.support.pods.deaths import FAULTS, Fault
 from tests.support.pods.healthy import Run
 from tests.support.pods.shapes import SHAPES, Shape
-from tests.support.pods.watching import acts, catch, healthy_night, judged
+from tests.support.pods.watching import catch, healthy_night, judged
 
 pytestmark = pytest.mark.slow
 

@@ -6,25 +6,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.detection.operator_ends import (
+from tests.drivers.detection import (
     ATTACH_EXIT_WAIT_SECONDS,
+    ATTACHED_ID,
     INTERRUPTED,
     NO_ENDINGS,
     TERMINAL_WAIT_SECONDS,
     Endings,
-    follow,
+    ExitStatus,
+    LogMatch,
+    ProcessIdentity,
+    ProcessRole,
+    Snapshot,
+    Supervision,
+    TrainerSample,
+    acts,
+    advance,
+    follow_endings,
+    initial,
+    observed,
     operator_wait,
 )
-from podwatch.detection.run_detectors import advance, initial
-from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole
-from podwatch.domain.snapshot import ATTACHED_ID, LogMatch, Snapshot, Supervision, TrainerSample, observed
 from tests.support.examples import examples
 from tests.support.pods.deaths import ATTACHED, OWN, ROUTER, SHARED, TP, Fault, seconds, shape_for, strike
 from tests.support.pods.healthy import Run
 from tests.support.pods.interrupts import ENDING, interrupt
 from tests.support.pods.shapes import Shape
 from tests.support.pods.tree import ENGINE, LAUNCHER, ORCHESTRATOR, SERVER, TRAINER, process
-from tests.support.pods.watching import acts
 
 LATE = 20.0
 """Seconds after the patience within which podwatch has acted: sensors look every 2 to 5 s, a child is missed for 13."""
@@ -103,15 +111,16 @@ def sample(*, by_hand: bool = False, used: float | None = None) -> TrainerSample
 
 def test_a_role_is_gone_when_its_last_process_is_and_back_when_one_is() -> None:
     tree = (LAUNCHER, SERVER, ENGINE, ORCHESTRATOR, TRAINER)
-    state = follow(NO_ENDINGS, tree, 10.0)
+    state = follow_endings(NO_ENDINGS, tree, 10.0)
     assert state.gone == ()
-    assert follow(state, tree, 12.0) is state
+    assert follow_endings(state, tree, 12.0) is state
     fork = process(99, ProcessRole.ORCHESTRATOR)
-    assert follow(follow(state, (*tree, fork), 14.0), tree, 16.0).gone == (), "a fork that ends is no end of a role"
-    less = follow(state, tree[:-1], 18.0)
+    forked = follow_endings(follow_endings(state, (*tree, fork), 14.0), tree, 16.0)
+    assert forked.gone == (), "a fork that ends is no end of a role"
+    less = follow_endings(state, tree[:-1], 18.0)
     assert dict(less.gone) == {"trainer": 18.0, "the trainer's CUDA contexts": 18.0}
-    assert follow(less, tree, 20.0).gone == (), "replaced"
-    assert follow(less, tree[:-1], 20.0).gone == less.gone, "first missed, not last"
+    assert follow_endings(less, tree, 20.0).gone == (), "replaced"
+    assert follow_endings(less, tree[:-1], 20.0).gone == less.gone, "first missed, not last"
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.domain.finding import Agreement, FindingKind
-from podwatch.domain.process import ExitStatus, ProcessRole
-from podwatch.domain.snapshot import HostSample, LogMatch, RequiredExit, Supervision
-from podwatch.domain.thresholds import LogRule, Policies
 from tests.detection.looks import World, process, world
+from tests.drivers.detection import (
+    Agreement,
+    ExitStatus,
+    FindingKind,
+    HostSample,
+    LogMatch,
+    LogRule,
+    Policies,
+    ProcessRole,
+    RequiredExit,
+    Supervision,
+)
 
 MEMORY = HostSample(100 << 30, 50 << 30, oom_kills=2, kernel_ooms=None)
 

@@ -9,28 +9,39 @@ import pytest
 
 from podwatch.detection import run_detectors
 from podwatch.detection.base import DetectorResult, Look
-from podwatch.detection.learned import Learned
-from podwatch.detection.run_detectors import DETECTORS, DetectionState, advance, initial
-from podwatch.domain.finding import Agreement, Finding, FindingKind, Severity, Verdict
-from podwatch.domain.process import TICKS_PER_SECOND, ExitStatus, ProcessRole, ProcessSample
-from podwatch.domain.snapshot import (
+from podwatch.detection.run_detectors import DETECTORS
+from tests.drivers.detection import (
+    TICKS_PER_SECOND,
+    Agreement,
     Desired,
+    DetectionPolicy,
+    DetectionState,
     DiskSample,
+    ExitStatus,
+    Finding,
+    FindingKind,
     GpuSample,
     GpuState,
     Health,
     InferenceSample,
+    Learned,
+    Policies,
+    ProcessRole,
+    ProcessSample,
     ProgressSample,
     ProgressSource,
     RequiredExit,
     SensorState,
+    Severity,
     Snapshot,
     Supervision,
     TrainerSample,
+    Verdict,
+    advance,
+    initial,
     observed,
     unobserved,
 )
-from podwatch.domain.thresholds import DetectionPolicy, Policies
 from tests.support.pods.tree import ENGINE, LAUNCHER, ORCHESTRATOR, SERVER, TRAINER, process
 from tests.support.pods.world import GIB
 

@@ -5,23 +5,30 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.detection.corroborating_signals import PROVEN_SECONDS, REFUSED_SECONDS, SEEN_TO_END
-from podwatch.detection.run_detectors import confirming
-from podwatch.detection.silent_death import CONFIRM_SECONDS
-from podwatch.domain.finding import Agreement, FindingKind, Severity
-from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
-from podwatch.domain.snapshot import (
+from tests.detection.looks import GIB, URL, World, process, world
+from tests.drivers.detection import (
     ATTACHED_ID,
+    CONFIRM_SECONDS,
+    PROVEN_SECONDS,
+    REFUSED_SECONDS,
+    SEEN_TO_END,
+    Agreement,
     Desired,
+    ExitStatus,
+    FindingKind,
     Health,
     LogMatch,
     ProcessEnd,
+    ProcessIdentity,
+    ProcessRole,
+    ProcessSample,
     RequiredExit,
     SensorState,
+    Severity,
     Supervision,
+    confirming,
     unobserved,
 )
-from tests.detection.looks import GIB, URL, World, process, world
 
 HOLD = 600.0
 BOOTED = 5000.0

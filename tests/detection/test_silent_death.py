@@ -4,12 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.detection.learned import Learned
-from podwatch.detection.run_detectors import second_signals
-from podwatch.domain.finding import Agreement, Finding, FindingKind, Severity
-from podwatch.domain.process import ProcessRole
-from podwatch.domain.snapshot import Health, SensorState, unobserved
 from tests.detection.looks import GIB, LAUNCHER, URL, World, kills, process, world
+from tests.drivers.detection import (
+    Agreement,
+    Finding,
+    FindingKind,
+    Health,
+    Learned,
+    ProcessRole,
+    SensorState,
+    Severity,
+    gpus_of_the_trainer,
+    second_signals,
+    unobserved,
+)
 
 
 def death(found: World, seconds: float = 60.0) -> tuple[Finding, float]:
@@ -217,7 +225,7 @@ def test_processes_name_gpus_by_another_number_than_nvml() -> None:
     found.servers, found.inference = [], {}
     found.quiet(60)
     assert "cuda-context" in second_signals(found.state)
-    assert found.state.signals.tree.trainer_gpus == {0, 1}
+    assert gpus_of_the_trainer(found.state) == {0, 1}
     found.engines, found.memory[0] = [], 0
     finding, took = found.until_verdict(30)
     assert took <= 15

@@ -4,12 +4,24 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.detection.operator_ends import INTERRUPTED
-from podwatch.detection.process_exits import ALONE_SECONDS
-from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole
-from podwatch.domain.snapshot import ATTACHED_ID, LogMatch, RequiredExit, SensorState, Supervision, unobserved
 from tests.detection.looks import GIB, LAUNCHER, World, kills, process, world
+from tests.drivers.detection import (
+    ALONE_SECONDS,
+    ATTACHED_ID,
+    INTERRUPTED,
+    ExitStatus,
+    Finding,
+    FindingKind,
+    LogMatch,
+    ProcessIdentity,
+    ProcessRole,
+    RequiredExit,
+    SensorState,
+    Severity,
+    Supervision,
+    Verdict,
+    unobserved,
+)
 
 LATE = 20.0
 BOOTED = 1000.0

@@ -17,12 +17,15 @@ from typing import Any
 
 import pytest
 
-from podwatch.domain.errors import PodwatchError
-from podwatch.domain.event import Event
-from podwatch.domain.run import Intent, IntentKind
-from podwatch.journal.journal import Journal
-from podwatch.system.open_by_descriptor import HIDDEN, as_user
-from podwatch.system.own_directories import Workspace
+from tests.drivers.paths import (
+    HIDDEN,
+    Guard,
+    Operation,
+    PodwatchError,
+    as_user,
+    renames_by_descriptor,
+    without_waiting,
+)
 
 T, E = 61_017, 61_018
 """The trainer's user, and a stranger."""
@@ -85,7 +88,8 @@ class Site:
     """``base`` is root's, ``home`` and ``out`` are T's."""
 
     base: Path
-    events: list[Event] = field(default_factory=list)
+    guard: Guard = field(init=False)
+    """podwatch, on ``out``."""
 
     def __post_init__(self) -> None:
         self.base.mkdir()
@@ -97,23 +101,10 @@ class Site:
         saved(self.out / "rollouts" / "step_9")
         self.beside, self.above = victim(self.home / "victim"), victim(self.base / "victim")
         self.before = {path: (path.lstat().st_ino, picture(path)) for path in (self.beside, self.above)}
-        self.workspace = Workspace(self.out, owner=T)
-        self._journal: Journal | None = None
-
-    @property
-    def journal(self) -> Journal:
-        if self._journal is None:
-            self._journal = Journal.open(self.base / "journal.sqlite")
-        return self._journal
+        self.guard = Guard(self.base, self.home, self.out, T)
 
     def close(self) -> None:
-        self.workspace.tree.close()
-        if self._journal is not None:
-            self._journal.close()
-
-    def intent(self, *paths: Path, number: int = 7) -> Intent:
-        moves = [{"from": str(path), "to": f"{n}-{path.name}"} for n, path in enumerate(paths)]
-        return Intent(number, IntentKind.QUARANTINE, 1.0, {"step": 5, "steps": {}, "wall": 1.0, "moves": moves})
+        self.guard.close()
 
     def unharmed(self) -> None:
         """Both victims, wherever T's own exchanges left them, are what they were, and no other user read them."""
@@ -220,10 +211,6 @@ FLIPS = (
 def at_call(number: int, act: Callable[[], object]) -> Iterator[list[int]]:
     """``act`` happens just before the ``number``-th system call on a path that podwatch makes: a seam between judging
     and acting, whatever the code in between. Yields [calls seen]."""
-    import podwatch.system.files as files
-    import podwatch.system.pinned_directories as pinned
-    import podwatch.system.rename_places as aside
-
     seen = [0]
     busy = False
 
@@ -245,30 +232,17 @@ def at_call(number: int, act: Callable[[], object]) -> Iterator[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("open", "mkdir", "rename", "rmdir", "unlink", "stat", "listdir", "link", "symlink", "chown"):
             patch.setattr(os, name, before(getattr(os, name)))
-        for module in (aside, files, pinned):
-            if hasattr(module, "rename_at"):
-                patch.setattr(module, "rename_at", before(module.rename_at))
+        for module, name in renames_by_descriptor():
+            patch.setattr(module, name, before(getattr(module, name)))
         yield seen
 
 
-@contextmanager
-def quick() -> Iterator[None]:
-    """A lock that T keeps exchanging is not waited for, and no lease is asked for."""
-    from podwatch.checkpoints import settle_time
-    from podwatch.sync.restore import stage_and_put_in_place
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage_and_put_in_place, "LOCK_SECONDS", 0.0)
-        patch.setattr(settle_time, "_leases", lambda _fd, _path: None)
-        yield
-
-
-def play(memory: Path, operation: "Operation", flip: Flip, moments: Iterable[int]) -> int:
+def play(memory: Path, operation: Operation, flip: Flip, moments: Iterable[int]) -> int:
     """The flip at each of these moments of the operation, each on a fresh site; how often it came to it."""
     done = 0
     for moment in moments:
         with fresh(memory) as one:
-            operation.before(one)
+            operation.before(one.guard)
             paths, flipped = flip.prepare(one), list[bool]()
             with at_call(moment, lambda paths=paths, flipped=flipped: flipped.append(exchange(*paths))):  # type: ignore[misc]
                 run(operation, one)
@@ -284,7 +258,7 @@ def play(memory: Path, operation: "Operation", flip: Flip, moments: Iterable[int
 def fresh(memory: Path) -> Iterator[Site]:
     made = Site(memory / "site")
     try:
-        with quick():
+        with without_waiting():
             yield made
     finally:
         made.close()
@@ -300,19 +274,10 @@ def in_memory() -> Iterator[Path]:
         yield Path(name)
 
 
-@dataclass(frozen=True)
-class Operation:
-    """Something by which podwatch changes the trainer's directories, or its own beside them."""
-
-    act: Callable[[Site], object]
-    before: Callable[[Site], object] = lambda _: None
-    """What must have happened already, without an attack."""
-
-
 def run(operation: Operation, on: Site) -> str:
     """It may be refused in so many words; anything else is a mistake."""
     try:
-        operation.act(on)
+        operation.act(on.guard)
     except (PodwatchError, OSError) as error:
         return str(error)
     return ""
@@ -321,7 +286,7 @@ def run(operation: Operation, on: Site) -> str:
 def calls(operation: Operation, memory: Path) -> int:
     """How many there are without an attack."""
     with fresh(memory) as one:
-        operation.before(one)
+        operation.before(one.guard)
         with at_call(0, lambda: None) as seen:
             assert run(operation, one) == "", "without an attack it succeeds"
         one.unharmed()

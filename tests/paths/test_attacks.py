@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.drivers.paths import OPERATIONS
 from tests.paths.hostile import FLIPS, as_root, calls, exchange, fresh, in_memory, play, run
-from tests.paths.operations import OPERATIONS
 
 pytestmark = as_root
 
@@ -25,8 +25,8 @@ def test_what_was_put_there_before(memory: Path, name: str) -> None:
     operation, feasible = OPERATIONS[name], 0
     for flip in FLIPS:
         with fresh(memory) as one:
-            operation.before(one)
-            one.workspace.tree.close()  # a podwatch that starts now has pinned nothing yet
+            operation.before(one.guard)
+            one.guard.forget()  # a podwatch that starts now has pinned nothing yet
             feasible += exchange(*flip.prepare(one))
             run(operation, one)
             one.unharmed()

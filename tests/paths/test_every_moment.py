@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.drivers.paths import OPERATIONS
 from tests.paths.hostile import FLIPS, Flip, as_root, calls, in_memory, play
-from tests.paths.operations import OPERATIONS
 
 pytestmark = [pytest.mark.slow, as_root]
 

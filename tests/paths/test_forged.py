@@ -11,21 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.layouts.base import Tracker
-from podwatch.checkpoints.layouts.write_trackers import repair
-from podwatch.cli.checkpoints import quarantine_line
-from podwatch.domain.errors import HostError
-from podwatch.domain.run import IntentKind, IntentState, Lineage, RunRecord
-from podwatch.journal import load_run_record, save_run_record
-from podwatch.recovery import quarantine
-from podwatch.retention.list_trash_and_quarantine import quarantine_entries
-from podwatch.retention.remove_checkpoints import Remover
-from podwatch.sync.restore.stage_and_put_in_place import StagingArea
-from podwatch.system.clock import SystemClock
-from podwatch.system.own_directories import Workspace
-from podwatch.system.pinned_directories import HIDDEN, RootReplaced
+from tests.drivers.paths import HIDDEN, OPERATIONS, Guard, HostError, RootReplaced
 from tests.paths.hostile import E, Site, T, as_root, fresh, in_memory, made, own, saved
-from tests.paths.operations import OPERATIONS
 from tests.support.examples import examples
 
 pytestmark = as_root
@@ -60,44 +47,43 @@ def test_a_directory_of_ours_that_another_user_made_is_never_used(site: Site, ui
     for directory, _, names in os.walk(site.home / HIDDEN):
         for path in (Path(directory), *(Path(directory) / n for n in names)):
             own(path, uid)
-    assert f"belongs to user {uid}" in site.workspace.problem()
+    assert f"belongs to user {uid}" in site.guard.problem()
     for attempt in (
-        lambda: quarantine.give_back(site.workspace, 1),
-        lambda: quarantine.listing(site.workspace),
-        lambda: load_run_record(site.workspace),
-        lambda: save_run_record(site.workspace, RunRecord("run", Lineage("l"))),
-        *(lambda name=name: OPERATIONS[name].act(site) for name in ("quarantine", "restore", "restore over")),  # type: ignore[misc]
+        lambda: site.guard.give_back(1),
+        site.guard.entries,
+        site.guard.has_record,
+        site.guard.save_record,
+        *(lambda name=name: OPERATIONS[name].act(site.guard) for name in ("quarantine", "restore", "restore over")),  # type: ignore[misc]
     ):
         with pytest.raises(RootReplaced, match=str(site.home / HIDDEN)):
             attempt()
-    OPERATIONS["remove"].act(site)
+    OPERATIONS["remove"].act(site.guard)
     assert (site.out / "checkpoints" / "step_9").is_dir(), "nothing is removed either"
-    assert "podwatch's own directory" in site.events[-1].message
-    assert quarantine_entries(site.workspace, now_wall=9e9, keep_seconds=1.0, verified=1 << 62) == ()
+    assert "podwatch's own directory" in site.guard.events[-1].message
+    assert site.guard.entries_to_delete(verified=1 << 62) == []
     site.unharmed()
 
 
 def test_an_index_or_a_record_of_another_user_in_our_directory_is_not_used(site: Site) -> None:
     """From a time when an older podwatch's umask let others write there."""
-    place = site.workspace.probe()
+    place = site.guard.probed()
     kept = index(place.quarantine / "1", (str(site.out / "back"), "0-step_9"), uid=T)
     saved(kept / "0-step_9")
     with pytest.raises(HostError, match=r"cannot be returned.*belongs to user"):
-        quarantine.give_back(place, 1)
-    (entry,) = quarantine.listing(place)
-    assert "belongs to user" in quarantine_line(entry, 1e9)
-    (found,) = quarantine_entries(place, now_wall=9e9, keep_seconds=1.0, verified=1 << 62)
-    assert found.needed, "what cannot be judged stays"
+        place.give_back(1)
+    (line,) = place.entries()
+    assert "belongs to user" in line
+    assert place.entries_to_delete(verified=1 << 62) == [True], "what cannot be judged stays"
     own(kept, 0)
-    save_run_record(place, RunRecord("run", Lineage("l")))
+    place.save_record()
     own(place.record, T)
     with pytest.raises(RootReplaced, match="file belongs to user"):
-        load_run_record(place)
+        place.has_record()
 
 
 @pytest.mark.parametrize("odd", ["fifo", "directory", "link", "socket"])
 def test_a_record_that_is_no_file_never_blocks(site: Site, odd: str) -> None:
-    place = site.workspace.probe()
+    place = site.guard.probed()
     if odd == "fifo":
         os.mkfifo(place.record)
     elif odd == "directory":
@@ -106,9 +92,9 @@ def test_a_record_that_is_no_file_never_blocks(site: Site, odd: str) -> None:
         place.record.symlink_to(site.above / "secret")
     else:
         os.mknod(place.record, stat.S_IFSOCK | 0o600)
-    assert load_run_record(place) is None
-    save_run_record(place, RunRecord("run", Lineage("l")))
-    assert load_run_record(place) == RunRecord("run", Lineage("l"))
+    assert not place.has_record()
+    place.save_record()
+    assert place.has_record()
     site.unharmed()
 
 
@@ -122,16 +108,14 @@ NAMES = st.one_of(
 @settings(max_examples=examples(30))
 def test_a_name_that_is_not_one_plain_segment_moves_nothing(name: str) -> None:
     with in_memory() as memory, fresh(memory) as site:
-        place = site.workspace.probe()
+        place = site.guard.probed()
         kept = index(place.quarantine / "1", (str(site.out / "good"), "0-good"), (str(site.out / "taken"), name))
         saved(kept / "0-good")
         with pytest.raises(HostError, match="cannot be returned"):
-            quarantine.give_back(place, 1)
+            place.give_back(1)
         assert (kept / "0-good").is_dir()
-        intent = site.intent(site.out / "checkpoints" / "step_9")
-        intent.data["moves"][0]["to"] = name  # type: ignore[index]
         with pytest.raises(HostError, match="damaged move"):
-            quarantine.carry_out(place, intent)
+            place.set_aside(site.out / "checkpoints" / "step_9", named=name)
         assert (site.out / "checkpoints" / "step_9").is_dir()
         site.unharmed()
 
@@ -141,28 +125,28 @@ def test_a_name_that_is_not_one_plain_segment_moves_nothing(name: str) -> None:
 )
 def test_nothing_is_returned_to_or_taken_from_anywhere_else(site: Site, place: str) -> None:
     spelled = place.format(base=site.base, home=site.home, out=site.out)
-    workspace = site.workspace.probe()
-    kept = index(workspace.quarantine / "1", (spelled, "0-x"))
+    ours = site.guard.probed()
+    kept = index(ours.quarantine / "1", (spelled, "0-x"))
     saved(kept / "0-x")
     with pytest.raises(HostError, match="outside the output directory"):
-        quarantine.give_back(workspace, 1)
+        ours.give_back(1)
     with pytest.raises(HostError, match="outside the output directory"):
-        quarantine.carry_out(workspace, site.intent(Path(spelled)))
+        ours.set_aside(Path(spelled))
     assert (kept / "0-x").is_dir()
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"moves": [1]}', b'{"moves": [], "steps": 3}', b"\xff\xfe"])
 def test_a_damaged_index_moves_nothing_and_is_reported(site: Site, damage: bytes) -> None:
-    place = site.workspace.probe()
+    place = site.guard.probed()
     kept = index(place.quarantine / "3")
     (kept / "index.json").write_bytes(damage)
     saved(kept / "0-step_9")
-    (entry,) = quarantine.listing(place)
-    assert "index cannot be used" in quarantine_line(entry, 1e9)
+    (line,) = place.entries()
+    assert "index cannot be used" in line
     with pytest.raises(HostError, match="cannot be returned"):
-        quarantine.give_back(place, 3)
+        place.give_back(3)
     assert sorted(p.name for p in kept.iterdir()) == ["0-step_9", "index.json"]
-    assert quarantine.free_number(place) == 4
+    assert place.free_number() == 4
 
 
 # -- of an earlier version --------------------------------------------------------------------------------------------
@@ -181,11 +165,11 @@ def test_what_772aae4_left_is_taken_over(site: Site) -> None:
     for path in (ours.parent, ours, *ours.rglob("*")):
         if path.is_dir() and path.lstat().st_uid == 0:
             path.chmod(0o755)
-    place = site.workspace.probe()
+    place = site.guard.probed()
     assert {stat.S_IMODE(p.stat().st_mode) for p in (place.quarantine, place.trash, place.staging)} == {0o700}
     assert stat.S_IMODE(ours.stat().st_mode) == 0o755
-    assert quarantine.free_number(place) == 5
-    assert quarantine.give_back(place, 4) == (site.out / "checkpoints" / "step_8",)
+    assert place.free_number() == 5
+    assert place.give_back(4) == (site.out / "checkpoints" / "step_8",)
     assert (site.out / "checkpoints" / "step_8").stat().st_uid == T
 
 
@@ -193,33 +177,32 @@ def test_what_772aae4_left_is_taken_over(site: Site) -> None:
 @pytest.mark.parametrize("old", [False, True])
 def test_a_removal_that_was_begun_before_a_new_mount_is_finished(site: Site, old: bool, again: bool) -> None:
     """The device number is another one now; a directory that was written again since is not taken for the old one."""
-    place = site.workspace.probe()
+    place = site.guard.probed()
     first, second = site.out / "checkpoints" / "step_9", site.out / "rollouts" / "step_9"
     rows = []
     for path in (first, second):
         s = path.stat()
         row = [str(path), s.st_dev + 17, s.st_ino, stat.S_IFMT(s.st_mode), int(s.st_mtime)]
         rows.append(row[:3] if old else row)
-    intent = site.journal.open_intent(IntentKind.PRUNE, {"kind": "stored-set", "step": 9, "paths": rows})
-    first.rename(place.trash / f"{intent.id}.9.0")
+    first.rename(place.trash / place.had_begun_to_remove(9, rows))
     if again:
         second.rename(site.out / "earlier")
         saved(second)
-    Remover(place, site.journal, SystemClock(), site.events.append).sweep_trash()
+    place.sweep_trash()
     assert second.exists() is again
     assert list(place.trash.iterdir()) == []
-    assert [i.state for i in site.journal.intents()] == [IntentState.DONE]
+    assert (place.begun(), place.unfinished()) == (1, 0)
 
 
 def test_an_inode_that_was_given_out_again_is_not_the_old_directory(site: Site) -> None:
-    place = site.workspace.probe()
+    place = site.guard.probed()
     first, second = site.out / "checkpoints" / "step_9", site.out / "rollouts" / "step_9"
     s = second.stat()
     row = [str(second), s.st_dev, s.st_ino, stat.S_IFMT(s.st_mode), int(s.st_mtime) - 60]
     gone = [str(first), 0, 0, stat.S_IFDIR, 0]
-    site.journal.open_intent(IntentKind.PRUNE, {"kind": "stored-set", "step": 9, "paths": [gone, row]})
+    place.had_begun_to_remove(9, [gone, row])
     first.rename(site.out / "elsewhere")
-    Remover(place, site.journal, SystemClock(), site.events.append).sweep_trash()
+    place.sweep_trash()
     assert second.exists()
 
 
@@ -229,8 +212,8 @@ def test_an_inode_that_was_given_out_again_is_not_the_old_directory(site: Site) 
 def test_a_link_is_moved_itself(site: Site) -> None:
     link = site.out / "rollouts" / "step_12"
     own_link(link, site.above)
-    assert quarantine.carry_out(site.workspace, site.intent(link)) == 1
-    moved = site.workspace.quarantine / "7" / "0-step_12"
+    assert site.guard.set_aside(link) == 1
+    moved = site.guard.quarantine / "7" / "0-step_12"
     assert moved.readlink() == site.above
     assert not os.path.lexists(link)
     site.unharmed()
@@ -245,7 +228,7 @@ def test_a_link_on_the_way_is_refused_and_named(site: Site) -> None:
     (site.out / "rollouts").rename(site.out / "real")
     own_link(site.out / "rollouts", site.above)
     with pytest.raises(HostError, match="symbolic link") as caught:
-        quarantine.carry_out(site.workspace, site.intent(site.out / "rollouts" / "step_9"))
+        site.guard.set_aside(site.out / "rollouts" / "step_9")
     assert str(site.out / "rollouts") in str(caught.value)
     site.unharmed()
 
@@ -253,48 +236,46 @@ def test_a_link_on_the_way_is_refused_and_named(site: Site) -> None:
 @pytest.mark.parametrize("user", [T, None])
 def test_restored_directories_belong_to_the_trainer(site: Site, user: int | None) -> None:
     """Each level that is missing; also where trainer.user is not set and output_dir says whose it is."""
-    site.workspace.tree.close()
-    site.workspace = Workspace(site.out, owner=user)
-    placer = StagingArea(site.workspace, None, (T, T))
+    site.guard.forget()
+    site.guard = Guard(site.base, site.home, site.out, user)
     target = site.out / "run" / "default" / "checkpoints" / "step_7"
-    places = placer.homes({"checkpoint": target}, frozenset())
+    staging = site.guard.restore_homes(target)
     assert not (site.out / "run").exists(), "nothing is to be seen before it is whole"
-    assert places["checkpoint"].home.stat().st_uid == 0
-    assert stat.S_IMODE(places["checkpoint"].home.stat().st_mode) == 0o700
-    OPERATIONS["restore deep"].act(site)
+    assert staging.stat().st_uid == 0
+    assert stat.S_IMODE(staging.stat().st_mode) == 0o700
+    OPERATIONS["restore deep"].act(site.guard)
     assert {p.stat().st_uid for p in (target, *list(target.parents)[:3])} == {T}
 
 
 def test_a_restore_through_a_link_is_refused_before_anything_is_fetched(site: Site) -> None:
     own_link(site.out / "run", site.above)
     with pytest.raises(NotADirectoryError, match="out/run'"):
-        StagingArea(site.workspace, None, (T, T)).homes({"a": site.out / "run" / "b" / "c" / "step_7"}, frozenset())
+        site.guard.restore_homes(site.out / "run" / "b" / "c" / "step_7")
 
 
 def test_a_repaired_tracker_belongs_to_the_trainer(site: Site) -> None:
     latest, link = site.out / "latest", site.out / "step_latest"
-    wanted = [Tracker(latest, content=b"5"), Tracker(link, target="step_5")]
-    assert repair(wanted, site.workspace.tree) == (latest, link)
+    assert site.guard.repair_trackers({latest: b"5"}, {link: "step_5"}) == (latest, link)
     assert {latest.lstat().st_uid, link.lstat().st_uid} == {T}
     latest.write_text("7")
     latest.chmod(0o640)
-    repair([Tracker(latest, content=b"5")], site.workspace.tree)
+    site.guard.repair_trackers({latest: b"5"}, {})
     assert (latest.read_text(), latest.stat().st_uid, stat.S_IMODE(latest.stat().st_mode)) == ("5", T, 0o640)
 
 
 @pytest.mark.parametrize("refused", [errno.ENOSPC])
 def test_quarantine_on_a_full_disk_makes_nothing(site: Site, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
-    place = site.workspace.probe()
-    quarantine.make_spare(place)
+    place = site.guard.probed()
+    place.make_spare()
 
     def full(*_: object, **__: object) -> None:
         raise OSError(refused, os.strerror(refused))
 
     monkeypatch.setattr(os, "mkdir", full)
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert quarantine.carry_out(place, site.intent(site.out / "checkpoints" / "step_9")) == 1
+    assert place.set_aside(site.out / "checkpoints" / "step_9") == 1
     monkeypatch.undo()
-    assert quarantine.give_back(place, 7) == (site.out / "checkpoints" / "step_9",)
+    assert place.give_back(7) == (site.out / "checkpoints" / "step_9",)
 
 
 # -- roots ------------------------------------------------------------------------------------------------------------
@@ -304,9 +285,9 @@ def test_an_output_directory_of_roots_that_the_user_may_have_put_there(site: Sit
     """T renames a directory of root's to the configured name before podwatch starts."""
     site.out.rename(site.home / "own")
     site.beside.rename(site.out)
-    assert "cannot write to it" in site.workspace.problem()
+    assert "cannot write to it" in site.guard.problem()
     with pytest.raises(RootReplaced):
-        OPERATIONS["restore"].act(site)
+        OPERATIONS["restore"].act(site.guard)
     site.unharmed()
 
 
@@ -314,25 +295,25 @@ def test_an_output_directory_of_roots_that_the_user_may_have_put_there(site: Sit
 def test_an_output_directory_of_roots_that_is_meant(site: Site, where: str, mode: int) -> None:
     out = made(site.base / where, 0)
     out.chmod(mode)
-    assert Workspace(out, owner=T).problem() == ""
+    assert Guard(site.base, site.home, out, T).problem() == ""
 
 
 def test_who_can_move_our_directory_away_is_said(site: Site) -> None:
-    assert f"user {T} owns {site.home}" in site.workspace.exposed()
+    assert f"user {T} owns {site.home}" in site.guard.exposed()
     own(site.home, 0)
-    assert site.workspace.exposed() == ""
+    assert site.guard.exposed() == ""
     site.home.chmod(0o777)
-    assert "other users can write" in site.workspace.exposed()
+    assert "other users can write" in site.guard.exposed()
     site.home.chmod(0o1777)
-    assert site.workspace.exposed() == ""
+    assert site.guard.exposed() == ""
 
 
 def test_a_quarantine_inside_the_output_directory_must_be_ours(site: Site) -> None:
-    inside = Workspace(site.out, use_inside=True, owner=T)
-    index(made(inside.inside / "quarantine") / "1", (str(site.out / "x"), "0-x"), uid=T)
+    inside = Guard(site.base, site.home, site.out, T, inside=True)
+    index(made(inside.own_directory_inside / "quarantine") / "1", (str(site.out / "x"), "0-x"), uid=T)
     assert "belongs to user" in inside.problem()
     with pytest.raises(RootReplaced):
-        quarantine.carry_out(inside, site.intent(site.out / "checkpoints" / "step_9"))
+        inside.set_aside(site.out / "checkpoints" / "step_9")
     with pytest.raises(RootReplaced):
-        quarantine.give_back(inside, 1)
+        inside.give_back(1)
     assert (site.out / "checkpoints" / "step_9").is_dir()

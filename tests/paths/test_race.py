@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.system.open_by_descriptor import HIDDEN, as_user
+from tests.drivers.paths import HIDDEN, OPERATIONS, as_user
 from tests.paths.hostile import Site, T, as_root, fresh, in_memory, made, own, run, saved
-from tests.paths.operations import OPERATIONS
 
 pytestmark = [as_root, pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc: a fast exchange of paths")]
 ROUNDS = 15

@@ -13,19 +13,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from podwatch.controller.loop import AGAIN_SECONDS, Controller, Look
-from podwatch.controller.providers import OutcomeUnknown, ProviderError
-from podwatch.controller.run_store import RunStore
-from podwatch.domain.engine_and_attempt import Instance
-from podwatch.domain.errors import RemoteError
-from podwatch.domain.lease import HolderState
-from podwatch.domain.replacement import Listing, Rented, RentedState, parse_record
-from podwatch.policy.rented_machines import spent
-from podwatch.policy.replacement import Action
-from podwatch.stores.base import StoredObject
-from podwatch.sync.lease.protocol import ListAll
+from tests.drivers.controller import (
+    AGAIN_SECONDS,
+    Action,
+    Listing,
+    Look,
+    OutcomeUnknown,
+    ProviderError,
+    Rented,
+    RentedState,
+    controller_over,
+    spending_in_books,
+)
+from tests.drivers.lease import RUN, HolderState, Instance, ListAll, RemoteError, StoredObject
 from tests.support.controller_money import Bill, Span, highest, overspent
-from tests.support.two_pods import RUN, SimPod, World
+from tests.support.two_pods import SimPod, World
 
 RULES: Mapping[str, Any] = {
     "providers": ["one", "two"],
@@ -314,7 +316,7 @@ class Process:
     def start(self) -> None:
         store: Any = SimStore(self.month, self)
         providers = {p.name: p.at(self) for p in self.month.providers}
-        self.controller = Controller(RunStore(store, RUN, self), "run", providers, self, parallel=False)
+        self.controller = controller_over(store, providers, self)
 
     def pass_time(self, least: float, most: float) -> None:
         month, rng = self.month, self.month.random
@@ -513,10 +515,12 @@ class Month(World):
         # The controller's books: they count a machine from its request until a list shows that it is gone, and an
         # unknown outcome as a machine. ``overspent`` checks what was truly spent.
         names = [key for key in self.store.objects if key.startswith(RUN.controller + "pods/")]
-        books = [parse_record(self.store.objects[key][-1].data, "run") for key in names]
-        kept = sum(one.price_per_hour for record in books for one in record.costs) * (KEPT + 900) / 3600
-        total, day = float(self.rules["max_spend_total"]), float(self.rules["max_spend_per_day"])
-        return spent(tuple(books), self.now) + kept > total or spent(tuple(books), self.now, DAY) + kept > day
+        books = [self.store.objects[key][-1].data for key in names]
+        (ever, price), (today, _) = spending_in_books(books, self.now), spending_in_books(books, self.now, DAY)
+        kept = price * (KEPT + 900) / 3600
+        return ever + kept > float(self.rules["max_spend_total"]) or today + kept > float(
+            self.rules["max_spend_per_day"]
+        )
 
     def looked(self, process: Process, look: Look) -> None:
         """After a look that was complete: what did each machine that it saw do for its money since the last one?"""

@@ -4,13 +4,25 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from podwatch.detection.run_detectors import advance, initial
-from podwatch.detection.signals import lasting_seconds
-from podwatch.domain.finding import Finding, FindingKind
-from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
-from podwatch.domain.snapshot import ProgressSample, ProgressSource, Snapshot, Supervision, TrainerSample, observed
-from podwatch.domain.thresholds import DetectionPolicy, Policies
-from podwatch.sensors.gpu import GpuSensor
+from tests.drivers.detection import (
+    DetectionPolicy,
+    Finding,
+    FindingKind,
+    GpuSensor,
+    Policies,
+    ProcessIdentity,
+    ProcessRole,
+    ProcessSample,
+    ProgressSample,
+    ProgressSource,
+    Snapshot,
+    Supervision,
+    TrainerSample,
+    advance,
+    initial,
+    lasting_seconds,
+    observed,
+)
 
 TURN = 0.2
 LAUNCHER = ProcessSample(ProcessIdentity(1_000_001, 1), 1, "rl", "uv run rl", ProcessRole.LAUNCHER)

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import KINDS, Layout, Site
-from podwatch.checkpoints.layouts.base import Judgement, PartFiles
-from podwatch.checkpoints.scan import scan_part
+from tests.drivers.checkpoints import Layout, open_layout, scan
 
 GOLDEN = Path(__file__).parents[1] / "checkpoints" / "golden"
 INDEX: dict[str, dict[str, object]] = json.loads((GOLDEN / "index.json").read_text())
@@ -46,7 +44,7 @@ class Golden:
         return str(INDEX[self.source]["layout"])
 
     def make(self, out: Path) -> Layout:
-        return KINDS[self.kind].make(Site(out / self.below if self.below else out))
+        return open_layout(self.kind, out / self.below if self.below else out)
 
     def copy(self, out: Path) -> Layout:
         """The finished directory, mtimes in the order in which the files were written."""
@@ -93,16 +91,6 @@ def links(source: str) -> dict[str, str]:
     of this repository that knows no symlinks is whole."""
     order: list[list[str]] = INDEX[source]["order"]  # type: ignore[assignment]
     return {path: target for kind, target, *rest in order if kind == "symlink" for path in rest}
-
-
-def judge(layout: Layout, step: int) -> Judgement | None:
-    """The layout's word on one step as it lies there now; None if it does not see the step."""
-    parts = layout.steps().get(step)
-    return None if parts is None else layout.judge(step, scan(layout, step))
-
-
-def scan(layout: Layout, step: int) -> list[PartFiles]:
-    return [scan_part(p).found for p in layout.steps()[step]]
 
 
 def files_of(layout: Layout, step: int, *, required: bool = True) -> list[Path]:

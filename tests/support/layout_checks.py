@@ -4,17 +4,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Recognition, Site
-from podwatch.checkpoints.scan import scan_part
+from tests.drivers.checkpoints import Judgement, Layout, judge
 from tests.support.layout_makers import Operation
 
 
 def verdict(layout: Layout, step: int) -> Judgement:
     """As the catalogue asks: list, scan, judge. A step that is not listed is not whole."""
-    parts = layout.steps().get(step)
-    if parts is None:
-        return Judgement(False, "not listed")
-    return layout.judge(step, [scan_part(p).found for p in parts])
+    return judge(layout, step) or Judgement(False, "not listed")
 
 
 def whole_prefixes(layout: Layout, step: int, operations: Sequence[Operation]) -> list[int]:
@@ -38,11 +34,3 @@ def age(root: Path, seconds: float) -> None:
 
 def relative(paths: Sequence[Path], root: Path) -> set[str]:
     return {str(p.relative_to(root)) for p in paths}
-
-
-def resumed(layout: Layout, command: Sequence[str], step: int | None) -> tuple[str, ...]:
-    return layout.resume_command(command, step, "auto", {}).argv
-
-
-def recognised(kind: Kind, output_dir: Path, command: Sequence[str] = ()) -> Recognition | None:
-    return kind.recognise(Site(output_dir, command=tuple(command)))

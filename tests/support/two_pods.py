@@ -1,4 +1,4 @@
-"""Pods, a store and their clocks, all simulated, for the two-pod protocol: podwatch.sync.lease.protocol runs as it is,
+"""Pods, a store and their clocks, all simulated, for the two-pod protocol: each pod's side of it runs as it is,
 every request to the store is an event that may be slow, lost, late, or cut in two by a freeze of its pod.
 
 One schedule is a seed. ``run(seed)`` plays it and returns what happened; ``Fault`` says what may go wrong in it.
@@ -6,51 +6,42 @@ One schedule is a seed. ``run(seed)`` plays it and returns what happened; ``Faul
 
 import heapq
 import itertools
-import json
 import random
 from bisect import bisect_left, insort
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from podwatch.domain.engine_and_attempt import Instance
-from podwatch.domain.errors import RemoteError
-from podwatch.domain.lease import HolderState, Pod
-from podwatch.domain.manifest import Keys, Pointer
-from podwatch.policy.who_holds_the_run import LeaseAction, Timing, next_pointer
-from podwatch.stores.base import StoredObject
-from podwatch.stores.fenced_writes import TooLate
-from podwatch.sync.lease.protocol import (
+from tests.drivers.lease import (
+    RUN,
+    Contender,
     Create,
     Delete,
     Get,
-    LeaseProtocol,
-    LeaseTerms,
+    HolderState,
+    Instance,
+    LeaseAction,
     ListAll,
+    Memory,
     NotHolding,
+    Pod,
+    Pointer,
     Put,
+    RemoteError,
     Request,
     Skew,
+    StoredObject,
     Superseded,
+    TooLate,
+    order_of,
 )
 
-RUN = Keys("run")
 HEARTBEAT = 60.0
 STOP_SECONDS = 10.0
 """From "stop" to the end of a trainer."""
 CLIENT_TIMEOUT = 60.0
 LATEST_APPLY = 85.0
 """A request that its client gave up may still be carried out by the store: for less than 30 s more."""
-
-
-class Memory(dict[str, Any]):
-    """What a journal keeps, as JSON."""
-
-    def learn(self, key: str, value: object) -> None:
-        self[key] = json.loads(json.dumps(value))
-
-    def learned(self, key: str, default: Any = None) -> Any:
-        return self.get(key, default)
 
 
 @dataclass
@@ -200,7 +191,7 @@ class World:
     def _written(self, key: str, data: bytes, writer: str) -> None:
         if key != RUN.latest:
             return
-        order = Pointer.from_bytes(data).order
+        order = order_of(data)
         if order < self._best:
             if self._back is None:
                 self._back, self._back_seconds = self.writing, 0.0
@@ -239,7 +230,7 @@ class SimPod:
         self.frozen_until = -1.0
         self.frozen_at = -1.0
         self.cut_off: tuple[float, float] = (-1.0, -1.0)
-        self.claims: LeaseProtocol
+        self.claims: Contender
         self.life = 0
         self._busy = False
         self._queue: list[Callable[[], None]] = []
@@ -269,9 +260,9 @@ class SimPod:
         self.guarded, self.life = True, self.life + 1
         self._busy, self._queue, self._spoke = False, [], False
         self._first_look = world.now
-        self.claims = LeaseProtocol(
-            LeaseTerms(self.me, Timing(), take_over, self._ended), RUN, self.memory, self, self,
-            exclusive=world.store.exclusive, nonce=lambda: f"{world.random.getrandbits(64):016x}",
+        self.claims = Contender(
+            self.me, self.memory, self, self, exclusive=world.store.exclusive, take_over=take_over, ended=self._ended,
+            nonce=lambda: f"{world.random.getrandbits(64):016x}",
         )  # fmt: skip
         self._round(self.life)
         self._soon(world.random.uniform(0, HEARTBEAT), lambda: self._beats(life), life := self.life)
@@ -420,10 +411,9 @@ class SimPod:
 
     def _beat(self) -> None:
         def done(pointer: bytes | None) -> None:
-            if pointer is not None and self._last is not None and self.claims.holding:
-                seen = Pointer.from_bytes(pointer)
-                if seen.order < self._last.order:
-                    self._drive(self._publish(repair=True), lambda _: None, lambda e: None)
+            last = self._last
+            if pointer and last is not None and self.claims.holding and order_of(pointer) < last.order:
+                self._drive(self._publish(repair=True), lambda _: None, lambda e: None)
 
         self._drive(self.claims.beat(HolderState.RUNNING, {}, versioned=False), done, lambda e: None)
 
@@ -433,14 +423,7 @@ class SimPod:
         self._soon(self.world.random.uniform(200, 1200), lambda: self._saves(life), life)
 
     def _publish(self, repair: bool = False) -> Generator[Request, Any, None]:
-        generation, until = yield from self.claims.confirm()
-        data = yield Get(RUN.latest)
-        current = Pointer.from_bytes(data) if data is not None else None
-        numbers = next_pointer(current, writer_id=self.me.writer_id, generation=generation, own_seq=self._seq)
-        if not numbers.ok:
-            raise Superseded(numbers.reason)
-        made = Pointer(numbers.generation, numbers.seq, "run", "line", None, self.me.writer_id, "")
-        yield Put(RUN.latest, made.to_bytes(), until)
+        made = yield from self.claims.publish(self._seq)
         self._seq, self._last = max(self._seq, made.seq), made
         self.world.out.published += not repair
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,112 +13,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.daemon.store_wiring import attempt_ended, this_pod
-from podwatch.domain.engine_and_attempt import Instance
-from podwatch.domain.errors import RemoteError
-from podwatch.domain.event import EventName
-from podwatch.domain.lease import MOST_PINS, HolderState, Pod, parse_pins, pins_field
-from podwatch.domain.manifest import Manifest, ManifestFile, Pointer, sha1_hex
-from podwatch.domain.run import IntentKind
-from podwatch.domain.thresholds import RemotePolicy
-from podwatch.policy.who_holds_the_run import LeaseAction, Timing
-from podwatch.stores.base import ObjectStore
-from podwatch.stores.fenced_writes import TooLate, put_before
-from podwatch.sync.lease.protocol import (
+from tests.drivers.lease import (
+    MOST_PINS,
+    Clock,
+    Contender,
     Create,
-    LeaseProtocol,
-    LeaseTerms,
+    HolderState,
+    Instance,
+    LeaseAction,
     NotHolding,
+    Pod,
+    Pointer,
     Put,
+    RemoteError,
     Request,
     Superseded,
-    perform,
+    TooLate,
+    Writer,
+    attempt_ended,
+    identify,
+    named_by_others,
+    newest_pointer,
+    parse_pins,
+    pins_field,
+    put_before,
+    read_pointer,
+    this_pod,
 )
-from podwatch.sync.publish_and_pointer import Publisher, named_by_others, newest_pointer, read_pointer
-from podwatch.sync.store_removal import RemoteRetention
-from podwatch.system.procfs import identify
-from tests.sync.conftest import AtWall, Held, World
+from tests.sync.conftest import World
 
 pytestmark = pytest.mark.slow
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def boottime(self) -> float:
-        return self.now
-
-    ahead: float | None = None
-    """Seconds that this machine's clock is ahead of the real one. None: it shows 1970, before anything was stored."""
-
-    def wall(self) -> float:
-        return self.now if self.ahead is None else time.time() + self.ahead
-
-
-@dataclass
-class Writer:
-    """A pod with its own journal: claims and publishes small sets without an upload child."""
-
-    world: World
-    clock: Clock
-    take_over: bool = False
-    stands_by: bool = False
-    store: ObjectStore = field(init=False)
-    claims: LeaseProtocol = field(init=False)
-    publisher: Publisher = field(init=False)
-
-    def __post_init__(self) -> None:
-        world = self.world
-        self.store = world.store()
-        self.start()
-
-    def start(self, boot: str = "boot") -> None:
-        world = self.world
-        me = Pod(world.writer_id, f"machine-{world.writer_id}", boot, "place", f"host-{world.writer_id}")
-        self.claims = LeaseProtocol(
-            LeaseTerms(me, Timing(), self.take_over, stands_by=self.stands_by),
-            world.keys, world.journal, self.clock, world, exclusive=self.store.exclusive,
-        )  # fmt: skip
-        self.publisher = Publisher(
-            self.store, world.keys, world.journal, world, self.clock, Held(self.claims, self.clock)
-        )
-
-    def look(self) -> LeaseAction:
-        perform(self.store, self.claims.look(), self.clock)
-        return self.claims.decision.act
-
-    def hold(self) -> "Writer":
-        """Through watch and wait, as time goes by."""
-        for _ in range(100):
-            if self.look() is LeaseAction.HOLD:
-                return self
-            self.clock.now += max(self.claims.decision.wait, 1.0)
-        raise AssertionError(self.claims.decision)
-
-    def beat(self, state: HolderState = HolderState.RUNNING) -> bytes | None:
-        found: bytes | None = perform(
-            self.store, self.claims.beat(state, {"n": self.clock.now}, versioned=self.store.versioned), self.clock
-        )
-        return found
-
-    def manifest(self, step: int) -> Manifest:
-        world, data, save_id = self.world, b"x" * step, f"save{step}"
-        key = world.keys.data(step, save_id, "checkpoint/model.bin")
-        stored = self.store.put_bytes(key, data)
-        file = ManifestFile(
-            "checkpoint/model.bin", "checkpoint", len(data), 0, 0o644, key, stored.file_id, (sha1_hex(data),)
-        )
-        return Manifest(
-            "run", world.lineage, step, save_id, "custom", "2026-01-01T00:00:00Z", world.writer_id, 5_000_000,
-            len(data), (file,),
-        )  # fmt: skip
-
-    def publish(self, step: int) -> Pointer:
-        self.publisher.publish(self.manifest(step))
-        pointer = read_pointer(self.store, self.world.keys)
-        assert pointer is not None
-        return pointer
 
 
 @dataclass
@@ -145,8 +69,7 @@ def standing_by(pods: Pods) -> tuple[Writer, Writer]:
         assert second.look() is LeaseAction.WATCH
         assert second.claims.decision.why_not
         pods.clock.now += 20
-    news = [n for n in second.claims.news if n.event is EventName.RUN_HELD_ELSEWHERE]
-    assert [("is alive" in n.text) for n in news] == [True], "reported once"
+    assert [("is alive" in text) for text in second.claims.told_held_elsewhere] == [True], "reported once"
     return first, second
 
 
@@ -213,7 +136,8 @@ def test_a_heartbeat_that_is_old_by_the_stores_clock_is_watched_for_less(pods: P
     no time is watched for five minutes."""
     first, second = pods.first.hold(), pods.second
     first.beat()
-    second.clock = second.claims._clock = Clock(pods.clock.now, ahead)
+    second.clock = Clock(pods.clock.now, ahead)
+    second.claims.use_clock(second.clock)
     shows_time = second.store.clock_skew is not None or not second.store.exclusive
     began = second.clock.now
     assert second.look() is LeaseAction.WATCH
@@ -230,9 +154,10 @@ def test_a_claim_without_a_heartbeat_makes_an_old_heartbeat_young(pods: Pods, wo
     stale = Clock(pods.clock.now, 4000.0)
     third = Writer(world.other("pod3", writer_id="writer-3"), pods.clock)
     third.hold()
-    second.clock = second.claims._clock = stale
+    second.clock = stale
+    second.claims.use_clock(stale)
     assert second.look() is LeaseAction.WATCH
-    age = second.claims._known.watch.age
+    age = second.claims.heartbeat_age
     written = [item.uploaded_wall for item in second.store.list(world.keys.claims)]
     assert age is None or age <= time.time() + 4000 - max(written) + 2
 
@@ -241,24 +166,18 @@ def test_a_woken_pod_does_not_replay_what_it_was_about_to_do(pods: Pods, world: 
     first = pods.first.hold()
     first.publish(5)
     kept = first.publish(6)
-    pending = replace(kept, seq=kept.seq + 1, step=7).to_bytes().decode()
-    world.journal.open_intent(IntentKind.PUBLISH, {"act": "pointer", "pointer": pending, "sha1": ""})
-    doomed = {"step": 5, "save_id": "save5", "reason": "old"}
-    world.journal.open_intent(IntentKind.REMOTE_DELETE, doomed)
+    first.had_begun_to_publish(replace(kept, seq=kept.seq + 1, step=7))
+    first.had_begun_to_delete(5)
     second = pods.second.hold()
     second.publish(10)
     first.start()  # podwatch comes back on the pod that was away
     world.trains = True
     assert first.look() is LeaseAction.SUPERSEDED
     with pytest.raises(Superseded):
-        first.publisher.recover()
-    retention = RemoteRetention(
-        first.store, world.keys, world.journal, RemotePolicy(keep_last=1, keep_every=0), AtWall(1e9),
-        world.identity(), Held(first.claims, pods.clock),
-    )  # fmt: skip
+        first.recover()
     with pytest.raises(Superseded):
-        retention.carry_out(own_generation=1)
-    assert len(world.journal.open_intents()) == 2, "still open, nothing done"
+        first.delete_from_the_store(own_generation=1)
+    assert first.unfinished() == 2, "still open, nothing done"
     assert first.store.stat(world.keys.manifest(5, "save5")) is not None
     pointer = read_pointer(first.store, world.keys)
     assert pointer is not None
@@ -280,10 +199,10 @@ def test_a_pointer_set_back_by_a_frozen_writer_is_repaired_at_the_next_heartbeat
     pods.clock.now += 60
     seen = second.beat()
     assert seen is not None, "it took over from one that never said goodbye: it looks each time"
-    repaired = second.publisher.repair(seen)
+    repaired = second.repair(seen)
     assert repaired is not None
     assert (repaired.step, repaired.generation, repaired.seq) == (10, 2, 3)
-    assert second.publisher.repair(repaired.to_bytes()) is None
+    assert second.repair(repaired.to_bytes()) is None
     assert world.violations() == []
 
 
@@ -310,14 +229,14 @@ def test_where_the_store_has_conditions_a_frozen_writer_cannot_set_the_pointer_b
             return first.store.replace(*arguments)
 
     frozen = Frozen()
-    first.publisher.store = frozen  # type: ignore[assignment]
+    first.publish_through(frozen)
     with pytest.raises((Superseded, RemoteError)):
-        first.publisher.publish(manifest)
+        first.publish_manifest(manifest)
     assert frozen.published is not None
     assert read_pointer(first.store, s3.keys) == frozen.published
-    assert s3.journal.open_intents() == [], "settled as failed"
+    assert first.unfinished() == 0, "settled as failed"
     with pytest.raises(Superseded):
-        first.publisher.publish(manifest)
+        first.publish_manifest(manifest)
 
 
 def test_a_pointer_read_before_a_publication_is_not_taken_for_one_set_back(pods: Pods, world: World) -> None:
@@ -326,13 +245,13 @@ def test_a_pointer_read_before_a_publication_is_not_taken_for_one_set_back(pods:
     seen = first.beat()
     assert seen is not None
     published = first.publish(10)  # while the repair waited for its turn
-    assert first.publisher.repair(seen) is None
+    assert first.repair(seen) is None
     assert read_pointer(first.store, world.keys) == published
 
 
 def test_a_confirmation_that_is_too_old_lets_no_byte_leave(pods: Pods, world: World) -> None:
     first = pods.first.hold()
-    _, until = perform(first.store, first.claims.confirm(), pods.clock)
+    _, until = first.perform(first.claims.confirm())
     pods.clock.now += 31
     with pytest.raises(TooLate):
         put_before(first.store, world.keys.latest, b"{}", until, pods.clock)
@@ -387,7 +306,7 @@ def look_without_an_answer_to_the_claim(pod: Writer) -> None:
     steps = pod.claims.look()
     request = next(steps)
     while True:
-        answer = perform(pod.store, one(request), pod.clock)
+        answer = pod.perform(one(request))
         if isinstance(request, Put | Create):
             steps.throw(RemoteError("no answer", where="store"))
         request = steps.send(answer)
@@ -413,7 +332,7 @@ def test_a_take_over_by_hand_keeps_its_trainer_and_is_good_once(pods: Pods, worl
     second.hold()
     pods.clock.now += 60
     with pytest.raises(Superseded):
-        perform(first.store, first.claims.confirm(fresh=True), pods.clock)
+        first.perform(first.claims.confirm(fresh=True))
 
 
 def test_a_standby_that_saw_the_holder_does_not_train_when_one_look_fails(pods: Pods) -> None:
@@ -433,7 +352,7 @@ def test_claims_deleted_by_hand_are_made_again(pods: Pods, world: World) -> None
         first.store.delete(item)
     pods.clock.now += 60
     try:
-        perform(first.store, first.claims.confirm(fresh=True), pods.clock)
+        first.perform(first.claims.confirm(fresh=True))
     except NotHolding:
         first.hold()
     assert first.claims.generation >= 1
@@ -495,22 +414,21 @@ def test_the_next_attempt_of_a_job_and_the_state_directory_of_the_one_before(wor
     """The journal has the won claim of attempt 0: attempt 1 uses it only if attempt 0 has provably ended."""
     clock, ended = Clock(), set[str]()
     job = Pod(world.writer_id, "m", "b", "place", "n1", Instance("slurm", "77", "0"), "b:1:10:1")
-    store = world.store()
+    pod = Writer(world, clock)
 
-    def attempt(me: Pod, training: bool) -> LeaseProtocol:
+    def attempt(me: Pod, training: bool) -> Contender:
         world.trains = training
-        terms = LeaseTerms(me, Timing(), ended=ended.__contains__)
-        return LeaseProtocol(terms, world.keys, world.journal, clock, world, exclusive=store.exclusive)
+        return pod.contender(me, ended.__contains__)
 
-    def look(claims: LeaseProtocol) -> LeaseAction:
-        perform(store, claims.look(), clock)
+    def look(claims: Contender) -> LeaseAction:
+        pod.perform(claims.look())
         return claims.decision.act
 
     first = attempt(job, False)
     look(first)
     clock.now += 200
     assert look(first) is LeaseAction.HOLD
-    perform(store, first.beat(HolderState.RUNNING, {}, versioned=store.versioned), clock)
+    pod.perform(first.beat(HolderState.RUNNING, {}, versioned=pod.store.versioned))
     assert look(attempt(job, True)) is LeaseAction.HOLD, "podwatch restarted within the attempt"
     again = replace(job, instance=replace(job.instance, attempt="1"), process="b:1:20:9")
     second = attempt(again, False)
@@ -518,10 +436,10 @@ def test_the_next_attempt_of_a_job_and_the_state_directory_of_the_one_before(wor
     assert second.decision.why_not
     ended.add(job.process)
     third = attempt(again, False)
-    perform(store, third.look(), clock)
+    pod.perform(third.look())
     assert third.decision.why_not == "", "it trains at once"
     assert third.decision.act in (LeaseAction.SETTLE, LeaseAction.HOLD)
-    perform(store, first.look(), clock)
+    pod.perform(first.look())
     assert first.decision.act is LeaseAction.SUPERSEDED, "should it live after all, it ends"
 
 
@@ -544,13 +462,13 @@ def test_what_is_pinned_is_handed_on_in_the_heartbeat(pods: Pods) -> None:
     first, second = pods.first.hold(), pods.second
     pinned = {40: "the best", 80: "before the change"}
     fields = {"pins": pins_field(pinned)}
-    perform(first.store, first.claims.beat(HolderState.RELEASED, fields, versioned=first.store.versioned), pods.clock)
+    first.beat(HolderState.RELEASED, fields)
     first.start("another boot")
     first.look()
     assert first.claims.foreign_pins == {}, "its own are in its journal"
     second.hold()
     assert second.claims.foreign_pins == pinned
-    second.claims.foreign_pins = {}
+    second.claims.take_over_pins()
     second.beat()
     assert second.claims.foreign_pins == {}, "taken over once, although it read that heartbeat again"
 
@@ -578,10 +496,6 @@ def test_pins_are_read_as_written(pins: dict[int, str]) -> None:
 )
 def test_a_strange_time_of_a_digest_is_not_believed(pods: Pods, world: World, strange: object) -> None:
     first = pods.first.hold()
-    perform(
-        first.store,
-        first.claims.beat(HolderState.RELEASED, {"last_digest_at": strange}, versioned=first.store.versioned),
-        pods.clock,
-    )
+    first.beat(HolderState.RELEASED, {"last_digest_at": strange})
     pods.second.hold()
     assert pods.second.claims.digest_wall is None

@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layouts import accelerate, open_instruct
-from podwatch.checkpoints.layouts.base import Layout, Marker, Site, counts_saves
-from podwatch.domain.errors import ConfigurationError
+from tests.drivers.checkpoints import (
+    ConfigurationError,
+    Layout,
+    Marker,
+    counts_saves,
+    open_layout,
+    recognised_as,
+    resume_argv,
+)
 from tests.support.checkpoints import torch_zip_bytes
-from tests.support.layout_checks import recognised, relative, resumed, verdict, whole_prefixes
+from tests.support.layout_checks import relative, verdict, whole_prefixes
 from tests.support.layout_makers import accelerate as maker
 from tests.support.layout_makers import open_instruct as oi
 from tests.support.layout_makers import run
@@ -19,11 +25,11 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "accelerate"
 
 
 def layout_at(out: Path, *command: str) -> Layout:
-    return accelerate.KIND.make(Site(out, command=command))
+    return open_layout("accelerate", out, command)
 
 
 def instruct_at(out: Path, *command: str) -> Layout:
-    return open_instruct.KIND.make(Site(out, command=command))
+    return open_layout("open-instruct", out, command)
 
 
 def test_what_accelerate_itself_wrote() -> None:
@@ -131,7 +137,7 @@ def test_automatic_numbers_count_saves(tmp_path: Path) -> None:
     assert set(layout.steps()) == {11, 12}
     assert counts_saves(layout)
     assert verdict(layout, 12).whole
-    assert resumed(layout, ("python", "mine.py", "--checkpointing_steps", "500"), 12)[-2:] == (
+    assert resume_argv(layout, ("python", "mine.py", "--checkpointing_steps", "500"), 12)[-2:] == (
         "--resume_from_checkpoint", str(tmp_path / "checkpoints" / "checkpoint_12"),
     )  # fmt: skip
     assert layout_at(tmp_path).first_step_after(12) == 0, "step 1 of an epoch, or step 6001"
@@ -144,9 +150,9 @@ def test_the_command(tmp_path: Path) -> None:
     layout = layout_at(tmp_path)
     run(maker.state(tmp_path / "step_500"))
     command = ("accelerate", "launch", "run_clm_no_trainer.py", "--checkpointing_steps", "500")
-    assert resumed(layout, command, 500)[-2:] == ("--resume_from_checkpoint", str(tmp_path / "step_500"))
+    assert resume_argv(layout, command, 500)[-2:] == ("--resume_from_checkpoint", str(tmp_path / "step_500"))
     with pytest.raises(ConfigurationError, match="accelerate is a library"):
-        resumed(layout, ("accelerate", "launch", "mine.py"), 500)
+        resume_argv(layout, ("accelerate", "launch", "mine.py"), 500)
 
 
 def instructed(out: Path, *steps: int) -> Layout:
@@ -179,14 +185,14 @@ def test_steps_win_over_epochs(tmp_path: Path) -> None:
 def test_open_instruct_takes_no_step(tmp_path: Path) -> None:
     layout = instructed(tmp_path, 10, 20)
     command = ("python", "open_instruct/finetune.py", "--resume_from_checkpoint", "x", "--max_train_steps", "90")
-    assert resumed(layout, command, 10) == ("python", "open_instruct/finetune.py", "--max_train_steps", "90")
+    assert resume_argv(layout, command, 10) == ("python", "open_instruct/finetune.py", "--max_train_steps", "90")
     assert layout.target_step(command) == 90
     assert layout.first_step_after(10) == 11
 
 
 def test_recognised_by_the_command(tmp_path: Path) -> None:
     for command in (("python", "-m", "open_instruct.finetune"), ("python", "open_instruct/dpo_tune_cache.py")):
-        found = recognised(open_instruct.KIND, tmp_path, command)
+        found = recognised_as("open-instruct", tmp_path, command)
         assert found is not None
         assert found.certain
-    assert recognised(open_instruct.KIND, tmp_path, ("python", "finetune.py")) is None
+    assert recognised_as("open-instruct", tmp_path, ("python", "finetune.py")) is None

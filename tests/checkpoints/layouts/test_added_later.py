@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layouts import KINDS
-from podwatch.checkpoints.layouts.base import Site
+from tests.drivers.checkpoints import open_layout
 from tests.support.layout_checks import age, verdict
 from tests.support.layout_makers import run
 from tests.support.layout_makers.core import MAKERS
@@ -30,7 +29,7 @@ def test_what_is_added_later_does_not_make_it_incomplete(name: str, file: str, t
     kind, maker = MAKERS[name]
     run(maker(tmp_path, 10))
     age(tmp_path, 7200)
-    layout = KINDS[kind].make(Site(tmp_path))
+    layout = open_layout(kind, tmp_path)
     assert verdict(layout, 10).whole
     target = next(p.path for p in layout.steps()[10] if p.required) / file
     target.parent.mkdir(exist_ok=True)

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layouts import deepspeed, make_layout
-from podwatch.checkpoints.layouts.base import Layout, Marker, Site
-from podwatch.config.settings import Settings, TrainerSettings
-from podwatch.domain.errors import ConfigurationError
+from tests.drivers.checkpoints import (
+    ConfigurationError,
+    Layout,
+    Marker,
+    configured_layout,
+    open_layout,
+    recognised_as,
+    resume_argv,
+)
 from tests.support.checkpoints import torch_zip_bytes
-from tests.support.layout_checks import recognised, relative, resumed, verdict
+from tests.support.layout_checks import relative, verdict
 from tests.support.layout_makers import deepspeed as maker
 from tests.support.layout_makers import run
 from tests.support.layout_makers._zero import tag_operations
@@ -20,7 +25,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def layout_at(out: Path, *command: str) -> Layout:
-    return deepspeed.KIND.make(Site(out, command=command))
+    return open_layout("deepspeed", out, command)
 
 
 def saved(out: Path, *steps: int) -> Layout:
@@ -140,30 +145,30 @@ def test_a_repaired_latest_does_not_hide_older_steps(tmp_path: Path) -> None:
     ],
 )
 def test_programs_that_are_known(tmp_path: Path, command: Sequence[str], added: Sequence[str]) -> None:
-    assert resumed(layout_at(tmp_path, *command), command, 20) == (*command, *added)
-    assert resumed(layout_at(tmp_path, *command), (*command, *added), None) == tuple(command)
+    assert resume_argv(layout_at(tmp_path, *command), command, 20) == (*command, *added)
+    assert resume_argv(layout_at(tmp_path, *command), (*command, *added), None) == tuple(command)
 
 
 def test_a_script_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="DeepSpeed is a library"):
-        resumed(layout_at(tmp_path), ("deepspeed", "train.py"), 20)
+        resume_argv(layout_at(tmp_path), ("deepspeed", "train.py"), 20)
     own = layout_at(tmp_path).resume_command(("deepspeed", "train.py"), 20, "none", {})
     assert own.argv == ("deepspeed", "train.py")
     assert own.environment["PODWATCH_CHECKPOINT"].endswith("global_step20")
 
 
 def test_recognised_by_the_command(tmp_path: Path) -> None:
-    found = recognised(deepspeed.KIND, tmp_path, ("torchrun", "-m", "openrlhf.cli.train_dpo"))
+    found = recognised_as("deepspeed", tmp_path, ("torchrun", "-m", "openrlhf.cli.train_dpo"))
     assert found is not None
     assert found.certain
-    assert recognised(deepspeed.KIND, tmp_path, ("deepspeed", "train.py")) is None
+    assert recognised_as("deepspeed", tmp_path, ("deepspeed", "train.py")) is None
 
 
 def test_the_configuration_makes_it(tmp_path: Path) -> None:
-    settings = Settings(run_id="r", trainer=TrainerSettings(layout="deepspeed", output_dir=tmp_path, command=("x",)))
-    assert make_layout(settings).name == "deepspeed"
+    layout = configured_layout("deepspeed", tmp_path, ("x",))
+    assert layout.name == "deepspeed"
     with pytest.raises(ConfigurationError, match="no part 'actor'"):
-        make_layout(settings).part_dir("actor", 5)
+        layout.part_dir("actor", 5)
 
 
 @pytest.mark.parametrize("said", [None, "", "global"])

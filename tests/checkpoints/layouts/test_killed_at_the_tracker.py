@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layouts import KINDS
-from podwatch.checkpoints.layouts.base import Site
+from tests.drivers.checkpoints import open_layout
 from tests.support.layout_checks import verdict
 from tests.support.layout_makers import core, more, run
 
@@ -19,7 +18,7 @@ def test_older_steps_stay_whole(name: str, content: bytes | None, tmp_path: Path
     kind, maker = MAKERS[name]
     for step in (10, 20):
         run(maker(tmp_path, step))
-    layout = KINDS[kind].make(Site(tmp_path))
+    layout = open_layout(kind, tmp_path)
     assert verdict(layout, 10).whole
     for tracker in layout.trackers(20):
         tracker.path.unlink()

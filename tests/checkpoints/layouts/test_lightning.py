@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layouts import lightning
-from podwatch.checkpoints.layouts.base import Layout, Marker, Site
-from podwatch.domain.errors import ConfigurationError
+from tests.drivers.checkpoints import ConfigurationError, Layout, Marker, open_layout, recognised_as, resume_argv
 from tests.support.checkpoints import torch_zip_bytes
 from tests.support.golden import GOLDENS
-from tests.support.layout_checks import recognised, relative, resumed, verdict
+from tests.support.layout_checks import relative, verdict
 from tests.support.layout_makers import lightning as maker
 from tests.support.layout_makers import run
 
@@ -19,7 +17,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def layout_at(out: Path, *command: str, **options: Path) -> Layout:
-    return lightning.KIND.make(Site(out, command=command, **options))
+    return open_layout("lightning", out, command, **options)
 
 
 def put(path: Path, step: int, age: float = 0, **options: object) -> Path:
@@ -174,15 +172,15 @@ def test_deepspeed_directories_bind_the_world_size(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, command: Sequence[str], expected: Sequence[str]) -> None:
     run(maker.operations(tmp_path, 10))
     file = str(tmp_path / "checkpoints" / "epoch=0-step=10.ckpt")
-    argv = resumed(layout_at(tmp_path), command, 10)
+    argv = resume_argv(layout_at(tmp_path), command, 10)
     kept = tuple(a for a in command if "old.ckpt" not in a and a != "--ckpt_path")
     assert argv == (*kept, *(e.replace("CKPT", file) for e in expected))
-    assert resumed(layout_at(tmp_path), command, None) == kept
+    assert resume_argv(layout_at(tmp_path), command, None) == kept
 
 
 def test_a_script_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="Lightning is a library"):
-        resumed(layout_at(tmp_path), ("python", "train.py"), 10)
+        resume_argv(layout_at(tmp_path), ("python", "train.py"), 10)
 
 
 def test_target_and_finish(tmp_path: Path) -> None:
@@ -194,8 +192,8 @@ def test_target_and_finish(tmp_path: Path) -> None:
 
 
 def test_recognised_by_its_logs(tmp_path: Path) -> None:
-    assert recognised(lightning.KIND, tmp_path) is None
+    assert recognised_as("lightning", tmp_path) is None
     (tmp_path / "lightning_logs").mkdir()
-    found = recognised(lightning.KIND, tmp_path)
+    found = recognised_as("lightning", tmp_path)
     assert found is not None
     assert not found.certain

@@ -5,16 +5,15 @@ import os
 import shutil
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import nemo_rl
-from podwatch.checkpoints.layouts.base import Layout, Marker, Site
+from tests.drivers.checkpoints import Layout, Marker, open_layout, recognised_as, resume_argv
 from tests.support.checkpoints import safetensors_bytes
-from tests.support.layout_checks import recognised, relative, resumed, verdict
+from tests.support.layout_checks import relative, verdict
 from tests.support.layout_makers import nemo_rl as maker
 from tests.support.layout_makers import run
 
 
 def layout_at(out: Path, *command: str) -> Layout:
-    return nemo_rl.KIND.make(Site(out, command=command))
+    return open_layout("nemo-rl", out, command)
 
 
 def saved(out: Path, *steps: int) -> Layout:
@@ -87,9 +86,9 @@ def test_no_step_is_passed(tmp_path: Path) -> None:
     """It takes the highest by itself: what is ahead is aside."""
     command = ("uv", "run", "examples/run_grpo.py", "--config", "c.yaml", "grpo.max_num_steps=300")
     layout = layout_at(tmp_path, *command)
-    assert resumed(layout, command, 10) == command
+    assert resume_argv(layout, command, 10) == command
     assert layout.target_step(command) == 300
-    found = recognised(nemo_rl.KIND, tmp_path, command)
+    found = recognised_as("nemo-rl", tmp_path, command)
     assert found is not None
     assert not found.certain
     named = layout_at(tmp_path, *command, f"checkpointing.checkpoint_dir={tmp_path}/results")

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layouts import openrlhf
-from podwatch.checkpoints.layouts.base import Layout, Marker, Site
-from podwatch.domain.errors import ConfigurationError
-from tests.support.layout_checks import recognised, relative, resumed, verdict
+from tests.drivers.checkpoints import ConfigurationError, Layout, Marker, open_layout, recognised_as, resume_argv
+from tests.support.layout_checks import relative, verdict
 from tests.support.layout_makers import openrlhf as maker
 from tests.support.layout_makers import run
 
@@ -17,7 +15,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "openrlhf"
 
 
 def layout_at(out: Path, *command: str) -> Layout:
-    return openrlhf.KIND.make(Site(out, command=command))
+    return open_layout("openrlhf", out, command)
 
 
 def test_what_deepspeed_itself_wrote() -> None:
@@ -114,20 +112,20 @@ def test_metric_files_and_best_tags(tmp_path: Path) -> None:
 )
 def test_the_command(tmp_path: Path, command: Sequence[str], flag: str) -> None:
     layout = layout_at(tmp_path, *command)
-    assert resumed(layout, command, 20) == (*command, flag)
-    assert resumed(layout, (*command, flag), 20) == (*command, flag)
-    assert resumed(layout, (*command, flag), None) == command, "a fresh start must not look for states"
+    assert resume_argv(layout, command, 20) == (*command, flag)
+    assert resume_argv(layout, (*command, flag), 20) == (*command, flag)
+    assert resume_argv(layout, (*command, flag), None) == command, "a fresh start must not look for states"
     assert layout.first_step_after(20) == 21
 
 
 def test_a_version_that_does_not_show(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="the OpenRLHF version"):
-        resumed(layout_at(tmp_path), ("python", "-m", "openrlhf.cli.train_ppo_ray"), 20)
+        resume_argv(layout_at(tmp_path), ("python", "-m", "openrlhf.cli.train_ppo_ray"), 20)
 
 
 def test_recognised_by_the_command(tmp_path: Path) -> None:
-    found = recognised(openrlhf.KIND, tmp_path, ("ray", "job", "submit", "--", *maker.COMMAND))
-    plain = recognised(openrlhf.KIND, tmp_path, maker.COMMAND)
+    found = recognised_as("openrlhf", tmp_path, ("ray", "job", "submit", "--", *maker.COMMAND))
+    plain = recognised_as("openrlhf", tmp_path, maker.COMMAND)
     assert plain is not None
     assert plain.certain
     assert found is None or found.layout == "openrlhf"

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layouts import orbax
-from podwatch.checkpoints.layouts.base import Layout, Marker, Site
-from podwatch.domain.errors import ConfigurationError
-from tests.support.layout_checks import recognised, relative, resumed, verdict
+from tests.drivers.checkpoints import ConfigurationError, Layout, Marker, open_layout, recognised_as, resume_argv
+from tests.support.layout_checks import relative, verdict
 from tests.support.layout_makers import orbax as maker
 from tests.support.layout_makers import run
 
@@ -16,7 +14,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "orbax"
 
 
 def layout_at(out: Path) -> Layout:
-    return orbax.KIND.make(Site(out))
+    return open_layout("orbax", out)
 
 
 def test_what_orbax_itself_wrote() -> None:
@@ -90,11 +88,11 @@ def test_before_a_start(tmp_path: Path) -> None:
 
 def test_a_program_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="Orbax is a library"):
-        resumed(layout_at(tmp_path), ("python", "train.py"), 5)
+        resume_argv(layout_at(tmp_path), ("python", "train.py"), 5)
 
 
 def test_recognised_by_an_unfinished_save(tmp_path: Path) -> None:
     run(maker.operations(tmp_path, 5)[:3])
-    found = recognised(orbax.KIND, tmp_path)
+    found = recognised_as("orbax", tmp_path)
     assert found is not None
     assert found.certain

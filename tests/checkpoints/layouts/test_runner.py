@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layouts import runner
-from podwatch.checkpoints.layouts.base import Layout, Marker, Site
-from tests.support.layout_checks import relative, resumed, verdict
+from tests.drivers.checkpoints import Layout, Marker, open_layout, resume_argv
+from tests.support.layout_checks import relative, verdict
 from tests.support.layout_makers import run
 from tests.support.layout_makers import runner as maker
 
 
 def layout_at(out: Path, **options: Path) -> Layout:
-    return runner.KIND.make(Site(out, **options))
+    return open_layout("runner", out, **options)
 
 
 def saved(out: Path, *steps: int) -> Layout:
@@ -84,8 +83,9 @@ def test_the_link_is_repaired_pinned_and_never_followed(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     layout = saved(tmp_path, 10)
-    assert resumed(layout, ("python", "run.py", "--from-step", "3"), 10) == ("python", "run.py", "--from-step", "10")
-    assert resumed(layout, ("python", "run.py", "--from-step", "3"), None) == ("python", "run.py")
+    command = ("python", "run.py", "--from-step", "3")
+    assert resume_argv(layout, command, 10) == ("python", "run.py", "--from-step", "10")
+    assert resume_argv(layout, command, None) == ("python", "run.py")
 
 
 def test_where_it_lies(tmp_path: Path) -> None:

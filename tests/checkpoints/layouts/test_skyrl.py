@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layouts import skyrl
-from podwatch.checkpoints.layouts.base import Layout, Site
+from tests.drivers.checkpoints import Layout, open_layout, recognised_as, resume_argv
 from tests.support.checkpoints import torch_zip_bytes
-from tests.support.layout_checks import recognised, relative, resumed, verdict, whole_prefixes
+from tests.support.layout_checks import relative, verdict, whole_prefixes
 from tests.support.layout_makers import run
 from tests.support.layout_makers import skyrl as maker
 
 ASYNC = ("python", "-m", "examples.train.fully_async.main_fully_async")
 
+TRACKER = "latest_ckpt_global_step.txt"
+
 
 def layout_at(out: Path, *command: str) -> Layout:
-    return skyrl.KIND.make(Site(out, command=command))
+    return open_layout("skyrl", out, command)
 
 
 def saved(out: Path, *steps: int, critic: bool = True) -> Layout:
@@ -56,7 +57,7 @@ def test_data_is_not_demanded_but_must_be_sound(tmp_path: Path) -> None:
 def test_the_state_names_the_step(tmp_path: Path) -> None:
     layout = saved(tmp_path, 10)
     (tmp_path / "global_step_10").rename(tmp_path / "global_step_11")
-    (tmp_path / skyrl.TRACKER).write_text("11")
+    (tmp_path / TRACKER).write_text("11")
     assert "contains step 10, not 11" in verdict(layout, 11).reason
 
 
@@ -86,7 +87,7 @@ def test_megatron_in_the_background(tmp_path: Path) -> None:
 @pytest.mark.parametrize("said", ["", "x"])
 def test_a_garbled_tracker_is_never_step_zero(tmp_path: Path, said: str) -> None:
     layout = saved(tmp_path, 10, 20)
-    (tmp_path / skyrl.TRACKER).write_text(said)
+    (tmp_path / TRACKER).write_text(said)
     assert layout.pinned() == {}
     assert verdict(layout, 10).whole
     assert not verdict(layout, 20).whole
@@ -96,9 +97,9 @@ def test_before_a_start(tmp_path: Path) -> None:
     layout = saved(tmp_path, 10, 20)
     assert list(layout.pinned()) == [20]
     (tracker,) = layout.trackers(10)
-    assert (tracker.path, tracker.content) == (tmp_path / skyrl.TRACKER, b"10")
+    assert (tracker.path, tracker.content) == (tmp_path / TRACKER, b"10")
     assert relative(layout.ahead_of(10), tmp_path) == {"global_step_20"}
-    assert relative(layout.ahead_of(None), tmp_path) == {"global_step_10", "global_step_20", skyrl.TRACKER}
+    assert relative(layout.ahead_of(None), tmp_path) == {"global_step_10", "global_step_20", TRACKER}
 
 
 @pytest.mark.parametrize(
@@ -116,9 +117,9 @@ def test_the_command(tmp_path: Path, command: Sequence[str], given: Sequence[str
     layout = layout_at(tmp_path, *command)
     checkpoint = str(tmp_path / "global_step_20")
     expected = tuple(a.replace("CKPT", checkpoint) for a in added)
-    plain = tuple(a.replace("'", "") for a in resumed(layout, (*command, *given), 20))
+    plain = tuple(a.replace("'", "") for a in resume_argv(layout, (*command, *given), 20))
     assert plain == (*command, *expected)
-    assert resumed(layout, (*command, *given), None) == tuple(command)
+    assert resume_argv(layout, (*command, *given), None) == tuple(command)
 
 
 def test_where_the_command_puts_it(tmp_path: Path) -> None:
@@ -126,6 +127,6 @@ def test_where_the_command_puts_it(tmp_path: Path) -> None:
     layout = layout_at(tmp_path, *command)
     assert layout.part_dir("checkpoint", 5) == tmp_path / "ckpts" / "global_step_5"
     assert layout.target_step(("x", "trainer.max_training_steps=40")) == 40
-    found = recognised(skyrl.KIND, tmp_path, command)
+    found = recognised_as("skyrl", tmp_path, command)
     assert found is not None
     assert found.certain

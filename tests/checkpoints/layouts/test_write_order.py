@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.formats import sandbox
-from podwatch.checkpoints.layouts import KINDS
-from podwatch.checkpoints.layouts.base import Judgement, Layout, Marker, Site
-from podwatch.checkpoints.scan import scan_part
+from tests.drivers.checkpoints import Judgement, Layout, Marker, one_reader, open_layout
+from tests.drivers.checkpoints import judge as judge_listed
 from tests.support.layout_checks import age
 from tests.support.layout_makers import Operation, Script, run
 from tests.support.layout_makers.core import MAKERS
@@ -21,20 +19,17 @@ NAMES = sorted(MAKERS)
 def made(name: str, output_dir: Path, step: int) -> tuple[Layout, list[Operation]]:
     layout, maker = MAKERS[name]
     output_dir.mkdir(parents=True, exist_ok=True)
-    return KINDS[layout].make(Site(output_dir)), maker(output_dir, step)
+    return open_layout(layout, output_dir), maker(output_dir, step)
 
 
 def judge(layout: Layout, step: int) -> Judgement:
-    parts = layout.steps().get(step)
-    if parts is None:
-        return Judgement(False, "no such step")
-    return layout.judge(step, [scan_part(p).found for p in parts])
+    return judge_listed(layout, step) or Judgement(False, "no such step")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_whole_after_the_last_operation_and_never_before(name: str, tmp_path: Path) -> None:
     layout, operations = made(name, tmp_path / "out", 10)
-    with sandbox.session():
+    with one_reader():
         for number, operation in enumerate(operations):
             verdict = judge(layout, 10)
             assert not verdict.whole, f"whole before operation {number} of {len(operations)}"
@@ -52,7 +47,7 @@ def test_a_second_step_beside_a_whole_one(name: str, tmp_path: Path) -> None:
     run(operations)
     age(tmp_path / "out", 100)
     _, second = made(name, tmp_path / "out", 20)
-    with sandbox.session():
+    with one_reader():
         for number, operation in enumerate(second):
             assert not judge(layout, 20).whole, f"whole before operation {number} of {len(second)}"
             assert number % 5 or judge(layout, 10).whole or "empty or garbled" in judge(layout, 10).reason
@@ -76,7 +71,7 @@ def test_a_step_that_is_written_again_is_not_whole_in_between(name: str, tmp_pat
     untouched = judge(layout, 10)
     assert untouched.whole, untouched.reason
     tracker_only = 4 if MAKERS[name][0] in ("verl", "megatron") else 0
-    with sandbox.session():
+    with one_reader():
         for number, operation in enumerate(again):
             operation()
             if number < len(again) - 1 - tracker_only:
@@ -91,7 +86,7 @@ def test_every_file_of_a_set_counts(name: str, tmp_path: Path) -> None:
     run(operations)
     spared = ("huggingface/", "transformer_config.json", "generation_config.json", "training_args.bin", "context/")
     spared += ("model/consolidated/", "config.json", "rng_state.pth", "common.pt")
-    with sandbox.session():
+    with one_reader():
         for path in sorted(p for p in (tmp_path / "out").rglob("*") if p.is_file() and p.stat().st_size > 8):
             status = path.stat()
             data = path.read_bytes()
@@ -115,7 +110,7 @@ def test_a_restore_into_an_empty_directory_is_seen_again(name: str, tmp_path: Pa
     run(operations)
     parts = [p for p in layout.steps()[10] if p.required]
     (tmp_path / "other").mkdir()
-    empty = KINDS[layout.name].make(Site(tmp_path / "other"))
+    empty = open_layout(layout.name, tmp_path / "other")
     empty.expect_parts([p.name for p in parts])
     for part in parts:
         target = empty.part_dir(part.name, 10)

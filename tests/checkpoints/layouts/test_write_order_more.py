@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.formats import sandbox
-from podwatch.checkpoints.layouts import KINDS, recognised
-from podwatch.checkpoints.layouts.base import Layout, Marker, Site
-from podwatch.checkpoints.layouts.choose_layout import choose
+from tests.drivers.checkpoints import Layout, Marker, chosen, one_reader, open_layout, recognised
 from tests.support.layout_checks import age, verdict, whole_prefixes
 from tests.support.layout_makers import Operation, run
 from tests.support.layout_makers.more import COMMANDS, MAKERS, NO_MARKER, NOT_OVER_ITSELF
@@ -22,7 +19,7 @@ NAMES = sorted(MAKERS)
 def made(name: str, output_dir: Path, step: int) -> tuple[Layout, list[Operation]]:
     layout, maker = MAKERS[name]
     output_dir.mkdir(parents=True, exist_ok=True)
-    return KINDS[layout].make(Site(output_dir, command=COMMANDS.get(name, ()))), maker(output_dir, step)
+    return open_layout(layout, output_dir, COMMANDS.get(name, ())), maker(output_dir, step)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -30,7 +27,7 @@ def test_whole_after_the_last_operation_and_never_before(name: str, tmp_path: Pa
     """The first step, a second one beside it, and the first one saved again over itself: no tracker, marker or file of
     an earlier save speaks for a later one."""
     layout, operations = made(name, tmp_path / "out", 10)
-    with sandbox.session():
+    with one_reader():
         assert whole_prefixes(layout, 10, operations) == []
         found = verdict(layout, 10)
         assert found.reason == ""
@@ -59,7 +56,7 @@ def test_every_file_of_a_set_counts(name: str, tmp_path: Path) -> None:
     blind = ("/d/", "huggingface/", "commit_success.txt", "zero_to_fp32.py", "config.yaml", "sampler.bin", ".txt")
     spared = (*blind, "config.json", "scheduler.bin", "data.pt", "metadata.json", "manifest.ocdbt", "train_dataloader")
     spared += ("_METADATA", "tokenizer")
-    with sandbox.session():
+    with one_reader():
         for path in sorted(p for p in (tmp_path / "out").rglob("*") if p.is_file() and p.stat().st_size > 8):
             status, data = path.stat(), path.read_bytes()
             inside = path.relative_to(tmp_path / "out").as_posix()
@@ -82,7 +79,7 @@ def test_a_restore_into_an_empty_directory_is_seen_again(name: str, tmp_path: Pa
     run(operations)
     parts = [p for p in layout.steps()[10] if p.required]
     (tmp_path / "other").mkdir()
-    empty = KINDS[layout.name].make(Site(tmp_path / "other", command=COMMANDS.get(name, ())))
+    empty = open_layout(layout.name, tmp_path / "other", COMMANDS.get(name, ()))
     empty.expect_parts([p.name for p in parts])
     for part in parts:
         target = empty.part_dir(part.name, 10)
@@ -126,7 +123,7 @@ def test_foreign_names_and_links_are_no_steps(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", NAMES)
 def test_recognised_by_its_files_and_by_nobody_else(name: str, tmp_path: Path) -> None:
     for out in (tmp_path / "none", tmp_path):
-        layout = KINDS[MAKERS[name][0]].make(Site(out))
+        layout = open_layout(MAKERS[name][0], out)
         assert layout.steps() == {}
         assert (layout.step_paths(5), layout.ahead_of(None), layout.progress()) == ((), (), ())
         assert layout.pinned() == {}
@@ -136,6 +133,6 @@ def test_recognised_by_its_files_and_by_nobody_else(name: str, tmp_path: Path) -
         layout, operations = made(name, tmp_path, step)
         run(operations)
     assert [s.step for s in layout.progress()] == [20]
-    found = recognised(Site(tmp_path))
+    found = recognised(tmp_path)
     assert [r.layout for r in found if r.certain] == [layout.name]
-    assert choose(Site(tmp_path), KINDS.values()).layout == layout.name
+    assert chosen(tmp_path) == layout.name

@@ -7,15 +7,24 @@ in the middle of a phase; its pieces change what the sensors will see, in the or
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from podwatch.detection.corroborating_signals import no_step_limit
-from podwatch.detection.hang import limit_seconds, patience_seconds
-from podwatch.detection.learned import Learned
-from podwatch.detection.progress import save_limit
-from podwatch.domain.finding import FindingKind as Kind
-from podwatch.domain.finding import Verdict
-from podwatch.domain.process import ExitStatus, ProcessRole
-from podwatch.domain.snapshot import GpuState, Health, Liveness, LogMatch, SensorState, ServerKind
-from podwatch.domain.thresholds import DetectionPolicy
+from tests.drivers.detection import (
+    DetectionPolicy,
+    ExitStatus,
+    GpuState,
+    Health,
+    Learned,
+    Liveness,
+    LogMatch,
+    ProcessRole,
+    SensorState,
+    ServerKind,
+    Verdict,
+    hang_limit,
+    no_step_limit,
+    patience_seconds,
+    save_limit,
+)
+from tests.drivers.detection import FindingKind as Kind
 from tests.support.pods.healthy import CONTEXT, Run
 from tests.support.pods.shapes import SHAPES, Shape
 from tests.support.pods.world import Piece
@@ -44,7 +53,7 @@ def _steps(learned: Learned, policy: DetectionPolicy, shape: Shape) -> float:
 
 def _hang(learned: Learned, policy: DetectionPolicy, shape: Shape) -> float:
     """A step in flight may still end; what a weight update would hold up has to stand still for 24 min."""
-    return max(limit_seconds(learned, policy) + 1.5 * shape.step_seconds, 1440.0) + 10.0
+    return max(hang_limit(learned, policy) + 1.5 * shape.step_seconds, 1440.0) + 10.0
 
 
 def _idle(learned: Learned, policy: DetectionPolicy, shape: Shape) -> float:
@@ -58,7 +67,7 @@ def _patience(learned: Learned, policy: DetectionPolicy, _shape: Shape) -> float
 
 
 def _save(learned: Learned, policy: DetectionPolicy, _shape: Shape) -> float:
-    return save_limit(learned) + limit_seconds(learned, policy) + 10.0
+    return save_limit(learned) + hang_limit(learned, policy) + 10.0
 
 
 SILENT = seconds(15.0)

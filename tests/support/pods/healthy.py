@@ -9,9 +9,19 @@ that rests for longer without any sign of work is not in these figures.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from podwatch.detection.operator_ends import INTERRUPTED
-from podwatch.domain.process import ExitStatus, ProcessRole, ProcessSample
-from podwatch.domain.snapshot import CheckpointMark, Desired, Health, Liveness, LogMatch, ServerKind, Supervision
+from tests.drivers.detection import (
+    INTERRUPTED,
+    CheckpointMark,
+    Desired,
+    ExitStatus,
+    Health,
+    Liveness,
+    LogMatch,
+    ProcessRole,
+    ProcessSample,
+    ServerKind,
+    Supervision,
+)
 from tests.support.pods.shapes import PING, SAVE, Shape, Span
 from tests.support.pods.tree import process
 from tests.support.pods.world import GIB, Piece, Server, World

@@ -1,6 +1,6 @@
 """The two nights that podwatch was written for, rebuilt from what is known of them (facts/peers.md section 1).
 
-    python -m tests.support.pods.incidents tests/detection/recordings
+    python -m tests.support.pods.incidents DIRECTORY
 
 A: prime-rl of January 2026, engine on GPU 0, trainer on GPU 1, steps of 3 to 5 minutes. At three in the morning GPU 0
 goes to 0 MiB, its use to 0 %; the API server ends with code 0, which the launcher ignores; 128 APIConnectionErrors fill
@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from podwatch.domain.snapshot import LogMatch, Snapshot, Supervision
-from podwatch.recording.format import Header, write_recording
+from tests.drivers.detection import LogMatch, Night, Snapshot, Supervision, write_night
 from tests.support.pods.deaths import OWN, lose_engine, lose_server
 from tests.support.pods.healthy import Run
 from tests.support.pods.shapes import Shape
@@ -24,6 +23,7 @@ from tests.support.pods.world import BEGIN, Piece
 DIES_AFTER = 1500.0
 """Seconds of healthy recording before: a few steps, so that the detectors are armed by what they saw themselves."""
 ERRORS = 128
+HOLDS = "the engine on GPU 0 dies without a word, its API server ends with code 0; a person notices much later"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,8 @@ class Incident:
         run.world.add(_dies(run), "death", DIES_AFTER)
         return run.world.snapshots((DIES_AFTER + self.noticed_after) / 3600.0)
 
-    def header(self) -> Header:
-        return Header(
-            run_id=self.name, layout="prime-rl", session="the whole night", policies=self.shape.policies(),
-            wall=self.night.timestamp() - DIES_AFTER,
-        )  # fmt: skip
+    def recorded(self) -> Night:
+        return Night(self.name, HOLDS, tuple(self.snapshots()), self.shape.policies())
 
 
 _PLAIN = replace(
@@ -84,11 +81,10 @@ def main() -> None:
     directory = Path(sys.argv[1])
     directory.mkdir(parents=True, exist_ok=True)
     for incident in INCIDENTS:
-        path = directory / f"{incident.name}.jsonl.gz"
-        path.unlink(missing_ok=True)
-        turns = write_recording(path, incident.header(), incident.snapshots())
-        path.chmod(0o644)
-        print(f"{path}: {turns} turns, {path.stat().st_size} bytes")
+        path = directory / f"{incident.name}.jsonl.xz"
+        night = incident.recorded()
+        write_night(path, night)
+        print(f"{path}: {len(night.turns)} turns, {path.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from podwatch.detection.operator_ends import INTERRUPTED
-from podwatch.domain.process import ExitStatus, ProcessRole
-from podwatch.domain.snapshot import Health, LogMatch
+from tests.drivers.detection import INTERRUPTED, ExitStatus, Health, LogMatch, ProcessRole
 from tests.support.pods.deaths import lose_engine
 from tests.support.pods.healthy import Run
 from tests.support.pods.world import Piece

@@ -3,9 +3,7 @@
 Each piece stands for itself and comes at random, ``every`` so many seconds on average.
 """
 
-from podwatch.detection.operator_ends import INTERRUPTED
-from podwatch.domain.process import ProcessRole
-from podwatch.domain.snapshot import Health, LogMatch, SensorState
+from tests.drivers.detection import INTERRUPTED, Health, LogMatch, ProcessRole, SensorState
 from tests.support.pods.healthy import Run
 from tests.support.pods.world import GIB, Piece, World
 

@@ -6,8 +6,7 @@ of minutes to an hour. ``SHAPES`` is what the figures are made of; every field i
 
 from dataclasses import dataclass
 
-from podwatch.domain.snapshot import ProgressSource, Supervision
-from podwatch.domain.thresholds import DetectionPolicy, Policies
+from tests.drivers.detection import DetectionPolicy, Policies, ProgressSource, Supervision
 
 Span = tuple[float, float]
 """Least and most, in seconds."""

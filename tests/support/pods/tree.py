@@ -1,6 +1,6 @@
 """Processes of a trainer's tree."""
 
-from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
+from tests.drivers.detection import ProcessIdentity, ProcessRole, ProcessSample
 
 
 def process(

@@ -1,27 +1,23 @@
 """The detectors turned over a pod."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from podwatch.detection.learned import Learned
-from podwatch.detection.run_detectors import DetectionState, advance, confirming, initial
-from podwatch.domain.finding import Finding, Verdict
-from podwatch.domain.snapshot import Snapshot
-from podwatch.domain.thresholds import Policies
+from tests.drivers.detection import (
+    Finding,
+    Policies,
+    Snapshot,
+    Verdict,
+    acts,
+    advance,
+    confirming,
+    initial,
+    reborn,
+)
 from tests.support.pods.deaths import Fault, shape_for, strike
 from tests.support.pods.healthy import Run
 from tests.support.pods.oddities import add_all
 from tests.support.pods.shapes import SHAPES, Shape
-
-
-def acts(finding: Finding) -> bool:
-    return finding.verdict is not Verdict.NONE and finding.confirmed
-
-
-def reborn(state: DetectionState, policies: Policies) -> DetectionState:
-    """What a podwatch that was restarted knows: what the journal kept."""
-    return initial(policies, Learned.from_dict(json.loads(json.dumps(state.learned.to_dict()))))
 
 
 def judged(run: Run, hours: float, policies: Policies) -> Iterator[tuple[Snapshot, tuple[Finding, ...]]]:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Any
 
-from podwatch.domain.process import TICKS_PER_SECOND, ExitStatus, ProcessRole, ProcessSample
-from podwatch.domain.snapshot import (
+from tests.drivers.detection import (
     ATTACHED_ID,
+    TICKS_PER_SECOND,
     CheckpointMark,
     Desired,
     DiskSample,
+    ExitStatus,
     GpuSample,
     GpuState,
     Health,
@@ -24,16 +25,18 @@ from podwatch.domain.snapshot import (
     Liveness,
     LogMatch,
     ProcessEnd,
+    ProcessRole,
+    ProcessSample,
     ProgressSample,
     ProgressSource,
     Reading,
+    RequiredExits,
     SensorState,
     ServerKind,
     Snapshot,
     Supervision,
     TrainerSample,
 )
-from podwatch.sensors.processes import RequiredExits
 from tests.support.pods.tree import process
 
 GIB = 1 << 30

@@ -1,0 +1,371 @@
+"""Detection, driven from outside: snapshots in, findings out; and recorded nights in a form that needs no product.
+
+``initial`` and ``advance`` judge turn by turn, and are pure. Of their state tests read ``learned`` and ``armed``, and
+ask the functions below for the rest. ``read_night`` and ``write_night`` know the form of a recorded night, which
+tests/detection/nights/README.md describes; ``found_in`` gives what is found in it, in a form that can be written down.
+"""
+
+import json
+import lzma
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter
+
+from podwatch.detection.base import Look
+from podwatch.detection.corroborating_signals import PROVEN_SECONDS, REFUSED_SECONDS, SEEN_TO_END, no_step_limit
+from podwatch.detection.hang import limit_seconds as hang_limit
+from podwatch.detection.hang import patience_seconds
+from podwatch.detection.learned import Learned
+from podwatch.detection.operator_ends import (
+    ATTACH_EXIT_WAIT_SECONDS,
+    INTERRUPTED,
+    NO_ENDINGS,
+    TERMINAL_WAIT_SECONDS,
+    Endings,
+    operator_wait,
+)
+from podwatch.detection.operator_ends import follow as follow_endings
+from podwatch.detection.process_exits import ALONE_SECONDS
+from podwatch.detection.progress import follow, save_limit
+from podwatch.detection.run_detectors import DETECTORS, DetectionState, advance, confirming, initial, second_signals
+from podwatch.detection.signals import lasting_seconds
+from podwatch.detection.silent_death import CONFIRM_SECONDS
+from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
+from podwatch.domain.process import TICKS_PER_SECOND, ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.domain.snapshot import (
+    ATTACHED_ID,
+    CheckpointMark,
+    Desired,
+    DiskSample,
+    FileUse,
+    GpuSample,
+    GpuState,
+    Health,
+    HostSample,
+    InferenceSample,
+    Liveness,
+    LogMatch,
+    ProcessEnd,
+    ProgressSample,
+    ProgressSource,
+    Reading,
+    RequiredExit,
+    SensorState,
+    ServerKind,
+    Snapshot,
+    Supervision,
+    TrainerSample,
+    TrainingMetrics,
+    XidEvent,
+    observed,
+    unobserved,
+)
+from podwatch.domain.thresholds import DetectionPolicy, LogRule, Policies, ResourcePolicy, TrainingPolicy
+from podwatch.sensors.gpu import GpuSensor
+from podwatch.sensors.processes import RequiredExits
+
+__all__ = [
+    "ALONE_SECONDS",
+    "ATTACHED_ID",
+    "ATTACH_EXIT_WAIT_SECONDS",
+    "CONFIRM_SECONDS",
+    "INTERRUPTED",
+    "NO_ENDINGS",
+    "PROVEN_SECONDS",
+    "REFUSED_SECONDS",
+    "SEEN_TO_END",
+    "TERMINAL_WAIT_SECONDS",
+    "TICKS_PER_SECOND",
+    "Agreement",
+    "CheckpointMark",
+    "Desired",
+    "DetectionPolicy",
+    "DetectionState",
+    "DiskSample",
+    "Endings",
+    "Evidence",
+    "ExitStatus",
+    "FileUse",
+    "Finding",
+    "FindingKind",
+    "Found",
+    "GpuSample",
+    "GpuSensor",
+    "GpuState",
+    "Health",
+    "HostSample",
+    "InferenceSample",
+    "Judged",
+    "Learned",
+    "Liveness",
+    "LogMatch",
+    "LogRule",
+    "Night",
+    "Policies",
+    "ProcessEnd",
+    "ProcessIdentity",
+    "ProcessRole",
+    "ProcessSample",
+    "ProgressSample",
+    "ProgressSource",
+    "Reading",
+    "RequiredExit",
+    "RequiredExits",
+    "ResourcePolicy",
+    "RuleTurn",
+    "SensorState",
+    "ServerKind",
+    "Severity",
+    "Snapshot",
+    "Supervision",
+    "TrainerSample",
+    "TrainingMetrics",
+    "TrainingPolicy",
+    "Verdict",
+    "XidEvent",
+    "acts",
+    "advance",
+    "confirming",
+    "each_rule",
+    "expected_of",
+    "follow_endings",
+    "found_in",
+    "gpus_of_the_trainer",
+    "hang_limit",
+    "initial",
+    "knowing_only",
+    "lasting_seconds",
+    "memory_of_this_start",
+    "newest_progress_at",
+    "no_step_limit",
+    "observed",
+    "operator_wait",
+    "patience_seconds",
+    "read_night",
+    "reborn",
+    "save_limit",
+    "second_signals",
+    "survives_being_kept",
+    "unobserved",
+    "write_expected",
+    "write_night",
+]  # fmt: skip
+
+T = TypeVar("T")
+
+
+# -- judging -----------------------------------------------------------------------------------------------------------
+
+
+def acts(finding: Finding) -> bool:
+    """Whether podwatch does something about it."""
+    return finding.verdict is not Verdict.NONE and finding.confirmed
+
+
+@dataclass(frozen=True, slots=True)
+class RuleTurn:
+    """What one rule says of one turn: its ``name``, the ``kinds`` it can raise, those it raised, what it arms."""
+
+    name: str
+    kinds: tuple[FindingKind, ...]
+    raised: tuple[FindingKind, ...]
+    armed: tuple[str, ...]
+
+
+def reborn(state: DetectionState, policies: Policies) -> DetectionState:
+    """What a podwatch that was restarted remembers: what it had learned, as the journal keeps it (JSON)."""
+    return initial(policies, Learned.from_dict(json.loads(json.dumps(state.learned.to_dict()))))
+
+
+def knowing_only(learned: Learned) -> DetectionState:
+    """The state of one that has learned this and has seen nothing."""
+    return DetectionState(learned=learned)
+
+
+def memory_of_this_start(state: DetectionState) -> dict[str, object]:
+    """Everything that is remembered of this start of the trainer, by name: comparable, and opaque."""
+    of_rules = {rule.name: state.states[rule.name] for rule in DETECTORS if not rule.survives_restart}
+    return {"learned": state.learned, "progress": state.progress, "signals": state.signals, **of_rules}
+
+
+def gpus_of_the_trainer(state: DetectionState) -> frozenset[int]:
+    """The GPUs on which the trainer was seen to work."""
+    return frozenset(state.signals.tree.trainer_gpus)
+
+
+def newest_progress_at(state: DetectionState) -> float | None:
+    """The monotonic second of the newest progress that counts."""
+    return state.progress.newest_at
+
+
+def each_rule(state: DetectionState, snapshot: Snapshot, policies: Policies) -> Iterator[RuleTurn]:
+    """What each rule says of this turn, asked directly: ``advance`` reports a fault of a rule as a finding, this
+    raises."""
+    progress, learned = follow(
+        state.progress, snapshot.progress, at=snapshot.at, saving=snapshot.saving, learned=state.learned
+    )
+    trainer = snapshot.trainer.value if snapshot.trainer.ok else None
+    look = Look(snapshot, progress, learned, policies, state.signals, trainer)
+    for rule in DETECTORS:
+        turn = rule.advance(state.of(rule), look)
+        raised = tuple(f.kind for f in turn.findings)
+        yield RuleTurn(rule.name, tuple(rule.kinds), raised, tuple(rule.armed(turn.state, turn.learned)))
+
+
+def survives_being_kept(learned: Learned) -> bool:
+    """Whether what was learned is the same after it was written down and read."""
+    return Learned.from_dict(json.loads(json.dumps(learned.to_dict()))) == learned
+
+
+# -- recorded nights ---------------------------------------------------------------------------------------------------
+
+NIGHT_VERSION = 1
+JUDGED_BY = ("detection", "resources", "training", "disk", "log_rules")
+"""The groups of thresholds that detection reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Night:
+    """A recorded night. ``holds``: what happens in it. ``poll_seconds``: between two turns as a rule."""
+
+    name: str
+    holds: str
+    turns: tuple[Snapshot, ...]
+    policies: Policies = field(default_factory=Policies)
+    learned: Learned = field(default_factory=Learned)
+    layout: str = "prime-rl"
+    poll_seconds: float = 2.0
+
+
+def read_night(path: Path) -> Night:
+    """The night in a file NAME.jsonl.xz."""
+    with lzma.open(path, "rb") as file:
+        header = json.loads(file.readline())
+        assert header["podwatch_night"] == NIGHT_VERSION, path
+        turns = tuple(map(_adapter(Snapshot).validate_json, file))
+    assert len(turns) == header["turns"], f"{path} has lost turns"
+    return Night(
+        header["name"], header["holds"], turns, _adapter(Policies).validate_python(header["thresholds"]),
+        Learned.from_dict(header["learned"]), header["layout"], header["poll_seconds"],
+    )  # fmt: skip
+
+
+def write_night(path: Path, night: Night) -> None:
+    """Write the file that ``read_night`` reads. The same night gives the same bytes."""
+    policies = asdict(night.policies)
+    header = {
+        "podwatch_night": NIGHT_VERSION,
+        "name": night.name,
+        "holds": night.holds,
+        "layout": night.layout,
+        "poll_seconds": night.poll_seconds,
+        "turns": len(night.turns),
+        "thresholds": {name: policies[name] for name in JUDGED_BY},
+        "learned": night.learned.to_dict(),
+    }
+    with lzma.open(path, "wb", preset=9 | lzma.PRESET_EXTREME) as file:
+        for line in (header, *map(asdict, night.turns)):
+            file.write(_line(line))
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
+
+
+def _line(data: Mapping[str, object]) -> bytes:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False, default=sorted).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One finding of a night, from the turn that raised it (or changed it) until the turn that no longer has it. No
+    wording. ``since_at``: the monotonic second at which its condition began. ``acts``: podwatch would have acted here,
+    for the first time since the trainer's start. ``until_wall`` None: to the end of the night."""
+
+    kind: str
+    subject: str
+    severity: str
+    verdict: str
+    confirmed: bool
+    from_wall: float
+    until_wall: float | None
+    since_at: float
+    start_id: str
+    acts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What came of a night. ``acting``: the findings on which podwatch would have acted, with their evidence.
+    ``seconds`` that it covers."""
+
+    found: tuple[Found, ...]
+    acting: tuple[tuple[float, Finding], ...]
+    seconds: float
+
+    def acted(self, verdict: Verdict) -> list[tuple[float, Finding]]:
+        """The epoch second and the finding of each act of this kind."""
+        return [(wall, finding) for wall, finding in self.acting if finding.verdict is verdict]
+
+
+def found_in(night: Night) -> Judged:
+    """Judge the whole night from its first turn."""
+    found: list[Found] = []
+    open_now: dict[str, int] = {}
+    acting: list[tuple[float, Finding]] = []
+    starts_acted: set[str] = set()
+    for snapshot, findings in _turns_of(night):
+        now = {f.key: f for f in findings}
+        for key, number in list(open_now.items()):
+            if key not in now or not _same_state(found[number], now[key]):
+                found[number] = replace(found[number], until_wall=snapshot.wall)
+                del open_now[key]
+        start_id = snapshot.trainer.value.start_id if snapshot.trainer.value is not None else ""
+        for key, finding in now.items():
+            if key in open_now:
+                continue
+            act = acts(finding) and start_id not in starts_acted
+            if act:
+                starts_acted.add(start_id)
+                acting.append((snapshot.wall, finding))
+            open_now[key] = len(found)
+            found.append(_found(finding, snapshot.wall, start_id, act))
+    return Judged(tuple(found), tuple(acting), sum(max(0.0, b.at - a.at) for a, b in pairwise(night.turns)))
+
+
+def _turns_of(night: Night) -> Iterator[tuple[Snapshot, tuple[Finding, ...]]]:
+    state = initial(night.policies, night.learned)
+    for snapshot in night.turns:
+        state, findings = advance(state, snapshot, night.policies)
+        yield snapshot, findings
+
+
+def _found(finding: Finding, wall: float, start_id: str, act: bool) -> Found:
+    return Found(
+        finding.kind.value, finding.subject, finding.severity.value, finding.verdict.value, finding.confirmed,
+        wall, None, finding.since, start_id, act,
+    )  # fmt: skip
+
+
+def _same_state(found: Found, finding: Finding) -> bool:
+    return (found.severity, found.confirmed, found.verdict) == (finding.severity, finding.confirmed, finding.verdict)
+
+
+def expected_of(path: Path) -> tuple[Found, ...]:
+    """What is to be found in the night of this file: NAME.found.jsonl beside NAME.jsonl.xz."""
+    lines = _expected_path(path).read_bytes().splitlines()
+    return tuple(Found(**json.loads(line)) for line in lines)
+
+
+def write_expected(path: Path, found: Iterable[Found]) -> None:
+    _expected_path(path).write_bytes(b"".join(_line(asdict(one)) for one in found))
+
+
+def _expected_path(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(".jsonl.xz") + ".found.jsonl")

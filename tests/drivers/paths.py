@@ -1,0 +1,331 @@
+"""podwatch's own directories and the trainer's, driven from outside: everything by which it changes them.
+
+``Guard`` is podwatch over one output directory. ``OPERATIONS`` is the table of all that it does to paths which a
+training user controls: attacks go through it, so that an operation which is added here is attacked.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import podwatch.system.files
+import podwatch.system.pinned_directories
+import podwatch.system.rename_places
+from podwatch.checkpoints import settle_time
+from podwatch.checkpoints.known_checkpoints import SetContents
+from podwatch.checkpoints.layouts.base import PartDir, PartFiles, Tracker
+from podwatch.checkpoints.layouts.write_trackers import repair
+from podwatch.cli.checkpoints import quarantine_line
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
+from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.event import Event
+from podwatch.domain.run import Intent, IntentKind, IntentState, Lineage, RunRecord
+from podwatch.journal import load_run_record, save_run_record
+from podwatch.journal.journal import Journal
+from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
+from podwatch.recovery import quarantine
+from podwatch.retention.list_trash_and_quarantine import SetAsideUsage, quarantine_entries
+from podwatch.retention.remove_checkpoints import Remover
+from podwatch.sync.restore import stage_and_put_in_place
+from podwatch.sync.restore.stage_and_put_in_place import StagingArea
+from podwatch.sync.upload.keep_files_until_sent import Holder
+from podwatch.system.clock import SystemClock
+from podwatch.system.open_by_descriptor import HIDDEN, as_user
+from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import RootReplaced
+
+__all__ = [
+    "HIDDEN", "OPERATIONS", "Guard", "HostError", "Operation", "PodwatchError", "RootReplaced", "as_user",
+    "renames_by_descriptor", "without_waiting",
+]  # fmt: skip
+
+
+@dataclass
+class Guard:
+    """podwatch over ``out``, which is ``user``'s and lies in ``home``. ``base`` holds its database. ``inside``: its own
+    directory is in output_dir, and not beside it."""
+
+    base: Path
+    home: Path
+    out: Path
+    user: int | None
+    inside: bool = False
+    events: list[Event] = field(default_factory=list)
+    workspace: Workspace = field(init=False)
+    _journal: list[Journal] = field(default_factory=list)
+    _judged: SetContents | None = None
+
+    def __post_init__(self) -> None:
+        self.workspace = Workspace(self.out, use_inside=self.inside, owner=self.user)
+
+    @property
+    def journal(self) -> Journal:
+        if not self._journal:
+            self._journal.append(Journal.open(self.base / "journal.sqlite"))
+        return self._journal[0]
+
+    def close(self) -> None:
+        self.forget()
+        for journal in self._journal:
+            journal.close()
+
+    def forget(self) -> None:
+        """It holds no directory open any more, as one that starts."""
+        self.workspace.tree.close()
+
+    def probed(self) -> "Guard":
+        """The same after it has made and checked its own directories."""
+        other = Guard(self.base, self.home, self.out, self.user, self.inside, self.events, self._journal)
+        other.workspace = self.workspace.probe()
+        return other
+
+    # -- its own directories
+
+    @property
+    def quarantine(self) -> Path:
+        return self.workspace.quarantine
+
+    @property
+    def trash(self) -> Path:
+        return self.workspace.trash
+
+    @property
+    def staging(self) -> Path:
+        return self.workspace.staging
+
+    @property
+    def record(self) -> Path:
+        """The run record beside output_dir."""
+        return self.workspace.record
+
+    @property
+    def own_directory_inside(self) -> Path:
+        """Where it would be in output_dir."""
+        return self.workspace.inside
+
+    def problem(self) -> str:
+        """Why it may not use these directories; empty: it may."""
+        return self.workspace.problem()
+
+    def exposed(self) -> str:
+        """Who else can move its own directory away; empty: nobody."""
+        return self.workspace.exposed()
+
+    def save_record(self) -> None:
+        save_run_record(self.workspace, RunRecord("run", Lineage("line")))
+
+    def has_record(self) -> bool:
+        """Whether the record that ``save_record`` wrote is read."""
+        found = load_run_record(self.workspace)
+        assert found in (None, RunRecord("run", Lineage("line")))
+        return found is not None
+
+    # -- quarantine
+
+    def set_aside(self, *paths: Path, number: int = 7, named: str | None = None) -> int:
+        """Move these into quarantine entry ``number``; returns how many. ``named``: the first one's name there."""
+        moves = [{"from": str(path), "to": f"{n}-{path.name}"} for n, path in enumerate(paths)]
+        if named is not None:
+            moves[0]["to"] = named
+        intent = Intent(number, IntentKind.QUARANTINE, 1.0, {"step": 5, "steps": {}, "wall": 1.0, "moves": moves})
+        return quarantine.carry_out(self.workspace, intent)
+
+    def give_back(self, number: int) -> tuple[Path, ...]:
+        """Move an entry's directories back; returns where they are."""
+        return quarantine.give_back(self.workspace, number)
+
+    def entries(self) -> list[str]:
+        """A line for each entry, as ``podwatch checkpoints`` shows it."""
+        return [quarantine_line(entry, 1e9) for entry in quarantine.listing(self.workspace)]
+
+    def free_number(self) -> int:
+        """Of the next entry."""
+        return quarantine.free_number(self.workspace)
+
+    def make_spare(self) -> None:
+        """What a full disk needs for an entry."""
+        quarantine.make_spare(self.workspace)
+
+    def entries_to_delete(self, *, verified: int) -> list[bool]:
+        """For each entry that is old enough: whether it is needed all the same."""
+        found = quarantine_entries(self.workspace, now_wall=9e9, keep_seconds=1.0, verified=verified)
+        return [entry.needed for entry in found]
+
+    # -- removal
+
+    def remover(self) -> Remover:
+        return Remover(self.workspace, self.journal, SystemClock(), self.events.append)
+
+    def remove(self, step: int, *paths: Path) -> None:
+        plan = RemovalPlan((Removal(RemovalKind.STORED_SET, 1, "test", step),), (), Trigger.USAGE, 1, 0, False)
+        self.remover().carry_out(plan, lambda _: paths)
+
+    def had_begun_to_remove(self, step: int, rows: Sequence[Sequence[object]]) -> str:
+        """A podwatch that was killed between two renames. A row is (path, st_dev, st_ino) or, as today, (..., file
+        type, mtime in seconds). Returns the name in the trash of the first one."""
+        kept = {"kind": "stored-set", "step": step, "paths": [list(row) for row in rows]}
+        return f"{self.journal.open_intent(IntentKind.PRUNE, kept).id}.{step}.0"
+
+    def sweep_trash(self) -> None:
+        self.remover().sweep_trash()
+
+    def begun(self) -> int:
+        """How much was ever begun."""
+        return len(self.journal.intents())
+
+    def unfinished(self) -> int:
+        """How much that was begun is not done."""
+        return sum(intent.state is not IntentState.DONE for intent in self.journal.intents())
+
+    # -- restore and trackers
+
+    def restore_homes(self, target: Path) -> Path:
+        """The staging directory in which a checkpoint for ``target`` would be put together."""
+        owner = (self._owner(), self._owner())
+        return StagingArea(self.workspace, None, owner).homes({"checkpoint": target}, frozenset())["checkpoint"].home
+
+    def repair_trackers(self, files: Mapping[Path, bytes], links: Mapping[Path, str]) -> tuple[Path, ...]:
+        """Write these tracker files and links where they differ; returns those that it wrote."""
+        wanted = [Tracker(path, content=content) for path, content in files.items()]
+        wanted += [Tracker(path, target=target) for path, target in links.items()]
+        return repair(wanted, self.workspace.tree)
+
+    def _owner(self) -> int:
+        return self.user if self.user is not None else self.out.stat().st_uid
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Something by which podwatch changes the trainer's directories, or its own beside them."""
+
+    act: Callable[[Guard], object]
+    before: Callable[[Guard], object] = lambda _: None
+    """What must have happened already, without an attack."""
+
+
+def _ahead(guard: Guard) -> tuple[Path, ...]:
+    return (guard.out / "checkpoints" / "step_9", guard.out / "rollouts" / "step_9")
+
+
+def _move(guard: Guard) -> None:
+    guard.set_aside(*_ahead(guard))
+
+
+def _remove(guard: Guard) -> None:
+    guard.remove(9, *_ahead(guard))
+
+
+def _half_removed(guard: Guard) -> None:
+    """A podwatch that was killed between two renames, and a full trash."""
+    first, second = _ahead(guard)
+    name = guard.had_begun_to_remove(9, [(str(p), p.stat().st_dev, p.stat().st_ino) for p in (first, second)])
+    first.rename(guard.workspace.probe().trash / name)
+
+
+def _restore(step: int, to: str = "", below: str = "checkpoints") -> Callable[[Guard], None]:
+    def act(guard: Guard) -> None:
+        owner = (guard._owner(), guard._owner())
+        placer = StagingArea(guard.workspace, guard.home / to if to else None, owner)
+        target = guard.home / to / "checkpoint" if to else guard.out / below / f"step_{step}"
+        name = f"restore-{step}-save"
+        with placer.alone():
+            placer.forget_others(name)
+            places = placer.homes({"checkpoint": target}, frozenset())
+            staged = places["checkpoint"].home / name / "checkpoint"
+            placer.tree.make(staged)
+            placer.tree.write_as(staged / "model.bin", b"restored", 0o644, owner)
+            with placer.tree.directory(staged) as fd:
+                os.fchown(fd, *owner)
+            placer.put(places["checkpoint"], name, step, "line")
+            placer.clean(places, name)
+
+    return act
+
+
+def _trackers(guard: Guard) -> None:
+    guard.repair_trackers({guard.out / "latest": b"5"}, {guard.out / "checkpoints" / "step_latest": "step_5"})
+
+
+def _judge(guard: Guard) -> None:
+    path = guard.out / "checkpoints" / "step_9"
+    files = []
+    for name in ("DONE", "model.bin"):
+        s = (path / name).stat()
+        files.append(FileEntry(name, "checkpoint", s.st_size, s.st_mtime_ns, s.st_mode, s.st_ino, s.st_dev))
+    found = CheckpointSet(9, "custom", Completeness.COMPLETE, (), 1, 2, 1.0, "save")
+    part = PartFiles(PartDir("checkpoint", path, True), True, tuple(files))
+    guard._judged = SetContents(found, tuple(files), (), (part,))
+
+
+def _hold(guard: Guard) -> None:
+    assert guard._judged is not None
+    holder = Holder(guard.workspace, guard.journal, 0.0)
+    held = holder.hold(guard._judged)
+    if held is not None:
+        holder.unchanged(held)
+        holder.cramped(held)
+        holder.release(held)
+    holder.take_over(None)
+
+
+def _record(guard: Guard) -> None:
+    guard.save_record()
+    load_run_record(guard.workspace)
+
+
+def _begin(guard: Guard) -> None:
+    """What a podwatch does before its first look."""
+    found = guard.workspace.probe()
+    quarantine.make_spare(found)
+    settle_time.probe(found.outside, found.tree)
+    found.exposed()
+
+
+def _look(guard: Guard) -> None:
+    SetAsideUsage(guard.workspace, lambda _: [(9, p) for p in _ahead(guard)], keep_seconds=1.0).look(0.0, verified=99)
+    quarantine.listing(guard.workspace)
+    quarantine.free_number(guard.workspace)
+
+
+OPERATIONS = {
+    "begin": Operation(_begin),
+    "record": Operation(_record),
+    "quarantine": Operation(_move),
+    "return": Operation(lambda guard: guard.give_back(7), before=_move),
+    "remove": Operation(_remove),
+    "sweep": Operation(Guard.sweep_trash, before=_half_removed),
+    "restore": Operation(_restore(7)),
+    "restore deep": Operation(_restore(7, below="run/default/checkpoints")),
+    "restore over": Operation(_restore(9)),
+    "restore to": Operation(_restore(9, to="to")),
+    "trackers": Operation(_trackers),
+    "hold": Operation(_hold, before=_judge),
+    "look": Operation(_look, before=_move),
+}
+
+
+# -- seams -------------------------------------------------------------------------------------------------------------
+
+
+def renames_by_descriptor() -> list[tuple[Any, str]]:
+    """(module, name) of calls on paths that do not go through ``os``."""
+    system = podwatch.system
+    modules = (system.rename_places, system.files, system.pinned_directories)
+    return [(module, "rename_at") for module in modules if hasattr(module, "rename_at")]
+
+
+@contextmanager
+def without_waiting() -> Iterator[None]:
+    """A lock that a user keeps exchanging is not waited for, and no lease of a file is asked for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage_and_put_in_place, "LOCK_SECONDS", 0.0)
+        patch.setattr(settle_time, "_leases", lambda _fd, _path: None)
+        yield
