@@ -107,13 +107,16 @@ def _init(work: Callable[[], int], private: Sequence[Path]) -> int:
 
 
 def _unshare() -> None:
-    user, group = os.getuid(), os.getgid()
-    if user:
+    """As root, else (and as root in a container without that right) within a user namespace."""
+    try:
+        _call(_libc.unshare(_CLONE_NEWPID | _CLONE_NEWNS), "PID and mount namespace")
+    except PermissionError:
+        user, group = os.geteuid(), os.getegid()
         _call(_libc.unshare(_CLONE_NEWUSER), "user namespace")
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    _call(_libc.unshare(_CLONE_NEWPID | _CLONE_NEWNS), "PID and mount namespace")
+        _call(_libc.unshare(_CLONE_NEWPID | _CLONE_NEWNS), "PID and mount namespace")
 
 
 def _mount_proc() -> None:

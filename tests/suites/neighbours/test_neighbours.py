@@ -154,6 +154,28 @@ def test_nothing_lives_on_when_pytest_is_killed(tmp_path: Path, workers: str) ->
     _until(lambda: not _of_a_test(tmp_path), log)
 
 
+@pytest.mark.parametrize("gate", [False, True])
+def test_where_no_namespace_can_be_made_tests_are_skipped_in_one_line_and_the_gate_fails(
+    tmp_path: Path, gate: bool
+) -> None:
+    plugin = "from tests.support import namespaces\nnamespaces.why_impossible = lambda: 'not on this machine'\n"
+    (tmp_path / "no_namespaces.py").write_text(plugin)
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "PODWATCH_TESTS_MUST_ISOLATE": "1" if gate else ""}
+    options = ["-p", "no_namespaces", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'base'}"]
+    tests = ["tests/e2e/test_life.py", "tests/cli/test_status.py", "tests/domain/test_safe_links.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *tests], cwd=ROOT, env=environ, capture_output=True, text=True
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
+    if gate:
+        assert done.returncode != 0
+        assert "not on this machine" in done.stderr
+    else:
+        assert done.returncode == 0, done.stdout
+        assert len(lines) == 1, lines
+        assert " passed" in done.stdout, "what starts nothing runs all the same"
+
+
 def _of_a_test(base: Path) -> list[str]:
     """The commands of living processes that name a file below this directory, but pytest's own."""
     found = []
