@@ -162,6 +162,7 @@ def test_free_keys_are_one_path() -> None:
         ("restart --json", "restart --json"),
         ("restart --dry-run --json", "restart --dry-run --json"),
         ("incidents --json", "incidents --json"),
+        ("-c run.toml incidents --json", "incidents --json"),
         ("incidents 3 --json", "incidents ID --json"),
     ],
 )

@@ -7,7 +7,7 @@ document that a test reads, so a document whose shape was seen before costs a fr
 import json
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -236,11 +236,21 @@ def check_printed(arguments: Sequence[str], stdout: str) -> None:
 
 def printed_document(arguments: Sequence[str]) -> str | None:
     """The contract's name of what this command prints: that with the most words that are among the arguments."""
-    words = [word for word in arguments if not word.startswith("-")]
+    words = list(_words(arguments))
     if words[:1] in (["status"], ["events"]):
         return {"status": "status", "events": "event"}[words[0]]
     fitting = [name for name in contract().documents if name.endswith(" --json") and _fits(name, arguments, words)]
     return max(fitting, key=lambda name: len(name.split()), default=None)
+
+
+def _words(arguments: Iterable[str]) -> Iterator[str]:
+    """The arguments without options, and without the choice of a run."""
+    rest = iter(arguments)
+    for word in rest:
+        if word in ("-c", "--config", "--run", "--store"):
+            next(rest, None)
+        elif not word.startswith("-"):
+            yield word
 
 
 def _fits(name: str, arguments: Sequence[str], words: Sequence[str]) -> bool:

@@ -7,9 +7,10 @@ module changes and the contract does not.
 import ast
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from enum import Enum
+from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import click
@@ -19,21 +20,24 @@ from podwatch.cli.root import cli
 from podwatch.client.find_daemon import Endpoint
 from podwatch.config import settings
 from podwatch.config.setting_names import OPERATIONAL, OPERATIONAL_PREFIXES, walk
-from podwatch.domain import event, finding, lease, manifest, process, snapshot
+from podwatch.domain import event, finding, lease, manifest, process, replacement, snapshot
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect, verdict_document
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import ExitCode
-from podwatch.domain.replacement import RentedState
+from podwatch.hooks import hook_runner
 from podwatch.incidents import bundle
 from podwatch.policy.choose_cpu_priority import Level as UploadPriority
 from podwatch.policy.exit_code import Blame, Outcome
+from podwatch.policy.hooks import Occasion
 from podwatch.policy.overall_status import Overall, TrainingState
 from podwatch.policy.replacement import Action
 from podwatch.policy.time_ledger import Use
 from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery.state import Phase
+from podwatch.reporting import deliver_notices
 from podwatch.reporting import metrics as exposition
+from podwatch.sync.runs import archive
 from tests.support.contract import ROOT, schemas
 from tests.support.json_paths import example_paths, paths_of, schema_paths
 
@@ -41,13 +45,14 @@ from tests.support.json_paths import example_paths, paths_of, schema_paths
 
 
 def commands() -> dict[str, list[str]]:
-    """Every command that can be typed, with the names of its options (the long one) and arguments (in capitals)."""
+    """Every command that can be typed, with the names of its options (the long one) and arguments (in capitals).
+    ``podwatch`` alone: the options before a command."""
     return dict(_commands(cli, click.Context(cli), ()))
 
 
 def _commands(command: click.Command, context: click.Context, path: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
-    if not isinstance(command, click.Group) or (path and command.invoke_without_command):
-        yield " ".join(path), [_parameter(one) for one in command.params]
+    if not path or not isinstance(command, click.Group) or command.invoke_without_command:
+        yield " ".join(path) or "podwatch", [_parameter(one) for one in command.params]
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             found = command.get_command(context, name)
@@ -59,11 +64,6 @@ def _parameter(parameter: click.Parameter) -> str:
     if isinstance(parameter, click.Option):
         return max(parameter.opts, key=len)
     return parameter.human_readable_name.upper()
-
-
-def global_options() -> list[str]:
-    """Options before the command's name."""
-    return [_parameter(one) for one in cli.params]
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def enums() -> dict[str, list[str]]:
         "notice topic": event.Topic,
         "notice change": event.Change,
         "controller action": Action,
-        "rented machine": RentedState,
+        "rented machine": replacement.RentedState,
     }
     words = {name: _values(kind) for name, kind in found.items()}
     words["upload priority"] = [level.word for level in UploadPriority]
@@ -171,12 +171,13 @@ def documents() -> dict[str, set[str]]:
     """The field paths of each JSON document that leaves the process."""
     found = {name: schema_paths(schema) for name, schema in schemas().items()}
     found["status"] |= _below("incident.evidence[]", _of_status("reasons[].evidence[]"))
-    return {**found, **command_documents(), **stored_documents(), "endpoint": set(get_type_hints(Endpoint))}
+    found["endpoint"] = set(get_type_hints(Endpoint))
+    return {**found, **command_documents(), **stored_documents(), **piped_documents()}
 
 
 def command_documents() -> dict[str, set[str]]:
     """What each command prints with ``--json``, by its words. The page writes "as in the status schema" for some."""
-    listed: Mapping[str, Any] = json.loads((ROOT / "docs/schema/commands.json").read_text())["commands"]
+    listed: dict[str, Any] = json.loads((ROOT / "docs/schema/commands.json").read_text())["commands"]
     checkpoint, finding_, pause = (_of_status(path) for path in ("checkpoints.sets[]", "reasons[]", "daemon.pause"))
     incident = _of_status("incident") | _below("evidence[]", _of_status("reasons[].evidence[]"))
     borrowed: dict[str, set[str]] = {
@@ -188,6 +189,7 @@ def command_documents() -> dict[str, set[str]]:
         "unpause --json": _below("pause", pause),
     }
     noted = {name for name in listed if name in schemas()}
+    listed["runs diff A B --json"]["document"]["problems"] = {"RUN": None}  # the page has an example
     found = {name: example_paths(entry["document"]) for name, entry in listed.items() if name not in noted}
     return {name: paths | borrowed.get(name, set()) | _version(name, paths) for name, paths in found.items()}
 
@@ -226,7 +228,25 @@ def stored_documents() -> dict[str, set[str]]:
     }
     found = {name: paths_of(json.loads(data), {"wandb.*"}) for name, data in written.items()}
     found["verdict"] |= paths_of({"last": {"instance": asdict(pod.instance)}})
-    return {**found, "control": set(lease._CONTROL_KEYS)}
+    rules = {*replacement._RULES_KEYS, "schema_version", "kind"}
+    archived = archive.ArchiveRecord("run", "all", (1, 1), 1.0, "host", ((1, "save"),)).to_bytes()
+    found["archive"] = paths_of(json.loads(archived))
+    return {**found, "control": set(lease._CONTROL_KEYS), "controller rules": rules}
+
+
+def piped_documents() -> dict[str, set[str]]:
+    """What an operator's command reads from standard input: a hook, and ``[notify] command``."""
+    told: Any = SimpleNamespace(run_id="run", trainer=SimpleNamespace(output_dir="out"))
+    occasion = Occasion("checkpoint", "checkpoint:1", 1.0, fields={"x": 1})
+    about = {"parts": {"trainer": "path"}}
+    notice = event.Notice(
+        event.Topic.TEST, event.Change.HAPPENED, finding.Severity.INFO, "title", "text", "key", 1.0, fields={"x": 1}
+    )
+    free = {"parts.*", "fields.*"}
+    return {
+        "hook": paths_of(hook_runner.document_of(occasion, "hook", 1, told, about), free),
+        "notice": paths_of(deliver_notices.document_of(notice, run_id="run", host="host"), free),
+    }
 
 
 def _manifest() -> manifest.Manifest:
