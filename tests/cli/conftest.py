@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import warm
+from tests.support import contract, warm
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +42,9 @@ class Machine:
         return process
 
     def podwatch(self, *arguments: str, **extra_env: str) -> subprocess.CompletedProcess[str]:
-        return warm.podwatch(*arguments, cwd=self.directory / "cwd", env={**self.env, **extra_env})
+        done = warm.podwatch(*arguments, cwd=self.directory / "cwd", env={**self.env, **extra_env})
+        contract.check_printed(arguments, done.stdout)
+        return done
 
     def end(self) -> None:
         for process in self.daemons:

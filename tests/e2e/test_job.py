@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from podwatch.system import procfs
+from tests.support import contract
 from tests.support.asking import messages, published, running
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig, alive
@@ -67,12 +68,14 @@ class Job:
 def heartbeat(store: Path) -> dict[str, Any]:
     (path,) = store.rglob("heartbeat.json")
     document: dict[str, Any] = json.loads(path.read_text())
+    contract.check("heartbeat", document)
     return document
 
 
 def latest(store: Path) -> dict[str, Any]:
     (path,) = store.rglob("latest.json")
     document: dict[str, Any] = json.loads(path.read_text())
+    contract.check("pointer", document)
     return document
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_job import Job, heartbeat
+from tests.support import contract
 from tests.support.asking import messages, published, running
 from tests.support.rig import Rig
 
@@ -23,6 +24,7 @@ TYPO = "train.py: error: unrecognized arguments: --foo"
 def verdict(store: Path) -> dict[str, Any]:
     (path,) = store.rglob("verdict.json")
     document: dict[str, Any] = json.loads(path.read_text())
+    contract.check("verdict", document)
     return document
 
 

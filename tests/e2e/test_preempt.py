@@ -15,6 +15,7 @@ from podwatch.daemon.preemption_grace import Budget, fits, upload_if_it_fits
 from podwatch.daemon.shutdown import system_is_stopping
 from podwatch.sync.interfaces import SyncStatus
 from podwatch.system import procfs
+from tests.support import contract
 from tests.support.asking import confirmed, leaves_within, messages, published, running
 from tests.support.rig import Rig, alive
 
@@ -35,8 +36,10 @@ def test_preempt_says_goodbye_ends_training_and_leaves_and_the_next_one_goes_on(
     assert daemon.process.returncode == 0
     assert messages(daemon, "daemon-stopping")[-1].endswith("requests training to end")
     daemon.wait_for(lambda: not alive(trainer) and not alive(engine), 10, "training ends")
-    (heartbeat,) = elsewhere.rglob("heartbeat.json")
-    assert json.loads(heartbeat.read_text())["state"] == "preempted"
+    (path,) = elsewhere.rglob("heartbeat.json")
+    heartbeat = json.loads(path.read_text())
+    contract.check("heartbeat", heartbeat)
+    assert heartbeat["state"] == "preempted"
     assert len(rig.starts) == 1
 
     seen = len(daemon.events())

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support import warm
+from tests.support import contract, warm
 
 PATIENCE = 3.0
 """Times what a wait takes at most on a machine that does nothing else."""
@@ -51,7 +51,9 @@ class DaemonProcess:
     def command(self, *arguments: str, timeout: float = 180.0) -> subprocess.CompletedProcess[str]:
         """Another podwatch command with the same configuration."""
         if arguments[0] != "run":
-            return warm.podwatch("-c", str(self.config), *arguments, env=self.environ, timeout=timeout)
+            done = warm.podwatch("-c", str(self.config), *arguments, env=self.environ, timeout=timeout)
+            contract.check_printed(arguments, done.stdout)
+            return done
         return subprocess.run(
             [sys.executable, "-m", "podwatch", "-c", str(self.config), *arguments],
             env=self.environ, capture_output=True, text=True, timeout=timeout,
@@ -63,9 +65,10 @@ class DaemonProcess:
             endpoint = json.loads(next(self.runtime.glob("*/endpoint.json")).read_text())
             with urllib.request.urlopen(endpoint["http_url"] + "/status", timeout=5) as answer:
                 document: dict[str, Any] = json.load(answer)
-                return document
         except (OSError, StopIteration, ValueError, urllib.error.URLError):
             return None
+        contract.check_status(document)
+        return document
 
     def events(self) -> list[dict[str, Any]]:
         """Every event logged so far, as the JSON lines of the log."""
@@ -76,6 +79,7 @@ class DaemonProcess:
             except ValueError:
                 continue
             if "podwatch_event" in entry:
+                contract.check_event(entry)
                 found.append(entry)
         return found
 
