@@ -170,8 +170,9 @@ controller-months: $(STAMP)  ## simulated months of the controller, with failing
 nightly:         ## all that the gate runs one seed or a few cases of, with many: make nightly KILLS=50 ROUNDS=1000 SEEDS=5 HOURS=10000 (hours)
 	@KILLS=$(or $(KILLS),50) ROUNDS=$(or $(ROUNDS),1000) SEEDS=$(or $(SEEDS),5) HOURS=$(or $(HOURS),10000) MAKE="$(MAKE)" sh tools/nightly
 
-lint: $(LINT)    ## ruff, mypy --strict, import contracts
+lint: $(LINT)    ## ruff, mypy --strict, import contracts; then the size of each room (tools/size says more)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+	@$(BIN)/python tools/size --short
 
 lock:            ## config/requirements.lock and build.lock, which the Dockerfile installs; ARGS=--upgrade for newer versions
 	@test -x .venv-lock/bin/uv || { sh tools/make-venv .venv-lock && \
