@@ -23,10 +23,10 @@ LAZY     := --quiet --disable-pip-version-check --no-compile
 LOCK     := --quiet --universal --python-version 3.11 --generate-hashes --no-build --custom-compile-command 'make lock'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-slow test-pythons test-torch test-trainers test-disk test-systemd test-container test-gpu test-clients test-s3 test-ray test-engines test-providers test-slurm test-telling test-dashboards crash chaos fuzz hours controller-months nightly lint lock bench clean test-page
+.PHONY: help setup demo docs test test-slow test-pythons test-torch test-trainers test-disk test-systemd test-container test-gpu test-clients test-s3 test-ray test-engines test-providers test-slurm test-telling test-dashboards crash chaos fuzz hours controller-months nightly lint edition-2 lock bench clean test-page
 
 help:            ## this list
-	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 
 $(STAMP): pyproject.toml
 	@sh tools/make-venv $(VENV)
@@ -173,6 +173,9 @@ nightly:         ## all that the gate runs one seed or a few cases of, with many
 lint: $(LINT)    ## ruff, mypy --strict, import contracts; then the size of each room (tools/size says more)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 	@$(BIN)/python tools/size --short
+
+edition-2:       ## the second edition in .venv-edition-2, the oracle of differential tests; prints the path of its podwatch
+	@tools/edition-2
 
 lock:            ## config/requirements.lock and build.lock, which the Dockerfile installs; ARGS=--upgrade for newer versions
 	@test -x .venv-lock/bin/uv || { sh tools/make-venv .venv-lock && \

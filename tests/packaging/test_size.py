@@ -54,7 +54,7 @@ TREE = {
     "src/podwatch/room/logo.png": b"\x89PNG\0",
     "src/podwatch/other/deep/part.py": b"class Part:\n    class Inner:\n        pass\n",
     "tests/conftest.py": b"x = 1\n",
-    "tests/unit/test_part.py": SQUEEZED.encode(),
+    "tests/packaging/test_size.py": SQUEEZED.encode(),
 }
 RUFF = size.formatter()
 needs_ruff = pytest.mark.skipif(RUFF is None, reason="ruff is not installed (make lint)")
@@ -83,7 +83,7 @@ def test_the_rooms_their_data_and_the_sums() -> None:
         {"src/podwatch/room/logo.png": 5},
     )
     assert (source.sum.files, source.sum.lines) == (3, 19)
-    assert (tests.rooms["(top)"].lines, tests.rooms["unit"].unformatted) == (1, 6)
+    assert (tests.rooms["(top)"].lines, tests.rooms["packaging"].unformatted) == (1, 6)
     assert found.problems == ["ruff is not installed (make lint): plain lines, not formatted ones"]
 
 
@@ -109,7 +109,7 @@ def test_lines_that_the_formatter_leaves_alone() -> None:
 @needs_ruff
 def test_a_squeezed_file_counts_as_its_formatted_form() -> None:
     found = size.report(TREE, RUFF)
-    assert found.areas["tests"].rooms["unit"].lines == len(SPREAD.splitlines())
+    assert found.areas["tests"].rooms["packaging"].lines == len(SPREAD.splitlines())
     assert size.formatted({"a.py": SQUEEZED}, str(RUFF)) == ({"a.py": SPREAD}, "")
 
 
