@@ -23,10 +23,10 @@ LAZY     := --quiet --disable-pip-version-check --no-compile
 LOCK     := --quiet --universal --python-version 3.11 --generate-hashes --no-build --custom-compile-command 'make lock'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-e2e test-slow test-neighbours test-pythons test-torch test-trainers test-disk test-systemd test-container test-gpu test-clients test-s3 test-ray test-engines test-providers test-slurm test-telling test-dashboards crash chaos fuzz hours controller-months nightly lint lock bench clean test-page
+.PHONY: help setup demo docs test test-e2e test-slow test-neighbours test-pythons test-torch test-trainers test-disk test-systemd test-container test-gpu test-clients test-s3 test-ray test-engines test-providers test-slurm test-telling test-dashboards crash chaos fuzz hours controller-months nightly lint coverage-outside edition-2 lock bench clean test-page
 
 help:            ## this list
-	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 
 $(STAMP): pyproject.toml
 	@sh tools/make-venv $(VENV)
@@ -175,8 +175,15 @@ controller-months: $(STAMP)  ## simulated months of the controller, with failing
 nightly:         ## all that the gate runs one seed or a few cases of, with many: make nightly KILLS=50 ROUNDS=1000 SEEDS=5 HOURS=10000 (hours)
 	@KILLS=$(or $(KILLS),50) ROUNDS=$(or $(ROUNDS),1000) SEEDS=$(or $(SEEDS),5) HOURS=$(or $(HOURS),10000) MAKE="$(MAKE)" sh tools/nightly
 
-lint: $(LINT)    ## ruff, mypy --strict, import contracts
+lint: $(LINT)    ## ruff, mypy --strict, import contracts; then the size of each room (tools/size says more)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+	@$(BIN)/python tools/size --short
+
+coverage-outside:  ## what the outside tests reach of src, in .coverage-outside/report.txt: make coverage-outside FILES=tests/e2e/test_life.py
+	@python3 tools/coverage-outside $(FILES) $(ARGS)
+
+edition-2:       ## the second edition in .venv-edition-2, the oracle of differential tests; prints the path of its podwatch
+	@tools/edition-2
 
 lock:            ## config/requirements.lock and build.lock, which the Dockerfile installs; ARGS=--upgrade for newer versions
 	@test -x .venv-lock/bin/uv || { sh tools/make-venv .venv-lock && \
@@ -190,4 +197,4 @@ bench: $(STAMP)  ## every benchmark, as ratios (benchmarks/README.md); ARGS=--qu
 	test -z "$$missed" || { echo "missed a figure:$$missed"; exit 1; }
 
 clean:           ## remove the virtual environments and caches
-	rm -rf $(VENV) .venv-* site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-* .coverage-outside site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
