@@ -41,7 +41,7 @@ def pod_with(golden: Golden, pod: Path) -> Path:
         f'run_id = "golden"\nmode = "observe"\nstate_dir = "{pod}/state"\n'
         f'[trainer]\nlayout = "{golden.kind}"\noutput_dir = "{pod / "out" / golden.below}"\ncwd = "{pod}"\n'
         'command = ["python", "train.py"]\nsupervise = "keeper"\n'
-        '[checkpoints]\nsettle = "0.2s"\nsettle_tracker = "0.2s"\nsettle_weak = "0.2s"\nrescan = "0.3s"\n'
+        '[checkpoints]\nsettle = 0\nsettle_tracker = 0\nsettle_weak = 0\nrescan = "0.3s"\n'  # no answer waits
         "[disk]\nprune_above = 0.999\nprune_to = 0.99\n[http]\nport = 0\n"
     )
     config.chmod(0o600)
@@ -71,8 +71,8 @@ def test_plans_of_a_daemon(golden: Golden, tmp_path: Path) -> None:
 
     def all_known(ask: Ask) -> bool:
         listed = ask("checkpoints", "--json").document or {"sets": []}
-        complete = [s["step"] for s in listed["sets"] if s["completeness"] == "complete"]
-        return "capabilities" in listed and complete == list(golden.steps)  # the daemon's word, not the command's own
+        of_daemon = "capabilities" in listed  # without one, the command looks by itself
+        return of_daemon and len(listed["sets"]) > 1 and all(s["completeness"] != "writing" for s in listed["sets"])
 
     commands = (
         ("checkpoints", "--json"),
