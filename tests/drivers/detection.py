@@ -66,6 +66,7 @@ from podwatch.domain.snapshot import (
     unobserved,
 )
 from podwatch.domain.thresholds import DetectionPolicy, LogRule, Policies, ResourcePolicy, TrainingPolicy
+from podwatch.recording.format import Header, write_recording
 from podwatch.sensors.gpu import GpuSensor
 from podwatch.sensors.processes import RequiredExits
 
@@ -253,6 +254,15 @@ def read_night(path: Path) -> Night:
         header["name"], header["holds"], turns, _adapter(Policies).validate_python(header["thresholds"]),
         Learned.from_dict(header["learned"]), header["layout"], header["poll_seconds"],
     )  # fmt: skip
+
+
+def write_as_recording(path: Path, night: Night) -> None:
+    """Write the night as podwatch records one, for ``podwatch replay``."""
+    header = Header(
+        "night", night.layout, wall=night.turns[0].wall, poll=night.poll_seconds, policies=night.policies,
+        learned=night.learned,
+    )  # fmt: skip
+    write_recording(path, header, night.turns)
 
 
 def write_night(path: Path, night: Night) -> None:

@@ -185,6 +185,7 @@ def test_a_stop_that_an_operator_asks_for_is_carried_out_in_mode_observe_too(rig
         seen = len(watching.events())
         waits = beside.submit(watching.command, *words)
         watching.wait_event("desired-changed", 30, after=seen, desired="stopped")
+        assert watching.command("status").stdout, "the request before this one has its answer, too"
         watching.stop(signal.SIGKILL)
         watching.start()
         watching.wait_event("trainer-adopted", 30, after=seen)

@@ -2,11 +2,11 @@
 
 import json
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
 
+from tests.drivers.detection import read_night, write_as_recording
 from tests.support.golden import GOLDENS, Golden
 from tests.support.oracle import (
     OURS,
@@ -23,7 +23,7 @@ from tests.support.oracle import (
 
 pytestmark = pytest.mark.slow
 
-RECORDINGS = Path(__file__).parents[1] / "detection" / "recordings"
+NIGHTS = Path(__file__).parents[1] / "detection" / "nights"
 
 EXPLAINED: dict[tuple[str, str], str] = {}
 """Case and place (``tests.support.oracle.unexplained``) of each difference that is wanted, and why."""
@@ -87,11 +87,10 @@ def test_plans_of_a_daemon(golden: Golden, tmp_path: Path) -> None:
 
 
 def recordings(directory: Path) -> list[Path]:
-    """The recorded nights, unpacked."""
-    with tarfile.open(RECORDINGS / "772aae4" / "nights.tar.xz") as archive:
-        archive.extractall(directory, filter="data")
-    for incident in RECORDINGS.glob("incident-*.jsonl.gz"):
-        shutil.copy2(incident, directory)
+    """The recorded nights, as podwatch records them."""
+    directory.mkdir(parents=True)
+    for file in NIGHTS.glob("*.jsonl.xz"):
+        write_as_recording(directory / file.name.replace(".xz", ".gz"), read_night(file))
     return sorted(directory.iterdir())
 
 
