@@ -5,7 +5,9 @@ Where tests run that start podwatch or look at processes: tests/support/isolatio
 """
 
 import contextlib
+import gc
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +27,7 @@ settings.register_profile(
 if os.environ.get("HYPOTHESIS_PROFILE", "full") == "full":
     settings.load_profile("steady")
 
-WHOLE_FILE_IS_SLOW = ("pytestmark = pytest.mark.slow", "pytestmark = [pytest.mark.slow,")
+WHOLE_FILE_IS_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,7 +44,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     usual = config.option.markexpr == "not slow" and config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if not usual or collection_path.suffix != ".py":
         return None
-    return True if any(line.startswith(WHOLE_FILE_IS_SLOW) for line in collection_path.open()) else None
+    return True if WHOLE_FILE_IS_SLOW.search(collection_path.read_text()) else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -60,6 +62,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = {cases[n * len(cases) // most] for cases in tests.values() for n in range(most)}
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of objects that live until the end: a collection in a forked child would copy the pages of each."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

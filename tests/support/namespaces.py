@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import platform
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,9 @@ from pathlib import Path
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
 _PR_SET_PDEATHSIG = 1
+_CAP_SYS_ADMIN = 21
+_CLONE = {"x86_64": 56, "aarch64": 220}
+"""The number of the system call."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -43,14 +47,44 @@ def fork_into_namespace(work: Callable[[], int], private: Sequence[Path] = ()) -
 
     The process is alone with its descendants: it sees a /proc of its own, and empty directories in the place of those
     in ``private`` that exist. Whatever is left in the namespace is killed when ``work`` returns, when the pid returned
-    here is killed, and when our own process ends in any way. Call it in the main thread, while there is no other.
+    here is killed, and when our own process ends in any way. Call it in the main thread.
     """
+    if may_clone():
+        pid = _clone(_CLONE_NEWPID | _CLONE_NEWNS)
+        if not pid:
+            die_with_parent(0)
+            os._exit(_init(work, private))
+        return pid
     ours = os.getpid()
     pid = os.fork()
+    if not pid:
+        die_with_parent(ours)
+        os._exit(_hold(work, private))
+    return pid
+
+
+def may_clone() -> bool:
+    """Whether one call makes the namespaces. Otherwise a process in a user namespace must be above them."""
+    return os.geteuid() == 0 and platform.machine() in _CLONE and _has_sys_admin()
+
+
+def _has_sys_admin() -> bool:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff:")]
+    return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
+
+
+def _clone(flags: int) -> int:
+    """As fork(2), with flags."""
+    python = ctypes.pythonapi
+    python.PyOS_BeforeFork()
+    pid: int = ctypes.PyDLL(None).syscall(_CLONE[platform.machine()], flags | signal.SIGCHLD, 0, 0, 0, 0)
     if pid:
-        return pid
-    die_with_parent(ours)
-    os._exit(_hold(work, private))
+        python.PyOS_AfterFork_Parent()
+    else:
+        python.PyOS_AfterFork_Child()
+    if pid < 0:
+        raise OSError("no PID namespace can be made")
+    return pid
 
 
 def die_with_parent(parent: int) -> None:
@@ -62,7 +96,8 @@ def die_with_parent(parent: int) -> None:
 
 def others() -> set[int]:
     """Every living process that this /proc shows, but 1 and our own."""
-    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    with os.scandir("/proc") as entries:
+        pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
     return {pid for pid in pids if pid not in (1, os.getpid()) and _lives(pid)}
 
 
@@ -90,8 +125,7 @@ def _init(work: Callable[[], int], private: Sequence[Path]) -> int:
     for directory in private:
         if directory.is_dir():
             _mount("tmpfs", directory, "tmpfs")
-    if not os.fork():
-        os._exit(0)  # pid 2, which podwatch takes for the parent of the kernel's threads
+    os.posix_spawn("/bin/true", ["true"], {})  # pid 2, which podwatch takes for the parent of the kernel's threads
     worker = os.fork()
     if not worker:
         code = 1
