@@ -184,20 +184,20 @@ def test_status_imports_click_and_the_client_room_only(guarded):
 
 PAINTED = "\x1b[H"
 SLOW = pytest.mark.slow
-WATCH = [
-    sys.executable,
-    "-c",
-    "import podwatch.cli.status as status; status.WATCH_SECONDS = 0.2; from podwatch.cli import main; main()",
-    "status",
-    "--watch",
-]
-"""`podwatch status --watch`, which looks again ten times as often."""
+WATCH = [sys.executable, "-m", "podwatch", "status", "--watch"]
+
+
+def looks_often(machine) -> dict[str, str]:
+    """The environment of `podwatch status --watch` that looks again ten times as often."""
+    file = machine.directory / "test-times.toml"
+    file.write_text('[times]\n"status.watch" = "0.2s"\n')
+    return machine.env | {"PODWATCH_TEST_TIMES": str(file)}
 
 
 @pytest.mark.parametrize("size", [pytest.param((120, 40), marks=SLOW), (80, 24), pytest.param((50, 10), marks=SLOW)])
 def test_watch_keeps_the_verdict_in_view(machine, size):
     machine.daemon("gave-up")
-    with terminal(WATCH, str(machine.directory), size=size, environ=machine.env | {"NO_COLOR": "1"}) as window:
+    with terminal(WATCH, str(machine.directory), size=size, environ=looks_often(machine) | {"NO_COLOR": "1"}) as window:
         window.expect(PAINTED)
         for _ in range(2):  # what was painted is over when the next one begins
             screen = Screen(*size)
@@ -218,7 +218,10 @@ def test_watch_into_a_file_is_not_cut(machine, tmp_path):
     machine.daemon("gave-up")
     whole = machine.podwatch("status").stdout
     out = tmp_path / "out"
-    with out.open("w") as stream, subprocess.Popen(WATCH, stdout=stream, env=machine.env, cwd=tmp_path) as process:
+    with (
+        out.open("w") as stream,
+        subprocess.Popen(WATCH, stdout=stream, env=looks_often(machine), cwd=tmp_path) as process,
+    ):
         eventually(lambda: out.read_text().count("NEEDS ATTENTION") >= 2)
         process.terminate()
     assert out.read_text().count("\n") >= 2 * whole.count("\n")

@@ -165,7 +165,8 @@ TRICKY = st.lists(
     st.sampled_from(
         ["api_key", "=", ": ", '"', "'", "\\", "\n", " ", "--token", "value", "[removed]", "https://", "u:p@", "?", "&",
          "Authorization", "Bearer ", "abcdefgh1234", "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----",
-         "MIIabc", "x", "]", "}", "password", "-u ", "0" * 40]
+         "MIIabc", "x", "]", "}", "password", "-u ", "0" * 40, "/", "/data/", "../",
+         "sk-" + "a" * 20, "K005" + "a" * 27]
     ),
     max_size=14,
 ).map("".join)  # fmt: skip
@@ -206,6 +207,95 @@ def test_scrubbing_twice_changes_nothing(text: str) -> None:
 )
 def test_ordinary_lines_stay(text: str) -> None:
     assert scrub(text) == text
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+KEY_ID = "00" + "123456789abcdef01234567"
+TOKEN = "ghp_" + "a1B2" * 9
+SEGMENTS = [COMMIT, f"podwatch-{COMMIT}", KEY_ID, f"run-{KEY_ID}", "AKIAIOSFODNN7EXAMPLE", "hf_qwen3_8b_rl_run_0012",
+            "K005abcXdefGHIjklMNOpqrSTUvwx12", "sk-learn-experiments-2026", TOKEN,
+            "0c1k2pz3hdb4vxq5s7mgnfjrlyi8w9a6-python3-3.11.7"]  # fmt: skip
+"""Names of directories that have the form of a key, or that are taken for one by people."""
+PATHS = ["/nix/store/{}/bin/python", "/nix/store/{}", "~/x/{}/train.py", "~me/{}", "./{}/train.py", "../{}",
+         "$HOME/{}/x", "${{HOME}}/{}/x", "PATH=/usr/bin:/nix/store/{}/bin:/opt/{}", "LD_LIBRARY_PATH=/a/{}/lib:/b",
+         "file:///x/{}/a.toml", "cannot read '/home/x/{}/a': not found", '"/home/x/{}"', "--config=/home/x/{}/a.toml",
+         "@/root/{}/x.toml",
+         "-I/opt/{}/include", "(/home/{}/bin/python: not found)", "/home/x/{}:12: error", "\\/nix\\/{}\\/bin",
+         "\x1b[32m/nix/{}/x\x1b[0m", "/data/lr=0.1,seed=3/{}/ckpt", "see /data/{}, and more", "s3://bucket/runs/{}/x",
+         "a line\\n/nix/{}/x"]  # fmt: skip
+
+
+@pytest.mark.parametrize("segment", SEGMENTS)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_segment_of_a_path_is_no_secret(path: str, segment: str) -> None:
+    text = path.format(*[segment] * path.count("{}"))
+    assert scrub(text) == text
+    assert scrub_argv([text]) == (text,)
+    assert scrub_all({"path": text}) == {"path": text}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{COMMIT}/bin/python",
+        f"a-{COMMIT}/train.py",
+        f"checkouts/app/{TOKEN}/bin/python",
+        "outputs/runs/hf_qwen3_8b_rl_run_0012",
+        "/data/model=hf_qwen3_8b_rl_run_0012/ckpt",
+        "docker run -v /run/secrets:/run/secrets:ro image",
+        "PATH=/opt/token:/usr/bin",
+        "PYTHONPATH=/opt/secrets:./x",
+        "/app/heartbeat/rank0.json",
+    ],
+)
+def test_segments_of_other_paths_stay(text: str) -> None:
+    assert scrub(text) == text
+
+
+B2_KEY = "K005abc/defGHIjklMNOpqrSTUvwx12"
+
+
+@pytest.mark.parametrize("secret", [COMMIT, KEY_ID, B2_KEY, "AKIAIOSFODNN7EXAMPLE", TOKEN])
+@pytest.mark.parametrize(
+    "form",
+    ["{}", "'{}'", "key {}", "x={}", "{}\n/data", "/app/train.py:{}", "/app/train.py {}", "/app/train.py,{}",
+     "/app/a,b={}", "/app/a\0{}", "/app/a;x={}", "path:/data/x,v:{}", "https://x.org/q?{}", "https://x.org/q#{}",
+     "me:{}@host/x/y",
+     "<Resource>/b/k</Resource><Id>{}</Id>", "{{path:/data/x,v:{}}}", "a/b {}", "/data -> {}", f"{KEY_ID}/{{}}"],
+)  # fmt: skip
+def test_a_secret_beside_a_path_is_removed(form: str, secret: str) -> None:
+    if form.startswith(KEY_ID) and secret == COMMIT:
+        return  # what follows a slash has always been taken for the name of a directory
+    once = scrub(form.format(secret))
+    assert secret not in once
+    assert scrub(once) == once
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("Credential=AKIAIOSFODNN7EXAMPLE/20260801/us-east-1/s3/aws4_request", "AKIA"),
+        (f"https://example.com/x/{TOKEN}/y", "ghp_"),
+        (f"example.com/x/{TOKEN}/y", "ghp_"),
+        (f"{TOKEN}@github.com/me/repository", "ghp_"),
+        (f"me/{TOKEN}", "ghp_"),
+        (f'"POST /bots/{TOKEN}/send HTTP/1.1" 200', "ghp_"),
+        (f"Max retries exceeded with url: /bots/{TOKEN}/send", "ghp_"),
+        ("POST /podwatch/heartbeat/pa55word/trainer", "pa55word"),
+        ("https://example.com/podwatch/heartbeat/pa55word/trainer", "pa55word"),
+        ("/bots/12345678:" + "A" * 35, "A" * 35),
+        ("/data/api_key=pa55word/x", "pa55word"),
+        ("--api-key /data/pa55word", "pa55word"),
+    ],
+)
+def test_an_address_or_a_name_is_no_path(text: str, secret: str) -> None:
+    assert secret not in scrub(text)
+
+
+@pytest.mark.parametrize("segment", SEGMENTS)
+def test_a_known_value_is_removed_from_a_path(segment: str) -> None:
+    register(segment)
+    assert scrub(f"/data/{segment}/train.py") == f"/data/{MASK}/train.py"
 
 
 @pytest.mark.parametrize("value", ["true", "1", "/root", "gpu0", "7", "abcdefg", "no", ""])
@@ -483,7 +573,8 @@ def test_a_value_registered_later_is_found_in_a_text_that_was_scrubbed_before() 
     ["a", "a-", "key", "api_key=", "-", "key: ", "://", " ", "--key ", "\\", "-----BEGIN PRIVATE KEY-----",
      "-----END PRIVATE KEY-----\n", "A" * 20 + "\n", "authorization: ", "a@://", "key='", "basic  ", "?a", "-u ", "x\n",
      "key, ", "key=", "key is ", "login a ", "key=a(", "key=['", "key\x1b[1m", "key: >\n", "'key', '", "\x1b[", "[ ",
-     "a:/", "eyJ", "%41", "Cookie: ", '\\"', "key = "],
+     "a:/", "eyJ", "%41", "/", "/a", "a/", "/" + "0" * 40, "a-" + "0" * 40 + "/",
+     "sk-" + "a" * 16 + "/", "Cookie: ", '\\"', "key = "],
 )  # fmt: skip
 @pytest.mark.parametrize("end", ["", "key", "\napi_key=x -----END PRIVATE KEY-----"])
 def test_no_text_takes_long(unit: str, end: str) -> None:

@@ -68,8 +68,8 @@ def test_unknown_key_and_bad_unit(rig: Rig) -> None:
     daemon = rig.daemon(gpu__pol="2s")
     fails(daemon, 78, 'unknown key "pol" in [gpu]', 'did you mean "poll"', str(daemon.config))
     daemon.log.unlink()
-    daemon.config.write_text(rig.config(gpu__hold="8 parsecs"))
-    fails(daemon, 78, '"hold" in [gpu]', "8 parsecs", str(daemon.config))
+    daemon.config.write_text(rig.config(gpu__release_wait="8 parsecs"))
+    fails(daemon, 78, '"release_wait" in [gpu]', "8 parsecs", str(daemon.config))
 
 
 def test_broken_at_restart_with_a_last_good_copy(rig: Rig) -> None:

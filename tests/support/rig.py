@@ -19,6 +19,14 @@ from tests.support.nvml import GIB, NvmlWorld
 
 TRAINER = Path(__file__).with_name("fake_trainer.py")
 
+TIMES = frozenset(
+    {"gpu.poll", "gpu.hold", "gpu.deadline", "inference.poll", "inference.timeout", "checkpoints.rescan",
+     "checkpoints.settle", "checkpoints.settle_weak", "checkpoints.settle_tracker", "recovery.backoff_min",
+     "recovery.backoff_max", "sync.claim_wait", "sync.holder_patience", "sync.refusal_wait", "sync.upload_gap",
+     "sync.sweep"}
+)  # fmt: skip
+"""Times that only tests change: no part of the configuration, but of the file that PODWATCH_TEST_TIMES names."""
+
 
 def alive(pid: int) -> bool:
     stat = procfs.read_stat(pid)
@@ -98,6 +106,7 @@ class Rig:
         self.root = root
         self.output = root / "work" / "outputs"
         self.control = root / "control"
+        self.times = root / "test-times.toml"
         self.control.mkdir(parents=True)
         self.output.parent.mkdir(parents=True)
         self.run_id = f"e2e-{os.getpid()}-{time.monotonic_ns() % 10**9}"
@@ -115,7 +124,8 @@ class Rig:
         return [sys.executable, "-S", str(TRAINER), *where, *self.trainer_flags]
 
     def config(self, **changes: Any) -> str:
-        """Keys are ``section__key`` (or a top-level key); a value of None removes the key."""
+        """The configuration; what is one of ``TIMES`` is written into the file of times instead. Keys are
+        ``section__key`` (or a top-level key); a value of None removes the key."""
         tables: dict[str, dict[str, Any]] = {
             "": {"run_id": self.run_id, "state_dir": str(self.root / "state")},
             "trainer": {
@@ -137,14 +147,26 @@ class Rig:
                 table.pop(key, None)
             else:
                 table[key] = value
+        self._write_times(tables)
         lines = []
         for section, table in tables.items():
             lines += [f"[{section}]"] if section else []
             lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
         return "\n".join(lines) + "\n"
 
+    def _write_times(self, tables: dict[str, dict[str, Any]]) -> None:
+        """Move the times out of ``tables``."""
+        lines = ["[times]"]
+        for section, table in tables.items():
+            for key in [key for key in table if f"{section}.{key}" in TIMES]:
+                lines.append(f"{json.dumps(f'{section}.{key}')} = {json.dumps(table.pop(key))}")
+        unfinished = self.times.with_suffix(".new")
+        unfinished.write_text("\n".join(lines) + "\n")
+        unfinished.replace(self.times)
+
     def daemon(self, environ: dict[str, str] | None = None, **changes: Any) -> DaemonProcess:
-        variables = {**self.world.environment(self._library), **(environ or {})}
+        times = {"PODWATCH_TEST_TIMES": str(self.times)}
+        variables = {**self.world.environment(self._library), **times, **(environ or {})}
         made = DaemonProcess(self.root, self.config(**changes), variables)
         self._daemons.append(made)
         return made

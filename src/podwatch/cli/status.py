@@ -11,8 +11,6 @@ from podwatch.client.status_screen import plugin_line, render
 from podwatch.client.terminal_text import encodable, fit, repaint
 from podwatch.domain.errors import ExitCode, PodwatchError
 
-WATCH_SECONDS = 2.0
-
 
 @click.command("status", cls=MonitoringCommand)
 @common
@@ -56,14 +54,17 @@ def _watch(where: Where, document: dict[str, object]) -> dict[str, object]:
     window's size of that moment; a change of the size paints at once. Into a file they follow each other."""
     import signal
 
+    from podwatch.config.test_times import seconds
+
+    pause = seconds("status.watch")
     resized = {signal.SIGWINCH}
     signal.pthread_sigmask(signal.SIG_BLOCK, resized)  # taken by sigtimedwait(), as its end
     try:
         if sys.stdout.isatty():
             click.echo("\n" * _window()[1], nl=False)  # what the window showed moves into the terminal's history
         while True:
-            _paint(document) if sys.stdout.isatty() else _show(document)
-            if signal.sigtimedwait(resized, WATCH_SECONDS) is None:
+            _paint(document, pause) if sys.stdout.isatty() else _show(document)
+            if signal.sigtimedwait(resized, pause) is None:
                 document = ask_status(where.run, where.config)
     except KeyboardInterrupt:
         click.echo()  # so that the prompt starts on a new line
@@ -76,10 +77,10 @@ def _show(document: dict[str, object]) -> None:
     sys.stdout.flush()
 
 
-def _paint(document: dict[str, object]) -> None:
+def _paint(document: dict[str, object], pause: float) -> None:
     """Show the status in a terminal, cut to its size, and in the last row when that was."""
     columns, rows = _window()
-    foot = f"at {time.strftime('%H:%M:%S')}, every {WATCH_SECONDS:.0f} s; Ctrl-C ends"[: columns or 80]
+    foot = f"at {time.strftime('%H:%M:%S')}, every {pause:.0f} s; Ctrl-C ends"[: columns or 80]
     free = rows - 1 if rows > 3 else rows
     text = fit(render(document, width=columns or 80, height=free, colour=colours()), columns, free)
     if rows > 3:

@@ -16,25 +16,25 @@ from podwatch.domain.errors import ConfigurationError
 MAX_BYTES = 1 << 20
 
 
-def read_trusted(path: Path) -> str:
-    """The file's text. ConfigurationError if it cannot be read or is not trusted."""
-    raw = read_trusted_bytes(path)
+def read_trusted(path: Path, what: str = "the configuration") -> str:
+    """The file's text. ``what``: its name in messages. ConfigurationError if it cannot be read or is not trusted."""
+    raw = read_trusted_bytes(path, what)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise ConfigurationError(
-            "the configuration is not valid UTF-8", where=f"{path}:{line}", fix="save it as UTF-8"
+            f"{what} is not valid UTF-8", where=f"{path}:{line}", fix="save it as UTF-8"
         ) from error
 
 
-def read_trusted_bytes(path: Path) -> bytes:
+def read_trusted_bytes(path: Path, what: str = "the configuration") -> bytes:
     """The file's bytes. Raises like ``read_trusted``. Does not block on a FIFO."""
     try:
         # O_PATH first: opening a device, or a file with another user's lease, can already have side effects.
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
-            _check(path, place)
+            _check(path, place, what)
             descriptor = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         finally:
             os.close(place)
@@ -42,21 +42,21 @@ def read_trusted_bytes(path: Path) -> bytes:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot read the configuration: {error.strerror}", where=str(path), fix="check its path and permissions"
+            f"cannot read {what}: {error.strerror}", where=str(path), fix="check its path and permissions"
         ) from error
     if len(raw) > MAX_BYTES:
-        raise ConfigurationError("the configuration is larger than 1 MiB", where=str(path), fix="correct the path")
+        raise ConfigurationError(f"{what} is larger than 1 MiB", where=str(path), fix="correct the path")
     return raw
 
 
-def _check(path: Path, place: int) -> None:
+def _check(path: Path, place: int, what: str) -> None:
     status = os.fstat(place)
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigurationError("the configuration is not a regular file", where=str(path))
+        raise ConfigurationError(f"{what} is not a regular file", where=str(path))
     server = _fuse_user(place, status)
     if server not in (0, os.geteuid()):
         raise ConfigurationError(
-            f"the configuration is on a FUSE mount of uid {server}, who could make podwatch run any command",
+            f"{what} is on a FUSE mount of uid {server}, who could make podwatch run any command",
             where=str(path),
             fix="copy it to your own directory",
         )
@@ -65,13 +65,13 @@ def _check(path: Path, place: int) -> None:
     file = os.path.realpath(path) if path.is_symlink() else path
     if status.st_uid not in (0, os.geteuid()):
         raise ConfigurationError(
-            f"the configuration belongs to uid {status.st_uid}, who could make podwatch run any command",
+            f"{what} belongs to uid {status.st_uid}, who could make podwatch run any command",
             where=str(path),
             fix=f"chown {os.geteuid()} {file}",
         )
     if status.st_mode & 0o022:
         raise ConfigurationError(
-            f"the configuration can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})",
+            f"{what} can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})",
             where=str(path),
             fix=f"chmod go-w {file}",
         )

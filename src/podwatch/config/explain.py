@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from podwatch.config.section_base import Section, SettingInfo, Unit, settings_of
+from podwatch.config.section_base import Section, SettingInfo, settings_of, unit_of
 from podwatch.config.setting_names import looks_secret, walk
 from podwatch.config.settings import Settings
 from podwatch.config.units import exact_size, format_duration, format_ratio, parse_duration, parse_ratio, parse_size
@@ -49,7 +49,7 @@ def value_of(settings: Settings, key: str) -> object:
 
 def plain(field: SettingInfo, value: object) -> object:
     """A value as a user writes it: units and paths as text, tuples as lists."""
-    parser = _unit_of(field.annotation)
+    parser = unit_of(field.annotation)
     if value is None:
         return None
     if parser is parse_duration and isinstance(value, int | float):
@@ -138,7 +138,7 @@ def render_toml(
         source = (sources or {}).get(key, "default" if _is_default(field, value) else "file")
         shown = plain(field, value)
         shown = masked(key, shown) if mask else shown
-        lines.append(f"# {field.description}" + (f" ({source})" if source in ("environment", "flag") else ""))
+        lines.append(f"# {field.description}" + (f" ({source})" if source not in ("default", "file") else ""))
         if notes and key in notes:
             lines.append(f"# {notes[key]}")
         if shown is None:
@@ -208,11 +208,3 @@ def _setting(name: str, field: SettingInfo) -> str:
 
 def _is_default(field: SettingInfo, value: object) -> bool:
     return not field.required and value == field.default
-
-
-def _unit_of(annotation: Any) -> Any:
-    """The reader of a value with a unit; also of ``Size | None``, where the mark is inside the union."""
-    marks = [*getattr(annotation, "__metadata__", ())]
-    for member in getattr(annotation, "__args__", ()):
-        marks += getattr(member, "__metadata__", ())
-    return next((mark.parse for mark in marks if isinstance(mark, Unit)), None)

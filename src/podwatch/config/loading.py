@@ -1,7 +1,8 @@
 """Load file, environment and flags into one validated Settings, or report every problem at once.
 
 The file is the first of ``-c``, ``$PODWATCH_CONFIG``, ``./podwatch.toml``, ``/etc/podwatch/podwatch.toml`` (or
-``/etc/podwatch/NAME.toml`` with ``--run NAME``). The environment overrides the file; flags override both.
+``/etc/podwatch/NAME.toml`` with ``--run NAME``). The environment overrides the file; flags override both. Tests set
+times by a file of their own (``test_times.py``), which overrides file and environment.
 """
 
 import json
@@ -9,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -27,13 +29,14 @@ from podwatch.config.setting_names import (
     walk,
 )
 from podwatch.config.settings import Settings
+from podwatch.config.test_times import setting_times
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register_address, register_argv, register_document, register_named
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-Source = Literal["default", "file", "environment", "flag"]
+Source = Literal["default", "file", "environment", "PODWATCH_TEST_TIMES", "flag"]
 FILE_NAME = "podwatch.toml"
 ETC = Path("/etc/podwatch")
 _AT = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
@@ -87,15 +90,21 @@ def load_text(
     variables, problems = _variables(environ)
     problems += find_secrets(data, lines, path)
     environment = _from_environment(variables)
+    times = _flags(setting_times(environ))
     settings = None
     from pydantic import ValidationError
 
     try:
         with relative_to(environ):
-            settings = Settings.model_validate(_merged(_merged(data, environment), flags))
+            settings = Settings.model_validate(reduce(_merged, (data, environment, times, flags)))
     except ValidationError as error:
         where = Sources(
-            path=path, lines=lines, file=flatten(data), environment=flatten(environment), flags=flatten(flags)
+            path=path,
+            lines=lines,
+            file=flatten(data),
+            environment=flatten(environment),
+            times=flatten(times),
+            flags=flatten(flags),
         )
         problems += explain_errors(error, where)
         if path is None and all(problem.missing for problem in problems):
@@ -109,6 +118,7 @@ def load_text(
     sources: dict[str, Source] = dict.fromkeys(known_keys(), "default")
     sources |= dict.fromkeys(flatten(data), "file")
     sources |= dict.fromkeys(flatten(environment), "environment")
+    sources |= dict.fromkeys(flatten(times), "PODWATCH_TEST_TIMES")
     sources |= dict.fromkeys(flatten(flags), "flag")
     learn_secrets(settings, environ)
     return LoadedSettings(settings, path, sources, _warnings(settings, sources), text)
@@ -327,4 +337,6 @@ def _warnings(settings: Settings, sources: Mapping[str, Source]) -> tuple[str, .
     if both:
         numbers = ", ".join(map(str, sorted(both)))
         found.append(f"inference and trainer share GPU {numbers}: podwatch judges it by its learned share of memory")
+    if times := sum(source == "PODWATCH_TEST_TIMES" for source in sources.values()):
+        found.append(f"PODWATCH_TEST_TIMES sets {times} of podwatch's times: for tests only")
     return tuple(found)

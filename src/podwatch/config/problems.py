@@ -70,11 +70,14 @@ class Sources:
     lines: dict[tuple[str, ...], int]
     file: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    times: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)
 
     def where(self, key: str) -> str:
         if any(_covers(key, flag) for flag in self.flags):
             return "command line"
+        if any(_covers(key, time) for time in self.times):
+            return "PODWATCH_TEST_TIMES"
         for name in self.environment:
             if _covers(key, name):
                 return env_name(name)

@@ -52,6 +52,14 @@ class Unit:
     parse: Callable[[Any], float]
 
 
+def unit_of(annotation: Any) -> Any:
+    """The reader of a value with a unit; also of ``Size | None``, where the mark is inside the union."""
+    marks = [*getattr(annotation, "__metadata__", ())]
+    for member in getattr(annotation, "__args__", ()):
+        marks += getattr(member, "__metadata__", ())
+    return next((mark.parse for mark in marks if isinstance(mark, Unit)), None)
+
+
 @dataclass(frozen=True, slots=True)
 class SettingInfo:
     """What is known of one setting. ``annotation`` keeps the marks (``Unit``)."""

@@ -31,6 +31,7 @@ OPERATIONAL = frozenset(
         "PODWATCH_JOB_PROCESS",
         "PODWATCH_DIRECTORY",
         "PODWATCH_LABEL",
+        "PODWATCH_TEST_TIMES",
     }
 )
 """PODWATCH_* variables that are not settings: exported to training, or read by commands."""

@@ -11,6 +11,9 @@ or last 12 of at least 16 characters where a quotation was cut. For unknown valu
 covered: an unknown secret under an ordinary name without a known format, and one that is encrypted, compressed, or
 split by other text.
 
+A segment of a file's path is no secret, whatever its form: directories are named by commits and digests
+(``/nix/store/<hash>-python3``). Known values, and values of secret names, are removed from paths, too.
+
 Process-wide state: known values are only added, except temporary credentials (``register_temporary``), which are
 dropped long after their end: a process that runs for months sees thousands of them. Each change is atomic and is
 followed by a new version; a reader that finds another version prepares its patterns again, so no lock is needed.
@@ -418,14 +421,15 @@ _SHAPES = _later(
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"
     r"|xox[abeoprs]-[A-Za-z0-9\-]{10,}|AIza[A-Za-z0-9_\-]{35}|ya29\.[A-Za-z0-9_\-]{20,}|SG\.[A-Za-z0-9_\-.]{30,}"
     r"|eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}(?:\.[A-Za-z0-9_\-]*)?"
-    r"|[0-9]{8,10}:[A-Za-z0-9_\-]{35}(?![A-Za-z0-9_\-])"  # Telegram
+    r"|(?P<telegram>[0-9]{8,10}:[A-Za-z0-9_\-]{35})(?![A-Za-z0-9_\-])"
     r"|AGE-SECRET-KEY-1[A-Z0-9]{50,}"
     # W&B: exactly 40 hex digits, also with its newer prefix, but no path, named commit or named digest
     r"|wandb_v1_[A-Za-z0-9_]{20,}"
     r"|(?<!/)(?<!commit )(?<!revision )(?<!revision=)(?<!sha1 )(?<!sha1=)(?<!sha1:)(?<!sha1: )"
-    r"[0-9a-fA-F]{40}(?![0-9A-Za-z])"
-    # B2 application keys: K + 3 digits + 27 of base64; key ids: 25 hex digits
-    r"|(?<![+/])K[0-9]{3}[A-Za-z0-9+/]{27}(?![A-Za-z0-9+/])|00[0-9a-f]{23}(?![0-9A-Za-z])"
+    r"(?P<hex>[0-9a-fA-F]{40})(?![0-9A-Za-z])"
+    # B2 application keys: K + 3 digits + 27 of base64, also in "ID/KEY"; key ids: 25 hex digits
+    r"|(?:(?<![+/])|(?<=00[0-9a-f]{23}/))(?P<base64>K[0-9]{3}[A-Za-z0-9+/]{27})(?![A-Za-z0-9+/])"
+    r"|(?P<id>00[0-9a-f]{23})(?![0-9A-Za-z])"
     r")"
 )
 _HINT = _later(
@@ -439,7 +443,7 @@ _PEM_END = _later(r"-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----")
 _USERINFO = _later(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]{0,20}://)(?:[^/\s:@\"']*:[^/\s\"']+|[^/\s:@\"']{16,})@")
 _WEBHOOK = _later(
     r"(?P<where>hooks\.slack\.com/(?:services|workflows)/|discord(?:app)?\.com/api/webhooks/|api\.telegram\.org/bot"
-    r"|/heartbeat/)[^\s\"'?#,)\]]+"
+    r"|/heartbeat/)(?!\[removed\])[^\s\"'?#,)\]]+"
 )
 _HEADER = _later(
     r"(?i)(?P<name>(?<![A-Za-z0-9])(?:proxy-|x-)?authorization|(?<![A-Za-z0-9])(?:set-)?cookie)"
@@ -503,7 +507,7 @@ def _without_values(text: str, before: re.Pattern[str], hidden: _Hides) -> str:
     kept, done, at = [], 0, 0
     while found := before.search(text, at):
         at = found.end()
-        if not name_strength(found["name"]):
+        if not name_strength(found["name"]) or _ends_path(found):
             continue
         listed = found[0].rstrip("\\bBuUrR\"'").endswith("[")
         # The first part decides: judging a long value again for each name in it would take minutes.
@@ -517,10 +521,28 @@ def _without_values(text: str, before: re.Pattern[str], hidden: _Hides) -> str:
     return "".join([*kept, text[done:]]) if kept else text
 
 
+_NEXT_PATH = _later(r":(?:[~.]{0,2}/|r[ow]\b)")
+
+
+def _ends_path(found: re.Match[str]) -> bool:
+    """Whether the name ends a path, and another path follows a colon: ``PATH=/opt/token:/bin``, a mount."""
+    text, (begin, end) = found.string, found.span("name")
+    return text[max(0, begin - 1) : begin] == "/" and bool(_NEXT_PATH.match(text, end))
+
+
 def _queried(found: re.Match[str]) -> str:
     name = found["name"].lower()
     hidden = (name_strength(name) or name in _SIGNATURES) and not _nothing(found["value"])
     return f"{found['name']}={MASK}" if hidden else found[0]
+
+
+def _without_token(found: re.Match[str]) -> str:
+    """Without the key of a webhook. A directory named ``heartbeat`` below others is none: in a request it is the first
+    segment."""
+    text, begin = found.string, found.start()
+    if found["where"] == "/heartbeat/" and _left_of(text, begin) and _is_anchored(text, begin + 1, found.end()):
+        return found[0]
+    return f"{found['where']}{MASK}"
 
 
 def _without_pem(text: str) -> str:
@@ -556,7 +578,7 @@ def _block_without_shapes(text: str) -> str:
             text = _without_pem(text)
         if "://" in text:
             text = _USERINFO.sub(rf"\g<scheme>{MASK}@", text)
-        text = _WEBHOOK.sub(rf"\g<where>{MASK}", text)
+        text = _WEBHOOK.sub(_without_token, text)
         text = _HEADER.sub(rf"\g<name>\g<between>{MASK}", text)
         text = _SCHEME.sub(rf"\g<scheme> {MASK}", text)
         text = _CURL_USER.sub(rf"\g<flag>\g<user>{MASK}", text)
@@ -565,7 +587,85 @@ def _block_without_shapes(text: str) -> str:
         text = _without_values(text, _FLAG, _hides)
         text = _without_values(text, _BESIDE, _hidden_beside)
         text = _LOGIN.sub(rf"\g<before>{MASK}", text)
-    return _SHAPES.sub(MASK, text)
+    return _SHAPES.sub(_masked, text)
+
+
+# -- paths -----------------------------------------------------------------------------------------------------------
+
+_FAR = 4096
+"""Characters of a path that are examined, because of texts without a space."""
+_APART = tuple(" \t\r\n\"'`")
+_NO_PATH = _later(r"[^\w.+\-~%@/]")
+_ANCHOR = _later(
+    r"(?:\A|[^\w.~+\-%$}/@\\]|\\[nrt]|\x1b\[[0-9;]*m)(?:@|-[A-Za-z])?"
+    r"(?:~[\w.\-]*|\.{1,2}|\$\w+|\$\{\w+\}|%[A-Za-z])?\\*/"
+)
+"""The beginning of a path that shows that it is one: ``/``, ``~/``, ``./``, ``$HOME/``, also after ``=``, ``:``, ``-I``
+or ``@``."""
+_OF_FILES = frozenset({"file", "b2", "s3", "gs"})
+"""Schemes of URLs that name files."""
+_REQUEST = _later(r"(?:\b(?:GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS)|\burl:)\s+\Z")
+_HOST = _later(r"[\w\-]+(?:\.[\w\-]+)*\.[a-z]{2,}")
+
+
+def _masked(found: re.Match[str]) -> str:
+    return found[0] if _is_in_path(found) else MASK
+
+
+def _is_in_path(found: re.Match[str]) -> bool:
+    """Whether the shape is in a segment of a path. A base64 key contains ``/`` itself, so that only a path with a plain
+    beginning counts. The colon of a Telegram token would end a path."""
+    text, (begin, end), kind = found.string, found.span(), found.lastgroup
+    left = _left_of(text, begin)
+    if kind == "telegram" or "/" not in text[begin - len(left) : end + _FAR]:
+        return False
+    if "://" in left or _ANCHOR.search(left):
+        return _is_anchored(text, begin, end)
+    return kind != "base64" and _is_relative(text, begin, end, kind in ("hex", "id"))
+
+
+def _left_of(text: str, at: int) -> str:
+    """The text before ``at`` up to a space or a quote."""
+    least = max(0, at - _FAR)
+    return text[max(least, *(text.rfind(char, least, at) + 1 for char in _APART)) : at]
+
+
+def _right_of(text: str, at: int) -> str:
+    """The text after ``at`` up to a character that ends a path."""
+    stop = _NO_PATH.search(text, at, at + _FAR)
+    return text[at : stop.start() if stop else at + _FAR]
+
+
+def _is_anchored(text: str, begin: int, end: int) -> bool:
+    """Whether the text at ``begin`` is in a path with a plain beginning, or in the URL of a file."""
+    left = _left_of(text, begin)
+    path, slash, segment = left.rpartition("/")
+    if not slash or (re.search(r"[^\w.+\-~%]", segment) and not _continues(segment, _right_of(text, end))):
+        return False  # "/a.py:S", "/a.py,key=S"
+    before, scheme, inside = left.rpartition("://")
+    if scheme:
+        return re.split(r"[^A-Za-z0-9]", before)[-1].lower() in _OF_FILES and "/" in inside
+    start = begin - len(left)
+    return bool(_ANCHOR.search(f"{path}/")) and not _REQUEST.search(text, max(0, start - 16), start)
+
+
+def _continues(segment: str, right: str) -> bool:
+    """Whether ``/`` follows a segment like ``lr=1,model=S``, so that it is the name of a directory."""
+    return not re.search(r"[^\w.+\-=,@]", segment) and "/" in right
+
+
+def _is_relative(text: str, begin: int, end: int, hexadecimal: bool) -> bool:
+    """Whether the shape is in a relative path. Hexadecimal digits need another segment that is a word; the format of a
+    key needs two, one of them before it, because ``user/KEY`` and ``KEY/us-east-1/s3`` contain keys."""
+    left, right = _NO_PATH.split(_left_of(text, begin))[-1], _right_of(text, end)
+    first, *others = f"{left}{text[begin:end]}{right}".split("/")
+    if not others or "@" in first or _HOST.fullmatch(first):
+        return False
+    if _SHAPES.search(text, begin - len(left), begin) or _SHAPES.search(text, end, end + len(right)):
+        return False
+    if hexadecimal:
+        return any("/" in part and re.search(r"[A-Za-z]{2}", part) for part in (left, right))
+    return "/" in left and len([part for part in others if part]) >= 2
 
 
 # -- scrubbing -------------------------------------------------------------------------------------------------------

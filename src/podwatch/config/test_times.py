@@ -1,0 +1,128 @@
+"""Times that only tests set: in one TOML file that ``PODWATCH_TEST_TIMES`` names.
+
+    [times]
+    "gpu.poll" = "0.1s"      # any setting that is a duration
+    "status.watch" = 0.2     # or a name of CONSTANTS
+
+They win over the configuration and the environment; flags win over them. Who can write this file can blind podwatch:
+the file and every directory on its resolved way must belong to root or the caller and be closed to other writers. A
+directory of root's with the sticky bit, such as /tmp, is accepted: others cannot replace what is in it.
+"""
+
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from podwatch.client.trusted_configuration import read_trusted
+from podwatch.config.problems import ConfigurationProblems, Problem
+from podwatch.config.section_base import unit_of
+from podwatch.config.setting_names import similar, walk
+from podwatch.config.units import parse_duration
+from podwatch.domain.errors import ConfigurationError
+
+VARIABLE: Final = "PODWATCH_TEST_TIMES"
+CONSTANTS: Final[Mapping[str, float]] = {
+    "status.watch": 2.0,  # the pause of `podwatch status --watch`
+}
+"""Seconds of the times that are no settings and that tests change in another process."""
+
+
+def seconds(name: str) -> float:
+    """The time of this name of ``CONSTANTS``. Reads the file. Raises ConfigurationError if it cannot be used."""
+    return read_times(os.environ).get(name, CONSTANTS[name])
+
+
+def read_times(environ: Mapping[str, str]) -> Mapping[str, float]:
+    """Seconds by the name of a setting or constant; empty if the environment names no file. Raises
+    ConfigurationError."""
+    if not (named := environ.get(VARIABLE)):
+        return {}
+    path = Path(named)
+    _check_way(path)
+    return _parsed(read_trusted(path, what="the file of test times"), path)
+
+
+def setting_times(environ: Mapping[str, str]) -> dict[str, float]:
+    """Those of ``read_times`` that are settings."""
+    return {name: time for name, time in read_times(environ).items() if name not in CONSTANTS}
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """What the file can set: each setting that is a duration, and the constants."""
+    durations = [key for key, field in walk() if unit_of(field.annotation) is parse_duration]
+    return (*durations, *CONSTANTS)
+
+
+def _parsed(text: str, path: Path) -> dict[str, float]:
+    try:
+        tables = tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"not valid TOML: {error}", where=str(path), fix="correct it") from error
+    given, others = tables.pop("times", {}), tuple(tables)
+    problems = [Problem(f'unknown key "{name}"', str(path), "write every time below [times]") for name in others]
+    times: dict[str, float] = {}
+    for name, value in given.items() if isinstance(given, dict) else ():
+        try:
+            times[name] = _time(name, value)
+        except ValueError as error:
+            problems.append(Problem(f'Invalid value for "{name}" in [times]: {error}', str(path)))
+        except KeyError:
+            problems.append(Problem(f'unknown time "{name}" in [times]', str(path), _suggestion(name)))
+    if problems:
+        raise ConfigurationProblems(problems)
+    return times
+
+
+def _time(name: str, value: Any) -> float:
+    """Seconds. KeyError for an unknown name, ValueError for a value that is no duration."""
+    if name not in names():
+        raise KeyError(name)
+    return parse_duration(value)
+
+
+def _suggestion(name: str) -> str:
+    close = similar(name, names(), cutoff=0.6)
+    return f'did you mean "{close[0]}"?' if close else "only settings that are a duration can be set here"
+
+
+def _check_way(path: Path) -> None:
+    """ConfigurationError if another user could replace the file."""
+    try:
+        above = [(directory, directory.stat()) for directory in path.resolve(strict=True).parents]
+    except (OSError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"cannot read the file of test times: {error}", where=str(path), fix=f"correct {VARIABLE}, or unset it"
+        ) from error
+    for directory, status in above:
+        if why := _open_to_others(status):
+            raise ConfigurationError(
+                f"another user could replace the file of test times: {directory} {why}",
+                where=str(path),
+                fix=f"move the file, or unset {VARIABLE}",
+            )
+
+
+def _open_to_others(status: os.stat_result) -> str:
+    """Why another user can rename what is in this directory; empty if none can."""
+    of_root = status.st_uid == 0 or _is_outside(status.st_uid)
+    if not of_root and status.st_uid != os.geteuid():
+        return f"belongs to uid {status.st_uid}"
+    if status.st_mode & 0o022 and not (of_root and status.st_mode & stat.S_ISVTX):
+        return f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
+def _is_outside(uid: int) -> bool:
+    """Whether this is what the kernel shows, in a user namespace, for an owner outside of it: so ``/`` and ``/tmp``
+    look there."""
+    try:
+        shown = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        spans = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    except (OSError, ValueError):
+        return False
+    return uid == shown and not any(int(first) <= uid < int(first) + int(count) for first, _, count in spans)
