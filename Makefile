@@ -9,9 +9,8 @@ TORCH    := .venv-torch
 TRAINERS := .venv-trainers
 ENGINES  := .venv-engines
 CRASH    := $(or $(N),100)
-# More workers than cores, because the tests wait for processes; a file on one of them: its tests share a namespace and
-# what is slow to set up (tests/support/isolation.py).
-PARALLEL := -n 4 --dist loadfile
+# More files at a time than cores, because tests wait for processes (tests/support/isolation.py).
+PARALLEL := --rooms 4
 
 # The tests start hundreds of interpreters: without byte code each of them compiles podwatch again.
 unexport PYTHONDONTWRITEBYTECODE

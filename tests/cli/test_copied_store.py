@@ -12,6 +12,8 @@ from podwatch.stores.local import PRIVATE, LocalStore
 from tests.cli.test_restore import stored, write_config
 from tests.support.past_runs import past_run, tree
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["stored"]
 
 OLD = 1_600_000_000

@@ -27,7 +27,7 @@ from tests.support import warm
 from tests.support.put_file import put_file
 from tests.support.stored_set import NOW, point
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: another user's directories, mounts")
 T = 61_017
 

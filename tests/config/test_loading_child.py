@@ -17,6 +17,8 @@ from podwatch.config.problems import ConfigurationProblems
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import scrub
 
+pytestmark = pytest.mark.slow
+
 TEXT = """
 run_id = "r1"
 state_dir = "STATE"

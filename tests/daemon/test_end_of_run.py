@@ -20,6 +20,8 @@ from podwatch.recovery.state import Phase
 from podwatch.sync.interfaces import SyncStatus, Unstored
 from tests.support.clock import AutoClock
 
+pytestmark = pytest.mark.slow
+
 STANDBY = 900.0
 HOLD = Decision(LeaseAction.HOLD, publish=True)
 WATCH = Decision(LeaseAction.WATCH, "pod-2 holds this run and is alive")

@@ -20,6 +20,8 @@ from podwatch.recovery.context import Notes
 from tests.support.clock import AutoClock
 from tests.support.provider import Provider, provider_server
 
+pytestmark = pytest.mark.slow
+
 RECIPE = str(Path(__file__).parents[2] / "examples/providers/end_pod.py")
 DONE = PodEnd(Outcome.FINISHED, "finished:line:start-1", stored=True)
 UNSTORED = PodEnd(Outcome.FINISHED, "finished:line:start-1", stored=False)

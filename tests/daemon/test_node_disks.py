@@ -39,6 +39,8 @@ from tests.support.small_reserve import small_reserve  # noqa: F401 - a fixture
 from tests.support.warm import children
 from tests.sync.conftest import World, until
 
+pytestmark = pytest.mark.slow
+
 PART = "__1_0.distcp"
 SETTLE_SECONDS = 0.5
 """How long a part of node 1 must be unchanged; the default of 5 s would be most of the time of every test here."""

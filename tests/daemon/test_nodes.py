@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from podwatch.config.settings import NodesSettings
 from podwatch.daemon.nodes import READ_AT_ONCE, Gang, GangFiles, NodeHere
 from podwatch.domain.earlier_attempts import Host
@@ -19,6 +21,8 @@ from podwatch.policy.nodes import ECHO_SECONDS
 from podwatch.policy.restart import LOG_LINES_KEPT
 from podwatch.system.own_directories import Workspace
 from tests.support.clock import ManualClock
+
+pytestmark = pytest.mark.slow
 
 NODES = NodesSettings(wait=20.0, silence=10.0)
 EXITED = Finding(

@@ -91,6 +91,7 @@ def test_a_run_below_such_a_directory_is_shown_with_its_paths(rig: Rig) -> None:
     running(daemon, rig)
     rig.order(exit=3, once=True)
     daemon.wait_event("incident-closed", 60)
+    daemon.wait_for(lambda: daemon.command("restart", "--dry-run").returncode == 0, 30, "a plan of a restart")
     texts = {
         "status": json.dumps(status(daemon)),
         "log": daemon.log.read_text(),

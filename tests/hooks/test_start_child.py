@@ -19,6 +19,8 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.hooks import child_main, start_child
 from podwatch.system import procfs
 
+pytestmark = pytest.mark.slow
+
 
 def order(tmp_path: Path, *argv: str, timeout: float = 60.0, document: str = "{}\n") -> start_child.Order:
     env = {"PATH": os.environ["PATH"], "MINE": "1"}

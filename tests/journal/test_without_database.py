@@ -24,6 +24,8 @@ from podwatch.journal.open_database import SCHEMA_VERSION, read_database
 from podwatch.journal.without_database import KEYS, UNKNOWN_IDS, StandbyFile
 from tests.support.small_disk import small_mount
 
+pytestmark = pytest.mark.slow
+
 
 def note(n: int) -> Event:
     return Event(EventName.PRUNED, float(n), f"number {n}")

@@ -19,6 +19,8 @@ from podwatch.system import procfs
 from tests.support import nvml
 from tests.support.nvml import NvmlWorld
 
+pytestmark = pytest.mark.slow
+
 PATIENT = 60.0
 HUNG = 1.5
 """Deadline of a trial that is meant to hang; one that starts late on a busy machine hangs as well."""

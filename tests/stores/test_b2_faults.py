@@ -21,6 +21,8 @@ from tests.stores.test_conformance import MB, content, fetch
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.put_file import put_file
 
+pytestmark = pytest.mark.slow
+
 SEVEN = Retry(attempts=7, base=0.005, cap=0.02)
 """As many tries as by default, without the waiting."""
 

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from podwatch.stores.http_transfer import IDLE_CHECK, Body, Bytes, Wire, WireBroken, WireTimeout
 
+pytestmark = pytest.mark.slow
+
 CERTIFICATE = Path(__file__).parent.parent / "support" / "localhost.pem"
 TIMEOUTS = (5.0, 5.0)
 BOTH = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3

@@ -1,4 +1,4 @@
-"""A pytest plugin: each test file runs in a PID namespace of its own.
+"""A pytest plugin: each test file that starts podwatch or looks at processes runs in a PID namespace of its own.
 
 podwatch attaches to training it finds, and commands end it. So no test may see a process that it did not start, and
 none of its own may outlive it. The tests of a file run in a child process inside a new namespace (a suite's files share
@@ -6,13 +6,15 @@ one, because they share a booted machine): they see its processes only, /run, po
 empty, and the kernel ends all of it with the last test, or when pytest is killed. After each test whatever it left
 running is killed, so that the next one finds only what fixtures of the file keep.
 
-Where no namespace can be made, tests that start podwatch or look at processes are skipped, with one line; with
-PODWATCH_TESTS_MUST_ISOLATE=1 (the gate) that is an error.
+Where no namespace can be made these tests are skipped, with one line; with PODWATCH_TESTS_MUST_ISOLATE=1 (the gate)
+that is an error.
 """
 
 import contextlib
+import math
 import os
 import pickle
+import select
 import shutil
 import signal
 import socket
@@ -27,68 +29,106 @@ import pytest
 
 from tests.support import namespaces, warm
 
-HARMLESS = ("checkpoints", "decisions", "detection", "domain", "policy", "stores")
-"""Folders whose tests neither start podwatch nor look at processes: they run without a namespace, too."""
+PURE = ("decisions", "detection", "domain", "policy")
+"""Folders whose tests neither start podwatch nor look at processes."""
 PRIVATE = (Path("/run"), Path("/var/lib/podwatch"), Path("/etc/podwatch"))
 SPARE = 120.0
 """Seconds after a test's own timeout until the process that runs it is given up."""
 
 
 def group_of(path: Path, tests: Path) -> str:
-    """The tests that share a namespace have the same group. suites/gpu has none: a driver names the machine's pids."""
+    """The tests that share a process have the same group. Empty for suites/gpu: a driver names pids of the machine."""
     folders = path.relative_to(tests).parts
     if folders[0] == "suites":
         return "" if folders[1] == "gpu" else "/".join(folders[:2])
-    return "/".join(folders)
+    return folders[0] if folders[0] in PURE else "/".join(folders)
 
 
 class Isolation:
     """In the process that pytest (or xdist) started: hands each test to the process of its group."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._config = config
         self._tests = config.rootpath / "tests"
         self._room: _Room | None = None
         self._impossible = namespaces.why_impossible()
         if self._impossible and os.environ.get("PODWATCH_TESTS_MUST_ISOLATE"):
             raise pytest.UsageError(f"no PID namespace can be made here, and the gate needs them: {self._impossible}")
 
+    # -- one after another
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         group = self._group(item)
-        if not group or (self._impossible and group.startswith(HARMLESS)):
+        if not group or group in PURE:
             return None
         item.config.pluginmanager.hook.pytest_timeout_cancel_timer(item=item)  # the child sets one of its own
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in [self._skipped(item)] if self._impossible else self._run(item, nextitem, group):
-            item.ihook.pytest_runtest_logreport(report=report)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if self._impossible:
+            self._skip(item)
+            return True
+        if self._room is None or self._room.group != group:
+            self._leave()
+            self._room = _Room(group, item.session)
+        self._room.begin(item, nextitem)
+        while self._room.advance():
+            pass
+        if nextitem is None or self._group(nextitem) != group or self._room.broken:
+            self._leave()
         return True
 
     def pytest_sessionfinish(self) -> None:
         self._leave()
 
+    # -- several groups at a time
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """With --rooms. The workers of pytest-xdist would collect all tests each: a third of the time of this suite."""
+        size = session.config.getoption("rooms")
+        if not size or self._impossible or session.config.option.collectonly or session.testsfailed:
+            return None
+        waiting = self._groups(session.items)
+        rooms: dict[socket.socket, _Room] = {}
+        try:
+            while waiting or rooms:
+                while waiting and len(rooms) < size:
+                    room = _Room(self._group(waiting[0][0]), session)
+                    room.run_all(waiting.pop(0))
+                    rooms[room.line] = room
+                for line in select.select(list(rooms), [], [], 1.0)[0]:
+                    rooms[line].advance()
+                for room in [room for room in rooms.values() if room.finished or room.overdue]:
+                    del rooms[room.line]
+                    room.close()
+                    waiting += [room.left] if room.left else []
+                if session.shouldfail or session.shouldstop:
+                    raise session.Interrupted(str(session.shouldfail or session.shouldstop))
+        finally:
+            for room in rooms.values():
+                room.close()
+        return True
+
+    def _groups(self, items: list[pytest.Item]) -> list[list[pytest.Item]]:
+        """Those with most tests first, so that the end waits for none of them."""
+        groups: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            groups.setdefault(self._group(item), []).append(item)
+        return sorted(groups.values(), key=len, reverse=True)
+
     def _group(self, item: pytest.Item) -> str:
         return group_of(item.path, self._tests) if self._tests in item.path.parents else ""
-
-    def _run(self, item: pytest.Item, nextitem: pytest.Item | None, group: str) -> list[pytest.TestReport]:
-        if self._room is None or self._room.group != group:
-            self._leave()
-            self._room = _Room(group, item.session)
-        reports = self._room.run(item, nextitem)
-        if nextitem is None or self._group(nextitem) != group or self._room.broken:
-            self._leave()
-        return reports
 
     def _leave(self) -> None:
         if self._room is not None:
             self._room.close()
         self._room = None
 
-    def _skipped(self, item: pytest.Item) -> pytest.TestReport:
+    def _skip(self, item: pytest.Item) -> None:
         why = f"no PID namespace can be made here: {self._impossible}"
         place = (str(Path(__file__)), 1, f"Skipped: {why}")
-        return pytest.TestReport(item.nodeid, item.location, {}, "skipped", place, "setup")
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        report = pytest.TestReport(item.nodeid, item.location, {}, "skipped", place, "setup")
+        item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
 
 class _Room:
@@ -98,13 +138,18 @@ class _Room:
         self.group, self.broken = group, False
         self._config = session.config
         self._home = Path(tempfile.mkdtemp(prefix="podwatch-test-"))
-        self._index = {item.nodeid: number for number, item in enumerate(session.items)}
-        self._line, theirs = socket.socketpair()
+        self._index = {item: number for number, item in enumerate(session.items)}
+        self._item: pytest.Item | None = None
+        self.left: list[pytest.Item] = []
+        """Tests that it will run after the present one."""
+        self._deadline = math.inf
+        self.line, theirs = socket.socketpair()
         self._suite = group.startswith("suites/")
         warm.import_all()  # here, once for all files
+        session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all, which this process removes
 
         def work() -> int:
-            self._line.close()
+            self.line.close()
             return _Inside(session, theirs, None if self._suite else self._home).serve()
 
         sys.stdout.flush()
@@ -112,26 +157,62 @@ class _Room:
         self._pid = namespaces.fork_into_namespace(work, () if self._suite else PRIVATE)
         theirs.close()
 
-    def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
-        order = (self._index[item.nodeid], None if nextitem is None else self._index[nextitem.nodeid])
-        reports: list[pytest.TestReport] = []
+    def run_all(self, items: list[pytest.Item]) -> None:
+        """Begin with the first; ``advance`` begins the others."""
+        self.left = items[1:]
+        self.begin(items[0], items[1] if items[1:] else None)
+
+    def begin(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        self._item, self._deadline = item, time.monotonic() + _timeout(item) + SPARE
+        self.line.settimeout(_timeout(item) + SPARE)
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        with contextlib.suppress(OSError):  # ``advance`` reports it
+            _send(self.line, (self._index[item], None if nextitem is None else self._index[nextitem]))
+
+    def advance(self) -> bool:
+        """Wait for the next report of the present test and pass it on; whether it has more."""
+        item = self._item
+        assert item is not None
         try:
-            _send(self._line, order)
-            self._line.settimeout(_timeout(item) + SPARE)
-            while (report := _receive(self._line)) is not None:
-                reports.append(self._config.hook.pytest_report_from_serializable(config=self._config, data=report))
+            data = _receive(self.line)
         except (OSError, EOFError) as error:
-            self.broken = True
-            why = f"the process that runs this test gave no answer: {error!r}"
-            reports.append(pytest.TestReport(item.nodeid, item.location, {}, "failed", why, "call"))
-        return reports
+            self._give_up(f"the process that runs this test gave no answer: {error!r}")
+            return False
+        if data is not None:
+            report = self._config.hook.pytest_report_from_serializable(config=self._config, data=data)
+            item.ihook.pytest_runtest_logreport(report=report)
+            return True
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        self._item = None
+        if self.left:
+            self.run_all(self.left)
+        return False
+
+    def _give_up(self, why: str) -> None:
+        """The present test has failed, and its process is of no more use."""
+        item, self._item, self.broken = self._item, None, True
+        assert item is not None
+        report = pytest.TestReport(item.nodeid, item.location, {}, "failed", why, "call")
+        item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+    @property
+    def finished(self) -> bool:
+        return self._item is None
+
+    @property
+    def overdue(self) -> bool:
+        """Whether its present test took so long that it is given up: reports it then."""
+        if time.monotonic() > self._deadline and not self.finished:
+            self._give_up("the process that runs this test did not end it in time")
+        return self.broken
 
     def close(self) -> None:
-        """Without a line the process ends, and the namespace with it."""
+        """End the process and the namespace. ``left`` are the tests that it has not begun."""
         with contextlib.suppress(OSError):
-            self._line.shutdown(socket.SHUT_RDWR)  # the processes above it have copies
-        self._line.close()
-        if self.broken:
+            self.line.shutdown(socket.SHUT_RDWR)  # the processes above it have copies
+        self.line.close()
+        if self.broken or not self.finished:
             os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         shutil.rmtree(self._home, ignore_errors=True)
@@ -174,6 +255,7 @@ class _Inside:
             if reports or isinstance(plugin, Isolation):
                 plugins.unregister(plugin)  # it reports to whoever started pytest
         plugins.register(self, "inside-a-namespace")
+        _forget_this_namespace()
         if home is not None:
             _use_own_directories(home)
         self._kept.add(warm.fork_here())
@@ -207,6 +289,14 @@ class _Inside:
         if before is not None:
             self._kept |= namespaces.others() - before
         return result
+
+
+def _forget_this_namespace() -> None:
+    """What podwatch's modules cached before the fork, such as the number of the PID namespace, is asked for again."""
+    for name, module in list(sys.modules.items()):
+        for value in vars(module).values() if name.startswith("podwatch.") else ():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
 
 
 def _use_own_directories(home: Path) -> None:

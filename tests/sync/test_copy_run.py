@@ -25,6 +25,8 @@ from tests.support.past_runs import past_run, point, save
 from tests.support.put_file import put_file
 from tests.sync.conftest import World, local_violations
 
+pytestmark = pytest.mark.slow
+
 KEYS = Keys("past", "pre")
 THERE = Keys("past")
 PART = 5 << 20

@@ -4,6 +4,8 @@ import asyncio
 import shutil
 from collections.abc import Mapping
 
+import pytest
+
 from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
 from podwatch.policy.lineage import EarlierSave
 from podwatch.policy.uploads import PINNED
@@ -11,6 +13,8 @@ from podwatch.sync.syncer import Syncer
 from podwatch.system.clock import SystemClock
 from tests.sync.conftest import Run, World, until
 from tests.sync.test_interrupted_uploads import MB, part_calls, published, sent_parts
+
+pytestmark = pytest.mark.slow
 
 
 async def started(world: World, run: Run, pins: Mapping[int, str]) -> Syncer:

@@ -9,6 +9,8 @@ from podwatch.domain.run import IntentKind
 from podwatch.sync.syncer import Syncer
 from tests.sync.conftest import Run, World, until
 
+pytestmark = pytest.mark.slow
+
 DAY = 86400.0
 BEST = {2: "the best"}
 

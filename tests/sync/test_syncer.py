@@ -24,6 +24,8 @@ from podwatch.sync.upload.uploader import Sender
 from tests.support.hurry import hurrying
 from tests.sync.conftest import Run, World, until
 
+pytestmark = pytest.mark.slow
+
 
 async def test_the_newest_set_is_sent_and_published_once(world: World, run: Run) -> None:
     world.write_set(5)

@@ -11,6 +11,8 @@ from podwatch.sync.store_session import StoreSession
 from podwatch.sync.syncer import BEGUN
 from tests.sync.conftest import Run, World, until
 
+pytestmark = pytest.mark.slow
+
 GAP = 1000.0
 
 
