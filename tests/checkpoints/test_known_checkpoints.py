@@ -29,6 +29,8 @@ from tests.support.checkpoints import (
     write_rollouts,
 )
 
+pytestmark = pytest.mark.slow
+
 SETTLE, WEAK = 5.0, 60.0
 
 

@@ -166,7 +166,7 @@ def test_a_removed_value_is_filled_by_hand(pods: Pods) -> None:
     assert pods.config.read_text() == 'a = 1\napi_key = "one"\ntoken = "two words"\n'
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.root
 def test_what_another_user_wrote_beside_is_not_used(pods: Pods) -> None:
     pods.stored(files={pods.config: f'api_key = "{SECRET}"\n'})
     pods.place(code=77)

@@ -12,7 +12,7 @@ from podwatch.config.loading import load_settings
 from podwatch.domain.errors import ConfigurationError, HostError, UsageError
 
 BASE = 'run_id = "r"\nstate_dir = "{root}/state"\n[trainer]\noutput_dir = "{root}/work/outputs"\n'
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the configuration must belong to root")
+needs_root = pytest.mark.root
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tests.support.put_file import put_file
 from tests.support.stored_set import NOW, point
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: another user's directories, mounts")
+as_root = pytest.mark.root
 T = 61_017
 
 

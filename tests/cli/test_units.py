@@ -3,7 +3,6 @@
 Their life under a real systemd is the business of tests/suites/systemd.
 """
 
-import os
 import re
 import shutil
 import subprocess
@@ -46,7 +45,7 @@ def test_the_gpus_stay_within_reach(name: str) -> None:
     assert values(name, "DeviceAllow") == ["char-nvidia* rw", "char-nvidiactl rw", "char-nvidia-uvm rw"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the configuration must belong to root")
+@pytest.mark.root
 @pytest.mark.parametrize(("version", "known"), [(0, False), (252, False), (253, False), (254, True), (258, True)])
 def test_the_pauses_grow_where_systemd_knows_how(tmp_path: Path, version: int, known: bool) -> None:
     (tmp_path / "work").mkdir()

@@ -113,7 +113,7 @@ def test_what_runs_is_written_and_everything_else_stays(path: Path, tmp_path: Pa
     assert [p.name for p in tmp_path.iterdir() if "podwatch.toml" in p.name] == ["podwatch.toml"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.root
 def test_owner_and_link_stay(path: Path, tmp_path: Path) -> None:
     os.chown(path, 0, 12345)
     link = tmp_path / "etc.toml"
@@ -124,7 +124,7 @@ def test_owner_and_link_stay(path: Path, tmp_path: Path) -> None:
     assert (path.stat().st_uid, path.stat().st_gid, path.stat().st_mode & 0o777) == (0, 12345, 0o640)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process as another user")
+@pytest.mark.root
 def test_what_another_user_runs_is_not_adopted(path: Path) -> None:
     """Else that user would choose what podwatch runs as root."""
     process = subprocess.Popen(["/bin/sleep", "600"], user=12345)

@@ -249,7 +249,7 @@ def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> N
         load_settings(file, environ={})
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="acting as another user needs root")
+@pytest.mark.root
 def test_a_named_file_below_a_closed_directory_is_a_permission_error_with_its_fix(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o700)
     file = write(tmp_path / "closed" / "p.toml", MINIMAL)
@@ -259,7 +259,7 @@ def test_a_named_file_below_a_closed_directory_is_a_permission_error_with_its_fi
     assert "enter every directory" in caught.value.fix
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="chown needs root")
+@pytest.mark.root
 def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "p.toml", MINIMAL)
     os.chown(file, 12345, 12345)

@@ -10,6 +10,8 @@ from tests.drivers.controller import keep_no_money_for_late_looks, trust_the_fir
 from tests.support.controller_money import Bill, highest, overspent
 from tests.support.controller_months import Kinds, Month, play
 
+pytestmark = pytest.mark.slow
+
 MONTHS = int(os.environ.get("PODWATCH_CONTROLLER_MONTHS") or 0)
 SEED = int(os.environ.get("PODWATCH_CONTROLLER_SEED") or 0)
 DAY = 86_400.0

@@ -34,7 +34,7 @@ from tests.support.strangers import public_directory
 pytestmark = pytest.mark.slow
 
 NOBODY = 65534
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else or to mount")
+as_root = pytest.mark.root
 
 
 def fails(daemon: DaemonProcess, code: int, *words: str) -> str:

@@ -1,7 +1,6 @@
 """The real daemon beside what others run: a trainer that loads, another user's process, an operator's shell."""
 
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
@@ -99,7 +98,7 @@ def test_the_operator_starts_training_beside_what_is_none(rig: Rig) -> None:
         assert process.poll() is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+@pytest.mark.root
 def test_another_users_process_changes_nothing_and_is_left_alone(rig: Rig) -> None:
     """``exec -a torchrun sleep`` in output_dir, with a checkpoint of the run open: once it was adopted, then killed."""
     save = rig.output / "checkpoints" / "step_3" / "shard.distcp"

@@ -11,7 +11,7 @@ from tests.support.asking import confirmed, reasons, running, wait_reason
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root: directories of another user")]
+pytestmark = [pytest.mark.slow, pytest.mark.root]
 E = 61_018
 
 

@@ -9,7 +9,7 @@ import pytest
 from podwatch.domain.errors import HostError
 from podwatch.hooks.evaluation_files import clean, make, remove
 
-root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
+root_only = pytest.mark.root
 
 
 def mode(path: Path) -> int:

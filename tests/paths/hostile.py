@@ -30,7 +30,7 @@ from tests.drivers.paths import (
 T, E = 61_017, 61_018
 """The trainer's user, and a stranger."""
 SECRET = b"only root may read this"
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: two other users attack podwatch's paths")
+as_root = pytest.mark.root
 _libc = ctypes.CDLL(None, use_errno=True)
 _EXCHANGE = 2
 _HERE = -100

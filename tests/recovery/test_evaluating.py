@@ -21,7 +21,7 @@ from podwatch.recovery import Phase, stop_for_evaluation
 from podwatch.recovery.stop_for_evaluation import Outcome
 from tests.support.recovery_world import GIB, Killed, Killer, Podwatch, World, death, finished
 
-pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")]
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,8 @@ from podwatch.trainer.base import Candidate, CannotExecute, Look, StopReport, Tr
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, death, finished
 
+pytestmark = pytest.mark.slow
+
 
 async def turns(podwatch: Podwatch, seconds: float = 40.0) -> None:
     """Turns of the sensing loop without anything to judge, acts given their time."""

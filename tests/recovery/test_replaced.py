@@ -11,7 +11,7 @@ from podwatch.recovery import Phase
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Podwatch, World, death
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a directory of another user")
+pytestmark = pytest.mark.root
 E = 61_018
 
 

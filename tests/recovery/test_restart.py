@@ -22,6 +22,8 @@ from podwatch.recovery.operation_runner import adopt
 from podwatch.trainer.base import CannotExecute
 from tests.support.recovery_world import GIB, Killer, Podwatch, World, death, finished, index_of
 
+pytestmark = pytest.mark.slow
+
 LOAD_ERROR = "RuntimeError: cannot load checkpoints/step_15: file is truncated"
 
 

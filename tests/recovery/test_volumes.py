@@ -2,7 +2,6 @@
 expired and given back. Real mounts."""
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 from tests.support.small_disk import small_mount
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+pytestmark = pytest.mark.root
 
 
 def intent_for(paths: list[Path], number: int = 7) -> Intent:

@@ -21,6 +21,8 @@ from podwatch.system.clock import SystemClock
 from tests.reporting import views
 from tests.support.clock import AutoClock
 
+pytestmark = pytest.mark.slow
+
 HAVE_WANDB = importlib.util.find_spec("wandb") is not None
 needs_wandb = pytest.mark.skipif(not HAVE_WANDB, reason="wandb is not installed here: make test-telling")
 ALERT = document_of(

@@ -85,7 +85,7 @@ async def test_xids_do_not_wait_for_the_next_look() -> None:
     await sensor.stop()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+@pytest.mark.root
 async def test_another_users_files_are_counted_or_said_to_be_unreadable(hog: ProcessSample) -> None:
     """As a hardened daemon sees them. From Linux 6.2 on the number is told to everybody, before that to nobody else."""
     program = f"""

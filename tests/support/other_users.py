@@ -14,7 +14,7 @@ import pytest
 
 T, E = 54_321, 54_322
 """The trainer's user, and a stranger."""
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: directories of two other users")
+as_root = pytest.mark.root
 
 _EXCHANGE = r"""
 #define _GNU_SOURCE

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.forking import fork
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="another user's processes and files need root")
+needs_root = pytest.mark.root
 UID = 1_000_000 + os.getpid()
 """A number without an account, of this test process alone."""
 

@@ -244,7 +244,7 @@ def test_planted_names_in_the_staging_directory(local: World, tmp_path: Path) ->
     assert precious.read_text() == "precious"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.root
 def test_the_trainers_user_owns_it(local: World, tmp_path: Path) -> None:
     manifest = stored(local, size=1000)
     fetch(local, job(local, manifest, tmp_path / "s", owner=(65534, 65534)))

@@ -17,6 +17,8 @@ from tests.support.small_disk import small_mount
 from tests.support.stored_set import put_set
 from tests.sync.conftest import Run, World
 
+pytestmark = pytest.mark.slow
+
 
 def tree(root: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}

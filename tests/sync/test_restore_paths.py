@@ -20,6 +20,8 @@ from tests.support.stored_set import put_set
 from tests.sync.conftest import World
 from tests.sync.test_restore import tree as content
 
+pytestmark = pytest.mark.slow
+
 PART = "checkpoint"
 
 

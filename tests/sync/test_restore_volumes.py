@@ -1,6 +1,5 @@
 """Restoring where output_dir, or what is in it, lies on another filesystem: real mounts, found out by trying."""
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from tests.support.stored_set import put_set
 from tests.sync.conftest import World
 from tests.sync.test_restore import damage, fresh, tree
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")]
+pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 
 def stored(world: World, *steps: int, size: int = 1000) -> None:

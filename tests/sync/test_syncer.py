@@ -554,7 +554,7 @@ async def test_a_link_that_no_restore_would_take_is_left_out(local: World, run: 
     check_links(manifest.files, manifest.symlinks)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a directory of another user")
+@pytest.mark.root
 @pytest.mark.parametrize("when", ["before", "while it is sent"])
 async def test_nothing_is_published_from_directories_that_were_replaced(
     local: World, run: Run, monkeypatch: pytest.MonkeyPatch, when: str

@@ -19,7 +19,7 @@ from podwatch.system.pinned_directories import HIDDEN, Identity, PinnedTree, Roo
 
 T, E = 54_321, 54_322
 """Uids that no account has: the trainer's user, and a stranger."""
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: directories of two other users")
+as_root = pytest.mark.root
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_all_threads_get_it(process: subprocess.Popen[bytes]) -> None:
     assert autogroup_of(process.pid) in (19, None)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives up a capability")
+@pytest.mark.root
 def test_without_the_right_the_autogroup_rises_and_the_nice_value_does_not(process: subprocess.Popen[bytes]) -> None:
     give(process.pid, 19)
     time.sleep(0.15)  # the kernel takes one change in 0.1 s

@@ -194,7 +194,7 @@ async def test_nofile_is_set_or_the_clamp_is_reported(pod: Pod) -> None:
     assert "open-file limit" in handle.warnings[0]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="switching users needs root")
+@pytest.mark.root
 async def test_runs_as_another_user(pod: Pod) -> None:
     entry = pwd.getpwnam("nobody")
     pod.root.chmod(0o755)

@@ -23,6 +23,8 @@ from tests.support.examples import examples
 from tests.support.pod import Pod, eventually
 from tests.support.strangers import needs_root
 
+pytestmark = pytest.mark.slow
+
 OLD_KEEPER = Path(__file__).parents[1] / "support" / "keeper_772aae4.py.xz"
 ENVIRONMENT = {"pid": 1, "ticks": keeper.ticks_of(1), "start_id": "forged", "run_id": "x", "keeper": 1}
 

@@ -268,7 +268,7 @@ async def test_a_shell_that_opens_below_an_attached_trainer_is_left_alone(desk: 
 
 # --- other users ------------------------------------------------------------------------------------------------------
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+needs_root = pytest.mark.root
 STRANGER, TRAINER = 47_113, 47_114
 
 
