@@ -88,6 +88,7 @@ class Isolation:
             return None
         waiting = self._groups(session.items)
         rooms: dict[socket.socket, _Room] = {}
+        ending: list[_Room] = []
         try:
             while waiting or rooms:
                 while waiting and len(rooms) < size:
@@ -98,12 +99,14 @@ class Isolation:
                     rooms[line].advance()
                 for room in [room for room in rooms.values() if room.finished or room.overdue]:
                     del rooms[room.line]
-                    room.close()
+                    room.end()
+                    ending.append(room)
                     waiting += [room.left] if room.left else []
+                ending = [room for room in ending if not room.reaped(os.WNOHANG)]
                 if session.shouldfail or session.shouldstop:
                     raise session.Interrupted(str(session.shouldfail or session.shouldstop))
         finally:
-            for room in rooms.values():
+            for room in (*rooms.values(), *ending):
                 room.close()
         return True
 
@@ -208,14 +211,23 @@ class _Room:
         return self.broken
 
     def close(self) -> None:
-        """End the process and the namespace. ``left`` are the tests that it has not begun."""
+        """End the process and the namespace, and wait for that. ``left`` are the tests that it has not begun."""
+        self.end()
+        self.reaped()
+
+    def end(self) -> None:
         with contextlib.suppress(OSError):
             self.line.shutdown(socket.SHUT_RDWR)  # the processes above it have copies
         self.line.close()
         if self.broken or not self.finished:
             os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+
+    def reaped(self, options: int = 0) -> bool:
+        """Whether the namespace has ended: with os.WNOHANG without waiting for it."""
+        if os.waitpid(self._pid, options) == (0, 0):
+            return False
         shutil.rmtree(self._home, ignore_errors=True)
+        return True
 
 
 def _timeout(item: pytest.Item) -> float:

@@ -117,7 +117,7 @@ def test_two_runs_of_the_suite_beside_a_live_podwatch_touch_nothing(
 
 def _suite(log: Path, base: Path) -> "subprocess.Popen[bytes]":
     """`make test` in its own words, with a directory of its own for what tests write."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "--rooms", "2", "-p", "no:cacheprovider"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     with log.open("wb") as out:
         return subprocess.Popen(
@@ -130,8 +130,8 @@ def _suite(log: Path, base: Path) -> "subprocess.Popen[bytes]":
         )
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_nothing_lives_on_when_pytest_is_killed(tmp_path: Path, workers: str) -> None:
+@pytest.mark.parametrize("how", [(), ("--rooms", "2"), ("-n", "1")], ids=["one", "rooms", "xdist"])
+def test_nothing_lives_on_when_pytest_is_killed(tmp_path: Path, how: tuple[str, ...]) -> None:
     """Neither the daemon of a test nor its training: the kernel ends them with the process that ran the test."""
     log = tmp_path / "log"
     command = [
