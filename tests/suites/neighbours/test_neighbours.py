@@ -134,18 +134,10 @@ def _suite(log: Path, base: Path) -> "subprocess.Popen[bytes]":
 def test_nothing_lives_on_when_pytest_is_killed(tmp_path: Path, how: tuple[str, ...]) -> None:
     """Neither the daemon of a test nor its training: the kernel ends them with the process that ran the test."""
     log = tmp_path / "log"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-n",
-        workers,
-        "-p",
-        "no:cacheprovider",
-        f"--basetemp={tmp_path / 'base'}",
-    ]
+    options = [*how, "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'base'}"]
+    command = [sys.executable, "-m", "pytest", *options, "tests/e2e/test_life.py"]
     with log.open("wb") as out:
-        suite = subprocess.Popen([*command, "tests/e2e/test_life.py"], cwd=ROOT, stdout=out, stderr=out)
+        suite = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out)
     try:
         _until(lambda: len(_of_a_test(tmp_path)) >= 2, log)  # a daemon and a trainer at least
     finally:
