@@ -82,7 +82,7 @@ class Isolation:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """With --rooms. The workers of pytest-xdist would collect all tests each: a third of the time of this suite."""
+        """With --rooms. Each worker of pytest-xdist would collect all tests and import all of podwatch for itself."""
         size = session.config.getoption("rooms")
         if not size or self._impossible or session.config.option.collectonly or session.testsfailed:
             return None
