@@ -6,7 +6,7 @@ one, because they share a booted machine): they see its processes only, /run, po
 empty, and the kernel ends all of it with the last test, or when pytest is killed. After each test whatever it left
 running is killed, so that the next one finds only what fixtures of the file keep.
 
-Where no namespace can be made these tests are skipped, with one line; with PODWATCH_TESTS_MUST_ISOLATE=1 (the gate)
+Where no namespace can be made these tests are skipped, with one line; with TESTS_MUST_ISOLATE=1 (the gate)
 that is an error.
 """
 
@@ -51,7 +51,7 @@ class Isolation:
         self._tests = config.rootpath / "tests"
         self._room: _Room | None = None
         self._impossible = namespaces.why_impossible()
-        if self._impossible and os.environ.get("PODWATCH_TESTS_MUST_ISOLATE"):
+        if self._impossible and os.environ.get("TESTS_MUST_ISOLATE"):
             raise pytest.UsageError(f"no PID namespace can be made here, and the gate needs them: {self._impossible}")
 
     # -- one after another

@@ -152,7 +152,7 @@ def test_where_no_namespace_can_be_made_tests_are_skipped_in_one_line_and_the_ga
 ) -> None:
     plugin = "from tests.support import namespaces\nnamespaces.why_impossible = lambda: 'not on this machine'\n"
     (tmp_path / "no_namespaces.py").write_text(plugin)
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "PODWATCH_TESTS_MUST_ISOLATE": "1" if gate else ""}
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "TESTS_MUST_ISOLATE": "1" if gate else ""}
     options = ["-p", "no_namespaces", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'base'}"]
     tests = ["tests/e2e/test_life.py", "tests/cli/test_status.py", "tests/domain/test_safe_links.py"]
     done = subprocess.run(
