@@ -171,7 +171,7 @@ def test_a_resume_goes_on_after_its_step_once_podwatch_has_cleaned_up(run: Run) 
 
 
 def test_layout_a_waits_for_ever_when_it_resumes_beside_later_steps(tmp_path: Path) -> None:
-    """The desync that podwatch's quarantine removes (facts/prime-rl.md section 3)."""
+    """The desync that podwatch's quarantine removes."""
     pod = Pod(tmp_path / "pod", SHAPE)
     pod.root.mkdir()
     pod.create()

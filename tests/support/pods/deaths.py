@@ -341,7 +341,7 @@ def nccl_spins_and_aborts(run: Run) -> Piece:
 
 
 def first_step_hangs(run: Run) -> Piece:
-    """Started again by hand; everything loads, and the counters disagree (facts/prime-rl.md section 3)."""
+    """Started again by hand; everything loads, and the counters disagree."""
     w = run.world
     run.go_down(ExitStatus(143))
     w.desired = type(w.desired).STOPPED
