@@ -221,7 +221,7 @@ PATHS = ["/nix/store/{}/bin/python", "/nix/store/{}", "~/x/{}/train.py", "~me/{}
          "file:///x/{}/a.toml", "cannot read '/home/x/{}/a': not found", '"/home/x/{}"', "--config=/home/x/{}/a.toml",
          "@/root/{}/x.toml",
          "-I/opt/{}/include", "(/home/{}/bin/python: not found)", "/home/x/{}:12: error", "\\/nix\\/{}\\/bin",
-         "\x1b[32m/nix/{}/x\x1b[0m", "/data/lr=0.1,seed=3/{}/ckpt", "see /data/{}, and more", "s3://bucket/runs/{}/x",
+         "\x1b[32m/nix/{}/x\x1b[0m", "see /data/{}, and more", "s3://bucket/runs/{}/x",
          "a line\\n/nix/{}/x"]  # fmt: skip
 
 
@@ -237,11 +237,10 @@ def test_a_segment_of_a_path_is_no_secret(path: str, segment: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"{COMMIT}/bin/python",
-        f"a-{COMMIT}/train.py",
-        f"checkouts/app/{TOKEN}/bin/python",
-        "outputs/runs/hf_qwen3_8b_rl_run_0012",
-        "/data/model=hf_qwen3_8b_rl_run_0012/ckpt",
+        f"checkouts/app-{COMMIT}/bin/python",
+        f"@configs/repo-{COMMIT}/x.toml",
+        f"sqlite:////srv/repo-{COMMIT}/b.db",
+        "docker run -v /run/secrets:/run/secrets:z image",
         "docker run -v /run/secrets:/run/secrets:ro image",
         "PATH=/opt/token:/usr/bin",
         "PYTHONPATH=/opt/secrets:./x",
@@ -286,10 +285,45 @@ def test_a_secret_beside_a_path_is_removed(form: str, secret: str) -> None:
         ("/bots/12345678:" + "A" * 35, "A" * 35),
         ("/data/api_key=pa55word/x", "pa55word"),
         ("--api-key /data/pa55word", "pa55word"),
+        (f'"https:\\/\\/{TOKEN}@github.com\\/me\\/repo"', "ghp_"),
+        (f"https:/{TOKEN}@github.com/me/repo", "ghp_"),
+        (f"https:/example.com/x/{TOKEN}", "ghp_"),
+        (f"//{TOKEN}@github.com/me", "ghp_"),
+        (f"//a.b.com/x/{TOKEN}", "ghp_"),
+        (f"A=/x;B=me/{TOKEN}", "ghp_"),
+        (f"A=/x,B=me/{TOKEN}", "ghp_"),
+        (f"A=/x&B=me/{TOKEN}", "ghp_"),
+        (f"A=/x\0B=me/{TOKEN}\0", "ghp_"),
+        (f"/x/a.py:me/{TOKEN}", "ghp_"),
+        (f"{{dir:/data,u:me/{TOKEN}}}", "ghp_"),
+        ("path=/heartbeat/pa55word", "pa55word"),
+        ("curl $URL/heartbeat/pa55word/trainer", "pa55word"),
+        (f"localhost:8000/v1/{TOKEN}/x", "ghp_"),
+        (f"10.0.0.1/a/{TOKEN}", "ghp_"),
+        (f"registry:5000/me/{TOKEN}", "ghp_"),
+        (f"[GET] /x/{TOKEN}", "ghp_"),
+        (f"\x1b[1mGET\x1b[0m /x/{TOKEN}", "ghp_"),
+        (f"Location: /login/{TOKEN}", "ghp_"),
+        (f"with url: '/x/{TOKEN}'", "ghp_"),
+        (f"scope {KEY_ID}/20260801/us-west-004/s3/aws4_request", KEY_ID),
+        (f"/x/{KEY_ID}/K005abcXdefGHIjklMNOpqrSTUvwx12", KEY_ID),
+        ("a/password:/hunter2pass", "hunter2pass"),
     ],
 )
 def test_an_address_or_a_name_is_no_path(text: str, secret: str) -> None:
     assert secret not in scrub(text)
+
+
+@pytest.mark.parametrize("secret", [KEY_ID, "K005abcXdefGHIjklMNOpqrSTUvwx12", "AKIAIOSFODNN7EXAMPLE", TOKEN])
+def test_a_secret_behind_a_known_value_is_removed(secret: str) -> None:
+    """What is left of the known value is no beginning of a path."""
+    register("mysecretuser01")
+    assert secret not in scrub(f"login mysecretuser01/{secret} x")
+
+
+def test_the_rest_of_a_webhook_behind_a_known_value_is_removed() -> None:
+    register("T0WORKSPACE")
+    assert "secret" not in scrub("https://hooks.slack.com/services/T0WORKSPACE/B0OTHER/secret")
 
 
 @pytest.mark.parametrize("segment", SEGMENTS)

@@ -428,7 +428,7 @@ _SHAPES = _later(
     r"|(?<!/)(?<!commit )(?<!revision )(?<!revision=)(?<!sha1 )(?<!sha1=)(?<!sha1:)(?<!sha1: )"
     r"(?P<hex>[0-9a-fA-F]{40})(?![0-9A-Za-z])"
     # B2 application keys: K + 3 digits + 27 of base64, also in "ID/KEY"; key ids: 25 hex digits
-    r"|(?:(?<![+/])|(?<=00[0-9a-f]{23}/))(?P<base64>K[0-9]{3}[A-Za-z0-9+/]{27})(?![A-Za-z0-9+/])"
+    r"|(?:(?<![+/])|(?<=00[0-9a-f]{23}/)|(?<=\[removed\]/))(?P<base64>K[0-9]{3}[A-Za-z0-9+/]{27})(?![A-Za-z0-9+/])"
     r"|(?P<id>00[0-9a-f]{23})(?![0-9A-Za-z])"
     r")"
 )
@@ -443,7 +443,7 @@ _PEM_END = _later(r"-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----")
 _USERINFO = _later(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]{0,20}://)(?:[^/\s:@\"']*:[^/\s\"']+|[^/\s:@\"']{16,})@")
 _WEBHOOK = _later(
     r"(?P<where>hooks\.slack\.com/(?:services|workflows)/|discord(?:app)?\.com/api/webhooks/|api\.telegram\.org/bot"
-    r"|/heartbeat/)(?!\[removed\])[^\s\"'?#,)\]]+"
+    r"|/heartbeat/)(?:\[removed\]|[^\s\"'?#,)\]])+"
 )
 _HEADER = _later(
     r"(?i)(?P<name>(?<![A-Za-z0-9])(?:proxy-|x-)?authorization|(?<![A-Za-z0-9])(?:set-)?cookie)"
@@ -521,13 +521,13 @@ def _without_values(text: str, before: re.Pattern[str], hidden: _Hides) -> str:
     return "".join([*kept, text[done:]]) if kept else text
 
 
-_NEXT_PATH = _later(r":(?:[~.]{0,2}/|r[ow]\b)")
+_NEXT_PATH = _later(r":(?:[~.]{0,2}/|(?:ro|rw|z)\b)")
 
 
 def _ends_path(found: re.Match[str]) -> bool:
     """Whether the name ends a path, and another path follows a colon: ``PATH=/opt/token:/bin``, a mount."""
     text, (begin, end) = found.string, found.span("name")
-    return text[max(0, begin - 1) : begin] == "/" and bool(_NEXT_PATH.match(text, end))
+    return bool(_NEXT_PATH.match(text, end)) and _is_in_path(text, begin)
 
 
 def _queried(found: re.Match[str]) -> str:
@@ -540,7 +540,7 @@ def _without_token(found: re.Match[str]) -> str:
     """Without the key of a webhook. A directory named ``heartbeat`` below others is none: in a request it is the first
     segment."""
     text, begin = found.string, found.start()
-    if found["where"] == "/heartbeat/" and _left_of(text, begin) and _is_anchored(text, begin + 1, found.end()):
+    if found["where"] == "/heartbeat/" and _left_of(text, begin)[1].count("/") and _is_in_path(text, begin):
         return found[0]
     return f"{found['where']}{MASK}"
 
@@ -587,85 +587,66 @@ def _block_without_shapes(text: str) -> str:
         text = _without_values(text, _FLAG, _hides)
         text = _without_values(text, _BESIDE, _hidden_beside)
         text = _LOGIN.sub(rf"\g<before>{MASK}", text)
-    return _SHAPES.sub(_masked, text)
+    while (clean := _SHAPES.sub(_masked, text)) != text:  # what is masked can end a path
+        text = clean
+    return text
 
 
 # -- paths -----------------------------------------------------------------------------------------------------------
 
 _FAR = 4096
 """Characters of a path that are examined, because of texts without a space."""
-_APART = tuple(" \t\r\n\"'`")
-_NO_PATH = _later(r"[^\w.+\-~%@/]")
-_ANCHOR = _later(
-    r"(?:\A|[^\w.~+\-%$}/@\\]|\\[nrt]|\x1b\[[0-9;]*m)(?:@|-[A-Za-z])?"
-    r"(?:~[\w.\-]*|\.{1,2}|\$\w+|\$\{\w+\}|%[A-Za-z])?\\*/"
+_BETWEEN = _later(r"\x1b\[[0-9;]*m|\\[nrt]|[\s\"'`=:,;&|(<>\[\0]")
+"""What stands between a path and other text. No closing bracket: a path does not begin behind ``[removed]``."""
+_PATH = _later(
+    r"(?:@|-[A-Za-z])?(?:~[\w.\-]*|\.{1,2}|\$\w+|\$\{\w+\}|%[A-Za-z])?(?P<slashes>/+)(?:[\w.+\-~%@]*/)*[\w.+\-~%@]*"
 )
-"""The beginning of a path that shows that it is one: ``/``, ``~/``, ``./``, ``$HOME/``, also after ``=``, ``:``, ``-I``
-or ``@``."""
-_OF_FILES = frozenset({"file", "b2", "s3", "gs"})
-"""Schemes of URLs that name files."""
-_REQUEST = _later(r"(?:\b(?:GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS)|\burl:)\s+\Z")
-_HOST = _later(r"[\w\-]+(?:\.[\w\-]+)*\.[a-z]{2,}")
+"""A path whose beginning shows that it is one: ``/``, ``~/``, ``./``, ``$HOME/``, also after ``-I`` or ``@``."""
+_RELATIVE = _later(r"@?(?P<first>[\w.+\-~%]+)(?:/[\w.+\-~%@]*)+")
+_HOST = _later(r"(?i)[\w\-]+(?:\.[\w\-]+)*\.[a-z]{2,}\.?|localhost|[0-9.]+")
+_FILES = _later(r"(?i)(?<![A-Za-z0-9])(?:file|b2|s3|gs):\Z")
+_REQUEST = _later(
+    r"(?:(?:\b|(?<=[0-9]m))(?:GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|CONNECT)|(?i:ur[il]|location|referer|target|:path))"
+    r"(?:\x1b\[[0-9;]*m|[\s\"'\]:=(,]|\\[nt])+\Z|(?i:\b(?:https?|wss?|ftp)):\Z"
+)
+"""Before the path of a request, which can contain a key, and before ``str(Path(url))``."""
 
 
 def _masked(found: re.Match[str]) -> str:
-    return found[0] if _is_in_path(found) else MASK
-
-
-def _is_in_path(found: re.Match[str]) -> bool:
-    """Whether the shape is in a segment of a path. A base64 key contains ``/`` itself, so that only a path with a plain
-    beginning counts. The colon of a Telegram token would end a path."""
+    """A segment of a path stays. The colon of a Telegram token would end a path; ``KEY@`` is a login."""
     text, (begin, end), kind = found.string, found.span(), found.lastgroup
-    left = _left_of(text, begin)
-    if kind == "telegram" or "/" not in text[begin - len(left) : end + _FAR]:
-        return False
-    if "://" in left or _ANCHOR.search(left):
-        return _is_anchored(text, begin, end)
-    return kind != "base64" and _is_relative(text, begin, end, kind in ("hex", "id"))
+    if kind == "telegram" or text.startswith("@", end) or (kind == "id" and _PAIR.match(text, end)):
+        return MASK
+    return found[0] if _is_in_path(text, begin) or (kind == "hex" and _is_in_relative_path(text, begin)) else MASK
 
 
-def _left_of(text: str, at: int) -> str:
-    """The text before ``at`` up to a space or a quote."""
+_PAIR = _later(r"/K[0-9]{3}[A-Za-z0-9+/]{27}")
+"""A B2 key behind its id."""
+
+
+def _left_of(text: str, at: int) -> tuple[str, str]:
+    """What is before a path, and the path up to ``at``. JSON can escape its slashes."""
     least = max(0, at - _FAR)
-    return text[max(least, *(text.rfind(char, least, at) + 1 for char in _APART)) : at]
+    begin = max((found.end() for found in _BETWEEN.finditer(text, least, at)), default=least)
+    return text[max(0, begin - 32) : begin], text[begin:at].replace("\\/", "/")
 
 
-def _right_of(text: str, at: int) -> str:
-    """The text after ``at`` up to a character that ends a path."""
-    stop = _NO_PATH.search(text, at, at + _FAR)
-    return text[at : stop.start() if stop else at + _FAR]
-
-
-def _is_anchored(text: str, begin: int, end: int) -> bool:
-    """Whether the text at ``begin`` is in a path with a plain beginning, or in the URL of a file."""
-    left = _left_of(text, begin)
-    path, slash, segment = left.rpartition("/")
-    if not slash or (re.search(r"[^\w.+\-~%]", segment) and not _continues(segment, _right_of(text, end))):
-        return False  # "/a.py:S", "/a.py,key=S"
-    before, scheme, inside = left.rpartition("://")
-    if scheme:
-        return re.split(r"[^A-Za-z0-9]", before)[-1].lower() in _OF_FILES and "/" in inside
-    start = begin - len(left)
-    return bool(_ANCHOR.search(f"{path}/")) and not _REQUEST.search(text, max(0, start - 16), start)
-
-
-def _continues(segment: str, right: str) -> bool:
-    """Whether ``/`` follows a segment like ``lr=1,model=S``, so that it is the name of a directory."""
-    return not re.search(r"[^\w.+\-=,@]", segment) and "/" in right
-
-
-def _is_relative(text: str, begin: int, end: int, hexadecimal: bool) -> bool:
-    """Whether the shape is in a relative path. Hexadecimal digits need another segment that is a word; the format of a
-    key needs two, one of them before it, because ``user/KEY`` and ``KEY/us-east-1/s3`` contain keys."""
-    left, right = _NO_PATH.split(_left_of(text, begin))[-1], _right_of(text, end)
-    first, *others = f"{left}{text[begin:end]}{right}".split("/")
-    if not others or "@" in first or _HOST.fullmatch(first):
+def _is_in_path(text: str, at: int) -> bool:
+    """Whether a path with a plain beginning, or the URL of a file, goes up to ``at``."""
+    before, path = _left_of(text, at)
+    found = _PATH.fullmatch(path)
+    if found is None or _REQUEST.search(before):
         return False
-    if _SHAPES.search(text, begin - len(left), begin) or _SHAPES.search(text, end, end + len(right)):
-        return False
-    if hexadecimal:
-        return any("/" in part and re.search(r"[A-Za-z]{2}", part) for part in (left, right))
-    return "/" in left and len([part for part in others if part]) >= 2
+    if found["slashes"] == "//":  # else a host follows, or with "///" a file of this machine
+        return bool(_FILES.search(before)) and path.count("/") > 2
+    return True
+
+
+def _is_in_relative_path(text: str, at: int) -> bool:
+    """Whether ``at`` is in a relative path, not in its first segment: ``checkouts/repo-<commit>/train.py``."""
+    before, path = _left_of(text, at)
+    found = _RELATIVE.fullmatch(path)
+    return found is not None and not _REQUEST.search(before) and not _HOST.fullmatch(found["first"])
 
 
 # -- scrubbing -------------------------------------------------------------------------------------------------------
