@@ -64,8 +64,11 @@ def fork_into_namespace(work: Callable[[], int], private: Sequence[Path] = ()) -
 
 
 def may_clone() -> bool:
-    """Whether one call makes the namespaces. Otherwise a process in a user namespace must be above them."""
-    return os.geteuid() == 0 and platform.machine() in _CLONE and _has_sys_admin()
+    """Whether one call makes the namespaces. Otherwise fork(2) comes first, which a process with several threads needs
+    for what libraries prepare before a fork (OpenBLAS hangs without), and a process in a user namespace for its rights.
+    """
+    alone = len(list(Path("/proc/self/task").iterdir())) == 1
+    return alone and os.geteuid() == 0 and platform.machine() in _CLONE and _has_sys_admin()
 
 
 def _has_sys_admin() -> bool:
