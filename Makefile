@@ -75,7 +75,7 @@ test-slow: $(STAMP)  ## what takes long of the same suite: many cases and exampl
 	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(PARALLEL) -m 'slow or hypothesis' $(ARGS)
 
 test-neighbours: $(STAMP)  ## the suite twice at once, beside a live podwatch and a holder of /dev/nvidia0 (root): ALL=1 for all of it
-	@PODWATCH_NEIGHBOURS=$(if $(ALL),all) $(BIN)/python -m pytest -q -m '' tests/suites/neighbours $(ARGS)
+	@NEIGHBOURS=$(if $(ALL),all) $(BIN)/python -m pytest -q -m '' tests/suites/neighbours $(ARGS)
 
 test-pythons: $(STAMP)  ## the default suite under every other supported Python found here (or PYTHONS=...)
 	@for python in $${PYTHONS:-$$(sh tools/other-pythons $(BIN)/python)}; do \

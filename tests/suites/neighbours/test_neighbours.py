@@ -1,7 +1,7 @@
 """The default suite beside other people's processes: twice at once, a live podwatch, and a holder of /dev/nvidia0.
 
 Needs root for a /dev of its own. Of the default suite it takes what starts podwatch or looks at processes; with
-PODWATCH_NEIGHBOURS=all (`make nightly`) all of it.
+NEIGHBOURS=all (`make nightly`) all of it.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(2400)]
 
 ROOT = Path(__file__).parents[3]
 SOME = ["tests/e2e", "tests/cli", "tests/daemon", "tests/sensors"]
-WHAT = ["tests"] if os.environ.get("PODWATCH_NEIGHBOURS") == "all" else SOME
+WHAT = ["tests"] if os.environ.get("NEIGHBOURS") == "all" else SOME
 
 HOLDER = """
 import os, signal, sys, time
@@ -125,7 +125,7 @@ def test_two_runs_of_the_suite_beside_a_live_podwatch_touch_nothing(
 def _suite(log: Path, base: Path) -> "subprocess.Popen[bytes]":
     """`make test` in its own words, with a directory of its own for what tests write."""
     command = [sys.executable, "-m", "pytest", "-q", "--rooms", "2", "-p", "no:cacheprovider"]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PODWATCH_"))}
     with log.open("wb") as out:
         return subprocess.Popen(
             [*command, f"--basetemp={base}", *WHAT],
