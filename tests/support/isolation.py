@@ -86,6 +86,8 @@ class Isolation:
         size = session.config.getoption("rooms")
         if not size or self._impossible or session.config.option.collectonly or session.testsfailed:
             return None
+        if reporter := session.config.pluginmanager.get_plugin("terminalreporter"):
+            reporter.showfspath = False  # reports of several files come in turn
         waiting = self._groups(session.items)
         rooms: dict[socket.socket, _Room] = {}
         ending: list[_Room] = []
