@@ -270,6 +270,7 @@ class _Inside:
                 plugins.unregister(plugin)  # it reports to whoever started pytest
         plugins.register(self, "inside-a-namespace")
         _forget_this_namespace()
+        _hear_signals()
         if home is not None:
             _use_own_directories(home)
         self._kept.add(warm.fork_here())
@@ -311,6 +312,13 @@ def _forget_this_namespace() -> None:
         for value in vars(module).values() if name.startswith("podwatch.") else ():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
+
+
+def _hear_signals() -> None:
+    """Whoever started pytest may have ignored some (a job in the background, nohup): processes would inherit that."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _use_own_directories(home: Path) -> None:

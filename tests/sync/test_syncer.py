@@ -48,7 +48,8 @@ async def test_the_newest_set_is_sent_and_published_once(world: World, run: Run)
     assert world.violations() == []
     assert syncer.status().ok is True
     assert syncer.protect == frozenset()
-    assert world.names() == ["upload-started", "published"]
+    named = [name for name in world.names() if name != "upload-priority"]  # as busy as the machine is
+    assert named == ["upload-started", "published"]
     before = sorted(o.uploaded_wall for o in store.list("run/"))
     syncer.notify()
     syncer.sweep()
