@@ -10,6 +10,8 @@ import pytest
 from podwatch.api.control_socket import MAX_CONNECTIONS, MAX_LINE
 from tests.api.test_control_socket import Rig
 
+pytestmark = pytest.mark.slow
+
 CROWDS = {
     "silent": b"",
     "half a request": b'{"id": 1, "method": "sta',

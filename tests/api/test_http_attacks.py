@@ -14,6 +14,8 @@ from podwatch.api import http_server as serving
 from podwatch.api.http_endpoints import MAX_EVENTS, MAX_NUMBER, whole_number
 from tests.api.test_http_endpoints import TOKEN, Rig
 
+pytestmark = pytest.mark.slow
+
 PROBE_SECONDS = 10.0
 """A probe's deadline on a machine that does other things as well; shut out, it would never be answered."""
 

@@ -15,6 +15,8 @@ from podwatch.stores.local import LocalStore
 from tests.support.past_runs import past_run
 from tests.support.strangers import UID, needs_root
 
+pytestmark = pytest.mark.slow
+
 WITHOUT_RIGHTS = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
 """Root that other users' permissions bind."""
 

@@ -17,6 +17,8 @@ from podwatch.config.units import parse_duration, parse_size
 from podwatch.daemon.variables_of_own_processes import UNDER_INIT
 from podwatch.domain.errors import ConfigurationError, ExitCode
 
+pytestmark = pytest.mark.slow
+
 TEXT = 'run_id = "{run}"\nstate_dir = "{root}/state"\n[trainer]\noutput_dir = "{root}/out"\ncommand = ["true"]\n'
 UNKNOWN = 3
 

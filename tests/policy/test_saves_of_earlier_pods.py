@@ -33,6 +33,8 @@ from podwatch.policy.store_retention import (
 )
 from tests.support.examples import examples
 
+pytestmark = pytest.mark.slow
+
 HOUR, DAY = 3600.0, 86400.0
 Key = tuple[int, str]
 

@@ -18,6 +18,8 @@ from podwatch.stores.s3_credentials import S3Credentials
 from podwatch.stores.s3_features import Features
 from tests.support.s3server import KEY, KEY_ID, S3Server
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 Make = Callable[..., S3Store]
 
