@@ -10,7 +10,7 @@ TRAINERS := .venv-trainers
 ENGINES  := .venv-engines
 CRASH    := $(or $(N),100)
 # More files at a time than cores, because tests wait for processes (tests/support/isolation.py).
-PARALLEL := --rooms 4
+PARALLEL := --parallel 4
 
 # The tests start hundreds of interpreters: without byte code each of them compiles podwatch again.
 unexport PYTHONDONTWRITEBYTECODE

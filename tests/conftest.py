@@ -33,7 +33,7 @@ WHOLE_FILE_IS_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MUL
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "run at most N cases of each test, spread evenly over all of them: for the gate (make nightly runs all)"
     parser.addoption("--cases", type=int, metavar="N", help=text)
-    parser.addoption("--rooms", type=int, default=0, metavar="N", help="run the tests of N files at a time")
+    parser.addoption("--parallel", type=int, default=0, metavar="N", help="run the tests of N files at a time")
 
 
 def pytest_configure(config: pytest.Config) -> None:

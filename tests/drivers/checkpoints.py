@@ -140,7 +140,7 @@ def before_the_child_reads(monkeypatch: pytest.MonkeyPatch, act: Callable[[Path]
 
 
 def file_problem(path: Path) -> str:
-    """What is wrong with the structure of one file, by its name; empty: nothing, or it cannot be told."""
+    """What is wrong with the structure of one file, by its name; empty: nothing, or unknown."""
     return files.check_file(path)
 
 

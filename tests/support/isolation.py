@@ -49,7 +49,7 @@ class Isolation:
 
     def __init__(self, config: pytest.Config) -> None:
         self._tests = config.rootpath / "tests"
-        self._room: _Room | None = None
+        self._worker: _Worker | None = None
         self._impossible = namespaces.why_impossible()
         if self._impossible and os.environ.get("TESTS_MUST_ISOLATE"):
             raise pytest.UsageError(f"no PID namespace can be made here, and the gate needs them: {self._impossible}")
@@ -65,13 +65,13 @@ class Isolation:
         if self._impossible:
             self._skip(item)
             return True
-        if self._room is None or self._room.group != group:
+        if self._worker is None or self._worker.group != group:
             self._leave()
-            self._room = _Room(group, item.session)
-        self._room.begin(item, nextitem)
-        while self._room.advance():
+            self._worker = _Worker(group, item.session)
+        self._worker.begin(item, nextitem)
+        while self._worker.advance():
             pass
-        if nextitem is None or self._group(nextitem) != group or self._room.broken:
+        if nextitem is None or self._group(nextitem) != group or self._worker.broken:
             self._leave()
         return True
 
@@ -82,34 +82,34 @@ class Isolation:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """With --rooms. Each worker of pytest-xdist would collect all tests and import all of podwatch for itself."""
-        size = session.config.getoption("rooms")
+        """With --parallel. A worker of pytest-xdist would collect all tests and import all of podwatch for itself."""
+        size = session.config.getoption("parallel")
         if not size or self._impossible or session.config.option.collectonly or session.testsfailed:
             return None
         if reporter := session.config.pluginmanager.get_plugin("terminalreporter"):
             reporter.showfspath = False  # reports of several files come in turn
         waiting = self._groups(session.items)
-        rooms: dict[socket.socket, _Room] = {}
-        ending: list[_Room] = []
+        workers: dict[socket.socket, _Worker] = {}
+        ending: list[_Worker] = []
         try:
-            while waiting or rooms:
-                while waiting and len(rooms) < size:
-                    room = _Room(self._group(waiting[0][0]), session)
-                    room.run_all(waiting.pop(0))
-                    rooms[room.line] = room
-                for line in select.select(list(rooms), [], [], 1.0)[0]:
-                    rooms[line].advance()
-                for room in [room for room in rooms.values() if room.finished or room.overdue]:
-                    del rooms[room.line]
-                    room.end()
-                    ending.append(room)
-                    waiting += [room.left] if room.left else []
-                ending = [room for room in ending if not room.reaped(os.WNOHANG)]
+            while waiting or workers:
+                while waiting and len(workers) < size:
+                    worker = _Worker(self._group(waiting[0][0]), session)
+                    worker.run_all(waiting.pop(0))
+                    workers[worker.line] = worker
+                for line in select.select(list(workers), [], [], 1.0)[0]:
+                    workers[line].advance()
+                for worker in [worker for worker in workers.values() if worker.finished or worker.overdue]:
+                    del workers[worker.line]
+                    worker.end()
+                    ending.append(worker)
+                    waiting += [worker.left] if worker.left else []
+                ending = [worker for worker in ending if not worker.reaped(os.WNOHANG)]
                 if session.shouldfail or session.shouldstop:
                     raise session.Interrupted(str(session.shouldfail or session.shouldstop))
         finally:
-            for room in (*rooms.values(), *ending):
-                room.close()
+            for worker in (*workers.values(), *ending):
+                worker.close()
         return True
 
     def _groups(self, items: list[pytest.Item]) -> list[list[pytest.Item]]:
@@ -123,9 +123,9 @@ class Isolation:
         return group_of(item.path, self._tests) if self._tests in item.path.parents else ""
 
     def _leave(self) -> None:
-        if self._room is not None:
-            self._room.close()
-        self._room = None
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = None
 
     def _skip(self, item: pytest.Item) -> None:
         why = f"no PID namespace can be made here: {self._impossible}"
@@ -136,7 +136,7 @@ class Isolation:
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
 
-class _Room:
+class _Worker:
     """The process inside a namespace that runs the tests of one group, seen from outside."""
 
     def __init__(self, group: str, session: pytest.Session) -> None:

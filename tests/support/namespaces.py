@@ -5,7 +5,6 @@ Linux only. As root directly, else within a user namespace, where the kernel all
 
 import contextlib
 import ctypes
-import errno
 import os
 import platform
 import signal
@@ -50,7 +49,7 @@ def fork_into_namespace(work: Callable[[], int], private: Sequence[Path] = ()) -
     here is killed, and when our own process ends in any way. Call it in the main thread.
     """
     if may_clone():
-        pid = _clone(_CLONE_NEWPID | _CLONE_NEWNS)
+        pid = clone(_CLONE_NEWPID | _CLONE_NEWNS)
         if not pid:
             die_with_parent(0)
             os._exit(_init(work, private))
@@ -68,7 +67,7 @@ def may_clone() -> bool:
     for what libraries prepare before a fork (OpenBLAS hangs without), and a process in a user namespace for its rights.
     """
     alone = len(list(Path("/proc/self/task").iterdir())) == 1
-    return alone and os.geteuid() == 0 and platform.machine() in _CLONE and _has_sys_admin()
+    return alone and os.geteuid() == 0 and can_clone() and _has_sys_admin()
 
 
 def _has_sys_admin() -> bool:
@@ -76,8 +75,13 @@ def _has_sys_admin() -> bool:
     return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
 
 
-def _clone(flags: int) -> int:
-    """As fork(2), with flags."""
+def can_clone() -> bool:
+    """Whether ``clone`` knows this processor."""
+    return platform.machine() in _CLONE
+
+
+def clone(flags: int) -> int:
+    """As fork(2), with flags; without what libraries prepare for fork(2), so not while there are threads."""
     python = ctypes.pythonapi
     python.PyOS_BeforeFork()
     pid: int = ctypes.PyDLL(None).syscall(_CLONE[platform.machine()], flags | signal.SIGCHLD, 0, 0, 0, 0)
@@ -86,7 +90,7 @@ def _clone(flags: int) -> int:
     else:
         python.PyOS_AfterFork_Child()
     if pid < 0:
-        raise OSError("no PID namespace can be made")
+        raise OSError("clone(2) failed")
     return pid
 
 
@@ -168,7 +172,7 @@ def _mount(source: str, target: Path, kind: str) -> None:
 def _call(result: int, what: str) -> None:
     if result:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number) if number else errno.errorcode.get(number, "failed"), what)
+        raise OSError(number, os.strerror(number), what)
 
 
 def _exit_code(work: Callable[[], object], write: int) -> int:

@@ -13,7 +13,6 @@ children of the process that starts them, which waits for them and whose end end
 import array
 import atexit
 import contextlib
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -21,7 +20,6 @@ import io
 import json
 import os
 import pkgutil
-import platform
 import select
 import signal
 import socket
@@ -35,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch import cli
+from tests.support import namespaces
 
 ROOT = Path(__file__).parents[2]
 CHILDREN = ("podwatch.sync.restore.child_main", "podwatch.sync.upload.child_main")
@@ -151,7 +150,7 @@ def children() -> Iterator[None]:
     """In the block, the child of an upload or a restore is no new interpreter. Enter it in the main thread: the end of
     the thread that started the warm process would end these children."""
     start_interpreter = subprocess._fork_exec  # type: ignore[attr-defined]
-    if platform.machine() not in _CLONE:
+    if not namespaces.can_clone():
         yield
         return
     with _lock:
@@ -233,7 +232,7 @@ def _serve(line: socket.socket) -> Callable[[], None]:
                 fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
             *streams, answer = fds
             request = json.loads(data)
-            pid = _fork_beside() if request.get("child") else os.fork()
+            pid = namespaces.clone(_CLONE_PARENT) if request.get("child") else os.fork()
             if not pid:
                 return _command(request, streams)
             os.write(answer, f"{pid}\n".encode())
@@ -247,20 +246,8 @@ def _serve(line: socket.socket) -> Callable[[], None]:
                 os.close(fd)
 
 
-_CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE_PARENT = 0x8000
-
-
-def _fork_beside() -> int:
-    """As fork(2), but the new process is a child of our parent."""
-    python, number = ctypes.pythonapi, _CLONE[platform.machine()]
-    python.PyOS_BeforeFork()
-    pid: int = ctypes.PyDLL(None).syscall(number, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
-    if pid:
-        python.PyOS_AfterFork_Parent()
-    else:
-        python.PyOS_AfterFork_Child()
-    return pid
+"""The new process is a child of our parent."""
 
 
 def _command(request: dict[str, Any], streams: list[int]) -> Callable[[], None]:

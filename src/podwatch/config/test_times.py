@@ -7,6 +7,8 @@
 They win over the configuration and the environment; flags win over them. Who can write this file can blind podwatch:
 the file and every directory on its resolved way must belong to root or the caller and be closed to other writers. A
 directory of root's with the sticky bit, such as /tmp, is accepted: others cannot replace what is in it.
+
+What reads settings is imported only where a file is named: `podwatch status --watch` asks for its pause here.
 """
 
 import os
@@ -18,10 +20,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from podwatch.client.trusted_configuration import read_trusted
-from podwatch.config.problems import ConfigurationProblems, Problem
-from podwatch.config.section_base import unit_of
-from podwatch.config.setting_names import similar, walk
-from podwatch.config.units import parse_duration
 from podwatch.domain.errors import ConfigurationError
 
 VARIABLE: Final = "PODWATCH_TEST_TIMES"
@@ -54,11 +52,17 @@ def setting_times(environ: Mapping[str, str]) -> dict[str, float]:
 @cache
 def names() -> tuple[str, ...]:
     """What the file can set: each setting that is a duration, and the constants."""
+    from podwatch.config.section_base import unit_of
+    from podwatch.config.setting_names import walk
+    from podwatch.config.units import parse_duration
+
     durations = [key for key, field in walk() if unit_of(field.annotation) is parse_duration]
     return (*durations, *CONSTANTS)
 
 
 def _parsed(text: str, path: Path) -> dict[str, float]:
+    from podwatch.config.problems import ConfigurationProblems, Problem
+
     try:
         tables = tomllib.loads(text)
     except ValueError as error:
@@ -82,10 +86,14 @@ def _time(name: str, value: Any) -> float:
     """Seconds. KeyError for an unknown name, ValueError for a value that is no duration."""
     if name not in names():
         raise KeyError(name)
+    from podwatch.config.units import parse_duration
+
     return parse_duration(value)
 
 
 def _suggestion(name: str) -> str:
+    from podwatch.config.setting_names import similar
+
     close = similar(name, names(), cutoff=0.6)
     return f'did you mean "{close[0]}"?' if close else "only settings that are a duration can be set here"
 

@@ -597,7 +597,7 @@ def _block_without_shapes(text: str) -> str:
 _FAR = 4096
 """Characters of a path that are examined, because of texts without a space."""
 _BETWEEN = _later(r"\x1b\[[0-9;]*m|\\[nrt]|[\s\"'`=:,;&|(<>\[\0]")
-"""What stands between a path and other text. No closing bracket: a path does not begin behind ``[removed]``."""
+"""What separates a path from other text. No closing bracket: a path does not begin behind ``[removed]``."""
 _PATH = _later(
     r"(?:@|-[A-Za-z])?(?:~[\w.\-]*|\.{1,2}|\$\w+|\$\{\w+\}|%[A-Za-z])?(?P<slashes>/+)(?:[\w.+\-~%@]*/)*[\w.+\-~%@]*"
 )

@@ -25,7 +25,7 @@ class Ownership:
     step of the last start; everything above it was moved to quarantine then. ``fetched``: (step, save_id) fetched from
     this run's store. ``adopted``: an operator adopted the checkpoints on this pod.
 
-    That podwatch published a checkpoint is no evidence: 772aae4 published checkpoints that it refused to resume from.
+    That podwatch published a checkpoint is no evidence: it can publish one that it then refuses to resume from.
     """
 
     first_seen_wall: float

@@ -124,7 +124,7 @@ def test_two_runs_of_the_suite_beside_a_live_podwatch_touch_nothing(
 
 def _suite(log: Path, base: Path) -> "subprocess.Popen[bytes]":
     """`make test` in its own words, with a directory of its own for what tests write."""
-    command = [sys.executable, "-m", "pytest", "-q", "--rooms", "2", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "--parallel", "2", "-p", "no:cacheprovider"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PODWATCH_"))}
     with log.open("wb") as out:
         return subprocess.Popen(
@@ -137,7 +137,7 @@ def _suite(log: Path, base: Path) -> "subprocess.Popen[bytes]":
         )
 
 
-@pytest.mark.parametrize("how", [(), ("--rooms", "2"), ("-n", "1")], ids=["one", "rooms", "xdist"])
+@pytest.mark.parametrize("how", [(), ("--parallel", "2"), ("-n", "1")], ids=["one", "parallel", "xdist"])
 def test_nothing_lives_on_when_pytest_is_killed(tmp_path: Path, how: tuple[str, ...]) -> None:
     """Neither the daemon of a test nor its training: the kernel ends them with the process that ran the test."""
     log = tmp_path / "log"
