@@ -76,12 +76,16 @@ def state_of(pid: int) -> str | None:
     return found.state if found else None
 
 
+def agree_on_stat(pid: int) -> bool:
+    theirs = procfs.read_stat(pid)
+    assert theirs is not None
+    shown = (theirs.name, theirs.state, theirs.parent_pid, theirs.start_ticks, theirs.session)
+    return keeper.stat_of(pid) == shown
+
+
 def test_they_agree_on_each_process(tree: Tree) -> None:
     for pid in tree.pids:
-        ours, theirs = keeper.stat_of(pid), procfs.read_stat(pid)
-        assert ours is not None
-        assert theirs is not None
-        assert ours == (theirs.name, theirs.state, theirs.parent_pid, theirs.start_ticks, theirs.session)
+        eventually(lambda pid=pid: agree_on_stat(pid))  # between two reads a process can begin to run or to wait
         assert keeper.ticks_of(pid) == procfs.start_ticks(pid)
         line, cuda, gpus = keeper.look_into(pid)
         assert tuple(line) == procfs.command(pid)
