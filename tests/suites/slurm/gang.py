@@ -28,28 +28,36 @@ TORCHRUN = str(Path(sys.executable).parent / "torchrun")
 
 
 class UntouchedRanks:
-    """All ranks on this machine, without podwatch."""
+    """All ranks on this machine, without podwatch, and without torchrun: another process can take the port that it
+    chose before it listens there."""
 
     def __init__(self, directory: Path, ranks: int) -> None:
         self._output, control = directory / "reference", directory / "reference-control"
         self._output.mkdir()
         control.mkdir()
-        environ = {**os.environ, "CHAOS_CONTROL": str(control), "OMP_NUM_THREADS": "1"}
-        environ = {name: value for name, value in environ.items() if not name.startswith("SLURM")}
-        with (directory / "reference.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", str(PROGRAM), *arguments(self._output)],
-                cwd=directory, stdout=log, stderr=log, env=environ, start_new_session=True,
-            )  # fmt: skip
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+        environ |= meeting | {"CHAOS_CONTROL": str(control), "OMP_NUM_THREADS": "1"}
+        self._log = directory / "reference.log"
+        with self._log.open("wb") as log:
+            self._ranks = [
+                subprocess.Popen(
+                    [sys.executable, str(PROGRAM), *arguments(self._output)],
+                    cwd=directory, stdout=log, stderr=log, env=environ | {"RANK": str(rank)}, start_new_session=True,
+                )
+                for rank in range(ranks)
+            ]  # fmt: skip
 
     def weights(self, seconds: float) -> Path:
-        assert self._process.wait(seconds) == 0, "the run that nobody touched failed by itself"
+        codes = [rank.wait(seconds) for rank in self._ranks]
+        assert not any(codes), f"the run that nobody touched failed by itself\n{self._log.read_text()[-4000:]}"
         return self._output / "final.pt"
 
     def close(self) -> None:
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        for rank in self._ranks:
+            if rank.poll() is None:
+                os.killpg(rank.pid, signal.SIGKILL)
+                rank.wait()
 
 
 class EngineMemory(threading.Thread):
