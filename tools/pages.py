@@ -31,10 +31,8 @@ ELSEWHERE = {
     FindingKind.NOT_COMPLETE: {"critical"},
     FindingKind.CHECKPOINT_OVERDUE: {"critical"},
     FindingKind.FOREIGN_CHECKPOINTS: {"critical"},
-    FindingKind.CLOCK_JUMP: {"info"},
-    FindingKind.SUSPENDED: {"warning"},
 }
-"""Severities that are computed: policy/lost_saves.py, recovery/restart.py, clock_jumps.py."""
+"""Severities that are computed: policy/lost_saves.py, recovery/restart.py."""
 RESTARTED = {*DEATHS, FindingKind.RESUMED_WRONG}
 
 README = ROOT / "README.md"

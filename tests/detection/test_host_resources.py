@@ -17,8 +17,6 @@ from podwatch.domain.snapshot import (
     HostSample,
     SensorState,
     Snapshot,
-    Supervision,
-    TrainerSample,
     observed,
     unobserved,
 )
@@ -29,7 +27,6 @@ GIB = 1 << 30
 FINE = HostSample(
     100 * GIB, 60 * GIB, 8 * GIB, 0, 10 * GIB, GIB, 80 * GIB, 40 * GIB, 0, None, (FileUse(7, "engine", 100, 1000),)
 )
-TRAINER = TrainerSample("s1", Supervision.KEEPER, alive=True)
 
 
 class Desk:
@@ -39,7 +36,6 @@ class Desk:
         self.policies = Policies(resources=policy or ResourcePolicy())
         self.state = DETECTOR.initial()
         self.now = 0.0
-        self.trainer = TRAINER
         self.findings: dict[str, Finding] = {}
 
     def see(self, host: HostSample | None, looks: int = 1) -> set[str]:
@@ -47,9 +43,7 @@ class Desk:
             reading = observed(host, self.now) if host else unobserved(SensorState.BLIND, self.now, "gone")
             for at in (self.now, self.now + 4.0):  # a reading is seen by several turns
                 snapshot = Snapshot(at=at, wall=at, host=reading)  # type: ignore[arg-type]
-                turn = DETECTOR.advance(
-                    self.state, Look(snapshot, Progress(), Learned(), self.policies, trainer=self.trainer)
-                )
+                turn = DETECTOR.advance(self.state, Look(snapshot, Progress(), Learned(), self.policies))
                 self.state = turn.state
                 assert all(f.verdict is Verdict.NONE and not f.confirmed for f in turn.findings)
             self.findings = {f.key: f for f in turn.findings}
@@ -139,17 +133,6 @@ def test_the_kernel_log_alone_is_a_warning() -> None:
     desk = Desk()
     desk.see(replace(FINE, kernel_ooms=0))
     assert desk.see(replace(FINE, kernel_ooms=9), 3) == set(), "the group's own counter is the truth"
-
-
-def test_swap_is_compared_with_the_start_of_training() -> None:
-    desk = Desk()
-    full = replace(FINE, swap_used_bytes=5 * GIB)
-    assert desk.see(full, 10) == set(), "it was like that when training began"
-    assert desk.see(replace(FINE, swap_used_bytes=7 * GIB), 3) == {"swapping"}
-    assert desk.see(full, 7) == set()
-    desk.see(replace(FINE, swap_used_bytes=7 * GIB), 3)
-    desk.trainer = replace(TRAINER, start_id="s2")
-    assert desk.see(replace(FINE, swap_used_bytes=7 * GIB), 8) == set()
 
 
 @given(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import SAVES, Concern
-from podwatch.detection.clock_jumps import TOLD_SECONDS
+from podwatch.detection.gaps import TOLD_SECONDS
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.snapshot import Reading, TrainerSample

@@ -1,4 +1,4 @@
-"""Findings about the machine's limits: disk, open files, memory, /dev/shm, swap. They never request an action.
+"""Findings about the machine's limits: disk, open files, memory, /dev/shm. They never request an action.
 
 ``policy.local_retention`` decides what to delete from a full disk.
 """
@@ -28,7 +28,7 @@ OOM_SHOWN_SECONDS = 3600.0
 @dataclass(frozen=True, slots=True)
 class ResourcesState:
     """``oom_kills`` and ``kernel_ooms``: the counters as last read. ``killed``: OOM kills seen by podwatch, the newest
-    at ``killed_at``. ``swap_start``: swap in use when ``start_id`` was first seen."""
+    at ``killed_at``."""
 
     latches: Latches = ()
     taken_at: float | None = None
@@ -37,15 +37,13 @@ class ResourcesState:
     killed: int = 0
     killed_at: float | None = None
     killed_where: str = ""
-    start_id: str = ""
-    swap_start: int | None = None
 
 
 class ResourcesDetector:
     name = "resources"
     kinds = (
         FindingKind.DISK_HIGH, FindingKind.INODES_LOW, FindingKind.FILES_LOW, FindingKind.MEMORY_LOW,
-        FindingKind.OUT_OF_MEMORY, FindingKind.SHM_LOW, FindingKind.SWAPPING,
+        FindingKind.OUT_OF_MEMORY, FindingKind.SHM_LOW,
     )  # fmt: skip
     needs = ("disk", "host")
     second: tuple[str, ...] = ()
@@ -63,8 +61,7 @@ class ResourcesDetector:
         host = snapshot.host.value if snapshot.host.ok else None
         if host is not None:
             if snapshot.host.at != state.taken_at:
-                start_id = look.trainer.start_id if look.trainer is not None else state.start_id
-                state = _take(state, host, snapshot.host.at, start_id, look.policies.resources)
+                state = _take(state, host, snapshot.host.at, look.policies.resources)
             if state.latches or state.killed:
                 findings.extend(_host(state, host, look.policies.resources, snapshot.at))
         return DetectorResult(state, look.learned, tuple(findings))
@@ -91,7 +88,7 @@ def _marks(policy: ResourcePolicy) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _take(state: ResourcesState, host: HostSample, at: float, start_id: str, policy: ResourcePolicy) -> ResourcesState:
+def _take(state: ResourcesState, host: HostSample, at: float, policy: ResourcePolicy) -> ResourcesState:
     """Take one new reading of the host sensor."""
     latches = dict(state.latches)
     marks = _marks(policy)
@@ -99,14 +96,6 @@ def _take(state: ResourcesState, host: HostSample, at: float, start_id: str, pol
         over = None if ratio is None else ratio > marks[name]
         gone = None if ratio is None else ratio < marks[name] - GAP
         latches[name] = latches.get(name, QUIET).update(over, at, hold=HOLD_SECONDS, gone=gone, release=RELEASE_SECONDS)
-    swap_start = state.swap_start
-    if swap_start is None or start_id != state.start_id:
-        swap_start = host.swap_used_bytes
-    grown = host.swap_used_bytes - swap_start
-    growth = policy.swap_growth_bytes
-    latches["swap"] = latches.get("swap", QUIET).update(
-        grown > growth, at, hold=HOLD_SECONDS, gone=grown < growth / 2, release=RELEASE_SECONDS
-    )
     killed, where = _kills(state, host)
     return ResourcesState(
         kept(latches),
@@ -116,8 +105,6 @@ def _take(state: ResourcesState, host: HostSample, at: float, start_id: str, pol
         (state.killed if _shown(state, at) else 0) + killed,
         at if killed else state.killed_at,
         where or state.killed_where,
-        start_id,
-        swap_start,
     )
 
 
@@ -179,16 +166,6 @@ def _host(state: ResourcesState, host: HostSample, policy: ResourcePolicy, at: f
             "NCCL and vLLM die with a bus error when it is full: enlarge it (docker --shm-size), or delete the files of"
             " earlier starts (/dev/shm/vllm-*, /dev/shm/nccl-*)",
         )  # fmt: skip
-    if (latch := latches.get("swap", QUIET)).raised and latch.since is not None and state.swap_start is not None:
-        grown = (host.swap_used_bytes - state.swap_start) / GIB
-        yield Finding(
-            FindingKind.SWAPPING,
-            Severity.WARNING,
-            f"the machine is swapping: {grown:.1f} GiB more swap in use than when training started",
-            latch.since,
-            suggestion="swapping makes steps many times slower: use fewer workers, smaller buffers, or a bigger pod",
-            evidence=(Evidence("swap", f"{host.swap_used_bytes / GIB:.1f} GiB", Agreement.AGREES, at - latch.since),),
-        )
     if state.killed and state.killed_at is not None and _shown(state, at):
         # The cgroup's counter covers this run only; the machine's log covers every process.
         ours = host.oom_kills is not None

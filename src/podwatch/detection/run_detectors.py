@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from podwatch.detection import (
     blind_sensors,
     checkpoint_overdue,
-    clock_jumps,
+    gaps,
     gpu_faults,
     hang,
     host_resources,
@@ -43,7 +43,7 @@ DETECTORS: tuple[Detector[Any], ...] = (
     checkpoint_overdue.DETECTOR,
     log_rules.DETECTOR,
     training_metrics.DETECTOR,
-    clock_jumps.DETECTOR,
+    gaps.DETECTOR,
 )
 """The registry. The order matters: a later detector uses what an earlier one learned in the same turn."""
 
@@ -151,14 +151,14 @@ def confirming(state: DetectionState, snapshot: Snapshot, policies: Policies) ->
 
 def _after_hole(state: DetectionState, snapshot: Snapshot, policies: Policies) -> DetectionState:
     """After a gap in the observation or a suspend, restart every window: missing progress there is no evidence."""
-    lost = clock_jumps.hole(state.of(clock_jumps.DETECTOR), snapshot, policies.detection)
-    if lost is None:
+    gap = gaps.find_gap(state.of(gaps.DETECTOR), snapshot, policies.detection)
+    if gap is None:
         return state
     return replace(
         state,
-        progress=replace(state.progress, lost_seconds=state.progress.lost_seconds + lost),
-        signals=replace(clock_jumps.begin_anew(state.signals), missed=()),
-        states={name: clock_jumps.begin_anew(value) for name, value in state.states.items()},
+        progress=replace(state.progress, lost_seconds=state.progress.lost_seconds + gap.stalled),
+        signals=replace(gaps.begin_anew(state.signals), missed=()),
+        states={name: gaps.begin_anew(value) for name, value in state.states.items()},
     )
 
 

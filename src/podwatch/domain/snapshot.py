@@ -420,8 +420,7 @@ class Snapshot:
     disks: Reading[tuple[DiskSample, ...]] = field(default_factory=_no_disks)
     """File systems other than ``disk``, one entry per role."""
     boot_at: float | None = None
-    """The same moment on CLOCK_BOOTTIME, which also runs during suspend; with ``at`` and ``wall`` it distinguishes a
-    suspend from a jump of the wall clock."""
+    """The same moment on CLOCK_BOOTTIME, which also runs during suspend: with ``at`` it shows one."""
 
     @property
     def readings(self) -> dict[str, Reading[object]]:

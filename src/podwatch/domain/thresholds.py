@@ -61,8 +61,6 @@ class ResourcePolicy:
     files_above: float = 0.8
     memory_above: float = 0.95
     shm_above: float = 0.9
-    swap_growth_bytes: int = GIB
-    """Growth of the used swap since training started."""
     checkpoint_overdue_k: float = 3.0
     """Multiple of the learned interval between saves."""
     checkpoint_overdue_floor_seconds: float = 3600.0
