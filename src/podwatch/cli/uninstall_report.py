@@ -1,69 +1,72 @@
 """The report of ``podwatch uninstall``: what was removed, what stays and where, as text or JSON."""
 
+import os
+import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from podwatch.cli.common import clean, print_json
-from podwatch.cli.systemd_service import UNITS, Origin, Service, active, ends_training, guard_elsewhere, origin
+from podwatch.cli.systemd_service import Origin, Service, active, ends_training, guard_elsewhere, origin
 from podwatch.client.times_and_sizes import size
 
 if TYPE_CHECKING:
-    from podwatch.cli.purge_local_data import Item
+    from podwatch.cli.local_data import Item
     from podwatch.config.settings import Settings
 
 
 def line(item: "Item") -> str:
     """One item: kind, size, path, note."""
     note = f"  ({clean(item.note)})" if item.note else ""
-    unstored = f"  NOT IN THE STORE: step {', '.join(map(str, item.unstored))}" if item.unstored else ""
-    return f"  {item.kind:<14}{'' if item.bytes is None else size(item.bytes):>9}  {clean(item.path)}{note}{unstored}"
+    return f"  {item.kind:<14}{'' if item.bytes is None else size(item.bytes):>9}  {clean(item.path)}{note}"
 
 
 class Report:
     """What was removed and what stays, as text or JSON."""
 
-    def __init__(
-        self,
-        service: Service,
-        settings: "Settings | None",
-        config: Path | None,
-        problem: str,
-        items: "list[Item]",
-    ) -> None:
+    def __init__(self, service: Service, settings: "Settings | None", config: Path | None, problem: str) -> None:
         self.service, self.settings, self.config, self.problem = service, settings, config, problem
-        self.items, self.problems = items, list[str]()
+        self.items: list[Item] = []
+        if settings is not None:
+            from podwatch.cli.local_data import local_data
 
-    def show(self, *, as_json: bool, purge: bool, planned: bool = False, removed: Sequence[str] = ()) -> None:
+            self.items = local_data(settings, service, os.environ)
+
+    def show(self, *, as_json: bool, planned: bool = False, removed: Sequence[str] = ()) -> None:
         if as_json:
-            print_json(self._document(purge=purge, planned=planned, removed=removed))
+            print_json(self._document(planned=planned, removed=removed))
             return
         lines = []
-        if planned:
-            files = [p for p in (self.service.dropin, self.service.unit_file) if origin(p) is not Origin.ABSENT]
-            lines += [f"would stop and disable {self.service.unit}"] if files else []
-            lines += [f"would remove {path}" for path in files]
+        if planned and self._files():
+            lines += [f"would stop and disable {self.service.unit}"]
+            lines += [f"would remove {path}" for path in self._files()]
         if not planned and not removed:
             lines.append(f"podwatch is not installed as a service here ({self.service.unit_file})")
-        goes = [item for item in self.items if purge and planned and not item.keep]
-        if goes:
-            lines += ["would remove for good:", *map(line, goes)]
-        if purge and not planned:
-            gone = [path for path in removed if not path.startswith(f"{UNITS}/")]
-            lines += [f"removed   {path}" for path in gone]
-        lines += [f"failed    {clean(problem)}" for problem in self.problems]
         lines += self._training()
-        stays = [item for item in self.items if item not in goes]
-        lines.append("stays on this machine:")
-        lines += [line(replace(i, note=f"{i.note}; {i.keep}".strip("; ")) if purge and i.keep else i) for i in stays]
+        lines += ["stays on this machine:", *map(line, self.items)]
         lines += [f"  {kind:<14}{'':>9}  {clean(text)}" for kind, text in self._others()]
-        if not purge and self.items:
-            lines.append("`podwatch uninstall --purge --dry-run` shows what of this podwatch can remove")
-        click.echo("\n".join(lines))
+        click.echo("\n".join([*lines, *self._how_to_remove_data()]))
+
+    def _files(self) -> list[Path]:
+        """The files of the service."""
+        return [p for p in (self.service.dropin, self.service.unit_file) if origin(p) is not Origin.ABSENT]
+
+    def _how_to_remove_data(self) -> list[str]:
+        ours = [i for i in self.items if i.ours and i.kind in ("beside", "state", "runtime")]
+        if not ours:
+            return []
+        lines = ["after the end of training, this removes podwatch's own directories of this run:"]
+        lines.append(f"  rm -r {' '.join(shlex.quote(str(i.path)) for i in ours)}")
+        if steps := sorted({step for item in ours for step in item.complete_steps}):
+            which = ", ".join(map(str, steps))
+            lines.append(
+                f"  their quarantine has complete checkpoints (step {which}): see first whether `podwatch store ls` has"
+                " them, or bring them back with `podwatch quarantine return`"
+            )
+        return lines
 
     def _training(self) -> list[str]:
         if self.settings is None:
@@ -102,14 +105,13 @@ class Report:
         others.append(("program", f"{sys.prefix}  ({_how_to_remove(sys.prefix)})"))
         return others
 
-    def _document(self, *, purge: bool, planned: bool, removed: Sequence[str]) -> dict[str, Any]:
+    def _document(self, *, planned: bool, removed: Sequence[str]) -> dict[str, Any]:
         return {
             "schema_version": 1,
             "service": self.service.unit,
             "dry_run": planned,
             "removed": list(removed),
-            "would_remove": [str(i.path) for i in self.items if purge and planned and not i.keep],
-            "problems": self.problems,
+            "would_remove": [str(path) for path in self._files()] if planned else [],
             "items": [item.to_dict() for item in self.items],
             "others": [{"kind": kind, "text": text} for kind, text in self._others()],
             "training": self._running() or None,
