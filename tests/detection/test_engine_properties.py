@@ -283,7 +283,7 @@ samples = st.builds(
 )  # fmt: skip
 hosts = st.builds(
     HostSample, st.integers(1, 1 << 40), st.integers(0, 1 << 40), oom_kills=st.none() | small,
-    kernel_ooms=st.none() | small, cgroup_limit_bytes=st.none() | st.integers(0, 1 << 40),
+    cgroup_limit_bytes=st.none() | st.integers(0, 1 << 40),
     cgroup_used_bytes=st.none() | st.integers(0, 1 << 40), shm_total_bytes=st.none() | small,
     shm_used_bytes=st.none() | small,
 )  # fmt: skip

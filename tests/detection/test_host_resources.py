@@ -25,7 +25,7 @@ from tests.support.examples import examples
 
 GIB = 1 << 30
 FINE = HostSample(
-    100 * GIB, 60 * GIB, 8 * GIB, 0, 10 * GIB, GIB, 80 * GIB, 40 * GIB, 0, None, (FileUse(7, "engine", 100, 1000),)
+    100 * GIB, 60 * GIB, 8 * GIB, 0, 10 * GIB, GIB, 80 * GIB, 40 * GIB, 0, (FileUse(7, "engine", 100, 1000),)
 )
 
 
@@ -122,17 +122,6 @@ def test_a_new_group_counts_from_zero() -> None:
     desk.see(replace(FINE, oom_kills=3))
     assert desk.see(replace(FINE, oom_kills=0), 3) == set()
     assert desk.see(replace(FINE, oom_kills=1)) == {"out-of-memory"}
-
-
-def test_the_kernel_log_alone_is_a_warning() -> None:
-    desk = Desk()
-    machine = replace(FINE, oom_kills=None)
-    desk.see(replace(machine, kernel_ooms=0))
-    assert desk.see(replace(machine, kernel_ooms=1)) == {"out-of-memory"}
-    assert desk.findings["out-of-memory"].severity is Severity.WARNING
-    desk = Desk()
-    desk.see(replace(FINE, kernel_ooms=0))
-    assert desk.see(replace(FINE, kernel_ooms=9), 3) == set(), "the group's own counter is the truth"
 
 
 @given(

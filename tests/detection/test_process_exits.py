@@ -18,7 +18,7 @@ from tests.drivers.detection import (
     Supervision,
 )
 
-MEMORY = HostSample(100 << 30, 50 << 30, oom_kills=2, kernel_ooms=None)
+MEMORY = HostSample(100 << 30, 50 << 30, oom_kills=2)
 
 
 def gone(found: World, role: ProcessRole, status: ExitStatus = ExitStatus(0)) -> None:  # noqa: B008 - frozen
@@ -78,9 +78,9 @@ def test_an_old_oom_kill_explains_nothing() -> None:
 
 def test_a_child_killed_for_memory_is_told_so() -> None:
     found = world()
-    found.host = replace(MEMORY, oom_kills=None, kernel_ooms=0)
+    found.host = MEMORY
     found.quiet(60)
-    found.host = replace(MEMORY, oom_kills=None, kernel_ooms=1)
+    found.host = replace(MEMORY, oom_kills=3)
     found.memory[0], found.engines, found.servers = 0, [], []
     gone(found, ProcessRole.ENGINE, ExitStatus())
     found.run(20)

@@ -27,16 +27,14 @@ OOM_SHOWN_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class ResourcesState:
-    """``oom_kills`` and ``kernel_ooms``: the counters as last read. ``killed``: OOM kills seen by podwatch, the newest
+    """``oom_kills``: the counter as last read. ``killed``: OOM kills seen by podwatch, the newest
     at ``killed_at``."""
 
     latches: Latches = ()
     taken_at: float | None = None
     oom_kills: int | None = None
-    kernel_ooms: int | None = None
     killed: int = 0
     killed_at: float | None = None
-    killed_where: str = ""
 
 
 class ResourcesDetector:
@@ -96,15 +94,13 @@ def _take(state: ResourcesState, host: HostSample, at: float, policy: ResourcePo
         over = None if ratio is None else ratio > marks[name]
         gone = None if ratio is None else ratio < marks[name] - GAP
         latches[name] = latches.get(name, QUIET).update(over, at, hold=HOLD_SECONDS, gone=gone, release=RELEASE_SECONDS)
-    killed, where = _kills(state, host)
+    killed = _kills(state, host)
     return ResourcesState(
         kept(latches),
         at,
         host.oom_kills if host.oom_kills is not None else state.oom_kills,
-        host.kernel_ooms if host.kernel_ooms is not None else state.kernel_ooms,
         (state.killed if _shown(state, at) else 0) + killed,
         at if killed else state.killed_at,
-        where or state.killed_where,
     )
 
 
@@ -112,18 +108,13 @@ def _shown(state: ResourcesState, at: float) -> bool:
     return state.killed_at is not None and at - state.killed_at < OOM_SHOWN_SECONDS
 
 
-def _kills(state: ResourcesState, host: HostSample) -> tuple[int, str]:
-    """OOM kills since the last reading, and where. The cgroup's counter is preferred: the kernel log also contains
-    kills outside this run."""
-    if host.oom_kills is not None:
-        if state.oom_kills is None:
-            return 0, ""
-        # A lower number is the counter of a new cgroup (training was restarted): all its kills are new.
-        grown = host.oom_kills - state.oom_kills
-        return (grown if grown >= 0 else host.oom_kills), "the trainer's cgroup"
-    if host.kernel_ooms is not None and state.kernel_ooms is not None:
-        return max(0, host.kernel_ooms - state.kernel_ooms), "this machine"
-    return 0, ""
+def _kills(state: ResourcesState, host: HostSample) -> int:
+    """OOM kills in the trainer's cgroup since the last reading."""
+    if host.oom_kills is None or state.oom_kills is None:
+        return 0
+    # A lower number is the counter of a new cgroup (training was restarted): all its kills are new.
+    grown = host.oom_kills - state.oom_kills
+    return grown if grown >= 0 else host.oom_kills
 
 
 def _host(state: ResourcesState, host: HostSample, policy: ResourcePolicy, at: float) -> Iterator[Finding]:
@@ -167,13 +158,11 @@ def _host(state: ResourcesState, host: HostSample, policy: ResourcePolicy, at: f
             " earlier starts (/dev/shm/vllm-*, /dev/shm/nccl-*)",
         )  # fmt: skip
     if state.killed and state.killed_at is not None and _shown(state, at):
-        # The cgroup's counter covers this run only; the machine's log covers every process.
-        ours = host.oom_kills is not None
         yield Finding(
             FindingKind.OUT_OF_MEMORY,
-            Severity.CRITICAL if ours else Severity.WARNING,
+            Severity.CRITICAL,
             f"the kernel killed {state.killed} process{'es' if state.killed > 1 else ''} because memory ran out in"
-            f" {state.killed_where}" + ("" if ours else "; podwatch cannot see whether of this run"),
+            " the trainer's cgroup",
             state.killed_at,
             suggestion="use a bigger pod, fewer workers, or less of /dev/shm; `dmesg` names the process, if readable",
             evidence=(Evidence("oom kills", str(state.killed), Agreement.AGREES, at - state.killed_at),),

@@ -19,7 +19,7 @@ from podwatch.domain.snapshot import GpuState, Health, HostSample, RequiredExit,
 
 OOM_NEAR_SECONDS = 60.0
 """An OOM kill counted this close to an end explains it: the host is read every few seconds, an end is reported 5 s
-after it (a replacement may start), and the kernel log can lag."""
+after it (a replacement may start)."""
 ALONE_SECONDS = ONE_END_SECONDS + 5.0
 """A trainer that ends alone with unknown exit status may be the first role of a run that is being stopped: each other
 role follows within ONE_END_SECONDS and is seen some seconds later. Until then podwatch reports and does not act."""
@@ -35,10 +35,10 @@ OUT_OF_MEMORY = "out of memory"
 class ExitState:
     ended_at: float | None = None
     """When the end of the launcher was first seen (monotonic)."""
-    ooms: tuple[int | None, int | None] = (None, None)
-    """OOM-kill counters as last read: of the run's cgroup, and of the kernel log."""
+    ooms: int | None = None
+    """The OOM-kill counter of the run's cgroup as last read."""
     oom_at: tuple[float, ...] = ()
-    """When one of them was seen to grow (monotonic)."""
+    """When it was seen to grow (monotonic)."""
     trainer_gpus: frozenset[int] = frozenset()
     """GPUs used by the trainer alone. ``full``: those of them that were seen full during this start."""
     full: frozenset[int] = frozenset()
@@ -89,12 +89,11 @@ DETECTOR = ExitsDetector()
 
 
 def _follow_ooms(state: ExitState, host: HostSample, at: float) -> ExitState:
-    now = (host.oom_kills, host.kernel_ooms)
-    if now == state.ooms:
+    now = host.oom_kills
+    if now is None or now == state.ooms:
         return state
-    grown = any(n is not None and b is not None and n > b for n, b in zip(now, state.ooms, strict=True))
-    known = (now[0] if now[0] is not None else state.ooms[0], now[1] if now[1] is not None else state.ooms[1])
-    return replace(state, ooms=known, oom_at=(*state.oom_at, at)[-8:] if grown else state.oom_at)
+    grown = state.ooms is not None and now > state.ooms
+    return replace(state, ooms=now, oom_at=(*state.oom_at, at)[-8:] if grown else state.oom_at)
 
 
 def _follow_memory(state: ExitState, look: Look) -> ExitState:

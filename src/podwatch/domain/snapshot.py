@@ -95,8 +95,7 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class XidEvent:
-    """A GPU fault that the driver reported (NVML event ``nvmlEventTypeXidCriticalError``, or a kernel log line). ``at``
-    is monotonic."""
+    """A GPU fault that the driver reported (NVML event ``nvmlEventTypeXidCriticalError``). ``at`` is monotonic."""
 
     gpu: int | None
     code: int
@@ -118,7 +117,7 @@ class HostSample:
     """The machine, and the container's share of it. Sizes in bytes; None if this machine does not report it.
 
     ``cgroup_*``: the memory cgroup that the trainer runs in; ``oom_kills`` is its ``oom_kill`` counter
-    (``memory.events``), which only grows. ``kernel_ooms`` counts OOM lines of the kernel log, if readable.
+    (``memory.events``), which only grows.
     """
 
     memory_total_bytes: int
@@ -130,7 +129,6 @@ class HostSample:
     cgroup_limit_bytes: int | None = None
     cgroup_used_bytes: int | None = None
     oom_kills: int | None = None
-    kernel_ooms: int | None = None
     files: tuple[FileUse, ...] = ()
     """The processes closest to their limit, closest first."""
     files_unreadable: int = 0

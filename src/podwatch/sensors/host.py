@@ -1,4 +1,4 @@
-"""The machine's own limits: memory, swap, /dev/shm, the trainer's memory cgroup, open files, the kernel log."""
+"""The machine's own limits: memory, swap, /dev/shm, the trainer's memory cgroup, open files, and XIDs."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from typing import Protocol
 from podwatch.domain.process import ProcessIdentity, ProcessSample
 from podwatch.domain.snapshot import FileUse, HostSample, Reading, SensorState, TrainerSample, observed, unobserved
 from podwatch.sensors.base import Poller, Read
-from podwatch.sensors.xid import KernelLog, XidInbox
+from podwatch.sensors.xid import XidInbox
 from podwatch.system.clock import Clock
 
 # -- sensor ----------------------------------------------------------------------------------------------------------
@@ -65,18 +65,16 @@ class HostSensor:
         *,
         trainer: TreeReadings,
         xids: XidInbox,
-        kernel: KernelLog | None = None,
         poll: float = POLL,
         deadline: float = DEADLINE,
         proc: Path = Path("/proc"),
         shm: Path = Path("/dev/shm"),
     ) -> None:
         self._clock, self._trainer, self._xids, self._proc, self._shm = clock, trainer, xids, proc, shm
-        self._kernel = kernel if kernel is not None else KernelLog(xids)
         self._limits: dict[ProcessIdentity, int] = {}
         self._looks = 0
         self._poller: Poller[_Seen, HostSample] = Poller(
-            self.name, clock, self, poll=poll, deadline=deadline, close=self._kernel.close, max_stuck=1
+            self.name, clock, self, poll=poll, deadline=deadline, max_stuck=1
         )
 
     async def start(self) -> None:
@@ -114,7 +112,6 @@ class HostSensor:
             total, available = memory["MemTotal"], memory["MemAvailable"]
         except (OSError, KeyError, ValueError) as error:
             return _Seen(None, limits, f"cannot read {self._proc}/meminfo: {error}")
-        self._kernel.look()
         group = read(tree[0].identity.pid, self._proc) if tree else None
         files, unreadable, known = self._open_files(tree, limits)
         shm = self._shm_room()
@@ -129,7 +126,6 @@ class HostSensor:
             cgroup_limit_bytes=group.limit_bytes if group else None,
             cgroup_used_bytes=group.used_bytes if group else None,
             oom_kills=group.oom_kills if group else None,
-            kernel_ooms=self._kernel.ooms,
             files=files,
             files_unreadable=unreadable,
             xids=self._xids.newest(),

@@ -47,7 +47,6 @@ class NvmlReader:
         self._trial = trial or TrialLoad()
         self._devices: tuple[_Device, ...] = ()
         self._health: dict[int, DeviceHealth] = {}
-        self._xids = xids
         self._events = XidEvents(xids) if xids is not None else None
         self._identity: dict[int, tuple[str, str, int | None]] = {}
         self._plain_memory: set[int] = set()  # devices that support only version 1 of the memory call
@@ -80,8 +79,7 @@ class NvmlReader:
         self._plain_memory = set()
         handles = {device.index: device.handle for device in devices if device.error is None}
         self._health = {index: DeviceHealth(index, handle) for index, handle in handles.items()}
-        if self._xids is not None and self._events is not None:
-            self._xids.devices(pci_addresses(nvml, handles))
+        if self._events is not None:
             self._events.open(nvml, handles)
         self._devices = devices
         self._nvml = nvml
@@ -356,7 +354,7 @@ class XidEvents:
                 nvml.nvmlEventSetFree(events)
             return
         self._set = events
-        self._inbox.nvml = registered == len(handles)
+        self._inbox.watched = registered == len(handles)
 
     def drain(self, nvml: Any) -> None:
         """Read the pending events; never waits."""
@@ -367,13 +365,13 @@ class XidEvents:
                 data = nvml.nvmlEventSetWait_v2(self._set, 0)
             except nvml.NVMLError as error:
                 if error.value not in (nvml.NVML_ERROR_TIMEOUT, nvml.NVML_ERROR_GPU_IS_LOST):
-                    self._set, self._inbox.nvml = None, False
+                    self._set, self._inbox.watched = None, False
                 return
             if data.eventType & nvml.nvmlEventTypeXidCriticalError:
                 self._inbox.add(self._index(nvml, data.device), int(data.eventData))
 
     def close(self, nvml: Any) -> None:
-        events, self._set, self._inbox.nvml = self._set, None, False
+        events, self._set, self._inbox.watched = self._set, None, False
         if events is not None:
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlEventSetFree(events)
@@ -384,13 +382,3 @@ class XidEvents:
             return int(nvml.nvmlDeviceGetIndex(handle))
         except nvml.NVMLError:
             return None
-
-
-def pci_addresses(nvml: Any, handles: dict[int, Any]) -> dict[str, int]:
-    """PCI address -> index, for devices that report one."""
-    found = {}
-    for index, handle in handles.items():
-        with contextlib.suppress(nvml.NVMLError):
-            address = nvml.nvmlDeviceGetPciInfo(handle).busId
-            found[address.decode() if isinstance(address, bytes) else str(address)] = index
-    return found

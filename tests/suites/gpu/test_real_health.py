@@ -15,8 +15,8 @@ def test_health_of_every_card() -> None:
         for sample in reader.read():
             assert sample.ecc_uncorrected is None or sample.ecc_uncorrected >= 0
             assert set(sample.throttled) <= REASONS
-            print(sample.index, sample.mig, sample.ecc_uncorrected, sample.throttled, "xids watched:", inbox.nvml)
+            print(sample.index, sample.mig, sample.ecc_uncorrected, sample.throttled, "xids watched:", inbox.watched)
         assert inbox.newest() == ()
     finally:
         reader.close()
-    assert not inbox.nvml
+    assert not inbox.watched

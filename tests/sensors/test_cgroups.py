@@ -1,75 +1,12 @@
-"""The kernel log and memory cgroups, from files of the kernel's own form."""
+"""Memory cgroups, from files of the kernel's own form."""
 
 import os
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.sensors import host
-from podwatch.sensors.xid import KernelLog, XidInbox, is_oom_kill, message_of
-from tests.support.clock import ManualClock
-
-CGROUP_OOM = (
-    "Memory cgroup out of memory: Killed process 4242 (VLLM::EngineCor) total-vm:98765432kB, anon-rss:51234567kB,"
-    " file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:104000kB oom_score_adj:0"
-)
-HOST_OOM = "Out of memory: Killed process 77 (python) total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB, UID:0"
-OLD_OOM = "Out of memory: Kill process 77 (python) score 901 or sacrifice child"
-AROUND = "python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0"
-SUMMARY = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,mems_allowed=0,oom_memcg=/x,task=python,pid=7"
-
-
-def record(text: str, number: int = 1) -> bytes:
-    return f"6,{number},5140900,-;{text}\n SUBSYSTEM=pci\n".encode()
-
-
-@pytest.fixture
-def inbox() -> XidInbox:
-    return XidInbox(ManualClock())
-
-
-def test_only_what_comes_after_the_start_counts(tmp_path: Path, inbox: XidInbox) -> None:
-    path = tmp_path / "kmsg"
-    path.write_bytes(record(HOST_OOM))
-    log = KernelLog(inbox, path, must_be_kmsg=False)
-    log.look()
-    assert log.ooms == 0
-    assert inbox.kernel
-    for number, text in enumerate((CGROUP_OOM, AROUND, SUMMARY, "NVRM: Xid (PCI:0000:65:00): 79, pid=1, name=x, gone")):
-        with path.open("ab") as file:
-            file.write(record(text, number))
-        log.look()
-    assert log.ooms == 1
-    assert [event.code for event in inbox.newest()] == [79]
-    log.close()
-    assert log.ooms is None
-    assert not inbox.kernel
-
-
-def test_a_log_that_may_not_be_read_counts_nothing_rather_than_zero(tmp_path: Path, inbox: XidInbox) -> None:
-    for path in (tmp_path / "absent", tmp_path / "kmsg"):
-        log = KernelLog(inbox, path)  # a plain file of that name is not the kernel log either
-        log.look()
-        (tmp_path / "kmsg").write_bytes(b"")
-        log.look()
-        assert log.ooms is None
-        assert not inbox.watched
-
-
-def test_the_lines_of_a_kill() -> None:
-    assert [is_oom_kill(t) for t in (CGROUP_OOM, HOST_OOM, OLD_OOM)] == [True, True, True]
-    assert [is_oom_kill(t) for t in (AROUND, SUMMARY, f"python: {HOST_OOM}", "Out of memory")] == [False] * 4
-    assert message_of(record(HOST_OOM)) == HOST_OOM
-
-
-@given(st.binary(max_size=300))
-def test_any_record_is_read(raw: bytes) -> None:
-    is_oom_kill(message_of(raw))
-
-
-# -- cgroups
 
 
 def world(tmp_path: Path, mountinfo: str, membership: str) -> Path:
