@@ -127,10 +127,6 @@ def interrupt_logged(found: World) -> None:
     found.logs = (LogMatch("interrupted", "trainer", 1, found.now - 100.0, found.now - 100.0, "Received SIGTERM"),)
 
 
-def rule_off(found: World) -> None:
-    found.logs = (LogMatch("interrupted", "", 0, found.now, found.now, "", "took too long"),)
-
-
 def logs_not_read(found: World) -> None:
     found.readings["logs"] = unobserved(SensorState.BLIND, found.now, "the disk hangs")
 
@@ -200,7 +196,7 @@ def asleep(found: World) -> None:
 
 
 AGAINST = (
-    attached, interrupt_logged, rule_off, logs_not_read, logs_read_before, engine_ended_with_0,
+    attached, interrupt_logged, logs_not_read, logs_read_before, engine_ended_with_0,
     engine_ended_by_sigterm, server_ended_by_sigint, orchestrator_gone, trainer_gone, new_engine, new_server,
     health_is_fine, health_times_out, health_was_asked_before, memory_is_there, start_times_unknown, stop_asked_for,
     asleep,

@@ -18,7 +18,7 @@ from podwatch.domain.snapshot import LogMatch, SensorState
 from podwatch.domain.thresholds import LogRule
 from podwatch.sensors import match_log_rules
 from podwatch.sensors.log_tail import FileNews, Sources
-from podwatch.sensors.match_log_rules import LogRulesSensor, literals, prepare, risky, scan, texts
+from podwatch.sensors.match_log_rules import LogRulesSensor, prepare, scan, texts
 from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
@@ -27,7 +27,7 @@ from tests.support.known_trainers import step_reader
 
 TRAINERS = tuple(kind.log for kind in KINDS.values())
 SHIPPED = shipped(TRAINERS)
-COMPILED = prepare(SHIPPED, SHIPPED)
+PATTERNS = prepare(SHIPPED)
 
 # Lines as the programs write them; sources: facts/prime-rl.md sections 4 and 5, vLLM 0.12.0, PyTorch 2.9.
 TROUBLE = {
@@ -126,7 +126,7 @@ HEALTHY = [
 
 
 def names(*lines: str) -> list[str]:
-    found = scan([FileNews("x.log", "x.log", lines=tuple(line.encode() for line in lines))], COMPILED)
+    found = scan([FileNews("x.log", "x.log", lines=tuple(line.encode() for line in lines))], PATTERNS)
     return [hit.rule for hit in found.hits for _ in range(hit.count)]
 
 
@@ -164,103 +164,34 @@ def test_colours_and_json_are_seen_through() -> None:
     assert names(json.dumps({"record": {"level": {"name": "ERROR"}, "message": "CUDA error: x"}})) == ["cuda-error"]
 
 
-def test_every_shipped_pattern_has_a_text_to_look_for_and_is_quick() -> None:
-    """The worst of lines made to make it try."""
-    for rule in COMPILED:
-        assert rule.needs, rule.rule.name
-        assert not rule.apart
-        pieces = [need.decode() for need in rule.needs]
-        for piece in [*pieces, "a: ", "A.b: ", "1:", " ", "x", "12:00:00 ERROR ", "[E821 "]:
-            for head in ("", "12:00:00 ERROR ", "A.b: A.b: ", "1" * 40):
+def test_every_shipped_pattern_is_quick_on_the_worst_of_lines() -> None:
+    """Lines made to make it try: beginnings that it accepts, and its own words again and again."""
+    for name, pattern in PATTERNS.items():
+        words = re.findall(r"[A-Za-z][\w .]{3,}", pattern.pattern)
+        for piece in {*words, "a: ", "A.b: ", "1:", " ", "x", "x ", "12:00:00 ERROR ", "[E821 ", "[", "(", "/", "-"}:
+            for head in ("", "12:00:00 ERROR ", "A.b: A.b: ", "1" * 40, "[E821 12:00:00] ", "E0821 x] ", "tee: x: "):
+                line = (head + piece * 1000)[:1000]
                 began = time.thread_time()
-                rule.search.search((head + piece * 1000)[:1000])
-                assert time.thread_time() - began < 0.05, (rule.rule.name, piece)
+                pattern.search(line)
+                assert time.thread_time() - began < 0.01, (name, piece, head)
 
 
-@pytest.mark.parametrize(
-    "pattern", [r"(a+)+b", r"(a|aa)*c", r"(a?a?)*b", r"(\w+)\1", r".*a.*b.*c", r"(x{1,50}){1,50}y"]
-)
-def test_patterns_that_could_blow_up_are_recognised(pattern: str) -> None:
-    assert risky(pattern)
-
-
-@pytest.mark.parametrize("pattern", [r"foo.*bar", r"^ERROR: .*(?:a|b)\d{3}", r"(?i)step \d+ failed", r"(?:abc){2,5}x"])
-def test_usual_patterns_are_not(pattern: str) -> None:
-    assert not risky(pattern)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "needs"),
-    [
-        (r"foo\d+barbaz", (b"barbaz",)),
-        (r"(?:alpha|beta) went", (b" went",)),
-        (r"(?:alphabet|betatest)\d", (b"alphabet", b"betatest")),
-        (r"(?i)Error .* Timeout", (b" timeout",)),
-        (r"\d+", ()),
-        (r"(?:abcd)?x+", ()),
-        (r'say "hello"', (b"hello",)),
-    ],
-)
-def test_fixed_texts(pattern: str, needs: tuple[bytes, ...]) -> None:
-    assert literals(pattern) == needs
-
-
-_PATTERNS = st.recursive(
-    st.sampled_from(["abc", "de", r"\d", ".", "[xy]", "ERR"]),
-    lambda inner: st.one_of(
-        st.tuples(inner, inner).map("".join),
-        st.tuples(inner, inner).map(lambda p: f"(?:{p[0]}|{p[1]})"),
-        inner.map(lambda p: f"(?:{p})?"),
-        inner.map(lambda p: f"(?:{p})" + "{1,3}"),
-    ),
-    max_leaves=8,
-)
-
-
-@given(_PATTERNS, st.text(alphabet="abcdeERxy0 ", max_size=40), st.booleans())
-def test_a_line_that_matches_holds_one_of_the_fixed_texts(pattern: str, line: str, ignore_case: bool) -> None:
-    if ignore_case:
-        pattern = f"(?i){pattern}"
-    needs = literals(pattern)
-    if needs and re.search(pattern, line):
-        text = line.lower() if ignore_case else line
-        assert any(need.decode() in text for need in needs)
+def test_a_line_is_cut_before_it_is_matched() -> None:
+    plain, quoted = "x" * 995 + "EngineDeadError", json.dumps({"level": "INFO", "message": "y" * 995 + "EngineDead"})
+    patterns = prepare([LogRule("end", "EngineDead")])
+    assert scan([FileNews("x", lines=(plain.encode(), quoted.encode()))], patterns).hits == ()
 
 
 @given(st.binary(max_size=300))
 def test_any_line_is_read(raw: bytes) -> None:
     texts(raw)
-    scan([FileNews("x", lines=(raw,))], COMPILED)
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(match_log_rules, "APART_SECONDS", 0.4)
-
-
-@pytest.mark.usefixtures("hasty")
-def test_a_pattern_that_blows_up_is_stopped_and_switched_off() -> None:
-    rules = prepare([LogRule("bad", r"(a+)+b"), LogRule("good", "boom")])
-    began = time.monotonic()
-    found = scan([FileNews("x", lines=(b"a" * 60 + b"c", b"boom"))], rules)
-    assert time.monotonic() - began < 4.0
-    assert [hit.rule for hit in found.hits] == ["good"]
-    assert "longer than" in found.off["bad"]
-
-
-def test_a_pattern_that_is_merely_unusual_works_in_a_process_of_its_own() -> None:
-    rules = prepare([LogRule("again", r"(\w+) \1")])
-    found = scan(
-        [FileNews("logs/orchestrator.log", "logs/orchestrator.log", lines=(b"a b", b"no no", b"ab ab"))], rules
-    )
-    assert [(hit.count, hit.line, hit.role) for hit in found.hits] == [(2, "ab ab", "orchestrator")]
+    scan([FileNews("x", lines=(raw,))], PATTERNS)
 
 
 def test_a_flood_is_cut_off_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(match_log_rules, "LOOK_SECONDS", 0.01)
-    rules = prepare([LogRule("any", "x")])
     lines = (b"y" * 900,) * 40_000  # many times what any machine reads in that time
-    found = scan([FileNews("x", lines=lines)], rules)
+    found = scan([FileNews("x", lines=lines)], prepare([LogRule("any", "x")]))
     assert found.skipped > 20_000
 
 
@@ -327,16 +258,15 @@ def test_secrets_are_not_shown() -> None:
     assert "hf_" not in only(sensor).line
 
 
-@pytest.mark.usefixtures("hasty")
-def test_a_rule_that_is_off_says_so_until_it_is_changed() -> None:
+def test_other_rules_count_from_the_next_poll_on() -> None:
     clock = ManualClock()
-    bad = LogRule("bad", r"(a+)+b")
-    sensor = LogRulesSensor(clock, [bad])
-    feed(sensor, clock, "a.log", "a" * 60 + "c")
-    assert "longer than" in only(sensor).error
-    feed(sensor, clock, "a.log", "a" * 60 + "c")  # at once: it is asked no more
+    sensor = LogRulesSensor(clock, [LogRule("old", "lost")])
+    feed(sensor, clock, "a.log", "ERROR lost")
+    assert only(sensor).rule == "old"
     sensor.configure([STORM])
     assert sensor.latest().value == ()
+    feed(sensor, clock, "a.log", "ERROR lost")
+    assert only(sensor).rule == "storm"
 
 
 def test_silence_of_the_disk_is_blindness_and_no_log_is_no_sensor() -> None:
@@ -361,7 +291,7 @@ def test_the_owners_rules_come_with_ours_and_replace_them_by_name() -> None:
 @asynccontextmanager
 async def following(tmp_path: Path) -> AsyncIterator[tuple[ProgressSensor, LogRulesSensor]]:
     clock = SystemClock()
-    rules = LogRulesSensor(clock, SHIPPED, trusted=SHIPPED)
+    rules = LogRulesSensor(clock, SHIPPED)
     progress = ProgressSensor(
         clock,
         tuple,

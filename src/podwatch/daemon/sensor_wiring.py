@@ -12,9 +12,7 @@ from podwatch.daemon.components import LEARNED, READ_SO_FAR, Checkpoints, Run, S
 from podwatch.daemon.held_back_findings import believed_progress
 from podwatch.daemon.sensing_loop import Sensors
 from podwatch.detection.learned import Learned
-from podwatch.detection.log_rules import shipped
 from podwatch.domain.checkpoint import newest_complete
-from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.process import ProcessRole
 from podwatch.journal import Journal
 from podwatch.sensors.disk import DiskSensor, DisksSensor
@@ -22,7 +20,7 @@ from podwatch.sensors.gpu import WAIT, GpuReader, GpuSensor, TrialLoad
 from podwatch.sensors.host import HostSensor
 from podwatch.sensors.inference import InferenceSensor, Servers
 from podwatch.sensors.log_tail import Sources, StepLines
-from podwatch.sensors.match_log_rules import LogRulesSensor, risky
+from podwatch.sensors.match_log_rules import LogRulesSensor
 from podwatch.sensors.nvml import NvmlReader
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import POLL as PROGRESS_POLL
@@ -50,7 +48,7 @@ def build_sensing(
         known_bytes=lambda: sum(s.size_bytes for s in catalogue.sets) + aside.found.bytes,
     )
     disks = DisksSensor(partial(_places, settings, catalogue), clock)
-    log_rules = LogRulesSensor(clock, run.config.policies.log_rules, trusted=shipped(trainer_logs(settings)))
+    log_rules = LogRulesSensor(clock, run.config.policies.log_rules)
     health = settings.training
     metrics = TrainingSensor(
         clock,
@@ -147,22 +145,15 @@ def _learned(journal: Journal) -> Learned:
 
 
 def _step_line(settings: Settings) -> re.Pattern[str] | None:
-    """The operator's pattern of a step line. Raises ConfigurationError for one that can take exponential time: it is
-    matched against every line, on the event loop."""
+    """The operator's pattern of a step line."""
     custom = settings.checkpoints.custom
     if custom is None or not custom.step_line or settings.trainer.layout not in ("custom", "auto"):
         return None
-    if risky(custom.step_line):
-        raise ConfigurationError(
-            "the pattern can take exponential time on a line that almost matches",
-            where="checkpoints.custom.step_line",
-            fix=r"remove nested repetitions such as (a+)+; for example ^step (\d+) done",
-        )
     return re.compile(custom.step_line)
 
 
 def _roles(settings: Settings) -> RolePatterns:
-    """The operator's patterns of process roles. Raises ConfigurationError as ``_step_line``."""
+    """The operator's patterns of process roles."""
     custom = settings.checkpoints.custom
     if custom is None or settings.trainer.layout not in ("custom", "auto"):
         return RolePatterns({})
@@ -172,11 +163,4 @@ def _roles(settings: Settings) -> RolePatterns:
         ProcessRole.INFERENCE: custom.inference_processes,
         ProcessRole.ENGINE: custom.engine_processes,
     }
-    for role, few in patterns.items():
-        if slow := next(filter(risky, few), None):
-            raise ConfigurationError(
-                f"the pattern {slow!r} can take exponential time on a command line that almost matches",
-                where=f"checkpoints.custom.{role}_processes",
-                fix=r"remove nested repetitions such as (a+)+; for example python .*train\.py",
-            )
     return RolePatterns(patterns)

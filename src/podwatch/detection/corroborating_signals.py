@@ -119,10 +119,7 @@ def dead_in_log(look: Look, since: float) -> bool:
     """Whether the inference server's own log reports the death of its engine around ``since`` or later."""
     reading = look.snapshot.logs
     return reading.ok and any(
-        match.rule == ENGINE_DEAD
-        and not match.error
-        and match.role == ProcessRole.INFERENCE
-        and match.last_at >= since - NEAR_SECONDS
+        match.rule == ENGINE_DEAD and match.role == ProcessRole.INFERENCE and match.last_at >= since - NEAR_SECONDS
         for match in reading.value or ()
     )
 

@@ -187,11 +187,9 @@ class LogRulesDetector:
             rule = rules.get(match.rule)
             if rule is None:
                 continue
-            if match.error:
-                findings.append(_off(rule, match, look.snapshot.at))
-            elif not look.trains:
+            if not look.trains:
                 continue
-            elif match.count >= rule.count or (match.count and match.rule in raised):
+            if match.count >= rule.count or (match.count and match.rule in raised):
                 raised.setdefault(match.rule, match.first_at)
                 findings.append(_found(rule, match, look.snapshot.at))
             else:
@@ -217,17 +215,5 @@ def _found(rule: LogRule, match: LogMatch, at: float) -> Finding:
         match.first_at,
         suggestion=rule.fix,
         evidence=(Evidence(f"log: {rule.name}", match.line, Agreement.AGREES, max(0.0, at - match.first_at)),),
-        subject=rule.name,
-    )
-
-
-def _off(rule: LogRule, match: LogMatch, at: float) -> Finding:
-    return Finding(
-        FindingKind.LOG_RULE,
-        Severity.WARNING,
-        f"log rule {rule.name} is switched off: {match.error}",
-        at,
-        suggestion="simplify its pattern (no nested repetition, fewer .*), then reload podwatch's configuration",
-        evidence=(Evidence(f"log: {rule.name}", match.error, Agreement.UNAVAILABLE),),
         subject=rule.name,
     )

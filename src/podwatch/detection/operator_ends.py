@@ -139,10 +139,7 @@ def _interrupt_logged(snapshot: Snapshot, began: float) -> bool:
     processes when it dies."""
     reading = snapshot.logs
     return reading.ok and any(
-        match.rule == INTERRUPTED
-        and not match.error
-        and match.role != ProcessRole.INFERENCE
-        and match.last_at >= began - INTERRUPT_SECONDS
+        match.rule == INTERRUPTED and match.role != ProcessRole.INFERENCE and match.last_at >= began - INTERRUPT_SECONDS
         for match in reading.value or ()
     )
 
@@ -160,8 +157,6 @@ def perhaps_intended(endings: Endings, snapshot: Snapshot, trainer: TrainerSampl
     logs = snapshot.logs
     if not logs.ok or logs.at <= since:
         return "the logs have not been read since"
-    if any(match.rule == INTERRUPTED and match.error for match in logs.value or ()):
-        return "the log rule for interrupts is switched off"
     if _interrupt_logged(snapshot, since):
         return "its log reports an interrupt"
     for end in trainer.ends:

@@ -150,8 +150,6 @@ class LogMatch:
     first_at: float
     last_at: float
     line: str = ""
-    error: str = ""
-    """Why this rule is switched off (its pattern took too long), else empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,7 @@ def _figures(view: DaemonView) -> Iterable[Metric]:
         for name, value in sorted(newest.items()):
             family.add_metric([name], value)
         yield family
-    matches = [m for m in view.snapshot.logs.value or () if not m.error]
+    matches = view.snapshot.logs.value
     if matches:
         family = GaugeMetricFamily(
             "podwatch_log_rule_hits", "Matches of the rule within its time window", labels=["rule"]

@@ -362,7 +362,6 @@ def log_rules_document(view: DaemonView) -> list[dict[str, Any]]:
             "first_at": rfc3339(view.wall_of(match.first_at)),
             "last_at": rfc3339(view.wall_of(match.last_at)),
             "line": match.line,
-            "off": match.error,
         }
         for match in view.snapshot.logs.value or ()
     ]
