@@ -27,7 +27,6 @@ from podwatch.daemon.components import (
     Training,
 )
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
-from podwatch.daemon.moved_output_dir import take_along
 from podwatch.daemon.nodes import Gang, NodeHere, make_gang
 from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.daemon.replaced_directories import RootWatch
@@ -144,7 +143,6 @@ def _run(settings: Settings, foundation: Foundation) -> tuple[Run, str]:
         max_steps=_target(layout, trainer.command),
         save_interval=save_interval(layout.name, trainer.command, trainer.cwd or trainer.output_dir.parent),
     )
-    take_along(settings.run_id, layout.name, trainer.output_dir, foundation.emit.warn)
     workspace, missing = _workspace(workspace_of(settings))
     config = Configuration(settings, policies, restart_concerns(settings, layout))
     return Run(foundation, config, layout, workspace), missing
