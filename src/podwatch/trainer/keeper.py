@@ -1,4 +1,4 @@
-# ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH108, PTH109, PTH115, PTH116, PTH118, PTH119, PTH120, PTH123, PTH208
+# ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH108, PTH109, PTH115, PTH116, PTH118, PTH120, PTH123, PTH208
 # pathlib would cost this process memory for as long as training lives.
 """The keeper: the small, long-lived parent process of one training run.
 
@@ -524,9 +524,6 @@ def write_atomic(name: str, value: dict[str, Any]) -> None:
 LOCK_PARENTS = ("/run/lock", "/run", "/run/user/{uid}", "/tmp")
 """Parents of our lock directories. All of them are used: in a world-writable parent another user can take our name and
 give it back later, but cannot keep two keepers of one uid apart in the other parents."""
-OLD_LOCK_DIRS = ("/run/lock/podwatch", "/tmp/podwatch-locks")
-"""Lock directories of older versions, the first one world-writable. A lock that a keeper holds there counts, and new
-keepers take these locks too; files of other users there are ignored."""
 LOCK_ATTEMPTS = 16
 
 
@@ -539,24 +536,22 @@ class LockHeldError(Exception):
 
 
 class LockDirectory:
-    """One directory with lock files. ``private``: it is ours, and no other user can enter it."""
+    """One directory with lock files. It is ours, and no other user can enter it."""
 
-    def __init__(self, path: str, private: bool) -> None:
-        self.path, self.private = path, private
+    def __init__(self, path: str) -> None:
+        self.path = path
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self.owner = os.fstat(self.fd).st_uid
-        self.warnings: list[str] = []
 
     def trusts(self, found: os.stat_result) -> bool:
         """Return whether it is a regular file that only root or we can have written. A file with a second name may be
         some other file of ours, so it does not count."""
-        owners = (0, os.geteuid(), self.owner) if self.private else (0, os.geteuid())
-        closed = self.private or not found.st_mode & 0o022
-        return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid in owners and closed
+        owners = (0, os.geteuid(), self.owner)
+        return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid in owners
 
-    def take(self, name: str) -> int | None:
-        """Return a descriptor that holds the lock ``name``; None if a file or lock of another user is there, which does
-        not count. Raises LockHeldError, and OSError if no file can be created.
+    def take(self, name: str) -> int:
+        """Return a descriptor that holds the lock ``name``. Raises LockHeldError, and OSError if no file can be created
+        or opened.
 
         The file is never removed: otherwise two keepers could lock two files of one name.
         """
@@ -564,22 +559,14 @@ class LockDirectory:
             found = self.look(name)
             if found is None:
                 self.create(name)
-            elif not self.trusts(found) and self.private:
-                self.remove(name, found)
             elif not self.trusts(found):
-                self.ignore(name, f"it is not a regular file of root's or ours (uid {found.st_uid})")
-                return None
+                self.remove(name, found)
             else:
                 fd = self.open(name)
-                if fd is None:  # root's file, which we cannot open
-                    if HoldersOf(name, found).keeper:
-                        raise LockHeldError(self.place(name), {})
-                    return None
                 try:
                     same = os.path.samestat(os.fstat(fd), found)
-                    if same and not self.lock(fd, name, found):
-                        os.close(fd)
-                        return None
+                    if same:
+                        self.lock(fd, name, found)
                     if same and (now := self.look(name)) is not None and os.path.samestat(now, found):
                         return fd
                 except BaseException:
@@ -588,19 +575,8 @@ class LockDirectory:
                 os.close(fd)
         raise OSError(errno.EBUSY, "the lock file is replaced again and again", self.place(name))
 
-    def vouches(self, name: str, said: dict[str, Any]) -> bool:
-        """Return False if another user owns the directory and has renamed the lock of another run to ``name``."""
-        if self.owner in (0, os.geteuid()):
-            return True
-        record = read_json(os.path.join(str(said.get("directory", "")), "record.json")) or {}
-        known = record.get("start_id") == said.get("start_id") and isinstance(record.get("output_dir"), str)
-        return not known or name in (path_lock_name(record["output_dir"]), inode_lock_name(record["output_dir"]))
-
     def place(self, name: str) -> str:
         return os.path.join(self.path, name)
-
-    def ignore(self, name: str, why: str) -> None:
-        self.warnings.append(f"the lock file {self.place(name)} is ignored: {why}")
 
     def look(self, name: str) -> os.stat_result | None:
         try:
@@ -614,33 +590,23 @@ class LockDirectory:
         except FileExistsError:
             pass
 
-    def open(self, name: str) -> int | None:
+    def open(self, name: str) -> int:
         """Open a lock file whose owner is known: opening another user's can block (a FIFO, a lease) or have side
-        effects."""
-        for access in (os.O_RDWR, os.O_RDONLY):  # a file of root's: reading is enough to lock
-            try:
-                return os.open(name, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.fd)
-            except PermissionError:
-                continue
-        return None
+        effects. For a file of root's, reading is enough to lock."""
+        flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            return os.open(name, os.O_RDWR | flags, dir_fd=self.fd)
+        except PermissionError:
+            return os.open(name, os.O_RDONLY | flags, dir_fd=self.fd)
 
-    def lock(self, fd: int, name: str, found: os.stat_result) -> bool:
-        """Lock the file; return False if another user holds it. Who can read a file can lock it, so ours are made
-        unreadable for others."""
+    def lock(self, fd: int, name: str, found: os.stat_result) -> None:
+        """Lock the file. Who can read a file can lock it, so ours are made unreadable for others."""
         if found.st_uid == os.geteuid() and found.st_mode & 0o077:
             os.fchmod(fd, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            said = lock_info(fd)
-            if not self.private and (stranger := HoldersOf(name, found).stranger(said)):
-                self.ignore(name, f"process {stranger}, which is neither root's nor ours, holds it")
-                return False
-            if not self.vouches(name, said):
-                self.ignore(name, f"uid {self.owner}, whose directory it is in, has renamed it")
-                return False
-            raise LockHeldError(self.place(name), said) from None
-        return True
+            raise LockHeldError(self.place(name), lock_info(fd)) from None
 
     def remove(self, name: str, foreign: os.stat_result) -> None:
         """Remove another user's file from our own directory. If a keeper has just put its own file there, that one
@@ -661,7 +627,7 @@ def own_lock_directory(path: str) -> LockDirectory:
         os.mkdir(path, 0o700)
     except FileExistsError:
         pass
-    made = LockDirectory(path, private=True)
+    made = LockDirectory(path)
     if made.owner != os.geteuid():
         os.close(made.fd)
         raise OSError(errno.EPERM, f"it belongs to uid {made.owner}", path)
@@ -695,89 +661,7 @@ def lock_directories(spec: dict[str, Any]) -> tuple[list[LockDirectory], list[st
     if not found and not said:
         text = "no directory for the run lock can be written: " + "; ".join(refused)
         raise StartError("permission", text, errno.EACCES, wanted[0])
-    old = spec.get("old_lock_dirs")
-    if old is None:
-        old = [] if chosen else OLD_LOCK_DIRS
-        if not chosen and uid == 0:
-            meeting_place(old[0])
-    for path in old:
-        try:
-            found.append(LockDirectory(path, private=False))
-        except OSError:
-            continue  # there is none, or nothing that a keeper would have used
     return found, said
-
-
-def meeting_place(path: str) -> None:
-    """As root, create the old lock directory, writable for root only: an older podwatch that starts later finds our
-    locks there, and so does another user's podwatch, which sees in /proc/locks that root's keeper holds them."""
-    old = os.umask(0o022)
-    try:
-        os.mkdir(path, 0o755)
-    except OSError:
-        pass
-    finally:
-        os.umask(old)
-
-
-class HoldersOf:
-    """The processes that hold the lock file, as far as they can be seen."""
-
-    def __init__(self, name: str, found: os.stat_result) -> None:
-        self.name, self.found = name, found
-        locked = self.lockers()
-        names = [name for name in os.listdir(PROC) if name.isdigit() and int(name) != os.getpid()]
-        living = [(int(name), status[3]) for name in names if (status := stat_of(int(name))) is not None]
-        self.uids = {pid: user_of(pid) for pid, _ in living}
-        """pid -> its user, or -1 if its user ids differ, as those of a set-uid program do."""
-        looked = READER.each(living, self.look)
-        self.here = [pid for pid, _ in living if pid in locked or looked.get(pid, (False, False))[0]]
-        """Processes that locked it (a child may have inherited that lock) or have it open."""
-        trusted = [pid for pid, _ in living if self.uids[pid] in (0, os.geteuid())]
-        self.keeper = next((pid for pid in self.here if pid in trusted and looked.get(pid, (True, True))[1]), 0)
-        self.hidden = any(pid not in looked for pid in trusted)
-
-    def stranger(self, said: dict[str, Any]) -> int:
-        """Return the pid of another user's process that holds it; 0 if a keeper does or may do so (it cannot be read,
-        or is in another container)."""
-        elsewhere = said.get("boot_id") == boot_id() and said.get("pid_namespace") not in (None, pid_namespace())
-        if self.keeper or self.hidden or elsewhere:
-            return 0
-        return next((pid for pid in self.here if self.uids[pid] not in (0, os.geteuid())), 0)
-
-    def lockers(self) -> set[int]:
-        """Return the pids with a lock on this inode. Devices are not compared: an overlay shows another one."""
-        inode = str(self.found.st_ino)
-        lines = (read_file(f"{PROC}/locks", 16 << 20) or b"").decode("ascii", "replace").splitlines()
-        found = [words for line in lines if len(words := line.split()) > 5 and words[1] == "FLOCK"]
-        return {int(w[4]) for w in found if w[4].isdigit() and w[5].rpartition(":")[2] == inode}
-
-    def look(self, pid: int) -> tuple[bool, bool]:
-        """Return (has the file open, is a keeper)."""
-        line = (read_file(f"{PROC}/{pid}/cmdline", 16_384) or b"").split(b"\0")
-        keeper = any(os.path.basename(word) in (b"keeper.py", b"keeper.pyc") for word in line)
-        try:
-            opened = any(self.is_it(f"{PROC}/{pid}/fd/{number}") for number in os.listdir(f"{PROC}/{pid}/fd"))
-        except OSError:
-            opened = False  # another user's process: /proc/locks still shows its lock
-        return opened, keeper
-
-    def is_it(self, link: str) -> bool:
-        """Return whether the link leads to the lock file. Only a file of its name is examined: a stat of another may
-        hang."""
-        try:
-            return os.path.basename(os.readlink(link)) == self.name and os.path.samestat(os.stat(link), self.found)
-        except OSError:
-            return False
-
-
-def user_of(pid: int) -> int:
-    """Return the user id of a process; -1 if its real, effective and saved ones differ or cannot be read."""
-    for line in (read_file(f"{PROC}/{pid}/status") or b"").splitlines():
-        if line.startswith(b"Uid:"):
-            ids = set(line.split()[1:4])
-            return int(ids.pop()) if len(ids) == 1 else -1
-    return -1
 
 
 def lock_info(fd: int) -> dict[str, Any]:
@@ -815,7 +699,7 @@ class RunLocks:
 
     def __init__(self, shown: Warnings) -> None:
         self.warnings = shown
-        self.held: dict[str, int] = {}  # path -> fd, -1 where there is nothing to take
+        self.held: dict[str, int] = {}  # path -> fd, -1 where it cannot be taken
         self.directories: list[LockDirectory] = []
         self.output_dir = ""
         self.info: dict[str, Any] = {}  # what the lock files say of us, once the record is written
@@ -823,7 +707,7 @@ class RunLocks:
     def take(self, spec: dict[str, Any]) -> None:
         """Raises StartError if one of them is held."""
         self.output_dir = spec["output_dir"]
-        state = LockDirectory(".", private=True)
+        state = LockDirectory(".")
         self.held["lock"] = fd = self.take_one(state, "lock")
         if fd < 0:
             raise StartError("permission", "cannot open the run lock", errno.EACCES, os.path.join(os.getcwd(), "lock"))
@@ -843,31 +727,22 @@ class RunLocks:
 
     def take_one(self, directory: LockDirectory, name: str) -> int:
         try:
-            fd = directory.take(name)
+            return directory.take(name)
         except LockHeldError as held:
             who = f"keeper {held.holder.get('keeper')} (run {held.holder.get('run_id')})" if held.holder else "a keeper"
             raise StartError(
                 "busy", f"training for this output directory is already kept by {who}", 0, held.path
             ) from held
         except OSError as error:
-            fd = None
-            directory.warnings.append(f"cannot lock {directory.place(name)}: {error.strerror}")
-        for text in directory.warnings:
-            self.warnings.add(text)
-        return -1 if fd is None else fd
+            self.warnings.add(f"cannot lock {directory.place(name)}: {error.strerror}")
+            return -1
 
     def records(self) -> list[dict[str, Any]]:
         """Return what the record and the lock files say of earlier keepers."""
         return [read_json("record.json") or {}, *self.infos()]
 
     def infos(self) -> list[dict[str, Any]]:
-        found = [lock_info(self.held["lock"])]
-        for directory in self.directories:
-            for place, fd in self.held.items():
-                where, name = os.path.split(place)
-                if where == directory.path and directory.vouches(name, said := lock_info(fd)):
-                    found.append(said)
-        return found
+        return [lock_info(fd) for fd in self.held.values()]
 
     def write(self, info: dict[str, Any]) -> None:
         """Write ``info`` into the lock files, and into those that are taken later."""
@@ -881,7 +756,7 @@ class RunLocks:
             os.pwrite(fd, json.dumps(self.info).encode(), 0)
             os.fsync(fd)
         except OSError:
-            pass  # another user's lock file, or a full disk: the record in our directory counts
+            pass  # not taken, root's, or a full disk: the record in our directory counts
 
     def tend(self) -> None:
         """Take the locks of an output directory that the trainer has created (or replaced)."""

@@ -59,14 +59,13 @@ class KeeperJob:
 class KeeperOptions:
     """Options of a keeper.
 
-    ``lock_dir``: one directory for the run lock instead of the usual ones in ``lock_parents`` and, from older versions,
-    ``old_lock_dirs`` (None: as in keeper.py). ``grace``: seconds from a SIGTERM to the keeper (its unit is stopped) to
-    SIGKILL for the tree. ``linger``: seconds that the keeper stays after the tree's end unless podwatch releases it.
-    ``job``: None unless podwatch runs in job mode."""
+    ``lock_dir``: one directory for the run lock instead of the usual ones in ``lock_parents`` (None: as in keeper.py).
+    ``grace``: seconds from a SIGTERM to the keeper (its unit is stopped) to SIGKILL for the tree. ``linger``: seconds
+    that the keeper stays after the tree's end unless podwatch releases it. ``job``: None unless podwatch runs in job
+    mode."""
 
     lock_dir: Path | None = None
     lock_parents: tuple[Path, ...] | None = None
-    old_lock_dirs: tuple[Path, ...] | None = None
     grace: float = 30.0
     linger: float = 10.0
     log_limit: int = 64 << 20
@@ -271,7 +270,6 @@ class KeeperLauncher:
             "log_count": self._options.log_count,
             "lock_dir": str(self._options.lock_dir or ""),
             "lock_parents": _texts(self._options.lock_parents),
-            "old_lock_dirs": _texts(self._options.old_lock_dirs),
             "grace": self._options.grace,
             "linger": self._options.linger,
             "job": self._options.job.to_dict() if self._options.job is not None else None,
