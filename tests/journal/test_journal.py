@@ -188,7 +188,7 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.corrupt-*"))
 
 
-def test_a_migration_that_was_cut_off_is_finished(tmp_path: Path) -> None:
+def test_a_database_whose_making_was_cut_off_is_finished(tmp_path: Path) -> None:
     path = tmp_path / "j.sqlite"
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA journal_mode = WAL").fetchone()

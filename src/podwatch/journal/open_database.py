@@ -1,4 +1,4 @@
-"""Opens the database: check, migrate, reserve space; reads one that cannot be opened from its files; and translates
+"""Opens the database: check, make the tables, reserve space; reads one that cannot be opened from its files; and translates
 SQLite errors for the operator.
 """
 
@@ -13,43 +13,39 @@ from typing import Final
 
 from podwatch.domain.errors import HostError, PermissionDenied
 
-# -- tables and migrations -------------------------------------------------------------------------------------------
-# ``user_version`` counts the migrations that were applied. A migration is never edited after a release: add another.
+# -- tables ------------------------------------------------------------------------------------------------------------
 
-MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
-    (
-        """CREATE TABLE events (
-            id INTEGER PRIMARY KEY AUTOINCREMENT, wall REAL NOT NULL, name TEXT NOT NULL, severity TEXT NOT NULL,
-            message TEXT NOT NULL, fields TEXT NOT NULL)""",
-        "CREATE INDEX events_wall ON events (wall)",
-        """CREATE TABLE intents (
-            id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, wall REAL NOT NULL, data TEXT NOT NULL,
-            state TEXT NOT NULL, note TEXT NOT NULL DEFAULT '', settled_wall REAL)""",
-        "CREATE INDEX intents_state ON intents (state, kind)",
-        """CREATE TABLE incidents (
-            id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, opened_wall REAL NOT NULL, summary TEXT NOT NULL,
-            evidence TEXT NOT NULL DEFAULT '', bundle TEXT NOT NULL DEFAULT '', closed_wall REAL,
-            resolution TEXT NOT NULL DEFAULT '', resumed_step INTEGER, lost_steps INTEGER)""",
-        """CREATE TABLE objects (
-            step INTEGER NOT NULL, save_id TEXT NOT NULL, path TEXT NOT NULL, document TEXT NOT NULL,
-            PRIMARY KEY (step, save_id, path)) WITHOUT ROWID""",
-        """CREATE TABLE published (
-            step INTEGER NOT NULL, save_id TEXT NOT NULL, generation INTEGER NOT NULL, seq INTEGER NOT NULL,
-            wall REAL NOT NULL, document TEXT NOT NULL, PRIMARY KEY (step, save_id)) WITHOUT ROWID""",
-        "CREATE TABLE learned (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-        "CREATE TABLE pins (step INTEGER PRIMARY KEY, reason TEXT NOT NULL, wall REAL NOT NULL)",
-        "CREATE TABLE padding (filler BLOB NOT NULL)",
-    ),
-    (
-        """CREATE TABLE begun (
-            step INTEGER NOT NULL, save_id TEXT NOT NULL, path TEXT NOT NULL, document TEXT NOT NULL,
-            PRIMARY KEY (step, save_id, path)) WITHOUT ROWID""",
-        """CREATE TABLE begun_parts (
-            upload TEXT NOT NULL, number INTEGER NOT NULL, sha1 TEXT NOT NULL,
-            PRIMARY KEY (upload, number)) WITHOUT ROWID""",
-    ),
+TABLES: Final = (
+    """CREATE TABLE events (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, wall REAL NOT NULL, name TEXT NOT NULL, severity TEXT NOT NULL,
+        message TEXT NOT NULL, fields TEXT NOT NULL)""",
+    "CREATE INDEX events_wall ON events (wall)",
+    """CREATE TABLE intents (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, wall REAL NOT NULL, data TEXT NOT NULL,
+        state TEXT NOT NULL, note TEXT NOT NULL DEFAULT '', settled_wall REAL)""",
+    "CREATE INDEX intents_state ON intents (state, kind)",
+    """CREATE TABLE incidents (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, opened_wall REAL NOT NULL, summary TEXT NOT NULL,
+        evidence TEXT NOT NULL DEFAULT '', bundle TEXT NOT NULL DEFAULT '', closed_wall REAL,
+        resolution TEXT NOT NULL DEFAULT '', resumed_step INTEGER, lost_steps INTEGER)""",
+    """CREATE TABLE objects (
+        step INTEGER NOT NULL, save_id TEXT NOT NULL, path TEXT NOT NULL, document TEXT NOT NULL,
+        PRIMARY KEY (step, save_id, path)) WITHOUT ROWID""",
+    """CREATE TABLE published (
+        step INTEGER NOT NULL, save_id TEXT NOT NULL, generation INTEGER NOT NULL, seq INTEGER NOT NULL,
+        wall REAL NOT NULL, document TEXT NOT NULL, PRIMARY KEY (step, save_id)) WITHOUT ROWID""",
+    "CREATE TABLE learned (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE pins (step INTEGER PRIMARY KEY, reason TEXT NOT NULL, wall REAL NOT NULL)",
+    "CREATE TABLE padding (filler BLOB NOT NULL)",
+    """CREATE TABLE begun (
+        step INTEGER NOT NULL, save_id TEXT NOT NULL, path TEXT NOT NULL, document TEXT NOT NULL,
+        PRIMARY KEY (step, save_id, path)) WITHOUT ROWID""",
+    """CREATE TABLE begun_parts (
+        upload TEXT NOT NULL, number INTEGER NOT NULL, sha1 TEXT NOT NULL,
+        PRIMARY KEY (upload, number)) WITHOUT ROWID""",
 )
-SCHEMA_VERSION: Final = len(MIGRATIONS)
+SCHEMA_VERSION: Final = 1
+"""The ``user_version`` of a database with these tables. 0: empty, or made by a podwatch that was cut off."""
 
 
 def version_of(connection: sqlite3.Connection) -> int:
@@ -74,21 +70,21 @@ def refuse(version: int, where: str) -> None:
         )
 
 
-def migrate(connection: sqlite3.Connection, where: str) -> None:
-    """Bring the database to SCHEMA_VERSION, each migration whole or not at all."""
-    version = refuse_newer(connection, where)
-    for number in range(version, SCHEMA_VERSION):
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            if version_of(connection) <= number:
-                for statement in MIGRATIONS[number]:
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {number + 1}")
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
+def make_tables(connection: sqlite3.Connection, where: str) -> None:
+    """Make all tables of an empty database, or none."""
+    if refuse_newer(connection, where):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if not version_of(connection):
+            for statement in TABLES:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 # -- reserved space --------------------------------------------------------------------------------------------------
@@ -194,7 +190,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def prepare(path: Path, *, lenient: bool = True) -> sqlite3.Connection:
-    """Open, check, migrate, reserve space. Raises sqlite3.Error (the caller separates corruption from the rest).
+    """Open, check, make the tables, reserve space. Raises sqlite3.Error (the caller separates corruption from the rest).
 
     On a full disk the ballast is released, once, before that is an error, unless ``lenient`` is false.
     """
@@ -234,7 +230,7 @@ def _prepare(path: Path, *, lenient: bool = False) -> sqlite3.Connection:
 def _furnish(connection: sqlite3.Connection, path: Path, *, lenient: bool) -> None:
     """Create tables, then reserve space. ``lenient``: an existing database continues with the space it has."""
     complete = version_of(connection) == SCHEMA_VERSION
-    migrate(connection, str(path))
+    make_tables(connection, str(path))
     wal = path.with_name(path.name + "-wal")
     enough = complete and free_pages(connection) >= RESERVED_PAGES // 2
     if enough and wal.exists() and wal.stat().st_size >= RESERVED_PAGES * PAGE:

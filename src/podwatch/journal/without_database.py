@@ -131,7 +131,7 @@ def begin(source: sqlite3.Connection | None, kept: Kept | None, merge: Merge, *,
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA cache_size = -256")
-        open_database.migrate(connection, ":memory:")
+        open_database.make_tables(connection, ":memory:")
         if source is not None:
             copy_rows(source, connection, events=EVENTS_KEPT)
         if kept is not None and kept.token in _tokens(connection):
@@ -165,11 +165,9 @@ def _take_up(connection: sqlite3.Connection, kept: Kept, merge: Merge, *, known:
 
 def copy_rows(source: sqlite3.Connection, target: sqlite3.Connection, *, events: int | None = None) -> None:
     """Every row that this podwatch understands (of ``events`` only the newest), and the ids that come next."""
-    older = open_database.version_of(source) < open_database.SCHEMA_VERSION
-    there = {row[0] for row in source.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not open_database.version_of(source):
+        return  # its tables were never made
     for table in KEYS:
-        if table not in there and older:
-            continue  # its migration comes when the database can be written
         names = ", ".join(columns_of(target, table))
         newest = f"ORDER BY id DESC LIMIT {events}" if table == "events" and events is not None else ""
         rows = source.execute(f"SELECT {names} FROM {table} {newest}").fetchall()  # noqa: S608 - names of our schema
