@@ -1,4 +1,4 @@
-"""What podwatch finds in its own directories: taken over from an earlier version, never trusted from another user."""
+"""What podwatch finds in its own directories is never trusted from another user."""
 
 import errno
 import json
@@ -65,7 +65,6 @@ def test_a_directory_of_ours_that_another_user_made_is_never_used(site: Site, ui
 
 
 def test_an_index_or_a_record_of_another_user_in_our_directory_is_not_used(site: Site) -> None:
-    """From a time when an older podwatch's umask let others write there."""
     place = site.guard.probed()
     kept = index(place.quarantine / "1", (str(site.out / "back"), "0-step_9"), uid=T)
     saved(kept / "0-step_9")
@@ -149,41 +148,18 @@ def test_a_damaged_index_moves_nothing_and_is_reported(site: Site, damage: bytes
     assert place.free_number() == 4
 
 
-# -- of an earlier version --------------------------------------------------------------------------------------------
-
-
-def test_what_772aae4_left_is_taken_over(site: Site) -> None:
-    """World-readable directories of root's, an index with a spare's padding, a removal with device numbers."""
-    ours = site.home / HIDDEN / "out"
-    kept = index(ours / "quarantine" / "4", (str(site.out / "checkpoints" / "step_8"), "0-step_8"))
-    saved(kept / "0-step_8")
-    with (kept / "index.json").open("ab") as file:
-        file.write(b"\0" * 100)
-    index(ours / "quarantine" / ".spare")
-    for name in ("trash", "staging"):
-        (ours / name).mkdir()
-    for path in (ours.parent, ours, *ours.rglob("*")):
-        if path.is_dir() and path.lstat().st_uid == 0:
-            path.chmod(0o755)
-    place = site.guard.probed()
-    assert {stat.S_IMODE(p.stat().st_mode) for p in (place.quarantine, place.trash, place.staging)} == {0o700}
-    assert stat.S_IMODE(ours.stat().st_mode) == 0o755
-    assert place.free_number() == 5
-    assert place.give_back(4) == (site.out / "checkpoints" / "step_8",)
-    assert (site.out / "checkpoints" / "step_8").stat().st_uid == T
+# -- a removal that was begun ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("old", [False, True])
-def test_a_removal_that_was_begun_before_a_new_mount_is_finished(site: Site, old: bool, again: bool) -> None:
+def test_a_removal_that_was_begun_before_a_new_mount_is_finished(site: Site, again: bool) -> None:
     """The device number is another one now; a directory that was written again since is not taken for the old one."""
     place = site.guard.probed()
     first, second = site.out / "checkpoints" / "step_9", site.out / "rollouts" / "step_9"
     rows = []
     for path in (first, second):
         s = path.stat()
-        row = [str(path), s.st_dev + 17, s.st_ino, stat.S_IFMT(s.st_mode), int(s.st_mtime)]
-        rows.append(row[:3] if old else row)
+        rows.append([str(path), s.st_dev + 17, s.st_ino, stat.S_IFMT(s.st_mode), int(s.st_mtime)])
     first.rename(place.trash / place.had_begun_to_remove(9, rows))
     if again:
         second.rename(site.out / "earlier")

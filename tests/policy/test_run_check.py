@@ -42,7 +42,6 @@ def test_a_run_that_is_well() -> None:
         ({"overall": "critical", "reason": "GPU 0 is lost"}, Level.CRITICAL, "GPU 0 is lost"),
         ({"overall": "warning", "reason": "the disk is 90 % full"}, Level.WARNING, "the disk is 90 % full"),
         ({"overall": "unknown"}, Level.UNKNOWN, "cannot observe training"),
-        ({"overall": "", "phase": "gave-up"}, Level.CRITICAL, "gave up"),
         ({"state": "released", "desired": "finished"}, Level.OK, "finished; step 300 is stored"),
         ({"state": "released", "desired": "finished", "age": 1e7}, Level.OK, "finished"),
         ({"state": "restarting", "desired": "finished", "age": 400.0}, Level.OK, "finished; step 300 is stored"),

@@ -118,8 +118,6 @@ def test_one_of_ours_is_compared_with_what_it_was_started_from(make: Make, tmp_p
     assert not look(RunningCommand(), handle, same, record)
     found = look(RunningCommand(), handle, make("rl", "--max-steps", "100"), record)
     assert found.lines == ("- --max-steps 99", "- --wandb.api-key [removed]", "+ --max-steps 100")
-    old = StartRecord("s1", 0.0, ("rl",), f"{tmp_path}/app")
-    assert not look(RunningCommand(), handle, same, old), "the record of an older podwatch says nothing about it"
     assert not look(RunningCommand(), handle, same, None)
 
 

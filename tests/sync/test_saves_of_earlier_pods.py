@@ -117,7 +117,7 @@ async def test_nothing_of_them_is_deleted_before_this_pod_has_stored_a_save(
     second.journal.close()
 
 
-@pytest.mark.parametrize("why", ["observe", "an older podwatch", "unlisted"])
+@pytest.mark.parametrize("why", ["observe", "no list", "unlisted"])
 async def test_saves_stay_that_retention_must_not_judge(
     local: World, run: Run, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
@@ -125,7 +125,7 @@ async def test_saves_stay_that_retention_must_not_judge(
     store = local.store()
     data = store.get_bytes(local.keys.heartbeat)
     assert data is not None
-    if why == "an older podwatch":
+    if why == "no list":
         store.put_bytes(local.keys.heartbeat, data.replace(b'"saves"', b'"others"'))
     if why == "unlisted":
         store.put_bytes(local.keys.heartbeat, data.replace(b'"seq": 5', b'"seq": 50'))

@@ -198,7 +198,7 @@ class Manifest:
     train_command: tuple[str, ...] = ()
     wandb: Mapping[str, str] = field(default_factory=dict)
     proof: Proof = Proof.NONE
-    """How it was known, when this was written, that the store holds these bytes; NONE in those of an older podwatch."""
+    """How it was known, when this was written, that the store holds these bytes."""
     schema_version: int = SCHEMA_VERSION
 
     def to_bytes(self) -> bytes:

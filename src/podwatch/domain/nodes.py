@@ -21,7 +21,7 @@ class GangRecord:
     """Written by rank 0 alone, after it has confirmed that it holds the run. ``generation``: that of its claim.
     ``members``: the process of each node of this attempt (``Report.process``). ``ready``: everything is prepared, and
     every node starts training from ``step`` (None: from the beginning). ``files``: a hash of the files of that
-    checkpoint as rank 0 sees them; empty if there is none, and in the record of an older podwatch. ``prepare``: where
+    checkpoint as rank 0 sees them; empty if there is none. ``prepare``: where
     each node has a disk of its own, the number of the order to bring ``step`` there before anything starts; 0: none;
     ``save_id``: which save of it."""
 

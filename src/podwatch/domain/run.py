@@ -18,8 +18,7 @@ class Lineage:
 
     ``id`` is random; ``parent`` and ``parent_step`` say where it left the older lineage (empty and None for a fresh
     run). For the status: ``left_step`` is the newest checkpoint of the lineage that an operator's own start left, and
-    ``opened_wall`` (epoch seconds) the time of that start; None and 0 if podwatch opened the lineage, or an older
-    podwatch recorded it.
+    ``opened_wall`` (epoch seconds) the time of that start; None and 0 if podwatch opened the lineage.
     """
 
     id: str
@@ -57,7 +56,7 @@ class StartRecord:
     environment_names: tuple[str, ...] = ()
     config_digests: tuple[tuple[str, str], ...] = ()
     command: tuple[str, ...] = ()
-    """``[trainer] command`` as configured at that time, without secrets; empty in a record of an older podwatch."""
+    """``[trainer] command`` as configured at that time, without secrets."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ class RequiredExit:
     """Seconds that it had lived (by its start time, if known) until the look that no longer showed it."""
     last_seen_at: float | None = None
     """The last look that showed it alive (monotonic). It ended between the two looks, which can be minutes apart if the
-    tree could not be read. None in recordings of older versions."""
+    tree could not be read. None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Opens the database: check, make the tables, reserve space; reads one that cannot be opened from its files; and translates
-SQLite errors for the operator.
+"""Opens the database: check, make the tables, reserve space; reads one that cannot be opened from its files; and
+translates SQLite errors for the operator.
 """
 
 import contextlib
@@ -190,7 +190,8 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def prepare(path: Path, *, lenient: bool = True) -> sqlite3.Connection:
-    """Open, check, make the tables, reserve space. Raises sqlite3.Error (the caller separates corruption from the rest).
+    """Open, check, make the tables, reserve space. Raises sqlite3.Error (the caller separates corruption from the
+    rest).
 
     On a full disk the ballast is released, once, before that is an error, unless ``lenient`` is false.
     """

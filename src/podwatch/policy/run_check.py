@@ -16,7 +16,7 @@ from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.who_holds_the_run import PATIENCE_SECONDS
 
-_GAVE_UP, _RESTS = "gave-up", ("paused", "evaluating")
+_RESTS = ("paused", "evaluating")
 """Phases as the heartbeat names them (recovery/state.py)."""
 
 
@@ -44,7 +44,7 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Beat:
     """The last heartbeat. ``age``: seconds since it was written. The other ages are seconds at that time. Everything
-    but the age can be missing: written by an older podwatch, or not readable."""
+    but the age can be missing: not readable."""
 
     age: float
     state: str = ""
@@ -178,8 +178,6 @@ def _guarded(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgem
     why = beat.reason or "see `podwatch status` on the pod"
     if beat.overall == "critical":
         return Judgement(Level.CRITICAL, f"{at}; {why}; {stored}")
-    if beat.phase == _GAVE_UP:  # an older podwatch reports no more than that
-        return Judgement(Level.CRITICAL, f"{at}; podwatch gave up restarting training; {stored}")
     if beat.age > limits.late:
         return Judgement(Level.WARNING, f"{at}; no heartbeat since {_span(beat.age)}; {stored}")
     step_age = None if beat.step_age is None else beat.step_age + beat.age

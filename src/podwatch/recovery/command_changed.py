@@ -69,7 +69,7 @@ class RunningCommand:
         if not settings.trainer.command:
             return Difference()
         if record is not None and record.start_id == handle.start_id:
-            arguments = differences(record.command, settings.trainer.command, _shown) if record.command else ()
+            arguments = differences(record.command, settings.trainer.command, _shown)
             wanted = str(working_directory(settings))
             directory = (f"- in {record.cwd}", f"+ in {wanted}") if wanted != record.cwd else ()
             return Difference(arguments, directory, changed_configs(record))

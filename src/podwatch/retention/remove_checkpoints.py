@@ -358,19 +358,19 @@ def _delete(tree: PinnedTree, trash: Path, names: Iterable[str], freed: list[int
 @dataclass(frozen=True, slots=True)
 class _Row:
     """The path's identity when its removal was journaled. The device number is kept in the journal and not compared:
-    those of NFS and FUSE change with each mount. Journals of older versions have no kind and no time."""
+    those of NFS and FUSE change with each mount."""
 
     path: Path
     inode: int
-    kind: int | None = None
-    mtime: int | None = None
+    kind: int
+    mtime: int
 
     def is_still(self, status: os.stat_result) -> bool:
         """A new directory of the same name may have the same inode number, but it is younger."""
         return (
             status.st_ino == self.inode
-            and self.kind in (None, stat.S_IFMT(status.st_mode))
-            and self.mtime in (None, int(status.st_mtime))
+            and self.kind == stat.S_IFMT(status.st_mode)
+            and self.mtime == int(status.st_mtime)
         )
 
 
@@ -378,7 +378,7 @@ def _rows(data: Mapping[str, object]) -> list[_Row]:
     rows = data.get("paths")
     if not isinstance(rows, list):
         raise HostError("a removal in the journal names no paths", where=str(dict(data)), fix="podwatch ignores it")
-    return [_Row(Path(str(path)), int(inode), *(int(v) for v in more)) for path, _device, inode, *more in rows]
+    return [_Row(Path(str(path)), int(inode), int(kind), int(mtime)) for path, _device, inode, kind, mtime in rows]
 
 
 def _explain(removal: Removal, error: Exception) -> str:

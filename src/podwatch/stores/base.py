@@ -82,7 +82,6 @@ class StoredPart:
 
     @classmethod
     def noted(cls, note: str, size: int) -> "StoredPart":
-        """Also of a note that an older podwatch wrote."""
         known, _, xxh3 = note.partition(_XXH3)
         sha1, _, etag = known.partition(" ")
         return cls(size, sha1, etag, xxh3)

@@ -314,8 +314,7 @@ class StoreSession:
         published = await self._journal.run(Journal.published)
         self.note_stored(published)
         kept = await self._journal.run(Journal.learned, EARLIER)
-        if kept is None:  # an older podwatch did not note whether another pod held the run in between
-            self._keep_earlier(replace(self._earlier, since=max((s.generation for s in published), default=0)))
+        if kept is None:
             return
         with contextlib.suppress(TypeError, KeyError, ValueError):
             at = None if kept["at"] is None else (int(kept["at"][0]), int(kept["at"][1]))

@@ -65,7 +65,7 @@ def open_regular(directory: int, name: str, flags: int = os.O_RDONLY, mode: int 
 
 def check_ours(fd: int, path: Path) -> None:
     """Raises RootReplaced unless the directory belongs to podwatch (or root) and no other user can write to it. Removes
-    permissions of group and others that an older podwatch left through its umask."""
+    the write permission of group and others."""
     check_owner(fd, fd, path)
     status = os.fstat(fd)
     if status.st_mode & OTHERS_WRITE:

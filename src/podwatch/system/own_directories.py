@@ -180,7 +180,6 @@ class Workspace:
         for directory in (chosen.quarantine, chosen.trash, chosen.staging):
             try:
                 self.tree.make(directory)
-                self.tree.keep_private(directory)
             except RootReplaced:
                 return chosen
             except OSError as error:

@@ -390,12 +390,6 @@ class PinnedTree:
         with self.directory(path, create=True, mode=mode, owner=owner):
             return
 
-    def keep_private(self, path: Path) -> None:
-        """Remove permissions that an older podwatch gave others on a directory of podwatch."""
-        with self.directory(path) as fd:
-            if stat.S_IMODE(os.fstat(fd).st_mode) & 0o077:
-                os.fchmod(fd, 0o700)
-
     def rename(self, source: Path, target: Path, *, expected: Identity | None = None) -> bool:
         """Move an entry (a link itself), never over an existing one (FileExistsError).
 
@@ -445,7 +439,7 @@ class PinnedTree:
         with self.parent(path) as (directory, name):
             fd = open_regular(directory, name, os.O_WRONLY | os.O_CREAT, mode)
             try:
-                os.fchmod(fd, mode)  # an older podwatch left it open to all
+                os.fchmod(fd, mode)
                 done = 0
                 while done < len(data):
                     done += os.pwrite(fd, data[done:], done)

@@ -1448,7 +1448,7 @@ class Keeper:
         release."""
         what = request["do"]
         if what == "hello":
-            return {"protocols": [PROTOCOL], "keeper": os.getpid(), "start_id": self.start_id} | {
+            return {"keeper": os.getpid(), "start_id": self.start_id} | {
                 "run_id": self.spec["run_id"],
                 "pid": self.tree.launcher,
                 "ticks": self.tree.launcher_ticks,

@@ -119,7 +119,7 @@ class JobRecord:
 
 
 def job_record(value: object, boot: str, namespace: int) -> JobRecord | None:
-    """From "job" in a record or a lock file; None without job mode, and from an older keeper."""
+    """From "job" in a record or a lock file; None without job mode."""
     if not isinstance(value, dict):
         return None
     try:
@@ -224,8 +224,8 @@ def _read(path: Path) -> dict[str, object] | None:
 
 # -- control socket --------------------------------------------------------------------------------------------------
 
-PROTOCOLS = (1,)
-"""Protocol versions that this podwatch speaks: the current one and the one before (none yet)."""
+PROTOCOL = 1
+"""The protocol that this podwatch speaks."""
 
 _ANSWER_LIMIT = 32 << 20
 _CHUNK = 1 << 18
@@ -249,7 +249,7 @@ class KeeperClient:
     async def request(self, do: str, **fields: object) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self._timeout):
-                answer = await self._exchange({"v": PROTOCOLS[0], "do": do, **fields})
+                answer = await self._exchange({"v": PROTOCOL, "do": do, **fields})
         except (OSError, TimeoutError, ValueError) as error:
             raise KeeperSilent(f"keeper in {self._directory}: {error or type(error).__name__}") from error
         if answer.get("ok") is not True:
@@ -281,10 +281,10 @@ class KeeperClient:
         return answer
 
     async def hello(self) -> dict[str, Any]:
-        """Return the keeper's identity. KeeperSilent also if it speaks no protocol version that we know."""
+        """Return the keeper's identity. KeeperSilent also if it speaks another protocol."""
         answer = await self.request("hello")
-        if not set(answer.get("protocols", ())) & set(PROTOCOLS):
-            raise KeeperSilent(f"keeper in {self._directory}: it speaks only protocol {answer.get('protocols')}")
+        if answer.get("v") != PROTOCOL:
+            raise KeeperSilent(f"keeper in {self._directory}: it speaks protocol {answer.get('v')}")
         return answer
 
     async def tree(self) -> tuple[ProcessSample, ...]:
@@ -304,8 +304,7 @@ class KeeperClient:
         return known[1] if known is not None and known[0] == item else _sample(item, self._roles)
 
     async def sockets(self, pids: list[int]) -> dict[int, frozenset[int] | None]:
-        """Return the socket inodes of these processes; None where even the keeper cannot read them. KeeperSilent from
-        an older keeper, which does not know this request."""
+        """Return the socket inodes of these processes; None where even the keeper cannot read them."""
         answer = await self.request("sockets", pids=pids)
         try:
             return {

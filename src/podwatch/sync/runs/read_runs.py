@@ -261,7 +261,7 @@ def _texts(store: ObjectStore, keys: Keys, command: tuple[str, ...], problems: l
     try:
         fetched = fetch(store, keys)
     except SaveGone:
-        problems.append("no configuration is stored (an older podwatch, or [sync] artefacts = false)")
+        problems.append("no configuration is stored ([sync] artefacts = false)")
         return Texts(command, problems=tuple(problems))
     except IntegrityError as error:
         problems.append(f"the stored configuration is not usable: {error.what}")

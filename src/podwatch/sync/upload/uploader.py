@@ -381,7 +381,8 @@ class Sender:
             wandb=dict(identity.wandb),
         )
         published = await self._journal.run(Journal.published)
-        # A stray directory that an older podwatch published must not keep the pointer from the trained checkpoints.
+        # A stray directory that was published before it was known as one must not keep the pointer from the trained
+        # checkpoints.
         odd = {(s.step, s.save_id) for s in self._catalogue.sets if not s.of_line}
         line = (p for p in published if p.lineage == identity.lineage and (p.step, p.save_id) not in odd)
         moves = move_pointer and not any(NO_TRAINING > p.step > chosen.step for p in line)
