@@ -1,8 +1,6 @@
 """``podwatch runs`` as real processes on a real local store."""
 
 import json
-import os
-import shutil
 import time
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from podwatch.journal.journal import Journal
 from podwatch.stores.local import LocalStore
 from podwatch.system.files import FileLock
 from tests.cli.test_restore import stored
-from tests.support.past_runs import into_directory, past_run, tree
+from tests.support.past_runs import past_run, tree
 
 pytestmark = pytest.mark.slow
 
@@ -26,32 +24,19 @@ def days_ago(machine, days: float) -> LocalStore:
     return LocalStore(machine.directory / "store", writer_id="w", wall=lambda: time.time() - days * DAY)
 
 
-def old_backup(machine, run: str, step: int, body: bytes = b"weights") -> Path:
-    source = machine.directory / f"{run}-{step}"
-    (source / "sub").mkdir(parents=True)
-    (source / "model.bin").write_bytes(body)
-    (source / "sub" / "rng").write_bytes(b"1")
-    into_directory(machine.directory / "store", f"{run}/step_{step}", tree(source))
-    return source
-
-
 def test_list(stored):
     machine, _, config, body = stored
     past_run(days_ago(machine, 3), Keys("past"), 10, 20)
-    old_backup(machine, "older", 7)
     shown = machine.podwatch("runs", "list", "-c", config)
     assert shown.returncode == 0, shown.stderr
     assert max(len(line) for line in shown.stdout.splitlines()) <= 80
-    older, past, mine = (next(x for x in shown.stdout.splitlines() if x.startswith(n)) for n in ("older", "past", "r "))
-    assert "backups of another tool" in older
+    past, mine = (next(x for x in shown.stdout.splitlines() if x.startswith(n)) for n in ("past", "r "))
     assert past.split()[:3] == ["past", "20", "2"]
     assert mine.split()[:3] == ["r", "40", "1"]
     document = json.loads(machine.podwatch("runs", "list", "-c", config, "--json").stdout)
     runs = {r["run_id"]: r for r in document["runs"]}
     assert (runs["r"]["newest_step"], runs["r"]["saves"], runs["r"]["ours"]) == (40, 1, True)
     assert runs["r"]["size_bytes"] > len(body)
-    assert (runs["older"]["ours"], runs["older"]["earlier_backups"]["steps"]) == (False, [7])
-    assert runs["past"]["earlier_backups"] is None
 
 
 def test_list_and_restore_from_anywhere(stored):
@@ -108,33 +93,6 @@ def test_archive_refuses_what_it_must(stored):
     assert (alive.returncode, "podwatch is active on run" in alive.stderr) == (75, True)
 
 
-def test_import_and_restore(stored):
-    machine, _, config, _ = stored
-    source = old_backup(machine, "older", 7)
-    old_backup(machine, "older", 9)
-    (machine.directory / "store" / "older" / "step_9" / "model.bin").unlink()
-    dry = machine.podwatch("runs", "import", "older", "--dry-run", "-c", config)
-    assert dry.returncode == 0, dry.stderr
-    assert "step 7: complete, would be imported" in dry.stdout
-    assert "step 9: REFUSED, nothing matches 'model.bin'" in dry.stdout
-    assert not (machine.directory / "store" / "older" / "podwatch").exists()
-    taken = json.loads(machine.podwatch("runs", "import", "older", "--json", "-c", config).stdout)
-    assert [(b["step"], b["taken_in"]) for b in taken["backups"]] == [(7, True), (9, False)]
-    there = machine.directory / "there"
-    result = machine.podwatch("runs", "restore", "older", "--to", str(there), "-c", config)
-    assert result.returncode == 0, result.stderr
-    assert "restored step 7 of older" in result.stdout
-    assert {n: p.read_bytes() for n, p in tree(there / "checkpoint").items()} == {
-        n: p.read_bytes() for n, p in tree(source).items()
-    }
-    assert sorted(p.name for p in there.iterdir() if not p.name.startswith(".")) == ["checkpoint"]
-    again = machine.podwatch("runs", "import", "older", "--step", "7", "-c", config)
-    assert "step 7: already imported" in again.stdout
-    listed = json.loads(machine.podwatch("runs", "list", "--json", "-c", config).stdout)
-    older = next(r for r in listed["runs"] if r["run_id"] == "older")
-    assert (older["newest_step"], older["earlier_backups"]["steps"]) == (7, [7, 9])
-
-
 def test_copy_and_restore_the_copy(stored):
     machine, _, config, body = stored
     to = f"file://{machine.directory}/archive/team"
@@ -160,34 +118,6 @@ def test_copy_and_restore_the_copy(stored):
     assert same.returncode == 64
     none = machine.podwatch("runs", "copy", "nothing", "--to", to, "-c", config)
     assert none.returncode == 69
-
-
-def test_import_says_what_it_cannot_find(stored):
-    machine, _, config, _ = stored
-    nothing = machine.podwatch("runs", "import", "nosuchrun", "-c", config)
-    assert (nothing.returncode, "no step_N/" in nothing.stderr) == (69, True)
-    old_backup(machine, "deep/er/older", 7)
-    named = machine.podwatch("runs", "import", "deep/er/older", "--as", "taken", "-c", config)
-    assert (named.returncode, "latest.json now names step 7" in named.stdout) == (0, True), named.stderr
-    absent = machine.podwatch("runs", "import", "deep/er/older", "--step", "8", "-c", config)
-    assert (absent.returncode, "backup of step 8 not found" in absent.stderr) == (69, True)
-    assert machine.podwatch("runs", "import", "..", "-c", config).returncode == 64
-    assert machine.podwatch("runs", "import", "deep/er/older", "--layout", "x", "-c", config).returncode == 64
-    assert machine.podwatch("runs").returncode in (0, 64)
-
-
-def test_check_names_what_another_tool_left(stored):
-    machine, _, config, _ = stored
-    elsewhere = Path("/dev/shm") / f"podwatch-runs-{os.getpid()}"  # check refuses a store beside the checkpoints
-    text = Path(config).read_text().replace(f"file://{machine.directory}/store", f"file://{elsewhere}")
-    Path(config).write_text(text)
-    try:
-        into_directory(elsewhere, "r/step_55", {"model.bin": Path(__file__)})
-        checks = json.loads(machine.podwatch("check", "--json", "-c", config).stdout)["checks"]
-        texts = [c["text"] for c in checks if c["name"] == "store"]
-        assert any("up to step 55" in t and "podwatch runs import r" in t for t in texts), texts
-    finally:
-        shutil.rmtree(elsewhere)
 
 
 def test_a_run_as_a_record(stored):

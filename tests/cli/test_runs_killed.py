@@ -1,7 +1,5 @@
-"""``podwatch runs import`` and ``archive`` as processes that are killed at any moment: nothing is half-named, and the
-next try finishes."""
+"""``podwatch runs archive`` as a process that is killed at any moment: nothing is half-named; the next try finishes."""
 
-import os
 import random
 import signal
 import subprocess
@@ -15,10 +13,9 @@ from podwatch.policy.store_retention import SUPERSEDED_SECONDS
 from podwatch.stores.b2 import B2Store
 from podwatch.stores.credentials import Credentials
 from podwatch.sync.inventory import inventory
-from podwatch.sync.publish_and_pointer import read_pointer
 from podwatch.sync.verify_stored import verify_save
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
-from tests.support.past_runs import into_bucket, past_run, tree
+from tests.support.past_runs import past_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 """Seconds: each kill is a process of its own, and the gate runs others beside it."""
@@ -103,26 +100,6 @@ def whole(server, keys):
 
 def newest_stays(server, keys):
     assert whole(server, keys)[-1] == 40
-
-
-def test_import_killed_at_any_moment(bucket, tmp_path):
-    for step, size in ((3, 1000), (7, 11_000_000)):
-        source = tmp_path / f"{step}"
-        source.mkdir()
-        (source / "model.bin").write_bytes(os.urandom(size))
-        (source / "rng").write_bytes(b"1")
-        into_bucket(bucket, f"old/step_{step}", tree(source))
-    keys = Keys("old")
-    killed_at_random(bucket, tmp_path, lambda: whole(bucket, keys), "import", "old", kills=3)
-    assert whole(bucket, keys) == [3, 7]
-    store = store_of(bucket)
-    pointer = read_pointer(store, keys)
-    assert pointer is not None
-    assert (pointer.step, pointer.seq) == (7, 1)
-    assert sorted(o.key for o in store.list("old/step_")) == [
-        f"old/step_{s}/{n}" for s in (3, 7) for n in ("model.bin", "rng")
-    ]
-    store.close()
 
 
 def test_archive_killed_at_any_moment(bucket, tmp_path):

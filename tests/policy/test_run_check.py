@@ -99,8 +99,6 @@ def test_what_is_not_in_use_is_well() -> None:
         asked = replace(WELL, age=1e7, state=state, overall=overall)
         found = judge(replace(gone, beat=asked, stopped_by_control="the data are wrong"), LIMITS)
         assert found == Judgement(Level.OK, "stopped by control.json (the data are wrong); step 300 is stored")
-    imported = judge(Evidence("r", pointer=True, pointer_step=3, imported=True), LIMITS)
-    assert (imported.level, "imported" in imported.summary) == (Level.OK, True)
 
 
 def test_a_pointer_that_cannot_be_used_is_critical() -> None:

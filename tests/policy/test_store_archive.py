@@ -1,16 +1,13 @@
-"""What an archive may remove, and when an import may move the pointer: over random runs."""
+"""What an archive may remove: over random runs."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.domain.manifest import Pointer
 from podwatch.policy.store_retention import (
     ALIVE_SECONDS,
     SUPERSEDED_SECONDS,
     Keep,
     StoredSave,
-    place_import,
     plan_archive,
     sign_of_life,
     stale_artefacts,
@@ -86,31 +83,6 @@ def test_a_sign_of_life_is_young(walls: list[float]) -> None:
     age = sign_of_life(walls, NOW)
     assert (age is not None) == any(NOW - w < ALIVE_SECONDS for w in walls)
     assert age is None or age >= 0
-
-
-def pointer(step: int | None, lineage: str = "import-1", seq: int = 3) -> Pointer:
-    return Pointer(2, seq, "r", lineage, step, "w", "")
-
-
-@pytest.mark.parametrize(
-    ("current", "alive", "moves"),
-    [
-        (None, False, True),
-        (None, True, False),
-        (pointer(None), False, False),
-        (pointer(40, "own"), False, False),
-        (pointer(400, "own"), False, False),
-        (pointer(40), False, True),
-        (pointer(100), False, False),
-        (pointer(120), False, False),
-    ],
-)
-def test_an_import_never_takes_the_pointer_away(current: Pointer | None, alive: bool, moves: bool) -> None:
-    placing = place_import(current, 100, "import-1", alive=alive)
-    assert placing.moves is moves
-    assert placing.reason
-    if moves:
-        assert (placing.generation, placing.seq) > (current.order if current else (0, 0))
 
 
 @given(

@@ -304,36 +304,6 @@ def test_versions(store: ObjectStore, at: str) -> None:
     assert found[0].size == 2
 
 
-def test_copies_inside_the_store(store: ObjectStore, at: str) -> None:
-    data = content(12 * MB)
-    small = put_file(store, f"{at}/from/small", io.BytesIO(data[:1000]), 1000, part_size=5 * MB)
-    empty = store.put_bytes(f"{at}/from/empty", b"")
-    large = put_file(store, f"{at}/from/large", io.BytesIO(data), len(data), part_size=5 * MB)
-    copied = store.copy_small(f"{at}/to/small", small)
-    assert (copied.key, copied.size, copied.ours, copied.writer_id) == (f"{at}/to/small", 1000, True, "w1")
-    assert copied.parts_sha1 in ((), small.parts_sha1)
-    assert fetch(store, copied) == data[:1000]
-    assert store.copy_small(f"{at}/to/empty", empty).size == 0
-    upload = store.begin_large(f"{at}/to/large", len(data))
-    parts = [store.copy_part(upload, n, large, *span) for n, span in enumerate(part_spans(len(data), 6 * MB), 1)]
-    assert [part.sha1 for part in parts] == [hashlib.sha1(data[i : i + 6 * MB]).hexdigest() for i in (0, 6 * MB)]
-    done = store.finish_large(upload, parts, len(data))
-    assert fetch(store, done) == data
-    assert [o.key for o in store.list(f"{at}/from/")] == [f"{at}/from/empty", f"{at}/from/large", f"{at}/from/small"]
-
-
-def test_a_copy_of_what_is_gone(store: ObjectStore, at: str) -> None:
-    gone = store.put_bytes(f"{at}/gone", b"123")
-    store.delete(gone)
-    with pytest.raises(RemoteError) as caught:
-        store.copy_small(f"{at}/copy", gone)
-    assert not caught.value.transient
-    upload = store.begin_large(f"{at}/large", 12 * MB)
-    with pytest.raises(RemoteError):
-        store.copy_part(upload, 1, gone, 0, 3)
-    assert store.stat(f"{at}/copy") is None
-
-
 def test_a_name_for_whoever_is_first(store: ObjectStore, at: str) -> None:
     key = f"{at}/claims/1-only"
     if not store.exclusive:

@@ -64,7 +64,7 @@ def into_directory(store: Path, prefix: str, files: Mapping[str, Path]) -> None:
         os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
 
 
-def into_bucket(server: B2Server, prefix: str, files: Mapping[str, Path], *, times: bool = True) -> None:
+def into_bucket(server: B2Server, prefix: str, files: Mapping[str, Path]) -> None:
     """As the b2 tool does it, with b2sdk's own upload."""
     from b2sdk.v3 import B2Api, InMemoryAccountInfo
 
@@ -72,5 +72,5 @@ def into_bucket(server: B2Server, prefix: str, files: Mapping[str, Path], *, tim
     api.authorize_account(KEY_ID, KEY, realm=server.url)
     bucket = api.get_bucket_by_name(BUCKET)
     for name, path in files.items():
-        info = {"src_last_modified_millis": str(path.stat().st_mtime_ns // 1_000_000)} if times else {}
+        info = {"src_last_modified_millis": str(path.stat().st_mtime_ns // 1_000_000)}
         bucket.upload_bytes(path.read_bytes(), f"{prefix}/{name}", file_info=info)

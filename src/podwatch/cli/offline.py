@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podwatch.cli.common import Where
-from podwatch.domain.errors import Busy, ConfigurationError, HostError, UsageError
+from podwatch.domain.errors import ConfigurationError, HostError, UsageError
 
 if TYPE_CHECKING:
     from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
@@ -211,14 +211,6 @@ def state_here(settings: "Settings", run: str) -> Iterator[Here]:
         finally:
             if journal is not None:
                 journal.close()
-
-
-def guarded_here(settings: "Settings", run: str) -> bool:
-    try:
-        with state_here(settings, run):
-            return False
-    except Busy:
-        return True
 
 
 @contextmanager

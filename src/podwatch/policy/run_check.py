@@ -87,8 +87,6 @@ class Evidence:
     """The reason in a control.json that stops the run; None: there is none."""
     archived: bool = False
     """Nothing has been written since it was archived."""
-    imported: bool = False
-    """latest.json names what `podwatch runs import` took over from another tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +120,6 @@ def _without_heartbeat(found: Evidence, limits: Limits, stored: str) -> Judgemen
         return Judgement(
             Level.WARNING, f"a pod claimed the run {_span(found.claim_age)} ago; no heartbeat yet; {stored}"
         )
-    if found.claim_age is None and found.imported:
-        return Judgement(Level.OK, f"imported from another tool, not trained by podwatch; {stored}")
     if found.claim_age is None and not found.pointer:
         return Judgement(Level.UNKNOWN, "podwatch has written nothing here: check the store's URL and the run id")
     return Judgement(Level.CRITICAL, f"no pod holds the run: there is no heartbeat; {stored}")

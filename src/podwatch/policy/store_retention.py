@@ -9,8 +9,7 @@ multiple of keep_every in seq numbers**. It is fixed when it is published: later
 others never makes another one the first.
 
 An operator archives a run from any machine with access to the bucket, often without the journal of the pod that
-trained, so every decision rests on the store's contents alone. Here, too: when `runs import` moves the pointer to an
-imported save.
+trained, so every decision rests on the store's contents alone.
 """
 
 import re
@@ -407,7 +406,6 @@ def orphaned_saves(
 
 ALIVE_SECONDS = 900.0
 """If a heartbeat or claim in the store is younger than this, a podwatch guards the run. Fifteen heartbeat intervals."""
-IMPORT_LINEAGE = "import-"
 
 
 class Keep(StrEnum):
@@ -490,28 +488,12 @@ def _milestones(saves: Sequence[StoredSave], keep_every: int) -> frozenset[tuple
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """Whether the pointer moves to an imported save, and then its generation and seq."""
+    """Whether the pointer moves to a copied save, and then its generation and seq."""
 
     moves: bool
     reason: str
     generation: int = 0
     seq: int = 0
-
-
-def place_import(current: Pointer | None, step: int, lineage: str, *, alive: bool) -> Placing:
-    """Decide whether an import moves the pointer. It never replaces a save of podwatch's own: it sets the pointer of a
-    run that has none, or continues an earlier import of the same backups. ``alive``: a podwatch guards the run."""
-    if alive:
-        return Placing(False, "a podwatch guards this run, and only that podwatch moves the pointer")
-    if current is None:
-        return Placing(True, "the run had no pointer yet", 1, 1)
-    if current.step is None:
-        return Placing(False, "an operator started the run from the beginning")
-    if current.lineage != lineage:
-        return Placing(False, f"latest.json names step {current.step}, which podwatch saved or imported before")
-    if current.step >= step:
-        return Placing(False, f"latest.json names step {current.step} already")
-    return Placing(True, f"follows step {current.step} of the same import", current.generation, current.seq + 1)
 
 
 def place_copy(current: Pointer | None, pointer: Pointer | None, lineages: Collection[str]) -> Placing:

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
-from b2sdk.v3 import MetadataDirectiveMode
 from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import IntegrityError, RemoteError
@@ -148,36 +147,6 @@ class B2Store:
                 raise
         finally:
             self._session.account_info.clear_large_file_upload_urls(upload.id)
-
-    def copy_small(self, key: str, source: StoredObject) -> StoredObject:
-        check_relative_path(key)
-        self._bucket.id(key)
-        answer = self._bucket.call(
-            key,
-            "readFiles and writeFiles",
-            lambda: self._session.copy_file(
-                source.file_id,
-                key,
-                metadata_directive=MetadataDirectiveMode.REPLACE,
-                content_type=_CONTENT_TYPE,
-                file_info={WRITER_TAG: self._writer_id},
-            ),
-        )
-        sha1 = str(answer.get("contentSha1") or "")
-        hashes = (sha1,) if source.size and _SHA1.fullmatch(sha1) else ()
-        return self._object(answer, hashes, Proof.STORE_CHECKED if hashes or not source.size else Proof.NONE)
-
-    def copy_part(self, upload: Upload, number: int, source: StoredObject, offset: int, length: int) -> StoredPart:
-        self._bucket.id()
-        span = (offset, offset + length - 1)
-        answer = self._bucket.call(
-            source.key,
-            "readFiles and writeFiles",
-            lambda: self._session.copy_part(source.file_id, upload.id, number, bytes_range=span),
-        )
-        if int(answer["contentLength"]) != length:
-            raise IntegrityError("the store copied a different length than requested", where=f"{self.url}/{source.key}")
-        return StoredPart(length, str(answer["contentSha1"]))
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         bucket, start = self._bucket.id(prefix), None

@@ -229,18 +229,6 @@ class ObjectStore(Protocol):
         """Every unfinished upload below ``prefix`` that the store lists, oldest first."""
         ...
 
-    # Copies inside the store, also of objects that are not ours; the copy is. No byte passes through this machine where
-    # the store can copy and tell the hash. RemoteError (never transient) when the source is gone.
-
-    def copy_small(self, key: str, source: StoredObject) -> StoredObject:
-        """Copy a whole object of at most 5 GB. ``parts_sha1`` is empty where the store cannot tell the hash."""
-        ...
-
-    def copy_part(self, upload: Upload, number: int, source: StoredObject, offset: int, length: int) -> StoredPart:
-        """As ``put_part``, from ``length`` bytes of ``source`` from ``offset`` on. The SHA-1 is always known: a store
-        that cannot tell it reads the bytes and sends them."""
-        ...
-
     # Looking. A listing may leave ``ours`` None. Reading trusts the shape of a key and the hashes of manifest and
     # pointer, and needs no mark; whoever deletes, overwrites or counts something as ours identifies it first.
 

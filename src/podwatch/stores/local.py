@@ -28,7 +28,7 @@ from podwatch.domain.manifest import WRITER_TAG, Proof
 from podwatch.domain.safe_names import check_relative_path, valid_run_id
 from podwatch.stores.base import AccessDenied, Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours
 from podwatch.stores.local_large import LargeUploads
-from podwatch.stores.part_reader import XXH3, FileSource, PartStream, Source, StreamSource
+from podwatch.stores.part_reader import XXH3, PartStream, Source, StreamSource
 
 # -- store -----------------------------------------------------------------------------------------------------------
 
@@ -133,26 +133,6 @@ class LocalStore:
     def cancel_large(self, upload: Upload) -> None:
         with self._errors(upload.key):
             self._large.drop(upload.id)
-
-    def copy_small(self, key: str, source: StoredObject) -> StoredObject:
-        with self._reading(source.key) as descriptor:
-            return self.put_small(key, FileSource(descriptor), source.size)
-
-    def copy_part(self, upload: Upload, number: int, source: StoredObject, offset: int, length: int) -> StoredPart:
-        with self._reading(source.key) as descriptor:
-            return self.put_part(upload, number, FileSource(descriptor), offset, length)
-
-    @contextmanager
-    def _reading(self, key: str) -> Iterator[int]:
-        with self._errors(key):
-            try:
-                descriptor = self._open(key)
-            except (FileNotFoundError, NotADirectoryError):
-                raise RemoteError("object not found", where=f"{self.url}/{key}", transient=False) from None
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         with self._errors(prefix):

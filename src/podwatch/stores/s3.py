@@ -5,10 +5,8 @@ here; ``S3Reader`` (s3_read.py) looks at them and reads them.
 """
 
 import hashlib
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
 from typing import BinaryIO
@@ -28,13 +26,12 @@ from podwatch.stores.base import (
     not_ours,
 )
 from podwatch.stores.http_transfer import Answer, Retry
-from podwatch.stores.part_reader import XXH3, FileSource, PartStream, Source, StreamSource, part_hashes
+from podwatch.stores.part_reader import XXH3, PartStream, Source, StreamSource, part_hashes
 from podwatch.stores.s3_credentials import S3Credentials
 from podwatch.stores.s3_errors import Kind, Refused
 from podwatch.stores.s3_features import META, FoundFeatures, hash_headers, same_composite
 from podwatch.stores.s3_read import AT_ONCE, ETAG, S3Reader, date_of, etag_of, info_of
 from podwatch.stores.s3_session import Call, S3Session, base64_of, hex_of, not_intact
-from podwatch.stores.s3_sign import quoted_path
 
 _CONTENT_TYPE = "application/octet-stream"
 _SPARE = 2
@@ -305,51 +302,6 @@ class S3Store:
             if refusal.kind not in (Kind.UNSUPPORTED, Kind.DENIED):
                 raise  # else our journal is the only list, and the bucket's lifecycle rule removes the rest
         yield from sorted(found, key=lambda u: u.started_wall)
-
-    # -- copies -----------------------------------------------------------------------------------------------------
-
-    def copy_small(self, key: str, source: StoredObject) -> StoredObject:
-        check_relative_path(key)
-        headers = {
-            **self._copy_source(source),
-            "x-amz-metadata-directive": "REPLACE",
-            META: self._writer_id,
-            "Content-Type": _CONTENT_TYPE,
-        }
-        answer = self._session.send(Call("PUT", "s3:GetObject and s3:PutObject", key, headers=headers))
-        version = str(answer.headers.get("x-amz-version-id") or "")
-        stored = self.stat(key, "" if version == "null" else version)
-        if stored is None or stored.size != source.size or not stored.ours:
-            raise IntegrityError("the store copied something else than requested", where=f"{self.url}/{source.key}")
-        return stored
-
-    def copy_part(self, upload: Upload, number: int, source: StoredObject, offset: int, length: int) -> StoredPart:
-        if self._features.known().part_proof() == "sha1":  # only then the store's answer has the hash
-            headers = {**self._copy_source(source), "x-amz-copy-source-range": f"bytes={offset}-{offset + length - 1}"}
-            query = {"partNumber": str(number), "uploadId": upload.id}
-            with suppress(IntegrityError):
-                answer = self._session.send(Call("PUT", "s3:GetObject and s3:PutObject", upload.key, query, headers))
-                copied = s3_xml.parse(answer.content, where=source.key)
-                sha1 = hex_of(copied.text("ChecksumSHA1"))
-                if sha1 and sha1 != hashlib.sha1(b"", usedforsecurity=False).hexdigest():
-                    return StoredPart(length, sha1, copied.text("ETag").strip('"'))
-        with tempfile.TemporaryFile(prefix="podwatch-") as scratch:
-
-            def write(data: memoryview) -> None:
-                scratch.write(data)
-
-            self.get_range(source.key, offset, length, write, file_id=source.file_id)
-            scratch.flush()
-            return self.put_part(upload, number, FileSource(scratch.fileno()), 0, length)
-
-    def _copy_source(self, source: StoredObject) -> dict[str, str]:
-        name = quoted_path(self._session.bucket, source.key)
-        if source.file_id and not source.file_id.startswith(ETAG):
-            return {"x-amz-copy-source": f"{name}?versionId={source.file_id}"}
-        return {
-            "x-amz-copy-source": name,
-            **({"x-amz-copy-source-if-match": f'"{source.file_id[5:]}"'} if source.file_id else {}),
-        }
 
     # -- looking and reading: S3Reader ------------------------------------------------------------------------------
 

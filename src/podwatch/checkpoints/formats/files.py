@@ -6,9 +6,6 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 
 from podwatch.checkpoints.formats import safetensors, torch_zip
@@ -67,23 +64,10 @@ def check_json(path: Path) -> str:
 
 HOLE_FROM = 64 * 1024
 """Bytes. Smaller files have few blocks, and the check of their format sees more."""
-_ON_PURPOSE = ContextVar("sparse on purpose", default=False)
-
-
-@contextmanager
-def sparse_on_purpose() -> Iterator[None]:
-    """Within it, this thread checks copies without their data, whose originals are complete: holes do not count."""
-    token = _ON_PURPOSE.set(True)
-    try:
-        yield
-    finally:
-        _ON_PURPOSE.reset(token)
 
 
 def has_hole(path: Path) -> bool:
     """True if the kernel reports an unwritten range; False also where it cannot. OSError: cannot be opened."""
-    if _ON_PURPOSE.get():
-        return False
     fd = open_file(path)
     try:
         size = os.fstat(fd).st_size

@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice, pairwise
+from itertools import pairwise
 from statistics import median
 
 from podwatch.cli.check.report import Line, Sets, in_time
@@ -16,7 +16,6 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.stores.open_store import open_store, same_filesystem
 from podwatch.stores.s3_features import Features
-from podwatch.sync.runs.read_runs import OLD_STEP
 from podwatch.sync.upload.child_job import keys_for
 
 SKEW_SECONDS = 120.0
@@ -44,7 +43,6 @@ def store(settings: Settings, throughput: bool, sets: Sets) -> Iterator[Line]:
             yield Line("store", "ok", found)
         for warning in warnings:
             yield Line("store", "warn", warning, "see docs/sync.md")
-        yield from _earlier(settings, opened)
         if opened.clock_skew is not None:
             yield _clock(opened.clock_skew)
         if throughput:
@@ -73,16 +71,6 @@ def found_out(features: Mapping[str, object]) -> str:
     parts.append("conditional writes work" if works else "no conditional writes (docs/two-pods.md)")
     parts.append("it keeps versions" if known.versioned else "no versions")
     return f"tried out at {features.get('endpoint')}: {'; '.join(parts)}"
-
-
-def _earlier(settings: Settings, opened: ObjectStore) -> Iterator[Line]:
-    """Backups of another tool under this run's id. One class C call: the first thousand objects are enough."""
-    base = keys_for(settings.sync.store, settings.run_id).root.removesuffix("/podwatch")
-    objects = in_time(lambda: list(islice(opened.list(f"{base}/step_"), 1000)), seconds=60.0)
-    steps = {int(m[1]) for o in objects if not o.ours and (m := OLD_STEP.match(o.key.removeprefix(f"{base}/")))}
-    if steps:
-        text = f"{base}/ has another tool's backups, up to step {max(steps)}: podwatch neither uses nor deletes them"
-        yield Line("store", "ok", f"{text}; to import them: `podwatch runs import {settings.run_id}`")
 
 
 def _clock(skew: float) -> Line:

@@ -2,9 +2,8 @@
 evidence that ``runs check`` judges. Writes nothing.
 
 The list takes one listing of everything below the store's prefix (a class C call per 1,000 objects), then two or three
-small reads for each podwatch run; it also has the backups that another tool left under ``<run_id>/step_N/``. Names are
-only shown and grouped, never used as paths. The evidence needs a key that can read; listing is used where the key
-allows it.
+small reads for each run. Names are only shown and grouped, never used as paths. The evidence needs a key that can read;
+listing is used where the key allows it.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from podwatch.domain.safe_names import valid_run_id
 from podwatch.domain.secrets import scrub_argv
 from podwatch.policy.run_check import Evidence, parse_beat
 from podwatch.policy.run_summary import Summary, Texts, summarize
-from podwatch.policy.store_retention import IMPORT_LINEAGE, sign_of_life
+from podwatch.policy.store_retention import sign_of_life
 from podwatch.stores.base import AccessDenied, ObjectStore, StoredObject, store_time
 from podwatch.sync.last_heartbeat import LastWord, parse_last_word
 from podwatch.sync.publish_and_pointer import newest_pointer, read_manifest, read_pointer
@@ -31,20 +30,11 @@ from podwatch.sync.runs.archive import read_record
 from podwatch.sync.runs.bootstrap import fetch
 
 SMALL_JSON = 1 << 20
-OLD_STEP = re.compile(r"^step_(0|[1-9]\d{0,17})/")
 _MANIFEST = re.compile(r"^step_(\d{1,18})/([^/]+)/manifest\.json\Z")
 _MOST_RUNS = 10_000
 
 
 # -- all runs ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class EarlierBackups:
-    """Backups of another tool: ``steps`` maps a step to its bytes; ``latest``: a latest.json is there."""
-
-    steps: dict[int, int] = field(default_factory=dict)
-    latest: bool = False
 
 
 @dataclass(slots=True)
@@ -66,7 +56,6 @@ class RemoteRun:
     oldest_wall: float | None = None
     alive: float | None = None
     archived_wall: float | None = None
-    earlier: EarlierBackups = field(default_factory=EarlierBackups)
     problem: str = ""
     unreadable: str = ""
     """What the operating system does not let podwatch read of it, in a directory store."""
@@ -92,7 +81,7 @@ def list_runs(store: ObjectStore, prefix: str, own_run: str, now_wall: float) ->
             raise
         _group(store.list(f"{base}{own_run}/"), base, runs)
         remark = f"the key can list only run {own_run}"
-    found = [run for run in runs.values() if run.ours or run.earlier.steps or run.unreadable]
+    found = [run for run in runs.values() if run.ours or run.unreadable]
     for run in found:
         if run.ours:
             try:
@@ -110,11 +99,6 @@ def _group(objects: Iterable[StoredObject], base: str, runs: dict[str, RemoteRun
         run = runs.setdefault(run_id, RemoteRun(run_id))
         if inside.startswith("podwatch/"):
             _ours(run, item, inside.removeprefix("podwatch/"))
-        elif (step := OLD_STEP.match(inside)) is not None and not item.ours:
-            number = int(step[1])
-            run.earlier.steps[number] = run.earlier.steps.get(number, 0) + item.size
-        elif inside == "latest.json":
-            run.earlier.latest = True
 
 
 def _ours(run: RemoteRun, item: StoredObject, name: str) -> None:
@@ -302,7 +286,6 @@ def read_evidence(store: ObjectStore, keys: Keys, wall: Callable[[], float]) -> 
         pointer_problem=problem,
         stopped_by_control=_stopped(store, keys),
         archived=pointer is not None and _archived(store, keys, pointer, touched),
-        imported=pointer is not None and pointer.lineage.startswith(IMPORT_LINEAGE),
     )
 
 
