@@ -94,21 +94,6 @@ def test_damage_is_found_without_the_mark(stored, copied):
     assert not there.exists() or not [n for n in tree(there) if n.endswith("model.bin")]
 
 
-@ways
-def test_a_store_is_made_of_the_copy(stored, copied):
-    """`runs copy` verifies every part and writes the marks again."""
-    machine, output, _, _ = stored
-    original, copy = store_of(machine)
-    copied(original, copy)
-    again = machine.directory / "again"
-    config = write_config(machine.directory / "again.toml", output, again)
-    made = machine.podwatch("runs", "copy", "r", "--from", f"file://{copy}", "--to", f"file://{again}", "-c", config)
-    assert made.returncode == 0, made.stderr
-    verified = machine.podwatch("store", "verify", "-c", config)
-    assert (verified.returncode, verified.stdout.strip().endswith(": sound")) == (0, True)
-    assert all(o.ours for o in LocalStore(again, writer_id="w").list(""))
-
-
 @pytest.mark.parametrize("copied", [with_cp, with_tar])
 def test_the_next_older_one_if_the_newest_is_damaged(machine, copied):
     """Which one is older, the marks tell, although the times of the files are those of the copying."""

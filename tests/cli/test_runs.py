@@ -2,7 +2,6 @@
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 
@@ -91,33 +90,6 @@ def test_archive_refuses_what_it_must(stored):
     LocalStore(machine.directory / "store", writer_id="w").put_bytes(Keys("past").heartbeat, b"{}")
     alive = machine.podwatch("runs", "archive", "past", "--yes", "-c", config)
     assert (alive.returncode, "podwatch is active on run" in alive.stderr) == (75, True)
-
-
-def test_copy_and_restore_the_copy(stored):
-    machine, _, config, body = stored
-    to = f"file://{machine.directory}/archive/team"
-    dry = machine.podwatch("runs", "copy", "r", "--to", to, "--dry-run", "-c", config)
-    assert dry.returncode == 0, dry.stderr
-    assert "step 40: to copy" in dry.stdout
-    assert not (machine.directory / "archive").exists()
-    copied = machine.podwatch("runs", "copy", "r", "--to", to, "--as", "again", "-c", config)
-    assert copied.returncode == 0, copied.stderr
-    assert "checkpoints in the target: 1, every object verified" in copied.stdout
-    assert "latest.json in the target now names what the source's names" in copied.stdout
-    again = machine.podwatch("runs", "copy", "r", "--to", to, "--as", "again", "--json", "-c", config)
-    document = json.loads(again.stdout)
-    assert [(s["step"], s["copied"]) for s in document["saves"]] == [(40, True)]
-    assert (document["pointer_moves"], document["left_out"]) == (False, [])
-    there = machine.directory / "there"
-    there_config = machine.directory / "there.toml"
-    there_config.write_text(Path(config).read_text().replace(f"file://{machine.directory}/store", to))
-    result = machine.podwatch("runs", "restore", "again", "--to", str(there), "-c", str(there_config))
-    assert result.returncode == 0, result.stderr
-    assert body in [p.read_bytes() for p in tree(there).values()]
-    same = machine.podwatch("runs", "copy", "r", "--to", f"file://{machine.directory}/store", "-c", config)
-    assert same.returncode == 64
-    none = machine.podwatch("runs", "copy", "nothing", "--to", to, "-c", config)
-    assert none.returncode == 69
 
 
 def test_a_run_as_a_record(stored):

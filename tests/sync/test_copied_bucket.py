@@ -14,10 +14,8 @@ from podwatch.stores.base import ObjectStore
 from podwatch.stores.local import LocalStore
 from podwatch.sync.inventory import inventory, stock
 from podwatch.sync.publish_and_pointer import newest_pointer, read_manifest
-from podwatch.sync.runs.copy_run import RunCopier, RunPlace
 from podwatch.sync.runs.read_runs import list_runs, read_evidence, read_run
 from podwatch.sync.verify_stored import examine_save
-from podwatch.system.clock import SystemClock
 from tests.support.past_runs import past_run
 from tests.sync.conftest import World
 
@@ -54,18 +52,6 @@ def test_it_is_read_as_the_bucket_was(copy: tuple[LocalStore, Keys]) -> None:
     found, problem = inventory(store, keys)
     assert ({s.step: s.named for s in found}, problem) == ({20: True, 10: False}, "")
     assert [examine_save(store, s).reasons for s in found] == [(), ()]
-
-
-def test_a_store_is_made_of_it(copy: tuple[LocalStore, Keys], tmp_path: Path) -> None:
-    store, keys = copy
-    target = LocalStore(tmp_path / "target", writer_id="w")
-    copier = RunCopier(RunPlace(store, keys), RunPlace(target, KEYS), SystemClock())
-    made = copier.carry_out(copier.look())
-    assert ([s.step for s in made.saves], made.left_out, made.placing.moves) == ([20, 10], (), True)
-    pointer = newest_pointer(target, KEYS)
-    assert pointer is not None
-    assert read_manifest(target, KEYS, pointer).step == 20
-    assert all(o.ours for o in target.list(""))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import click
 from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id, require_store, state_here, store_and_prefix
 from podwatch.cli.runs_check import check, fixes_for, opened, store_option, watch
-from podwatch.cli.runs_copy import copy
 from podwatch.cli.runs_show_and_diff import completed_table, diff, show, summary_document
 from podwatch.client.times_and_sizes import ago, amount, rfc3339, size
 from podwatch.domain.errors import ExitCode, PermissionDenied, UsageError
@@ -29,7 +28,6 @@ def command() -> None:
 
 command.add_command(check)
 command.add_command(watch)
-command.add_command(copy)
 command.add_command(show)
 command.add_command(diff)
 

@@ -486,30 +486,6 @@ def _milestones(saves: Sequence[StoredSave], keep_every: int) -> frozenset[tuple
     return frozenset((save.step, save.save_id) for _, save in best.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Placing:
-    """Whether the pointer moves to a copied save, and then its generation and seq."""
-
-    moves: bool
-    reason: str
-    generation: int = 0
-    seq: int = 0
-
-
-def place_copy(current: Pointer | None, pointer: Pointer | None, lineages: Collection[str]) -> Placing:
-    """Decide whether a copy of a run moves the target's pointer, ``current``, to what the source's ``pointer`` names.
-    Only an earlier copy of the same training is replaced. ``lineages``: those of the source's saves."""
-    if pointer is None:
-        return Placing(False, "the source has no latest.json")
-    if current is None:
-        return Placing(True, "the run had no pointer there yet", *pointer.order)
-    if current.lineage not in {*lineages, pointer.lineage}:
-        return Placing(False, f"the target's latest.json names step {current.step} of another training")
-    if current.order >= pointer.order:
-        return Placing(False, f"the target's latest.json names step {current.step} already")
-    return Placing(True, f"follows step {current.step} of an earlier copy", *pointer.order)
-
-
 def stale_artefacts(
     found: Mapping[str, Sequence[tuple[str, float]]], now_wall: float, *, most: Mapping[str, int], seconds: float
 ) -> tuple[str, ...]:

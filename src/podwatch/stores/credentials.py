@@ -51,16 +51,14 @@ class Credentials:
         return cls(**{**document, "s3": None if found is None else S3Credentials(**found)})
 
 
-def credentials_for(
-    settings: "Settings", url: str = "", environ: Mapping[str, str] | None = None
-) -> Credentials | None:
-    """Those of the configured store, or of another one with this ``url``; read again at each call and registered with
-    the scrubber. ``environ``: this process's own by default. Raises as ``credentials_from_environment``."""
+def credentials_for(settings: "Settings", environ: Mapping[str, str] | None = None) -> Credentials | None:
+    """Those of the configured store; read again at each call and registered with the scrubber. ``environ``: this
+    process's own by default. Raises as ``credentials_from_environment``."""
     sync, directory = settings.sync, os.environ.get("CREDENTIALS_DIRECTORY")
     s3 = S3Settings(sync.s3_endpoint, sync.s3_region, sync.s3_profile, sync.s3_addressing)
     place = Path(directory) if directory else None
     env = os.environ if environ is None else environ
-    return credentials_from_environment(env, settings.trainer.env_file, place, url or sync.store, s3)
+    return credentials_from_environment(env, settings.trainer.env_file, place, sync.store, s3)
 
 
 def credentials_from_environment(

@@ -158,7 +158,7 @@ class RemoteRetention:
 
 _COPIED = (
     "podwatch keeps old checkpoints in the store (step {}), because they do not carry podwatch's mark: another tool"
-    " copied this store. Delete them yourself, or train with a store that `podwatch runs copy` makes of it"
+    " copied this store. Delete them yourself"
 )
 
 
