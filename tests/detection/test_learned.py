@@ -19,7 +19,6 @@ ABOUT = ("run-a prime-rl", "[0] [1]")
 FULL = Learned(
     gpu_baseline_bytes=((0, 60 * GIB),),
     gpu_windows=((0, 12),),
-    gpu_shares=((0, (20 * GIB, 24 * GIB, 23 * GIB)),),
     step_seconds=(3.0, 5.0),
     gap_seconds=(3.0, 5.0),
     save_seconds=(40.0,),
@@ -40,7 +39,6 @@ some = st.builds(
         lambda d: tuple(sorted(d.items()))
     ),
     gpu_windows=st.just(((0, 3),)),
-    gpu_shares=st.just(((1, (5, 6)),)),
     step_seconds=seconds,
     gap_seconds=seconds,
     save_seconds=seconds,
@@ -105,16 +103,15 @@ def test_another_run_or_other_gpus_forget_it(run: str, gpus: str, kept: Learned)
 def test_only_configured_gpus_keep_their_figures() -> None:
     policies = world(inference_gpus=(1,)).policies
     learned = initial(policies, FULL).learned
-    assert (learned.gpu_baseline_bytes, learned.gpu_windows, learned.gpu_shares) == ((), (), ())
+    assert (learned.gpu_baseline_bytes, learned.gpu_windows) == ((), ())
 
 
 def test_no_list_grows_without_end() -> None:
     learned = Learned()
     for n in range(200):
-        learned = learned.with_interval(n, n).with_save(n).with_startup(n).with_share(0, n)
+        learned = learned.with_interval(n, n).with_save(n).with_startup(n)
     assert len(learned.step_seconds) == len(learned.gap_seconds) == STEPS_KEPT
     assert (len(learned.save_seconds), len(learned.startups)) == (SAVES_KEPT, STARTS_KEPT)
-    assert learned.shares_seen(0) == STARTS_KEPT
     assert learned.startups[-1] == 199
 
 
@@ -126,10 +123,9 @@ def test_the_status_shows_each_figure_with_its_observations() -> None:
     interval = {"value": FULL.median_save_gap_seconds, "observations": len(FULL.save_gaps)}
     assert shown["save_interval_seconds"] == interval
     (gpu,) = shown["gpus"]
-    assert (gpu["inference_share_bytes"], gpu["inference_share_observations"]) == (23 * GIB, 3)
     assert gpu["baseline_observations"] == 12
     assert dict(FULL.observations) == {
-        "step": 2, "startup": 2, "save": 1, "save interval": len(FULL.save_gaps), "gpu0": 12, "gpu0 share": 3,
+        "step": 2, "startup": 2, "save": 1, "save interval": len(FULL.save_gaps), "gpu0": 12,
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ STEPS_KEPT = 64
 """Intervals in the median: some hours of a run with steps of 3 to 5 min, so that it follows a changed batch size."""
 SAVES_KEPT = 16
 STARTS_KEPT = 8
-"""Start-ups and inference shares, one per start."""
+"""Start-ups, one per start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,6 @@ class Learned:
     """By NVML index: the highest sustained memory level while training worked."""
     gpu_windows: tuple[tuple[int, int], ...] = ()
     """By NVML index: the number of complete windows of healthy observations behind the baseline."""
-    gpu_shares: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """By NVML index, on a shared GPU: the engine's own bytes, one value per start or death that showed them."""
     step_seconds: tuple[float, ...] = ()
     gap_seconds: tuple[float, ...] = ()
     save_seconds: tuple[float, ...] = ()
@@ -71,21 +69,14 @@ class Learned:
         return dict(self.gpu_baseline_bytes)
 
     @property
-    def shares(self) -> Mapping[int, int]:
-        """By NVML index, on a shared GPU: the engine's own part in bytes, where it is known."""
-        return {index: share for index, _ in self.gpu_shares if (share := self.share(index))}
-
-    @property
     def observations(self) -> Mapping[str, int]:
-        """The number of observations behind each value: ``step``, ``startup``, ``save``, ``save interval``, ``gpu0``,
-        ``gpu0 share``."""
+        """The observations behind each value: ``step``, ``startup``, ``save``, ``save interval``, ``gpu0``."""
         return {
             "step": len(self.step_seconds),
             "startup": len(self.startups),
             "save": len(self.save_seconds),
             "save interval": len(self.save_gaps),
             **{f"gpu{index}": count for index, count in self.gpu_windows},
-            **{f"gpu{index} share": len(values) for index, values in self.gpu_shares},
         }
 
     @property
@@ -96,16 +87,8 @@ class Learned:
     def baseline(self, index: int) -> int | None:
         return next((value for i, value in self.gpu_baseline_bytes if i == index), None)
 
-    def share(self, index: int) -> int | None:
-        """The engine's own part of a shared GPU, in bytes."""
-        values = next((values for i, values in self.gpu_shares if i == index), ())
-        return int(median(values)) if values else None
-
     def windows(self, index: int) -> int:
         return next((value for i, value in self.gpu_windows if i == index), 0)
-
-    def shares_seen(self, index: int) -> int:
-        return len(next((values for i, values in self.gpu_shares if i == index), ()))
 
     def with_baseline(self, index: int, value: int) -> "Learned":
         if self.baseline(index) == value:
@@ -116,11 +99,6 @@ class Learned:
     def with_window(self, index: int) -> "Learned":
         merged = dict(self.gpu_windows) | {index: self.windows(index) + 1}
         return replace(self, gpu_windows=tuple(sorted(merged.items())))
-
-    def with_share(self, index: int, value: int) -> "Learned":
-        old = dict(self.gpu_shares)
-        merged = old | {index: (*old.get(index, ()), value)[-STARTS_KEPT:]}
-        return replace(self, gpu_shares=tuple(sorted(merged.items())))
 
     def saw(self, *names: str) -> "Learned":
         new = {name for name in names if name not in self.seen}
@@ -160,7 +138,6 @@ class Learned:
         return {
             "gpu_baseline_bytes": [list(pair) for pair in self.gpu_baseline_bytes],
             "gpu_windows": [list(pair) for pair in self.gpu_windows],
-            "gpu_shares": [[index, list(values)] for index, values in self.gpu_shares],
             "step_seconds": list(self.step_seconds),
             "gap_seconds": list(self.gap_seconds),
             "save_seconds": list(self.save_seconds),
@@ -186,10 +163,6 @@ class Learned:
             return cls(
                 gpu_baseline_bytes=tuple((int(i), int(b)) for i, b in _rows(data.get("gpu_baseline_bytes"))),
                 gpu_windows=tuple((int(i), int(n)) for i, n in _rows(data.get("gpu_windows"))),
-                gpu_shares=tuple(
-                    (int(i), tuple(int(b) for b in _rows(values))[-STARTS_KEPT:])
-                    for i, values in _rows(data.get("gpu_shares"))
-                ),
                 step_seconds=_seconds(data.get("step_seconds"), STEPS_KEPT),
                 gap_seconds=_seconds(data.get("gap_seconds"), STEPS_KEPT),
                 save_seconds=_seconds(data.get("save_seconds"), SAVES_KEPT),

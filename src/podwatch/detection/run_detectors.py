@@ -86,7 +86,6 @@ def initial(policies: Policies, learned: Learned | None = None) -> DetectionStat
             learned,
             gpu_baseline_bytes=tuple(p for p in learned.gpu_baseline_bytes if p[0] in gpus),
             gpu_windows=tuple(p for p in learned.gpu_windows if p[0] in gpus),
-            gpu_shares=tuple(p for p in learned.gpu_shares if p[0] in gpus),
         )
     )
 

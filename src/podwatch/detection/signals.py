@@ -66,8 +66,6 @@ class Tree:
     """For at least one process podwatch cannot read whether it holds a CUDA context."""
     sleep_mode: bool = False
     """The engine was started with ``--enable-sleep-mode``, at any time of this start."""
-    memory_share: float | None = None
-    """``--gpu-memory-utilization`` from the engine's command line; None if absent."""
 
 
 NO_TREE = Tree()
@@ -329,7 +327,7 @@ def summarise(
     youngest: ProcessIdentity | None = None
     ours: set[int] = set()
     theirs: set[int] = set()
-    sleep_mode, share = False, None
+    sleep_mode = False
     for process in descendants:
         role = process.role
         if role is ProcessRole.ENGINE:
@@ -338,7 +336,6 @@ def summarise(
                 youngest = process.identity
         if role in ENGINE_ROLES and "--" in process.command:
             sleep_mode = sleep_mode or _flag(process.command, "--enable-sleep-mode")
-            share = share if share is not None else _ratio(process.command, "--gpu-memory-utilization")
         if process.cuda is None:
             blind = True
         elif process.cuda:
@@ -350,7 +347,7 @@ def summarise(
             for index in held:
                 if index in policy.inference_gpus and (index not in policy.shared_gpus or role in ENGINE_ROLES):
                     holders.add(f"cuda{index}")
-    return Tree(engines, youngest, tuple(sorted(holders)), frozenset(theirs), frozenset(ours), blind, sleep_mode, share)
+    return Tree(engines, youngest, tuple(sorted(holders)), frozenset(theirs), frozenset(ours), blind, sleep_mode)
 
 
 def _words(command: str, flag: str) -> Iterable[tuple[str, str]]:
@@ -364,17 +361,6 @@ def _words(command: str, flag: str) -> Iterable[tuple[str, str]]:
 
 def _flag(command: str, flag: str) -> bool:
     return any((value or "true").lower() not in ("false", "0", "no") for value, _ in _words(command, flag))
-
-
-def _ratio(command: str, flag: str) -> float | None:
-    for value, following in _words(command, flag):
-        try:
-            ratio = float(value or following)
-        except ValueError:
-            continue
-        if 0.0 < ratio <= 1.0:
-            return ratio
-    return None
 
 
 def _ask_servers(

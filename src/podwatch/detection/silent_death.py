@@ -18,72 +18,10 @@ from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import GpuSample, GpuState, Supervision
 from podwatch.domain.thresholds import DetectionPolicy
 
-# -- inference engine's share of a GPU -------------------------------------------------------------------------------
-# How far must memory fall to be a death, on a GPU that the engine shares with a trainer? NVML's memory per process
-# would answer this, but in containers it shows host pids, or none. Instead, best first: what earlier deaths and
-# start-ups of this run showed; ``--gpu-memory-utilization`` on the engine's command line; a fixed part of the memory
-# in use.
-
-LEARNED_PART = 0.8
-"""Part of a learned share that must be gone: the trainer's memory may have grown meanwhile."""
-CONFIGURED_PART = 0.7
-"""The same for ``--gpu-memory-utilization`` x total, which vLLM does not always use fully."""
-FIXED_PART = 0.4
-"""Part of the memory in use, if nothing else is known: in every colocated example vLLM gets 0.4 to 0.9 of the memory,
-and a trainer's allocator frees less than this between steps."""
-LEAST_SHARE = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Rise:
-    """The rise of memory between the first sight of the engine and its first healthy answer. ``before``: bytes in use
-    before the engine, None until it is seen. ``spoiled``: another process took memory meanwhile, or may have."""
-
-    before: int | None = None
-    spoiled: bool = False
-    done: bool = False
-
-
-NO_RISE = Rise()
-
-
-def follow_rise(
-    rise: Rise, index: int, memory: int, memory_before: int, look: Look, learned: Learned
-) -> tuple[Rise, Learned]:
-    """Take one observation. The share is learned once per start, and only if no trainer used the GPU until the engine
-    was ready: prime-rl often starts both together, and then the rise includes both."""
-    if rise.done:
-        return rise, learned
-    tree = look.signals.tree
-    if rise.before is None:
-        if not tree.engines:
-            return rise, learned
-        unknown = memory_before < 0  # the engine existed at the first look
-        return Rise(memory_before, spoiled=unknown or index in tree.trainer_gpus, done=unknown), learned
-    if tree.blind or index in tree.trainer_gpus or not tree.engines:
-        return Rise(rise.before, spoiled=True, done=True), learned
-    if "health" not in learned.seen:
-        return rise, learned
-    share = memory - rise.before
-    if not rise.spoiled and share >= LEAST_SHARE:
-        learned = learned.with_share(index, share)
-    return Rise(rise.before, rise.spoiled, done=True), learned
-
-
-def share_of(learned: Learned, index: int, configured: float | None, sample: GpuSample, level: int) -> tuple[int, str]:
-    """The fall in bytes that counts as a death, and the source of that number."""
-    share = learned.share(index)
-    if share:
-        return int(share * LEARNED_PART), f"learned from {learned.shares_seen(index)}"
-    if configured is not None and sample.memory_total_bytes:
-        drop = int(configured * sample.memory_total_bytes * CONFIGURED_PART)
-        if drop < level:
-            return drop, f"--gpu-memory-utilization {configured:g}"
-    return int(level * FIXED_PART), f"{FIXED_PART:.0%} of the memory in use"
-
-
-# -- detector --------------------------------------------------------------------------------------------------------
-
+SHARED_PART = 0.6
+"""On a GPU that the engine shares with a trainer, the engine's memory is gone below this part of the recent level: in
+every colocated example vLLM gets 0.4 to 0.9 of the memory, and a trainer's allocator frees less than 0.4 of it between
+steps."""
 BASELINE_POLLS = 5
 """Observations at or above ``baseline_min_bytes`` before a baseline is valid (10 s at the default poll)."""
 BASELINE_WINDOW = 15
@@ -102,7 +40,7 @@ GIB = 1 << 30
 @dataclass(frozen=True, slots=True)
 class GpuWatch:
     """One inference GPU. ``level``: recent memory in use (the median of ``recent``). ``baseline_bytes``: the highest
-    level. ``drop``: the fall that counts as a death on a shared GPU; ``drop_from``: the source of that number."""
+    level."""
 
     index: int
     recent: tuple[int, ...] = ()
@@ -116,9 +54,6 @@ class GpuWatch:
     up_at: float | None = None
     """While memory is gone, also across a gap: when it was last seen in use. None if it is in use, or was never seen in
     use by this podwatch."""
-    rise: Rise = NO_RISE
-    drop: int = 0
-    drop_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +64,6 @@ class SilentDeathState:
     since: float | None = None
     """When memory was first found to be no evidence (sleep mode, MIG)."""
     looks: int = 0
-    told: tuple[int, ...] = ()
-    """GPUs whose engine share was already learned from a death in this start."""
 
     @property
     def fallen(self) -> bool:
@@ -174,7 +107,7 @@ class SilentDeathDetector:
                 continue
             proof = also.seen_to_end(look, held)
             if proof is not None or (held.samples >= MIN_SAMPLES_BELOW and held.seconds >= policy.hold_seconds):
-                state, learned, finding = _judge(state, watch, look, learned, proof)
+                state, finding = _judge(state, watch, look, learned, proof)
                 findings += [finding] if finding is not None else []
         return DetectorResult(state, learned, tuple(findings))
 
@@ -226,17 +159,17 @@ def _follow_memory(state: SilentDeathState, look: Look) -> tuple[SilentDeathStat
             watches.append(watch if watch.below is NOT_HELD else replace(watch, below=NOT_HELD, fell_at=None))
             continue
         before = state.rhythm.last_at if watch.value >= 0 else None
-        watch, learned = _observe(watch, sample, sample.memory_used_bytes, reading.at, before, rhythm, look, learned)
+        watch, learned = _observe(watch, sample.memory_used_bytes, reading.at, before, rhythm, look, learned)
         watches.append(watch)
     if looks % BASELINE_WINDOW == 0:
         for watch in watches:
             if watch.level and watch.below is NOT_HELD:
                 learned = learned.with_window(watch.index)
-    return SilentDeathState(tuple(watches), rhythm, tuple(mig), state.since, looks, state.told), learned
+    return SilentDeathState(tuple(watches), rhythm, tuple(mig), state.since, looks), learned
 
 
 def _observe(
-    watch: GpuWatch, sample: GpuSample, memory: int, at: float, before: float | None, rhythm: Rhythm, look: Look,
+    watch: GpuWatch, memory: int, at: float, before: float | None, rhythm: Rhythm, look: Look,
     learned: Learned,
 ) -> tuple[GpuWatch, Learned]:  # fmt: skip
     policy, index = look.policies.detection, watch.index
@@ -253,14 +186,10 @@ def _observe(
         and memory == watch.value == watch.recent[0]
     ):
         return watch, learned  # the oldest value equals the new one: the median does not change
-    rise, drop, drop_from = watch.rise, watch.drop, watch.drop_from
     below = memory < policy.memory_floor_bytes
     if shared:
-        rise, learned = follow_rise(rise, index, memory, watch.value, look, learned)
         level = watch.level or (learned.baseline(index) or 0 if armed else 0)
-        if level:
-            drop, drop_from = share_of(learned, index, look.signals.tree.memory_share, sample, level)
-        below = below or (level > 0 and memory <= level - drop)
+        below = below or memory < SHARED_PART * level
     held = NOT_HELD
     if below:
         held = watch.below.update(True, at, rhythm.max_gap(GAP_SHARE_OF_HOLD * policy.hold_seconds))
@@ -269,7 +198,7 @@ def _observe(
         polls = watch.healthy_polls if watch.healthy_polls >= BASELINE_POLLS else 0
         return (
             GpuWatch(index, watch.recent, polls, watch.baseline_bytes, watch.level, held, memory, held.since,
-                     up_at, rise, drop, drop_from),
+                     up_at),
             learned,
         )  # fmt: skip
     recent = (*watch.recent, memory)[-BASELINE_WINDOW:]
@@ -285,21 +214,21 @@ def _observe(
             learned = learned.with_baseline(index, baseline)
     return (
         GpuWatch(index, recent, polls, baseline, level, held, memory, held.since,
-                 up_at, rise, drop, drop_from),
+                 up_at),
         learned,
     )  # fmt: skip
 
 
 def _judge(
     state: SilentDeathState, watch: GpuWatch, look: Look, learned: Learned, proof: Evidence | None
-) -> tuple[SilentDeathState, Learned, Finding | None]:
+) -> tuple[SilentDeathState, Finding | None]:
     index = watch.index
     policy: DetectionPolicy = look.policies.detection
     shared = index in policy.shared_gpus
     before = watch.level or watch.baseline_bytes or learned.baseline(index) or 0
     value = f"{watch.value / GIB:.2f} GiB, was {before / GIB:.2f} GiB"
     if shared and watch.value >= policy.memory_floor_bytes:
-        value += f"; a fall of {watch.drop / GIB:.2f} GiB counts as the engine's death ({watch.drop_from})"
+        value += f"; below {SHARED_PART:.0%} of that counts as the engine's death on a shared GPU"
     memory = Evidence(f"gpu{index} memory", value, Agreement.AGREES, watch.below.seconds)
     since = watch.fell_at if watch.fell_at is not None else look.snapshot.at
     engine, steps = also.engine(look, since), also.steps(look, since)
@@ -307,18 +236,14 @@ def _judge(
     agreeing = also.agreeing(second)
     away = watch.up_at if watch.up_at is not None else look.snapshot.at - RELOAD_SECONDS
     if steps.agreement is not Agreement.AGREES and (new := also.replaced(look, min(away, since))):
-        return state, learned, _reloading(index, since, new, (memory, *second, *also.logs(look, "silent-death")))
+        return state, _reloading(index, since, new, (memory, *second, *also.logs(look, "silent-death")))
     if not agreeing:
         works = engine.agreement is Agreement.DISAGREES and steps.agreement is Agreement.DISAGREES
         if shared and works:
             # Another process freed memory and the engine still works: this is the new level.
             fresh = replace(watch, recent=(), level=watch.value, below=NOT_HELD, fell_at=None)
-            return replace(state, gpus=tuple(fresh if w is watch else w for w in state.gpus)), learned, None
-        return state, learned, _warning(index, since, (memory, *second, *also.logs(look, "silent-death")))
-    if shared and index not in state.told and engine.agreement is Agreement.AGREES and before > watch.value:
-        # The engine's death shows its exact share.
-        learned = learned.with_share(index, before - watch.value)
-        state = replace(state, told=(*state.told, index))
+            return replace(state, gpus=tuple(fresh if w is watch else w for w in state.gpus)), None
+        return state, _warning(index, since, (memory, *second, *also.logs(look, "silent-death")))
     assert look.trainer is not None
     wait = operator_wait(look.signals.endings, look.snapshot, look.trainer, since)
     how = "died silently" if wait is None else "ended"
@@ -334,7 +259,7 @@ def _judge(
         evidence=(memory, *((proof,) if proof is not None else ()), *second, *also.logs(look, "silent-death")),
         subject=f"gpu{index}",
     )
-    return state, learned, finding
+    return state, finding
 
 
 def _reloading(index: int, since: float, new: str, evidence: tuple[Evidence, ...]) -> Finding:

@@ -215,7 +215,7 @@ def _recovery(view: DaemonView) -> dict[str, Any]:
 def _learned(view: DaemonView) -> dict[str, Any]:
     """Each learned value with its number of observations; ``value`` is null before the first."""
     learned, seen = view.learned, view.learned.observations
-    baselines, shares = learned.baselines, learned.shares
+    baselines = learned.baselines
     return {
         "step_seconds": {"value": learned.median_step_seconds, "observations": seen.get("step", 0)},
         "startup_seconds": {"value": learned.startup_seconds, "observations": seen.get("startup", 0)},
@@ -230,10 +230,8 @@ def _learned(view: DaemonView) -> dict[str, Any]:
                 "index": index,
                 "baseline_bytes": baselines.get(index),
                 "baseline_observations": seen.get(f"gpu{index}", 0),
-                "inference_share_bytes": shares.get(index),
-                "inference_share_observations": seen.get(f"gpu{index} share", 0),
             }
-            for index in sorted({*baselines, *shares})
+            for index in sorted(baselines)
         ],
     }
 
