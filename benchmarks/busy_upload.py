@@ -1,13 +1,11 @@
 """An upload on a pod whose cores are all busy: podwatch beside rclone, and what the busy processes lose to each.
 
-    python benchmarks/busy_upload.py [--rounds 3] [--mib 512] [--per-core 2] [--lowest]
+    python benchmarks/busy_upload.py [--rounds 3] [--mib 512] [--per-core 2]
 
 On every core that may be used, ``--per-core`` loops count, all in one session, as training's processes are in theirs.
-In each round come, interleaved: nothing, rclone at ordinary priority, and podwatch's uploads while its backup is behind
-(a newer checkpoint waits), one after the other as after a quiet hour: the first begins at the lowest priority, the next
-at the priority that the first was raised to, and the third at the one that the second was raised to. ``--lowest`` adds
-one that keeps pace and is never raised, of a 16th of the size. rclone, podwatch's child and the service each have a
-session of their own.
+In each round come, interleaved: nothing, rclone at ordinary priority, podwatch's upload while its backup is behind (a
+newer checkpoint waits: nice 0), and one of a 16th of the size that keeps pace (nice 15). rclone, podwatch's child and
+the service each have a session of their own.
 The service throws bodies away; its own CPU time is not counted as podwatch's or rclone's.
 
 Lost is what the loops counted less than they would have while nothing was sent, in shares of what they had then. Beside
@@ -54,7 +52,6 @@ PODWATCH = """
 import asyncio, resource, sys, time
 from pathlib import Path
 from benchmarks.measuring.journaled import send_one, sender_for
-from podwatch.sync.upload.apply_cpu_priority import Outlook
 url, home, behind, *paths = sys.argv[1:]
 paths = [Path(p) for p in paths]
 def spent():
@@ -62,16 +59,13 @@ def spent():
     return time.process_time() + children.ru_utime + children.ru_stime
 async def main():
     sender = sender_for(url, home, paths)
-    if behind:
-        sender.priority.outlook = lambda: Outlook(newer_waits=True)
-    for turn in range(3 if behind else 1):
-        sys.stdin.readline()
-        used = spent()
-        await send_one(sender, home, paths, f"s{turn}")
-        print(sender.priority.level.word, spent() - used, flush=True)
+    sys.stdin.readline()
+    used = spent()
+    await send_one(sender, home, paths, "s", urgent=bool(behind))
+    print(spent() - used, flush=True)
 asyncio.run(main())
 """
-BEHIND = ("podwatch, behind, the first", "podwatch, behind, the next", "podwatch, behind, the third")
+BEHIND, PACE = "podwatch, behind", "podwatch, keeping pace"
 GOAL, FAIR = 0.5, 0.5
 
 
@@ -82,7 +76,6 @@ class Ran:
     seconds: float
     lost: float
     took: float
-    level: str = ""
 
 
 class Loops:
@@ -146,18 +139,19 @@ class Measured:
         self.alone, self.each = counted / passed, (self._loops.cpu() - cpu) / counted
         return (self._loops.cpu() - cpu) / passed
 
-    def run(self, work: Callable[[], tuple[str, float]]) -> Ran:
+    def run(self, work: Callable[[], float]) -> Ran:
+        """``work`` returns the CPU seconds that it took."""
         before, server, began = self._loops.each(), cpu_seconds(self._server), time.monotonic()
-        level, used = work()
+        used = work()
         seconds = time.monotonic() - began
         would = self.alone * seconds
         served = (cpu_seconds(self._server) - server) / self.each  # in counts
         lost = max(0.0, would - (self._loops.each() - before) - served) / would
-        return Ran(seconds, lost, used / seconds, level)
+        return Ran(seconds, lost, used / seconds)
 
 
-def rclone(binary: Path, url: str, directory: Path, home: Path) -> tuple[str, float]:
-    """Nothing, and its CPU seconds."""
+def rclone(binary: Path, url: str, directory: Path, home: Path) -> float:
+    """Its CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     env = {"RCLONE_CONFIG": str(home / "none"), "RCLONE_CONFIG_B_TYPE": "b2", "RCLONE_CONFIG_B_ACCOUNT": "id"}
     env |= {"RCLONE_CONFIG_B_KEY": "key", "RCLONE_CONFIG_B_ENDPOINT": url, "PATH": os.environ["PATH"]}
@@ -166,25 +160,24 @@ def rclone(binary: Path, url: str, directory: Path, home: Path) -> tuple[str, fl
     if done.returncode:
         raise SystemExit(f"rclone failed: {done.stderr[-1000:]}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return "", after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @contextmanager
-def podwatch(url: str, home: Path, paths: list[Path], *, behind: bool) -> Iterator[Callable[[], tuple[str, float]]]:
-    """A daemon's side of its own; each call sends the files once and returns the priority that it had at the end, and
-    the CPU seconds of both sides."""
+def podwatch(url: str, home: Path, paths: list[Path], *, behind: bool) -> Iterator[Callable[[], float]]:
+    """A daemon's side of its own; a call sends the files and returns the CPU seconds of both sides."""
     command = [sys.executable, "-c", PODWATCH, url, str(home), "behind" if behind else "", *map(str, paths)]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
 
-    def send() -> tuple[str, float]:
+    def send() -> float:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write("\n")
         process.stdin.flush()
         if not (words := process.stdout.readline().split()):
             raise SystemExit("podwatch failed")
-        return words[0], float(words[1])
+        return float(words[0])
 
     try:
         yield send
@@ -202,9 +195,7 @@ def into_cache(paths: list[Path]) -> None:
                 pass
 
 
-def measure(
-    scratch: Path, mib: int, rounds: int, per_core: int, *, lowest: bool, figures: Figures
-) -> dict[str, list[Ran]]:
+def measure(scratch: Path, mib: int, rounds: int, per_core: int, *, figures: Figures) -> dict[str, list[Ran]]:
     binary = next((p for p in CLIENTS if rclone_version(p)), None)
     if binary is None:
         figures.line("rclone is not here: left out (apt install rclone, or make test-clients)")
@@ -230,14 +221,12 @@ def measure(
                         taken.setdefault(name, []).append(ran)
                     if who == "podwatch":
                         with podwatch(url, home, paths, behind=True) as send:
-                            for what in BEHIND:
-                                into_cache(paths)
-                                taken.setdefault(what, []).append(measured.run(send))
-                if lowest:
-                    (home / "low").mkdir()
-                    with podwatch(url, home / "low", small, behind=False) as send:
-                        into_cache(small)
-                        taken.setdefault("podwatch, keeping pace, the lowest", []).append(measured.run(send))
+                            into_cache(paths)
+                            taken.setdefault(BEHIND, []).append(measured.run(send))
+                (home / "pace").mkdir()
+                with podwatch(url, home / "pace", small, behind=False) as send:
+                    into_cache(small)
+                    taken.setdefault(PACE, []).append(measured.run(send))
     finally:
         loops.end()
     return taken
@@ -248,33 +237,28 @@ def main() -> int:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--mib", type=int, default=512)
     options.add_argument("--per-core", type=int, default=2)
-    options.add_argument("--lowest", action="store_true", help="also one that is never raised, of a 16th of the size")
     args = options.parse_args()
     figures = Figures("upload on busy cores")
     mib, rounds = (256, 1) if args.quick else (args.mib, args.rounds)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
-        taken = measure(Path(directory), mib, rounds, args.per_core, lowest=args.lowest, figures=figures)
+        taken = measure(Path(directory), mib, rounds, args.per_core, figures=figures)
     figures.line("")
-    figures.line("| client | s [min-max] | MB/s | takes of a core | the loops lose | priority at the end |")
-    figures.line("|---|---|---|---|---|---|")
+    figures.line("| client | s [min-max] | MB/s | takes of a core | the loops lose |")
+    figures.line("|---|---|---|---|---|")
     middle = {}
     for name, ran in taken.items():
-        size = (max(1, mib // 16) if "keeping pace" in name else mib) * MIB
+        size = (max(1, mib // 16) if name == PACE else mib) * MIB
         seconds = middle[name] = statistics.median(r.seconds for r in ran)
         lost = statistics.median(r.lost for r in ran)
         took = statistics.median(r.took for r in ran)
         span = f"{seconds:.2f} [{min(r.seconds for r in ran):.2f}-{max(r.seconds for r in ran):.2f}]"
-        figures.line(
-            f"| {name} | {span} | {size / seconds / 1e6:.0f} | {took:.2f} | {100 * lost:.0f} % | {ran[-1].level} |"
-        )
+        figures.line(f"| {name} | {span} | {size / seconds / 1e6:.0f} | {took:.2f} | {100 * lost:.0f} % |")
     figures.line("")
-    first, following, third = BEHIND
     for name, seconds in middle.items():
         if name.startswith("rclone"):
-            figures.at_least(f"the third, against {name}", seconds / middle[third], GOAL, "x")
-            figures.line(f"the first {seconds / middle[first]:.2f}x, the next {seconds / middle[following]:.2f}x")
-    figures.at_most("what the busy processes lose to it", statistics.median(r.lost for r in taken[third]), FAIR, "")
+            figures.at_least(f"behind, against {name}", seconds / middle[BEHIND], GOAL, "x")
+    figures.at_most("what the busy processes lose to it", statistics.median(r.lost for r in taken[BEHIND]), FAIR, "")
     figures.line(f"took {time.monotonic() - began:.0f} s")
     return figures.code
 

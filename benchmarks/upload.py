@@ -5,12 +5,12 @@
 The service throws bodies away (measuring/discard.py), so that the clients are what is measured. ``large`` is a
 checkpoint of 4.29 GB (1 x 2 GiB + 4 x 512 MiB), ``small`` 2,000 files of 64 KiB, ``far`` 1.07 GB (2 x 512 MiB) at 60 ms
 and 40 MB/s per connection, ``tls`` 2.15 GB (4 x 512 MiB) over TLS. Clients take turns within each round, and each round
-begins with another one; files are in the page cache before each turn; all run at the same priority (``--lowest``: that
+begins with another one; files are in the page cache before each turn; all run at the same priority (``--nice``: that
 of podwatch's child in real life). Start-up counts, but for podwatch's child, which the daemon starts while the set is
 still being written ("child started last": where it did not see it coming). Medians; on a shared machine ratios are what
 counts, those of CPU time most.
 
-While podwatch sends, a loop as the daemon's notes how late it wakes; that is judged with ``--lowest`` and by
+While podwatch sends, a loop as the daemon's notes how late it wakes; that is judged with ``--nice`` and by
 upload_jitter.py. The clients come from ``make test-clients`` and Debian; one that is not here is left out. rclone paces
 itself to 100 calls a second, so that ``small`` takes 22 s whatever else happens: it has one round there. Three rounds
 take seven minutes on two quiet cores.
@@ -33,7 +33,7 @@ from benchmarks.measuring import MIB, ROOT, Figures, machine, parser, percentile
 from benchmarks.measuring.bars import svg
 from benchmarks.measuring.sending import write_file
 from benchmarks.measuring.uploaders import (
-    LOWEST,
+    NICE,
     Ran,
     Uploader,
     b2_sync,
@@ -182,7 +182,7 @@ def judge(work: Work, taken: dict[str, list[Ran]], middle: dict[str, tuple[float
         figures.line(f"the loop before: late p50 {percentile(quiet, 0.5):.2f}, p99 {percentile(quiet, 0.99):.2f} ms")
         p99 = percentile(late, 0.99)
         figures.line(f"while sending: late p50 {percentile(late, 0.5):.2f}, p99 {p99:.2f}, max {max(late):.2f} ms")
-        if LOWEST in os.environ:  # with the child at ordinary priority it is worse than it ever is: told, not judged
+        if NICE in os.environ:  # with the child at ordinary priority it is worse than it ever is: told, not judged
             figures.at_most("late while sending, p99", p99, LATE_MS, "ms")
 
 
@@ -190,11 +190,11 @@ def main() -> int:
     options = parser(__doc__ or "")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--only", nargs="*", choices=("large", "small", "far", "tls"), default=())
-    options.add_argument("--lowest", action="store_true", help="all at the lowest priority, as podwatch's child is")
+    options.add_argument("--nice", action="store_true", help="all at the nice value of podwatch's child")
     options.add_argument("--svg", type=Path, help="write the plot there")
     args = options.parse_args()
-    if args.lowest:
-        os.environ[LOWEST] = "1"
+    if args.nice:
+        os.environ[NICE] = "1"
     figures = Figures("upload")
     plotted = []
     began = time.monotonic()

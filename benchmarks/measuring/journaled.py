@@ -14,7 +14,6 @@ from podwatch.config.settings import Settings
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.upload_records import UploadedObject
-from podwatch.policy.choose_cpu_priority import Level
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.s3_credentials import S3Credentials
 from podwatch.sync.interfaces import FEATURES
@@ -88,13 +87,15 @@ def sender_for(url: str, home: str, paths: list[Path], store: str = f"b2://{BUCK
     )
 
 
-async def send_one(sender: Sender, home: str, paths: list[Path], save_id: str) -> dict[str, UploadedObject]:
+async def send_one(
+    sender: Sender, home: str, paths: list[Path], save_id: str, *, urgent: bool = True
+) -> dict[str, UploadedObject]:
     """All ``paths``, in one directory, as one checkpoint. Returns what is in the store then."""
     part = SimpleNamespace(part=SimpleNamespace(name="trainer", path=paths[0].parent))
     contents = cast(Any, SimpleNamespace(set=SimpleNamespace(step=1, save_id=save_id), parts=[part], files=()))
     todo = job_for(paths, f"b2://{BUCKET}", save_id, Path(home) / "lock").files
     done: dict[str, UploadedObject] = {}
-    await sender.upload(contents, todo, done, lambda _: None)
+    await sender.upload(contents, todo, done, lambda _: None, urgent=urgent)
     if len(done) != len(paths):
         raise SystemExit("podwatch did not send everything")
     return done
@@ -108,15 +109,13 @@ async def send_journaled(
     sender = sender_for(url, home, paths, store)
     if features is not None:
         sender._journal.sync.learn(FEATURES, {"url": store, "features": features})
-    sender.priority.fixed = Level.LOWEST if "PODWATCH_BENCH_LOWEST" in os.environ else Level.ORDINARY
-    sender.children.level = sender.priority.level
     late: list[float] = []
     if ahead:
         sender.children.expect(True)
         await asyncio.sleep(AHEAD)
     beating = asyncio.create_task(beats(late))
     began, cpu = time.monotonic(), time.process_time()
-    await send_one(sender, home, paths, "s")
+    await send_one(sender, home, paths, "s", urgent="PODWATCH_BENCH_NICE" not in os.environ)
     seconds, cpu = time.monotonic() - began, time.process_time() - cpu
     beating.cancel()
     if len(sender._journal.sync.objects(1, "s")) != len(paths):

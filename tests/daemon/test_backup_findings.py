@@ -14,7 +14,7 @@ from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.snapshot import Reading, SensorState, Supervision, TrainerSample, observed, unobserved
 from podwatch.policy.uploads import Outcome, Tally
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction
-from podwatch.sync.interfaces import SyncStatus, UploadPace
+from podwatch.sync.interfaces import SyncStatus
 
 
 def test_a_restart_by_init_after_a_freeze_is_a_warning_for_ten_minutes() -> None:
@@ -85,14 +85,6 @@ def test_a_command_that_has_saved_does_not_save_nothing() -> None:
         assert same == other
 
 
-BUSY = SyncStatus(
-    store_url="b2://bucket",
-    ok=True,
-    pace=UploadPace(
-        40, 3.9e6, 110e6, 46_400_000_000, 0.85, "raised", "a newer checkpoint is waiting for upload", 100.0
-    ),
-    tally=Tally((Outcome.SKIPPED, Outcome.STORED)),
-)
 BEHIND = SyncStatus(
     store_url="b2://bucket",
     ok=True,
@@ -100,24 +92,11 @@ BEHIND = SyncStatus(
 )
 
 
-def test_an_upload_that_is_slow_because_the_cpu_is_busy() -> None:
-    (found,) = upload_findings(BUSY, now=150.0)
-    assert (found.kind, found.severity, found.subject) == (FindingKind.UPLOADS_SLOW, Severity.WARNING, "cpu")
-    assert found.since == 100.0
-    assert found.summary == (
-        "the upload of step 40 is slow because other processes keep the CPU busy: 3.9 MB/s, 3 h 18 min left, its"
-        " threads wait for a CPU 85 % of the time; the uplink delivered 110 MB/s before; 1 of the last 2 checkpoints"
-        " are stored, 1 was skipped. podwatch has raised its priority and raises it again if that is not enough"
-    )
-    assert "leave more of the CPU free" in found.suggestion
-    assert "a newer checkpoint is waiting for upload" in found.evidence[0].value
-
-
-def test_an_uplink_that_is_slower_than_the_saves() -> None:
+def test_uploads_that_are_slower_than_the_saves() -> None:
     (found,) = upload_findings(BEHIND, now=150.0)
-    assert (found.kind, found.severity, found.subject) == (FindingKind.UPLOADS_SLOW, Severity.WARNING, "uplink")
+    assert (found.kind, found.severity) == (FindingKind.UPLOADS_SLOW, Severity.WARNING)
     assert found.summary == (
-        "the uplink is slower than the saves: an upload takes 21 min, a save comes every 7 min; about every third"
+        "uploads are slower than the saves: an upload takes 21 min, a save comes every 7 min; about every third"
         " checkpoint is stored: 12 of the last 36 checkpoints are stored, 24 were skipped. podwatch always sends the"
         " newest checkpoint next"
     )
@@ -128,9 +107,6 @@ def test_an_uplink_that_is_slower_than_the_saves() -> None:
     "sync",
     [
         None,
-        replace(BUSY, pace=replace(BUSY.pace, cpu_since=None)),
-        replace(BUSY, pace=replace(BUSY.pace, rate=None)),
-        replace(BUSY, ok=False),
         replace(BEHIND, ok=False),
         replace(BEHIND, standing=Decision(LeaseAction.SUPERSEDED)),
         replace(BEHIND, tally=replace(BEHIND.tally, upload_seconds=400.0)),
@@ -138,11 +114,6 @@ def test_an_uplink_that_is_slower_than_the_saves() -> None:
 )
 def test_no_word_of_slow_uploads_without_cause(sync: SyncStatus | None) -> None:
     assert upload_findings(sync, now=150.0) == ()
-
-
-def test_the_cpu_is_named_before_the_uplink() -> None:
-    both = upload_findings(replace(BEHIND, pace=BUSY.pace), now=150.0)
-    assert [f.subject for f in both] == ["cpu"]
 
 
 @pytest.mark.parametrize("refused", [False, True])

@@ -17,9 +17,8 @@ from podwatch.policy.disk_forecast import (
     Saves,
     kinds_of,
     next_kind,
-    next_save_in,
     predict,
-    steps_per_save,
+    save_gap,
 )
 from podwatch.policy.local_retention import Protection, RemovalInput, RemovalKind, Trigger, plan_removal
 
@@ -98,15 +97,10 @@ def test_when_it_comes() -> None:
     assert after(*regular, wall=5000.0).soon, "the clock was set back"
 
 
-def test_when_the_next_one_is_usually_complete_and_how_many_steps_lie_between() -> None:
+def test_how_long_it_is_from_one_to_the_next() -> None:
     saves = Saves().seeing([saved(n * 5, n * 1200.0) for n in range(1, 4)] + [saved(20, 4500.0)])
-    assert next_save_in(saves, 4600.0) == (1100.0, 1200.0)
-    assert next_save_in(saves, 4500.0 + 1201) == (None, 1200.0), "overdue: nobody knows"
-    assert next_save_in(saves, 4400.0) == (None, 1200.0), "the clock was set back"
-    assert steps_per_save(saves) == 5
-    one = Saves().seeing([saved(5, 1200.0)])
-    assert next_save_in(one, 1300.0) == (None, None)
-    assert steps_per_save(one) is None
+    assert save_gap(saves) == 1200.0
+    assert save_gap(Saves().seeing([saved(5, 1200.0)])) is None
 
 
 def test_a_step_back_is_no_rhythm() -> None:

@@ -1,10 +1,10 @@
-"""When the uplink is called slower than the saves, and that its numbers add up."""
+"""When uploads are called slower than the saves, and that its numbers add up."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.policy.uploads import OUTCOMES_KEPT, Outcome, Tally, every, in_words, uplink_behind
+from podwatch.policy.uploads import OUTCOMES_KEPT, Outcome, Tally, every, in_words, uploads_behind
 
 STORED, SKIPPED, ABANDONED = Outcome.STORED, Outcome.SKIPPED, Outcome.ABANDONED
 THIRD = (SKIPPED, SKIPPED, STORED) * 13
@@ -16,7 +16,7 @@ def tally(outcomes: tuple[Outcome, ...], upload: float | None = 1300.0, save: fl
 
 def test_every_third_is_stored() -> None:
     behind = tally(THIRD)
-    assert uplink_behind(behind)
+    assert uploads_behind(behind)
     assert every(behind.outcomes) == "every third"
     assert in_words(behind.outcomes) == "13 of the last 39 checkpoints are stored, 26 were skipped"
 
@@ -31,7 +31,6 @@ def test_every_third_is_stored() -> None:
         tally(THIRD, upload=50.0, save=1.0),
         tally(THIRD, upload=None),
         tally(THIRD, save=None),
-        Tally(THIRD, 1300.0, 420.0, starved=True),
         Tally(),
     ],
     ids=[
@@ -42,17 +41,16 @@ def test_every_third_is_stored() -> None:
         "quick saves",
         "no upload",
         "no saves",
-        "the CPU",
         "nothing",
     ],
 )
 def test_it_is_not_called_so_without_need(quiet: Tally) -> None:
-    assert not uplink_behind(quiet)
+    assert not uploads_behind(quiet)
 
 
-@given(st.lists(st.sampled_from(Outcome), max_size=100), st.none() | st.floats(0, 1e6), st.booleans())
-def test_the_numbers_add_up_and_survive_the_journal(outcomes: list[Outcome], seconds: float | None, cpu: bool) -> None:
-    kept = Tally((), seconds, seconds, cpu).adding(*outcomes)
+@given(st.lists(st.sampled_from(Outcome), max_size=100), st.none() | st.floats(0, 1e6))
+def test_the_numbers_add_up_and_survive_the_journal(outcomes: list[Outcome], seconds: float | None) -> None:
+    kept = Tally((), seconds, seconds).adding(*outcomes)
     assert len(kept.outcomes) == min(OUTCOMES_KEPT, len(outcomes))
     assert sum(kept.count(o) for o in Outcome) == len(kept.outcomes)
     numbers = [int(w) for w in in_words(kept.outcomes).replace(",", "").split() if w.isdigit()]
@@ -60,7 +58,7 @@ def test_the_numbers_add_up_and_survive_the_journal(outcomes: list[Outcome], sec
     assert Tally.from_list(kept.to_list()) == kept
 
 
-@pytest.mark.parametrize("data", [None, [], "x", [["gone"], 1.0, 1.0, False], [[], "x", None, False], {"a": 1}])
+@pytest.mark.parametrize("data", [None, [], "x", [["gone"], 1.0, 1.0], [[], "x", None], {"a": 1}])
 def test_what_cannot_be_read_is_forgotten(data: object) -> None:
     assert Tally.from_list(data) == Tally()
 

@@ -11,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from podwatch.domain.snapshot import GpuState
 from podwatch.reporting.metrics import exposition, make_registry
 from podwatch.reporting.status import build_status
-from podwatch.sync.interfaces import UploadPace
 from tests.reporting import views
 
 
@@ -46,14 +45,12 @@ def test_values():
     assert value(view, "podwatch_backup_configured") == 1
     assert value(view, "podwatch_upload_bytes_per_second") == 15e6
     assert value(view, "podwatch_upload_left_seconds") == pytest.approx(35e9 / 15e6)
-    assert value(view, "podwatch_upload_priority", level="lowest") == 1
-    assert value(view, "podwatch_upload_priority", level="ordinary") == 0
     counted = replace(view, counters=replace(view.counters, skipped=14, abandoned=2))
     assert value(counted, "podwatch_skipped_sets_total") == 14
     assert value(counted, "podwatch_abandoned_sets_total") == 2
-    still = replace(view, sync=replace(view.sync, pace=UploadPace(85, rate=0.0)))
+    still = replace(view, sync=replace(view.sync, upload_rate=0.0))
     assert value(still, "podwatch_upload_left_seconds") is None
-    unknown = replace(view, sync=replace(view.sync, pace=UploadPace(85)))
+    unknown = replace(view, sync=replace(view.sync, upload_rate=None))
     assert value(unknown, "podwatch_upload_bytes_per_second") is None
 
 

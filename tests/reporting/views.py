@@ -40,7 +40,7 @@ from podwatch.policy.restart import Decision, Failure, RestartHistory, after_fai
 from podwatch.policy.time_ledger import Ledger, Loss, Use
 from podwatch.recovery.failure import given_up
 from podwatch.reporting.daemon_view import Counters, DaemonView
-from podwatch.sync.interfaces import SyncStatus, UploadPace
+from podwatch.sync.interfaces import SyncStatus
 from tests.detection.looks import world
 
 GB = 10**9
@@ -138,7 +138,7 @@ def healthy() -> DaemonView:
             uploading_step=85,
             uploaded_bytes=12 * GB,
             total_bytes=47 * GB,
-            pace=UploadPace(85, rate=15e6),
+            upload_rate=15e6,
             stored=frozenset({(80, "s80")}),
         ),
         learned=Learned(gpu_baseline_bytes=((0, 71 * GIB),), step_seconds=(240.0,), startups=(900.0,)),
@@ -268,7 +268,7 @@ def after_recovery() -> DaemonView:
         trainer=observed(trainer(started_ago=2_700.0), NOW),
         progress=observed((ProgressSample(ProgressSource.STEP_LINE, "trainer", NOW - 500, 85),), NOW),
     )
-    sync = replace(view.sync, last_published_wall=WALL - 2_500, pace=UploadPace(85, rate=28e6))
+    sync = replace(view.sync, last_published_wall=WALL - 2_500, upload_rate=28e6)
     return replace(
         view,
         snapshot=snapshot,

@@ -27,7 +27,6 @@ from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import ExitCode
 from podwatch.hooks import hook_runner
 from podwatch.incidents import bundle
-from podwatch.policy.choose_cpu_priority import Level as UploadPriority
 from podwatch.policy.exit_code import Blame, Outcome
 from podwatch.policy.hooks import Occasion
 from podwatch.policy.overall_status import Overall, TrainingState
@@ -138,7 +137,6 @@ def enums() -> dict[str, list[str]]:
         "rented machine": replacement.RentedState,
     }
     words = {name: _values(kind) for name, kind in found.items()}
-    words["upload priority"] = [level.word for level in UploadPriority]
     words["layout"] = list(settings.LAYOUTS)
     words["hook occasion"] = list(get_args(settings.HookEvent))
     return words

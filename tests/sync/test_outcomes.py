@@ -61,13 +61,13 @@ async def test_what_is_counted_and_what_is_not(local: World) -> None:
     tally.abandoned((15, "s15"))
     tally.abandoned((15, "s15"))
     tally.abandoned((5, "s5"))
-    tally.stored((20, "second"), seconds=10.0, save_seconds=5.0, starved=False)
+    tally.stored((20, "second"), seconds=10.0, save_seconds=5.0)
     assert skipped == [10], "5 was counted by an earlier podwatch, 12 and 14 are not this branch's, 20 was saved again"
     assert tally.now.outcomes == (ABANDONED, SKIPPED, STORED)
     assert (tally.now.upload_seconds, tally.now.save_seconds) == (10.0, 5.0)
     tally.see([found(25)], set(), "a", last=20)
     tally.see([found(22)], set(), "b", last=-1)
-    tally.stored((30, "s30"), seconds=1.0, save_seconds=None, starved=True)
+    tally.stored((30, "s30"), seconds=1.0, save_seconds=None)
     assert skipped == [10, 22], "25 belongs to the branch that was left"
     after = CheckpointTally(journal, lambda *_said, **_fields: None)
     await after.load()

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import RemoteError
-from podwatch.policy.choose_cpu_priority import Level
 from podwatch.sync.upload.child_job import UploadJob
 from podwatch.sync.upload.start_child import Children, OwnUnit, Upload
 from podwatch.system.child import run_child
-from tests.sync.conftest import until
 
 RUNS = 'echo "$@" >> {log}\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
 REFUSES = 'echo "$@" >> {log}\necho "Failed to start transient scope unit: Access denied" >&2\nexit 1\n'
@@ -58,42 +56,6 @@ async def test_nothing_is_asked_outside_of_a_service(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert await unit(tmp_path, RUNS).prefix() == ()
     assert asked(tmp_path) == []
-
-
-async def test_a_running_unit_gets_other_weights(tmp_path: Path) -> None:
-    own = unit(tmp_path, RUNS)
-    assert {"--property=CPUWeight=11", "--property=IOWeight=11"} <= set(await own.prefix(11))
-    assert not await own.reweigh("podwatch-upload-1-2.scope", 100), "there is no systemctl"
-    systemctl = tmp_path / "systemctl"
-    systemctl.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/log\n')
-    systemctl.chmod(0o755)
-    assert await own.reweigh("podwatch-upload-1-2.scope", 100)
-    assert asked(tmp_path)[-1] == "set-property --runtime podwatch-upload-1-2.scope CPUWeight=100 IOWeight=100"
-    systemctl.write_text("#!/bin/sh\nexit 1\n")
-    assert not await own.reweigh("podwatch-upload-1-2.scope", 100)
-
-
-async def test_an_upload_that_is_behind_gets_more_of_its_unit(tmp_path: Path) -> None:
-    """Nothing is replaced, whatever the nice value: inside its own unit it does not count."""
-    own = unit(tmp_path, RUNS)
-    systemctl = tmp_path / "systemctl"
-    systemctl.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/log\n')
-    systemctl.chmod(0o755)
-    children = Children(f"file://{tmp_path}/store", own)
-    child = await children.take()
-    assert child.unit == f"podwatch-upload-{os.getpid()}-2.scope", "the first one was the trial"
-    await until(lambda: "child_main" in asked(tmp_path)[-1])  # it is written by what takes its place
-    assert await children.give(child, Level.ORDINARY)
-    assert asked(tmp_path)[-1] == f"set-property --runtime {child.unit} CPUWeight=100 IOWeight=100"
-    systemctl.write_text("#!/bin/sh\nexit 1\n")
-    assert not await children.give(child, Level.LOWEST), "another child would get a unit of the right weight"
-    child.kill()
-    await child.process.communicate()
-    children.level = Level.RAISED
-    later = await children.take()
-    await until(lambda: "CPUWeight=11" in asked(tmp_path)[-1])  # it is written by what takes its place
-    later.kill()
-    await later.process.communicate()
 
 
 async def test_a_child_that_does_not_come_to_life_under_it_goes_without_the_next_time(tmp_path: Path) -> None:

@@ -409,8 +409,6 @@ def _uploading(sync: Document) -> str:
         text += f", {size(sync['upload_bytes_per_second'])}/s"
     if sync.get("upload_left_seconds") is not None:
         text += f", {span(sync['upload_left_seconds'])} left"
-    if sync.get("upload_priority") not in (None, "lowest"):
-        text += f", at {clean(sync['upload_priority'])} priority"
     return text
 
 

@@ -4,16 +4,15 @@ from collections.abc import Callable
 
 from podwatch.client.times_and_sizes import span
 from podwatch.config.store_kinds import bucket_of
-from podwatch.config.units import format_size
 from podwatch.daemon.own_findings import clock_findings
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
+from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import RunRecord
 from podwatch.policy.lineage import branch_line, kept_step
 from podwatch.policy.lost_saves import Kept, not_stored
-from podwatch.policy.uploads import Outcome, Tally, every, in_words, uplink_behind
+from podwatch.policy.uploads import every, in_words, uploads_behind
 from podwatch.policy.who_holds_the_run import LeaseAction
-from podwatch.sync.interfaces import SyncStatus, UploadPace
+from podwatch.sync.interfaces import SyncStatus
 
 CANNOT = "the store cannot be used"
 
@@ -100,13 +99,11 @@ def _is_directory(sync: SyncStatus) -> bool:
 
 
 def upload_findings(sync: SyncStatus | None, *, now: float) -> tuple[Finding, ...]:
-    """A finding if uploads are slower than saves, because of the CPU or the uplink. ``now`` monotonic."""
+    """A finding if uploads are slower than saves. ``now`` monotonic."""
     if sync is None or lost_run(sync) or sync.ok is False:
         return ()  # another finding says why nothing is stored
-    pace, tally = sync.pace, sync.tally
-    if pace.cpu_since is not None and pace.rate is not None:
-        return (_cpu_busy(pace, tally),)
-    if not uplink_behind(tally) or tally.upload_seconds is None or tally.save_seconds is None:
+    tally = sync.tally
+    if not uploads_behind(tally) or tally.upload_seconds is None or tally.save_seconds is None:
         return ()
     often = every(tally.outcomes)
     about = f"about {often} checkpoint is stored: " if often else ""
@@ -114,46 +111,14 @@ def upload_findings(sync: SyncStatus | None, *, now: float) -> tuple[Finding, ..
         Finding(
             FindingKind.UPLOADS_SLOW,
             Severity.WARNING,
-            f"the uplink is slower than the saves: an upload takes {span(tally.upload_seconds)}, a"
+            f"uploads are slower than the saves: an upload takes {span(tally.upload_seconds)}, a"
             f" save comes every {span(tally.save_seconds)}; {about}{in_words(tally.outcomes)}."
             " podwatch always sends the newest checkpoint next",
             now,
-            "save less often, or use a faster uplink; check that sync.max_rate does not hold uploads back",
-            subject="uplink",
+            "save less often, use a faster uplink, or leave more of the CPU free; check that sync.max_rate does not"
+            " hold uploads back",
         ),
     )
-
-
-_AGREES = Agreement.AGREES
-
-
-def _cpu_busy(pace: UploadPace, tally: Tally) -> Finding:
-    assert pace.cpu_since is not None
-    waited = "" if pace.cpu_wait is None else f", its threads wait for a CPU {100 * pace.cpu_wait:.0f} % of the time"
-    before = ""
-    if pace.usual_rate is not None and pace.rate is not None and pace.usual_rate > pace.rate:
-        before = f"; the uplink delivered {_rate(pace.usual_rate)} before"
-    skipped = f"; {in_words(tally.outcomes)}" if Outcome.SKIPPED in tally.outcomes else ""
-    left = f", {span(pace.left_bytes / pace.rate)} left" if pace.rate else ""
-    acts = {
-        "lowest": "podwatch raises its priority if that continues",
-        "raised": "podwatch has raised its priority and raises it again if that is not enough",
-        "ordinary": "podwatch has raised its priority to that of an ordinary process, and raises it no further",
-    }[pace.level]
-    return Finding(
-        FindingKind.UPLOADS_SLOW,
-        Severity.WARNING,
-        f"the upload of step {pace.step} is slow because other processes keep the CPU busy: {_rate(pace.rate or 0.0)}"
-        f"{left}{waited}{before}{skipped}. {acts}",
-        pace.cpu_since,
-        "if too little is backed up, leave more of the CPU free: fewer data loader workers, or a pod with more cores",
-        evidence=(Evidence("upload priority", pace.level + (f": {pace.reason}" if pace.reason else ""), _AGREES),),
-        subject="cpu",
-    )
-
-
-def _rate(rate: float) -> str:
-    return f"{format_size(round(rate))}/s"
 
 
 def lost_run(sync: SyncStatus) -> bool:

@@ -21,16 +21,15 @@ from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import CheckpointMark, Desired, Snapshot
 from podwatch.domain.thresholds import DiskPolicy
 from podwatch.journal import Journal
-from podwatch.policy.disk_forecast import next_save_in, steps_per_save
+from podwatch.policy.disk_forecast import save_gap
 from podwatch.policy.lineage import kept_step
 from podwatch.policy.local_retention import Protection
 from podwatch.recording.format import Header
 from podwatch.recording.recorder import Recorder
-from podwatch.recovery.state import Phase
 from podwatch.retention.room_for_next_save import Disks, Pruner
 
 if TYPE_CHECKING:
-    from podwatch.sync.upload.apply_cpu_priority import Outlook
+    pass
 
 READ_TURNS = 5
 """10 s at the default poll. After a crash the next podwatch reads the lines since then again, which is harmless."""
@@ -268,7 +267,7 @@ def make_loops(parts: Components, *, learned: Learned, memory: Pins, announced: 
     )
     sensing.listeners.append(_ReadPositions(parts, sensing))
     if parts.syncer is not None:
-        parts.syncer.prospects = lambda: _prospects(parts, sensing.snapshot, pruner)
+        parts.syncer.save_seconds = lambda: save_gap(parts.deletion.forecast.saves)
         parts.syncer.pinned = lambda: _Checkpoints(parts, memory).pins
     parts.sensing.processes.hurry_at_engine_end(sensing)
     parts.deletion.forecast.save_seconds = lambda: sensing.state.learned.median_save_seconds
@@ -287,27 +286,6 @@ def _pruner(parts: Components, memory: Pins) -> Pruner:
         aside=parts.checkpoints.aside,
         worker=parts.deletion.worker,
         clock=parts.run.clock,
-    )
-
-
-def _prospects(parts: Components, snapshot: Snapshot, pruner: Pruner) -> "Outlook":
-    """The inputs of the upload priority: the next save, the steps that are not in the store, the disk."""
-    from podwatch.sync.upload.apply_cpu_priority import Outlook  # a daemon without a store does not need it
-
-    saves = parts.deletion.forecast.saves
-    due_in, gap = next_save_in(saves, parts.run.clock.wall())
-    plan, newest = pruner.last_plan, snapshot.newest_step
-    stored = parts.syncer.status().last_step if parts.syncer is not None else None
-    at_risk = None
-    if newest is not None and newest.step is not None and stored is not None and snapshot.steps_between_saves:
-        at_risk = max(0, newest.step - stored)
-    return Outlook(
-        next_save_in=due_in,
-        save_seconds=gap,
-        steps_at_risk=at_risk,
-        steps_per_save=steps_per_save(saves),
-        disk_waits=plan is not None and (plan.critical or bool(plan.waiting)),
-        training_over=parts.recovery.state.phase is Phase.FINISHED,
     )
 
 

@@ -24,8 +24,6 @@ from podwatch.daemon.components import Deletion, Run
 from podwatch.daemon.nodes import LIST, ORDERS, SENT, Gang
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, RemoteError
-from podwatch.domain.event import Event, EventName
-from podwatch.domain.finding import Severity
 from podwatch.domain.node_files import (
     NodeList,
     NodeOrders,
@@ -494,7 +492,7 @@ class NodeSender:
         self._settings, self._run, self._worker = settings, run, worker
         self._identity = NodeIdentity(settings)
         self._sender = Sender(
-            settings, self._identity, NoSets(), run.journal, run.clock, worker, workspace=run.workspace, tell=self._tell
+            settings, self._identity, NoSets(), run.journal, run.clock, worker, workspace=run.workspace
         )
 
     async def close(self) -> None:
@@ -553,11 +551,6 @@ class NodeSender:
         name = self._run.layout.name
         described = CheckpointSet(order.step, name, Completeness.COMPLETE, (), 0, len(files), 0.0, order.save_id)
         return SetContents(described, files, (), found)
-
-    def _tell(
-        self, name: EventName, message: str, severity: Severity = Severity.INFO, **fields: str | int | float | bool
-    ) -> None:
-        self._run.emit(Event(name, self._run.clock.wall(), message, severity, fields))
 
 
 class NodeIdentity:

@@ -56,7 +56,6 @@ class EventName(StrEnum):
     UPLOAD_STARTED = "upload-started"
     UPLOAD_ABANDONED = "upload-abandoned"
     UPLOAD_SKIPPED = "upload-skipped"
-    UPLOAD_PRIORITY = "upload-priority"
     PUBLISHED = "published"
     OPTIONAL_PARTS = "optional-parts"
     FINAL_SYNC = "final-sync"

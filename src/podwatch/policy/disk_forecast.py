@@ -194,21 +194,10 @@ def save_gaps(saves: Sequence[Save]) -> tuple[float, ...]:
     return tuple(b.wall - a.wall for a, b in pairwise(saves) if b.step > a.step and b.wall > a.wall)[-GAPS:]
 
 
-def next_save_in(saves: Saves, wall: float) -> tuple[float | None, float | None]:
-    """(seconds until the next save is complete, seconds from one save to the next), by the median of the recent gaps.
-    The first is None when the save is overdue: after an evaluation or a stop its time is unknown."""
+def save_gap(saves: Saves) -> float | None:
+    """Seconds from one save to the next, by the median of the recent gaps."""
     gaps = save_gaps(saves.known)
-    if not gaps:
-        return None, None
-    gap = median(gaps)
-    left = saves.known[-1].wall + gap - wall
-    return (left if 0 < left <= gap else None), gap
-
-
-def steps_per_save(saves: Saves) -> int | None:
-    """Steps from one save to the next, by the median of the recent ones."""
-    steps = [b.step - a.step for a, b in pairwise(saves.known) if b.step > a.step][-GAPS:]
-    return int(median(steps)) if steps else None
+    return median(gaps) if gaps else None
 
 
 def _due_in(known: Sequence[Save], gaps: Sequence[float], wall: float, save_seconds: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Uploads: which checkpoint is uploaded next, the outcome of each, and whether the uplink is slower than the saves
+"""Uploads: which checkpoint is uploaded next, the outcome of each, and whether they are slower than the saves
 (docs/sync.md). Pure."""
 
 from collections import Counter
@@ -102,12 +102,11 @@ class Outcome(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Tally:
     """The last checkpoints, oldest first. ``upload_seconds``: how long the last upload took; ``save_seconds``: from one
-    save to the next, as known then; ``starved``: that upload waited for a CPU rather than for the uplink."""
+    save to the next, as known then."""
 
     outcomes: tuple[Outcome, ...] = ()
     upload_seconds: float | None = None
     save_seconds: float | None = None
-    starved: bool = False
 
     def adding(self, *outcomes: Outcome) -> "Tally":
         return replace(self, outcomes=(*self.outcomes, *outcomes)[-OUTCOMES_KEPT:])
@@ -116,28 +115,27 @@ class Tally:
         return Counter(self.outcomes)[outcome]
 
     def to_list(self) -> list[object]:
-        return [[str(o) for o in self.outcomes], self.upload_seconds, self.save_seconds, self.starved]
+        return [[str(o) for o in self.outcomes], self.upload_seconds, self.save_seconds]
 
     @classmethod
     def from_list(cls, data: object) -> "Tally":
         """The inverse of ``to_list``; unreadable data gives an empty tally."""
         known: Any = data
         try:
-            outcomes, upload, save, starved = known
+            outcomes, upload, save = known
             return cls(
                 tuple(Outcome(o) for o in outcomes)[-OUTCOMES_KEPT:],
                 None if upload is None else float(upload),
                 None if save is None else float(save),
-                bool(starved),
             )
         except (TypeError, ValueError):
             return cls()
 
 
-def uplink_behind(tally: Tally) -> bool:
-    """Whether checkpoints are skipped because the uplink is slower than the saves. False if the upload waited for a
-    CPU, or if uploads are faster than saves: then an outage, a restart or ``sync.upload_gap`` is the cause."""
-    if tally.starved or tally.upload_seconds is None or tally.save_seconds is None:
+def uploads_behind(tally: Tally) -> bool:
+    """Whether checkpoints are skipped because uploads are slower than the saves. False if they are faster: then an
+    outage, a restart or ``sync.upload_gap`` is the cause."""
+    if tally.upload_seconds is None or tally.save_seconds is None:
         return False
     recent = tally.outcomes[-RECENT:]
     skips = recent.count(Outcome.SKIPPED) >= SKIPPED_RECENTLY and Outcome.SKIPPED in recent[-CAUGHT_UP:]

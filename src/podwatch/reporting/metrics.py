@@ -18,8 +18,6 @@ from podwatch.policy.overall_status import Overall, TrainingState
 from podwatch.policy.time_ledger import TOTALLED
 from podwatch.reporting.daemon_view import DaemonView, ViewSource
 
-UPLOAD_PRIORITIES = ("lowest", "raised", "ordinary")
-
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
@@ -242,15 +240,11 @@ def _backups(view: DaemonView) -> Iterable[Metric]:
         sync.uploaded_bytes if sync.total_bytes else None,
     )
     yield from _gauge(
-        "podwatch_upload_bytes_per_second", "Rate of the upload in progress over the last seconds", sync.pace.rate
+        "podwatch_upload_bytes_per_second", "Rate of the upload in progress over the last seconds", sync.upload_rate
     )
     yield from _gauge(
         "podwatch_upload_left_seconds", "Remaining time of the upload in progress", sync.upload_left_seconds
     )
-    family = GaugeMetricFamily("podwatch_upload_priority", "1 for the current priority of uploads", labels=["level"])
-    for level in UPLOAD_PRIORITIES:
-        family.add_metric([level], float(level == sync.pace.level))
-    yield family
 
 
 def _nodes(view: DaemonView) -> Iterable[Metric]:

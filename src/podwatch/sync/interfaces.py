@@ -176,23 +176,6 @@ class Lease(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class UploadPace:
-    """Progress of the upload in flight; ``step`` is None while there is none, or before its first figures. Rates in
-    bytes per second; ``cpu_wait`` is the share of time that it waited for a CPU (0 to 1); ``level`` its priority, and
-    ``reason`` why it is above the lowest; ``cpu_since`` the monotonic second since which it is slow because the CPU is
-    busy, None where it is not."""
-
-    step: int | None = None
-    rate: float | None = None
-    usual_rate: float | None = None
-    left_bytes: int = 0
-    cpu_wait: float | None = None
-    level: str = "lowest"
-    reason: str = ""
-    cpu_since: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SyncStatus:
     """The store, the lease and the upload in flight at one moment, for status, findings and metrics. The defaults are
     those of a run without a store. ``ok`` is None until the store has answered or failed for the first time."""
@@ -222,7 +205,8 @@ class SyncStatus:
     """Checkpoints of this run in the store; None until the store was listed."""
     abandoned_in_a_row: int = 0
     warnings: tuple[str, ...] = ()
-    pace: UploadPace = field(default_factory=UploadPace)
+    upload_rate: float | None = None
+    """Of the upload in flight, in bytes per second; None without one, or before its first figures."""
     tally: Tally = field(default_factory=Tally)
     """Outcome of the last checkpoints: stored, skipped, abandoned."""
     calls: Mapping[str, int] = field(default_factory=dict)
@@ -236,6 +220,6 @@ class SyncStatus:
     @property
     def upload_left_seconds(self) -> float | None:
         """Remaining seconds at the current rate; None without an upload or without progress."""
-        if self.uploading_step is None or not self.pace.rate:
+        if self.uploading_step is None or not self.upload_rate:
             return None
-        return max(0, self.total_bytes - self.uploaded_bytes) / self.pace.rate
+        return max(0, self.total_bytes - self.uploaded_bytes) / self.upload_rate

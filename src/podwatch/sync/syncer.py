@@ -31,7 +31,6 @@ from podwatch.sync.lease.protocol import LeaseTerms
 from podwatch.sync.publish_and_pointer import ObjectsMissing, Publisher, Superseded
 from podwatch.sync.store_session import BACKOFF_MAX, BACKOFF_MIN, StoreSession, internal
 from podwatch.sync.upload import child_job as jobs
-from podwatch.sync.upload.apply_cpu_priority import Outlook
 from podwatch.sync.upload.optional_parts import OptionalParts
 from podwatch.sync.upload.outcomes import CheckpointTally
 from podwatch.sync.upload.start_child import SetForeign, SetVoid, UploadStopped
@@ -104,13 +103,10 @@ class Syncer:
         """The request that this turn serves; later requests wait for the next turn."""
         self._task: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._sender = Sender(
-            settings, run, catalogue, journal, clock, self.session.worker, workspace=workspace, tell=self._tell
-        )
+        self._sender = Sender(settings, run, catalogue, journal, clock, self.session.worker, workspace=workspace)
         self._tally = CheckpointTally(journal, self._tell)
-        self._sender.priority.outlook = self._outlook
-        self.prospects: Callable[[], Outlook] = Outlook
-        """What the daemon knows of the next save, the steps and the disk."""
+        self.save_seconds: Callable[[], float | None] = lambda: None
+        """Seconds from one save to the next."""
         self.pinned: Callable[[], Mapping[int, str]] = dict
         """The steps whose checkpoints are pinned, with the reason."""
         self._ended = False
@@ -159,7 +155,7 @@ class Syncer:
         standing = lease.decision
         return replace(
             known,
-            pace=self._sender.priority.pace,
+            upload_rate=self._sender.running.rate if self._sender.running is not None else None,
             tally=self._tally.now,
             standing=standing,
             superseded=standing.act in NOT_OURS,
@@ -626,7 +622,9 @@ class Syncer:
             if elsewhere:
                 self._others().order(plan.contents, elsewhere, [path for path in elsewhere if path in done])
             if own:
-                await self._sender.upload(plan.contents, own, done, progress, hold=hold)
+                await self._sender.upload(
+                    plan.contents, own, done, progress, hold=hold, urgent=self._behind(chosen.step)
+                )
             if elsewhere:
                 await self._collect(plan, elsewhere, lambda count: progress(own_bytes + count))
         finally:
@@ -693,8 +691,7 @@ class Syncer:
         self._tally.stored(
             (saved.step, saved.save_id),
             seconds=self._clock.monotonic() - began,
-            save_seconds=self.prospects().save_seconds,
-            starved=self._sender.priority.starved,
+            save_seconds=self.save_seconds(),
         )
         await self.session.prune(saved)
 
@@ -738,12 +735,10 @@ class Syncer:
     ) -> None:
         self._emit(Event(name, self._clock.wall(), message, severity, fields))
 
-    def _outlook(self) -> Outlook:
-        """What makes the upload in flight urgent."""
-        step, known = self._in_flight.step, self.session.known
-        newer = step is not None and self._tally.newer_waits(step)
-        nothing = known.last_step is None and not known.stored
-        return replace(self.prospects(), newer_waits=newer, nothing_stored=nothing)
+    def _behind(self, step: int) -> bool:
+        """Whether the upload of this step gives way to nothing: a newer save waits, or nothing is stored yet."""
+        known = self.session.known
+        return self._tally.newer_waits(step) or (known.last_step is None and not known.stored)
 
     def _note_sets(self) -> None:
         """After a rescan: record which checkpoints are pending."""

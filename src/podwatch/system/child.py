@@ -195,31 +195,6 @@ def autogroup_of(pid: int) -> int | None:
         return None
 
 
-def cpu_waits(pid: int) -> Mapping[int, int] | None:
-    """Thread -> nanoseconds that it was runnable but waited for a CPU (/proc/PID/task/*/schedstat). None where the
-    kernel does not count, or the process is gone."""
-    found: dict[int, int] = {}
-    ran = False
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - cheaper than Path.iterdir
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                run, wait, _ = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()
-                found[int(thread)] = int(wait)
-                ran = ran or int(run) > 0
-    except (OSError, ValueError):
-        return None
-    return found if ran else None
-
-
-def waited_share(before: Mapping[int, int], now: Mapping[int, int], seconds: float) -> float:
-    """How long the threads of one process waited for a CPU between two results of ``cpu_waits``, as a share of the
-    time, at most 1: several may wait at once. A thread that ended in between is not counted."""
-    if seconds <= 0:
-        return 0.0
-    waited = sum(max(0, wait - before.get(thread, 0)) for thread, wait in now.items())
-    return min(1.0, waited / 1e9 / seconds)
-
-
 def _give_autogroup(pid: int, value: int) -> bool:
     before = autogroup_of(pid)
     if before is None or before == value:

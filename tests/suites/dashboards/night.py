@@ -16,7 +16,6 @@ from podwatch.domain.snapshot import (
 )
 from podwatch.reporting.daemon_view import Counters, DaemonView
 from podwatch.reporting.metrics import exposition, make_registry
-from podwatch.sync.interfaces import UploadPace
 from tests.reporting import views
 from tests.reporting.views import GB, GIB, NOW
 
@@ -72,7 +71,7 @@ def view(minute: int) -> DaemonView:
         uploading_step=saved,
         uploaded_bytes=minute % 20 * 2 * GB,
         stored=frozenset({(stored, f"s{stored}")}),
-        pace=UploadPace(saved, rate=15e6),
+        upload_rate=15e6,
         calls={"A": minute * 10, "B": minute * 2, "C": minute // 10},
     )
     checkpoints = tuple(views.checkpoint(s) for s in (saved - 5, saved))

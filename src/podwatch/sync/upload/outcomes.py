@@ -52,7 +52,7 @@ class CheckpointTally:
     def newer_waits(self, step: int) -> bool:
         return any(waiting > step for waiting, _ in self._waiting)
 
-    def stored(self, key: Key, *, seconds: float, save_seconds: float | None, starved: bool) -> None:
+    def stored(self, key: Key, *, seconds: float, save_seconds: float | None) -> None:
         """Published after ``seconds`` of upload; older pending checkpoints will not be sent any more."""
         self._waiting.discard(key)
         self._count(key)
@@ -63,7 +63,7 @@ class CheckpointTally:
             text = f"step {one[0]} is not uploaded: the newer step {key[0]} was uploaded first"
             self._tell(EventName.UPLOAD_SKIPPED, text, Severity.INFO, step=one[0], newer_step=key[0])
         now = self.now.adding(*(Outcome.SKIPPED for _ in skipped), Outcome.STORED)
-        self.now = Tally(now.outcomes, seconds, save_seconds or now.save_seconds, starved)
+        self.now = Tally(now.outcomes, seconds, save_seconds or now.save_seconds)
         self._keep()
 
     def abandoned(self, key: Key) -> None:

@@ -8,28 +8,28 @@ import itertools
 import os
 import shutil
 import sys
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from podwatch.domain.errors import HostError, InternalError, PodwatchError, RemoteError
-from podwatch.policy.choose_cpu_priority import Level
 from podwatch.stores.base import ChildCalls, Progress
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open_store import parse_store_url
 from podwatch.sync.child_protocol import parse_line
 from podwatch.sync.upload.child_job import UploadJob
 from podwatch.system import procfs
-from podwatch.system.child import Given, give, run_child
+from podwatch.system.child import give, run_child
 from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.system.pinned_directories import RootReplaced
 
 # -- systemd unit of the child ---------------------------------------------------------------------------------------
 # With a cgroup for each service, nice and autogroup no longer count between services: a child in podwatch's own
 # cgroup would get as much of a busy machine as training. A scope keeps what the child needs: its pipes, its parent,
-# the sandbox. Where systemd refuses, and everywhere else, session, autogroup and nice value are used. The weights
-# change with the upload's level (sync/upload/apply_cpu_priority.py).
+# the sandbox. Where systemd refuses, and everywhere else, session, autogroup and nice value are used.
 
 CPU_WEIGHT = 2
 """Every other unit has 100: measured 95:5 against a busy neighbour. Idle cores are used fully anyway."""
@@ -53,25 +53,13 @@ class OwnUnit:
         self._works: bool | None = None
         self._numbers = itertools.count(1)
 
-    async def prefix(self, weight: int = CPU_WEIGHT) -> tuple[str, ...]:
-        """Empty where no unit can be created. ``weight``: for CPU and disk; other units have 100."""
+    async def prefix(self) -> tuple[str, ...]:
+        """Empty where no unit can be created."""
         program = shutil.which("systemd-run", path=self._environ.get("PATH"))
         if self._works is None:
             service = "INVOCATION_ID" in self._environ and os.geteuid() == 0 and self._running.is_dir()
             self._works = program is not None and service and await self._try(program)
-        return self._command(program, weight) if self._works and program is not None else ()
-
-    async def reweigh(self, unit: str, weight: int) -> bool:
-        """Change a running child's weight; False where systemd does not."""
-        program = shutil.which("systemctl", path=self._environ.get("PATH"))
-        if program is None:
-            return False
-        weights = (f"CPUWeight={weight}", f"IOWeight={weight}")
-        try:
-            done = await run_child([program, "set-property", "--runtime", unit, *weights], timeout=PROBE_SECONDS)
-        except HostError:
-            return False
-        return done.ok
+        return self._command(program) if self._works and program is not None else ()
 
     def refused(self) -> None:
         """The child did not start in the unit."""
@@ -79,15 +67,15 @@ class OwnUnit:
 
     async def _try(self, program: str) -> bool:
         try:
-            return (await run_child([*self._command(program, CPU_WEIGHT), "true"], timeout=PROBE_SECONDS)).ok
+            return (await run_child([*self._command(program), "true"], timeout=PROBE_SECONDS)).ok
         except HostError:
             return False
 
-    def _command(self, program: str, weight: int) -> tuple[str, ...]:
+    def _command(self, program: str) -> tuple[str, ...]:
         name = f"podwatch-upload-{os.getpid()}-{next(self._numbers)}"
         return (
-            program, "--scope", "--quiet", "--collect", f"{_NAME}{name}", f"--property=CPUWeight={weight}",
-            f"--property=IOWeight={weight}", "--",
+            program, "--scope", "--quiet", "--collect", f"{_NAME}{name}", f"--property=CPUWeight={CPU_WEIGHT}",
+            f"--property=IOWeight={IO_WEIGHT}", "--",
         )  # fmt: skip
 
 
@@ -97,23 +85,17 @@ class OwnUnit:
 
 AT_ONCE = 1 << 16
 """Bytes of child output read at once: some 200 files, a few milliseconds of the loop."""
-NICE = {Level.LOWEST: 19, Level.RAISED: 10, Level.ORDINARY: 0}
-"""Autogroup and nice values. Each step is about a fifth of CPU share: beside one busy neighbour, 19 gets 1.5 % of a
-core, 10 gets 10 %, and 0 a fair share (sched(7))."""
-WEIGHT = {Level.LOWEST: CPU_WEIGHT, Level.RAISED: 11, Level.ORDINARY: 100}
-"""Unit weights; every other unit has 100."""
-AUTOGROUP_AGAIN = 0.15
-"""Seconds: the kernel accepts one change of an unprivileged process per 0.1 s."""
+NICE = 15
+"""Autogroup and nice value of an upload that is not urgent: beside one busy neighbour it gets 3 % of a core (sched(7)).
+"""
 
 
 @dataclass(slots=True)
 class Child:
-    """A running ``podwatch.sync.upload.child_main`` without a job; ``unit``: its own systemd unit, empty for none;
-    ``level``: the priority that it got."""
+    """A running ``podwatch.sync.upload.child_main`` without a job; ``unit``: its own systemd unit, empty for none."""
 
     process: asyncio.subprocess.Process
     unit: str
-    level: Level
 
     @property
     def in_unit(self) -> bool:
@@ -137,8 +119,6 @@ class Children:
     def __init__(self, store: str, unit: OwnUnit | None = None) -> None:
         self._kind, self._unit = parse_store_url(store).scheme if store else "", unit
         self._waiting: Child | None = None
-        self.level = Level.LOWEST
-        """The level of the next upload."""
         self._expected = False
         self._turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -155,28 +135,15 @@ class Children:
             self._expected = soon
             self._task = asyncio.create_task(self._follow(), name="upload child ahead")
 
-    async def take(self) -> Child:
-        """The waiting child, or a new one; the caller owns it from now on."""
+    async def take(self, nice: int) -> Child:
+        """The waiting child, or a new one, with this nice value; the caller owns it from now on."""
         async with self._turn:
             self._expected = False
             child, self._waiting = self._waiting, None
-            if child is not None and child.lives:
-                if await self.give(child, self.level):
-                    return child
-                await _end(child)  # it had no job yet
-            return await self._start(self.level)
-
-    async def give(self, child: Child, level: Level) -> bool:
-        """Set a running child to this level. False where that did not fully work: the nice value, which counts inside a
-        CPU group, cannot be lowered without CAP_SYS_NICE; or systemd does not change the unit."""
-        if child.level is level:
-            return True
-        child.level = level
-        if child.unit and self._unit is not None:  # inside its own unit only the weight counts
-            give(child.process.pid, NICE[level])
-            return await self._unit.reweigh(child.unit, WEIGHT[level])
-        given = await _set(child.process.pid, NICE[level])
-        return given.autogroup and given.nice
+            if child is None or not child.lives:
+                child = await self._start()
+            give(child.process.pid, nice)
+            return child
 
     async def close(self) -> None:
         self._expected = False
@@ -192,13 +159,13 @@ class Children:
             child = self._waiting
             if self._expected and child is None:
                 with contextlib.suppress(OSError):  # if it still fails later, the upload reports it
-                    self._waiting = await self._start(self.level)
+                    self._waiting = await self._start()
             elif not self._expected and child is not None:
                 self._waiting = None
                 await _end(child)
 
-    async def _start(self, level: Level) -> Child:
-        prefix = await self._unit.prefix(WEIGHT[level]) if self._unit is not None else ()
+    async def _start(self) -> Child:
+        prefix = await self._unit.prefix() if self._unit is not None else ()
         process = await asyncio.create_subprocess_exec(
             *prefix,
             sys.executable,
@@ -215,16 +182,7 @@ class Children:
             limit=AT_ONCE,
             start_new_session=True,
         )
-        await _set(process.pid, NICE[level])
-        return Child(process, unit_of(prefix), level)
-
-
-async def _set(pid: int, value: int) -> Given:
-    given = give(pid, value)
-    if not given.autogroup:
-        await asyncio.sleep(AUTOGROUP_AGAIN)
-        given = give(pid, value)
-    return given
+        return Child(process, unit_of(prefix))
 
 
 async def _end(child: Child) -> None:
@@ -234,6 +192,8 @@ async def _end(child: Child) -> None:
 
 # -- upload ----------------------------------------------------------------------------------------------------------
 
+RATE_MESSAGES = 40
+"""Progress messages over which the rate is measured: the child sends four a second."""
 _LINE_LIMIT = 8 << 20
 """Bytes: 10,000 part hashes of one file are about half a megabyte of JSON."""
 
@@ -250,10 +210,6 @@ class UploadStopped(PodwatchError):  # noqa: N818
     """podwatch stopped the upload (``kill``)."""
 
 
-class ChildReplaced(PodwatchError):  # noqa: N818
-    """podwatch ended the child so that another one continues (``replace``)."""
-
-
 Heard = Callable[[Sequence[dict[str, Any]]], Awaitable[None]]
 """Called, in order, with the child's messages of types ``begun``, ``part`` and ``object``: all that arrived while the
 previous batch was written, so that many small files share one commit."""
@@ -263,56 +219,35 @@ _TOLD = frozenset({"begun", "part", "object"})
 class Upload:
     """One child process. ``run`` returns when all files of the job are in the store; ``kill`` ends it at once."""
 
-    def __init__(self, job: UploadJob, children: Children) -> None:
-        self.job, self._children = job, children
+    def __init__(self, job: UploadJob, children: Children, nice: int = NICE) -> None:
+        self.job, self._children, self._nice = job, children, nice
         self._process: asyncio.subprocess.Process | None = None
-        self._child: Child | None = None
-        self._killed = self._replaced = False
-        self._started = asyncio.Event()
-        self.total_bytes = sum(f.size for f in job.files)
-        self.done_bytes = self.line_bytes = 0
-        """Bytes in the store, and bytes sent over the line; the rest was there before."""
+        self._killed = False
+        self._progress: deque[tuple[float, int]] = deque(maxlen=RATE_MESSAGES)
+        """(monotonic second, bytes sent over the line) of the last messages."""
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    async def started(self) -> None:
-        """Return when the child has its process."""
-        await self._started.wait()
-
     @property
-    def step(self) -> int:
-        return self.job.step
-
-    @property
-    def killed(self) -> bool:
-        return self._killed
+    def rate(self) -> float | None:
+        """Bytes per second over the last messages; None before the second one. It falls while none comes."""
+        if len(self._progress) < 2:
+            return None
+        (began, first), (_, last) = self._progress[0], self._progress[-1]
+        return (last - first) / max(time.monotonic() - began, 1e-3)
 
     def kill(self) -> None:
         self._killed = True
-        self._end()
-
-    def replace(self) -> None:
-        """End the child: ``run`` raises ChildReplaced, and another child can send what is missing."""
-        self._replaced = True
-        self._end()
-
-    def _end(self) -> None:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    async def give(self, level: Level) -> bool:
-        """Set the running child to this level; False where that did not fully work."""
-        return self._child is None or await self._children.give(self._child, level)
-
     async def run(self, credentials: Credentials | None, heard: Heard, on_progress: Progress) -> None:
-        """Raises SetVoid, RootReplaced, RemoteError (with ``transient``), UploadStopped after ``kill``, or
-        ChildReplaced after ``replace``."""
-        child = self._child = await self._children.take()
+        """Raises SetVoid, RootReplaced, RemoteError (with ``transient``), or UploadStopped after ``kill``."""
+        child = await self._children.take(self._nice)
         process = self._process = child.process
-        self._started.set()
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -322,7 +257,7 @@ class Upload:
         calls = ChildCalls()
         done = spoke = False
         try:
-            if self._killed or self._replaced:
+            if self._killed:
                 child.kill()
             with contextlib.suppress(ConnectionError):
                 process.stdin.write(self.job.to_line(credentials))
@@ -334,9 +269,9 @@ class Upload:
                 for message in messages:
                     calls.hear(message)
                     if message.get("type") == "progress":
-                        self.done_bytes = int(message["bytes"])
-                        self.line_bytes = self.done_bytes - int(message.get("there", 0))
-                        on_progress(self.done_bytes)
+                        done_bytes = int(message["bytes"])
+                        self._progress.append((time.monotonic(), done_bytes - int(message.get("there", 0))))
+                        on_progress(done_bytes)
                     elif message.get("type") == "error":
                         failure = message
                     elif message.get("type") == "done":
@@ -347,15 +282,12 @@ class Upload:
             await process.wait()
             process.stdin.close()
             await drain
-            self._child = None
         if done and code == 0:
             return
         if self._killed:
             raise UploadStopped("the upload was stopped", where=f"step {self.job.step}")
         if failure is not None:
             raise _error(failure)
-        if self._replaced:
-            raise ChildReplaced("another upload process continues", where=f"step {self.job.step}")
         if not spoke:
             self._children.refused(child)
         last = tail.decode(errors="replace").strip().splitlines()[-1:]

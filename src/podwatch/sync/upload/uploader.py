@@ -19,13 +19,12 @@ from podwatch.journal.journal import Journal
 from podwatch.journal.upload_records import BegunUpload, UploadedObject
 from podwatch.policy.implausible_steps import NO_TRAINING
 from podwatch.stores.base import Progress
-from podwatch.sync.interfaces import RunSource, SetSource, Tell, features_of, rfc3339
+from podwatch.sync.interfaces import RunSource, SetSource, features_of, rfc3339
 from podwatch.sync.publish_and_pointer import ObjectsMissing, Publisher
 from podwatch.sync.upload import child_job as jobs
-from podwatch.sync.upload.apply_cpu_priority import Priority, watched
 from podwatch.sync.upload.file_owners import check_contents, owners_of
 from podwatch.sync.upload.keep_files_until_sent import Held, Holder
-from podwatch.sync.upload.start_child import Children, ChildReplaced, OwnUnit, SetVoid, Upload, UploadStopped
+from podwatch.sync.upload.start_child import NICE, Children, OwnUnit, SetVoid, Upload, UploadStopped
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.own_directories import Workspace
@@ -109,7 +108,6 @@ class Sender:
         worker: Worker,
         *,
         workspace: Workspace | None = None,
-        tell: Tell = lambda *_said, **_fields: None,
     ) -> None:
         self._settings, self._run, self._catalogue = settings, run, catalogue
         self._journal, self._clock, self._worker = journal, clock, worker
@@ -122,7 +120,6 @@ class Sender:
         """Kept until its checkpoint is published or given up, also through an outage of the store."""
         self._watching: asyncio.Task[None] | None = None
         self.children = Children(settings.sync.store, OwnUnit())
-        self.priority = Priority(clock, journal, self.children, tell, max_rate=float(settings.sync.max_rate or 0))
 
     async def take_over(self, published: Collection[tuple[int, str]]) -> None:
         """At the start: keep what an earlier podwatch held and did not publish, and release all else."""
@@ -188,6 +185,7 @@ class Sender:
         progress: Progress,
         *,
         hold: bool = False,
+        urgent: bool = False,
     ) -> None:
         """Send ``todo`` in a child process and add to ``done`` what arrived. Raises as ``Upload.run`` does.
 
@@ -205,7 +203,7 @@ class Sender:
         held, watching = self._held, self._watching
         try:
             sent = contents if held is None else held.contents
-            await self.send(sent, todo, done, progress, held=held is not None, urgent=True)
+            await self.send(sent, todo, done, progress, held=held is not None, urgent=urgent)
         except BaseException as error:
             if held is None and isinstance(error, SetVoid) and await self._worker.call(_gone, contents):
                 self._journal.post(Journal.learn, OUTRUN, True)
@@ -265,38 +263,15 @@ class Sender:
         urgent: bool = False,
     ) -> None:
         """As ``upload``, but holds nothing: for parts that may be left out. ``held``: the files are links of ours, and
-        their owners were judged before the links were made. Unless ``urgent``, at the lowest priority.
-
-        A child that cannot be given the needed priority is replaced, and the next one sends the parts that are still
-        missing.
-        """
-        await self.priority.begin(urgent=urgent)
-        total, line, whole = sum(f.size for f in todo), 0, False
-        before: Upload | None = None
+        their owners were judged before the links were made. Unless
+        ``urgent``, the child gives way to training (``NICE``)."""
+        job = await self._job(contents, todo, held=held)
+        credentials = await self._worker.call(self._run.credentials)
+        self.running = Upload(job, self.children, 0 if urgent else NICE)
         try:
-            while True:
-                missing = jobs.missing(todo, done)
-                if before is not None and not missing:
-                    whole = True
-                    return
-                job = await self._job(contents, missing, held=held)
-                credentials = await self._worker.call(self._run.credentials)
-                if before is not None and before.killed:  # in between
-                    raise UploadStopped("the upload was stopped", where=f"step {job.step}")
-                there = total - sum(f.size for f in missing)
-                upload = self.running = Upload(job, self.children)
-                try:
-                    sending = upload.run(credentials, _Record(self._journal, job, done).heard, _beyond(there, progress))
-                    await watched(self.priority, upload, sending)
-                    whole = True
-                    return
-                except ChildReplaced:
-                    before = upload
-                finally:
-                    line += upload.line_bytes
+            await self.running.run(credentials, _Record(self._journal, job, done).heard, progress)
         finally:
             self.running = None
-            self.priority.end(line, whole=whole)
 
     async def _job(
         self,
@@ -411,10 +386,6 @@ class Sender:
             return
         if now.save_id != chosen.save_id:
             raise SetVoid("the checkpoint changed while it was uploaded", where=f"step {chosen.step}")
-
-
-def _beyond(there: int, progress: Progress) -> Progress:
-    return lambda count: progress(there + count)
 
 
 def _gone(contents: SetContents) -> bool:
