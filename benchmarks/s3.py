@@ -5,7 +5,7 @@
 The service throws bodies away (measuring/discard_s3.py), so that the clients are what is measured; over TLS it decrypts
 on the same cores. podwatch hashes each part with SHA-1, sends the hash in a header, then the part, as for a store that
 was seen to check it; the raw client reads, hashes and sends once (the limit). Clients take turns within each round; the
-files are in the page cache. podwatch's child has been started before, as the daemon does it. ``make test-s3`` installs
+files are in the page cache. ``make test-s3`` installs
 rclone and boto3 (without the checksum that it adds by default); one that is not here is left out.
 """
 
@@ -77,7 +77,7 @@ import asyncio, json, pathlib, resource, sys
 from benchmarks.measuring.journaled import send_journaled
 url, home, features, *paths = sys.argv[1:]
 known = json.loads(features)
-sent = asyncio.run(send_journaled(url, home, [pathlib.Path(p) for p in paths], ahead=True,
+sent = asyncio.run(send_journaled(url, home, [pathlib.Path(p) for p in paths],
                                   store="s3://bench-bucket", features={**known, "endpoint": url}))
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(json.dumps([sent.seconds, used.ru_utime + used.ru_stime + sent.cpu, used.ru_maxrss / 1024]))

@@ -25,10 +25,6 @@ BEAT = 0.02
 """Seconds: a loop like the daemon's asks to be woken this often, a hundred times as often as the real one."""
 
 
-AHEAD = 3.0
-"""Seconds: less than any layout's settle time, so that the real child has had longer."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sent:
     """``seconds`` from the set's being ready to the last object in the journal, ``cpu`` seconds of the daemon's side in
@@ -102,17 +98,13 @@ async def send_one(
 
 
 async def send_journaled(
-    url: str, home: str, paths: list[Path], *, ahead: bool, store: str = f"b2://{BUCKET}", features: object = None
+    url: str, home: str, paths: list[Path], *, store: str = f"b2://{BUCKET}", features: object = None
 ) -> Sent:
-    """With the settings' defaults. ``ahead``: the child has been started while the set was written, as the daemon does
-    it; else its start counts, as where nobody saw the set coming."""
+    """With the settings' defaults."""
     sender = sender_for(url, home, paths, store)
     if features is not None:
         sender._journal.sync.learn(FEATURES, {"url": store, "features": features})
     late: list[float] = []
-    if ahead:
-        sender.children.expect(True)
-        await asyncio.sleep(AHEAD)
     beating = asyncio.create_task(beats(late))
     began, cpu = time.monotonic(), time.process_time()
     await send_one(sender, home, paths, "s", urgent="PODWATCH_BENCH_NICE" not in os.environ)

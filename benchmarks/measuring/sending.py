@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.measuring import MIB, memory_mib
 from podwatch.stores.open_store import Credentials
 from podwatch.sync.upload.child_job import JobFile, UploadJob
-from podwatch.sync.upload.start_child import Children, Upload
+from podwatch.sync.upload.start_child import Upload
 from podwatch.system.pinned_directories import pin_of
 from tests.support.b2server import BUCKET, KEY, KEY_ID
 
@@ -59,7 +59,7 @@ class Sent:
 async def send(job: UploadJob, credentials: Credentials | None, *, measure: bool = True) -> Sent:
     """Run podwatch's upload child to its end. Its own start-up counts. ``measure``: its memory, which blocks the loop
     for as long as the kernel keeps the child's memory map."""
-    upload = Upload(job, Children(job.store))
+    upload = Upload(job)
     peak = 0.0
 
     async def heard(_: Sequence[dict[str, Any]]) -> None:

@@ -88,8 +88,8 @@ PODWATCH = """
 import asyncio, json, pathlib, resource, sys
 from benchmarks.measuring.journaled import idle, send_journaled
 quiet = asyncio.run(idle(1.0))
-ahead, url, home, *paths = sys.argv[1:]
-sent = asyncio.run(send_journaled(url, home, [pathlib.Path(p) for p in paths], ahead=bool(ahead)))
+url, home, *paths = sys.argv[1:]
+sent = asyncio.run(send_journaled(url, home, [pathlib.Path(p) for p in paths]))
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 cpu = used.ru_utime + used.ru_stime + sent.cpu
 print(json.dumps([sent.seconds, cpu, used.ru_maxrss / 1024, sent.late, quiet]))
@@ -159,19 +159,19 @@ def _files(directory: Path) -> list[str]:
     return [str(p) for p in sorted(directory.iterdir())]
 
 
-def podwatch(*, ahead: bool = True) -> Uploader:
+def podwatch() -> Uploader:
     """The engine with the daemon's own journal: the child, and what the daemon spends on it. Its CPU and memory are
     those of all of it, the start included; its time is that from the finished set on."""
 
     def run(url: str, directory: Path, home: Path) -> Ran:
-        command = [sys.executable, "-c", PODWATCH, "ahead" if ahead else "", url, str(home), *_files(directory)]
+        command = [sys.executable, "-c", PODWATCH, url, str(home), *_files(directory)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"podwatch failed: {done.stderr[-1500:]}")
         seconds, cpu, peak, late, quiet = json.loads(done.stdout.splitlines()[-1])
         return Ran(seconds, cpu, peak, tuple(late), tuple(quiet))
 
-    return Uploader("podwatch" if ahead else "podwatch, child started last", run)
+    return Uploader("podwatch", run)
 
 
 def raw(lanes: int) -> Uploader:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.config.settings import Settings
-from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
+from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
@@ -213,8 +213,6 @@ class Syncer:
         self._wake.set()
         if self._task is not None:
             self._note_sets()
-        if self._task is not None and self.session.idle.is_set():  # an upload in progress has its child already
-            self._sender.children.expect(self._will_send())
 
     def sweep(self) -> None:
         """The regular check, in case a notification was lost."""
@@ -395,15 +393,6 @@ class Syncer:
         ) in self.session.known.stored:
             return 0.0
         return self._begun_at + self._settings.sync.upload_gap - self._clock.monotonic()
-
-    def _will_send(self) -> bool:
-        """Is a save being written, or pending, that may be sent as soon as it is complete? Not during an outage of the
-        store: its child would hold memory for hours."""
-        session = self.session
-        if session.lease is None or not session.lease.decision.publish or session.failures or self._run.withheld():
-            return False
-        writing = any(s.completeness is Completeness.WRITING for s in self._catalogue.sets)
-        return self.more_urgent() or (writing and self._gap_left() <= 0)
 
     def _begin_gap(self, chosen: CheckpointSet) -> None:
         if self._begun_set != (chosen.step, chosen.save_id):

@@ -15,7 +15,7 @@ from podwatch.stores.open_store import load, open_store
 from podwatch.sync.child_protocol import JsonLinesOut, job_line, leave
 from podwatch.sync.upload.child_job import UploadJob
 from podwatch.sync.upload.send_parts import Sending, SourceChanged, SourceForeign
-from podwatch.system.child import die_with_parent
+from podwatch.system.child import die_with_parent, give_way
 from podwatch.system.files import FileLock
 from podwatch.system.pinned_directories import RootReplaced
 
@@ -60,10 +60,10 @@ def _explain(error: BaseException) -> dict[str, Any]:
 
 
 def main() -> int:
-    """``argv``: the parent's PID, and the kind of store, which is loaded before the job arrives. The parent sets our
-    priority: setting it here could override its next change when the CPU is busy."""
-    parent, kind = (*sys.argv[1:3], "", "")[:2]
-    die_with_parent(int(parent or 0))
+    """``argv``: the parent's PID, the kind of store, which is loaded before the job is read, and our nice value."""
+    parent, kind, nice = sys.argv[1:4]
+    die_with_parent(int(parent))
+    give_way(int(nice))
     load(kind)
     out = JsonLinesOut()
     line = job_line()

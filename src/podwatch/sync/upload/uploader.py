@@ -24,7 +24,7 @@ from podwatch.sync.publish_and_pointer import ObjectsMissing, Publisher
 from podwatch.sync.upload import child_job as jobs
 from podwatch.sync.upload.file_owners import check_contents, owners_of
 from podwatch.sync.upload.keep_files_until_sent import Held, Holder
-from podwatch.sync.upload.start_child import NICE, Children, OwnUnit, SetVoid, Upload, UploadStopped
+from podwatch.sync.upload.start_child import NICE, SetVoid, Upload, UploadStopped
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.own_directories import Workspace
@@ -119,7 +119,6 @@ class Sender:
         self._held: Held | None = None
         """Kept until its checkpoint is published or given up, also through an outage of the store."""
         self._watching: asyncio.Task[None] | None = None
-        self.children = Children(settings.sync.store, OwnUnit())
 
     async def take_over(self, published: Collection[tuple[int, str]]) -> None:
         """At the start: keep what an earlier podwatch held and did not publish, and release all else."""
@@ -155,7 +154,6 @@ class Sender:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        await self.children.close()
 
     async def check(self) -> None:
         """Raises RootReplaced where podwatch must not read the run's directories: nothing is sent or published."""
@@ -267,7 +265,7 @@ class Sender:
         ``urgent``, the child gives way to training (``NICE``)."""
         job = await self._job(contents, todo, held=held)
         credentials = await self._worker.call(self._run.credentials)
-        self.running = Upload(job, self.children, 0 if urgent else NICE)
+        self.running = Upload(job, 0 if urgent else NICE)
         try:
             await self.running.run(credentials, _Record(self._journal, job, done).heard, progress)
         finally:
