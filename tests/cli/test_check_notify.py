@@ -42,7 +42,7 @@ def test_urls_in_a_file_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "urls"
     file.write_text(f"# pager\n\n{URL}\n")
     file.chmod(0o644)
-    with pytest.raises(ConfigurationError, match="other users can read"):
+    with pytest.raises(ConfigurationError, match="read by other users"):
         lines(settings(tmp_path, urls_file=file))
     file.chmod(0o600)
     assert lines(settings(tmp_path, urls_file=file)) == [

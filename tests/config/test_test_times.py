@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.config import test_times
+from podwatch.client import trusted_configuration
 from podwatch.config.explain import render_toml, to_json
 from podwatch.config.loading import LoadedSettings, load_settings, load_text
 from podwatch.config.setting_names import known_keys
@@ -139,11 +139,11 @@ def test_a_file_that_is_missing_or_no_file_is_refused(file: Path, tmp_path: Path
 def test_an_owner_outside_of_a_user_namespace_is_roots_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     """There, ``/`` and ``/tmp`` belong to the overflow uid."""
     texts = {"/proc/sys/kernel/overflowuid": "65534\n", "/proc/self/uid_map": "         0       1000          1\n"}
-    monkeypatch.setattr(test_times.Path, "read_text", lambda path: texts[str(path)])
-    assert test_times._is_outside(65534)
-    assert not test_times._is_outside(1000)
+    monkeypatch.setattr(Path, "read_text", lambda path: texts[str(path)])
+    assert trusted_configuration._is_outside(65534)
+    assert not trusted_configuration._is_outside(1000)
     texts["/proc/self/uid_map"] = "         0          0 4294967295\n"
-    assert not test_times._is_outside(65534)
+    assert not trusted_configuration._is_outside(65534)
 
 
 def test_training_and_foreign_children_do_not_get_it(file: Path) -> None:

@@ -28,11 +28,11 @@ def test_the_password_of_a_file_is_never_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "mode", "why"),
     [
-        (PASSWORD.encode(), 0o640, "other users can read"),
+        (PASSWORD.encode(), 0o640, "read by other users"),
         (b"fifteen-letters", 0o600, "at least 16"),
         (b"", 0o600, "at least 16"),
         (b"sixteen-letters-\nand a second line", 0o600, "one line"),
-        (b"\xff" * 20, 0o600, "not text"),
+        (b"\xff" * 20, 0o600, "not valid UTF-8"),
     ],
 )
 def test_a_file_that_is_refused(text: bytes, mode: int, why: str, tmp_path: Path) -> None:

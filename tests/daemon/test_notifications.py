@@ -45,7 +45,7 @@ async def test_a_mistake_in_telling_is_a_finding_and_nothing_else(
     made = settings(tmp_path, command=["/bin/sh", "-c", f"cat >> {out}"], urls_file=tmp_path / "missing")
     telling = await make_notifying(made, SystemClock(), journal, Worker("x"), complaints.append)
     assert telling is not None
-    assert "cannot be read" in complaints[0], "the others are told nevertheless"
+    assert "cannot read the file of URLs" in complaints[0], "the others are told nevertheless"
     telling.event(GAVE_UP)
     await telling.farewell(10.0)
     assert json.loads(out.read_text())["key"] == "gave-up"

@@ -135,9 +135,9 @@ def test_an_environment_file(out: Path, tmp_path: Path) -> None:
     real.chmod(0o600)
     assert read_env_file(real) == {"A": "b"}
     link(out / ".env", real)
-    with pytest.raises(ConfigurationError, match="symbolic link"):
+    with pytest.raises(ConfigurationError, match="another user could replace"):
         read_env_file(out / ".env")
     (out / ".env").unlink()
     os.mkfifo(out / ".env", 0o600)
-    with pytest.raises(ConfigurationError, match="not a regular file"):
+    with pytest.raises(ConfigurationError, match="another user could replace"):
         read_env_file(out / ".env")

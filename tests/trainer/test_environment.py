@@ -78,7 +78,7 @@ def test_other_bad_files(tmp_path: Path) -> None:
         build_environment({}, {}, path)
     if os.geteuid() == 0:
         os.chown(path, 12345, 12345)
-        with pytest.raises(ConfigurationError, match="another user"):
+        with pytest.raises(ConfigurationError, match="belongs to uid 12345"):
             build_environment({}, {}, path)
     with pytest.raises(ConfigurationError, match="not a valid name"):
         build_environment({}, {"A B": "1"}, None)

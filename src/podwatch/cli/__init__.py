@@ -17,6 +17,7 @@ def main() -> None:
     end_early_with_its_code()
     leave_out_current_directory()
     keep_standard_descriptors()
+    leave_out_what_others_can_write()
     gc.disable()  # modules are no garbage: looking for it there took a quarter of the time of `status`
     from podwatch.cli.root import cli, run
 
@@ -53,6 +54,26 @@ def leave_out_current_directory() -> None:
         for position, entry in enumerate(sys.path)
         if entry in kept or not (entry in loose or (position == 0 and entry in first))
     ]
+
+
+def leave_out_what_others_can_write() -> None:
+    """Remove from ``sys.path``, with a line on standard error, the entries of PYTHONPATH that another user could write
+    or replace: podwatch imports from there, also as root."""
+    if not (listed := {entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}):
+        return
+    from pathlib import Path
+
+    from podwatch.client.trusted_configuration import check_trusted
+    from podwatch.domain.errors import ConfigurationError
+
+    for entry in listed.intersection(sys.path):
+        try:
+            check_trusted(Path(entry), "an entry of PYTHONPATH")
+        except ConfigurationError as error:
+            sys.path.remove(entry)
+            print(f"podwatch ignores it: {error}", file=sys.stderr)
+        except OSError:
+            sys.path.remove(entry)  # it is not there
 
 
 def keep_standard_descriptors() -> None:

@@ -1,24 +1,33 @@
-"""Read a configuration file that only root or the caller can have written. The daemon and every command use this.
+"""Read a file that only root or the caller can have written or put where it is: the configuration, and the files of
+keys and passwords that it names. The daemon and every command use this.
 
-The check follows links and tests the file itself: a regular file of root or the caller that no other user can write, or
-any regular file on a read-only mount (a Kubernetes ConfigMap, whose file is a link into a directory that is replaced as
-a whole). Parent directories and links are not checked: another user who owns the directory in which you type a command
-can choose *which* file of root's or yours is found there, but not its content. On a FUSE mount the server reports the
-owner, so the server itself must belong to root or the caller.
+Whoever can write such a file, or put another in its place, decides what podwatch runs. So the way to it is walked name
+by name, through every link: each directory in which a name is looked up must belong to root or the caller and be closed
+to other writers, and the file must be a regular one of root's or the caller's that no other user can write. In a
+directory of root's with the sticky bit, such as /tmp, others cannot replace a name: what has one there is accepted if
+root or the caller made it. On a read-only mount (a Kubernetes ConfigMap or Secret) owners and modes do not matter. On a
+FUSE mount the server reports the owners, so the server itself must belong to root or the caller.
 """
 
+import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
+from typing import Final
 
 from podwatch.domain.errors import ConfigurationError
 
-MAX_BYTES = 1 << 20
+MAX_BYTES: Final = 1 << 20
+_LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_NAMES: Final = 400
+"""On one way, those of links included: a loop of links ends here."""
 
 
-def read_trusted(path: Path, what: str = "the configuration") -> str:
-    """The file's text. ``what``: its name in messages. ConfigurationError if it cannot be read or is not trusted."""
-    raw = read_trusted_bytes(path, what)
+def read_trusted(path: Path, what: str = "the configuration", *, secret: bool = False) -> str:
+    """The file's text. ``what``: its name in messages. ``secret``: other users must not be able to read it either.
+    ConfigurationError if it cannot be read or is not trusted; its text never has any of the content."""
+    raw = read_trusted_bytes(path, what, secret=secret)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -28,13 +37,13 @@ def read_trusted(path: Path, what: str = "the configuration") -> str:
         ) from error
 
 
-def read_trusted_bytes(path: Path, what: str = "the configuration") -> bytes:
+def read_trusted_bytes(path: Path, what: str = "the configuration", *, secret: bool = False) -> bytes:
     """The file's bytes. Raises like ``read_trusted``. Does not block on a FIFO."""
     try:
         # O_PATH first: opening a device, or a file with another user's lease, can already have side effects.
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        place = _open_way(path, what)
         try:
-            _check(path, place, what)
+            _check_file(path, place, what, secret=secret)
             descriptor = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         finally:
             os.close(place)
@@ -49,10 +58,109 @@ def read_trusted_bytes(path: Path, what: str = "the configuration") -> bytes:
     return raw
 
 
-def _check(path: Path, place: int, what: str) -> None:
+def check_trusted(path: Path, what: str) -> None:
+    """Raise ConfigurationError if another user could write or replace the file or directory at ``path``; OSError if it
+    is not there."""
+    place = _open_way(path, what)
+    try:
+        if stat.S_ISDIR(os.fstat(place).st_mode):
+            _check_directory(path, place, what)
+        else:
+            _check_file(path, place, what, secret=False)
+    finally:
+        os.close(place)
+
+
+# -- the way -----------------------------------------------------------------------------------------------------------
+
+
+def _open_way(path: Path, what: str) -> int:
+    """An O_PATH descriptor of what ``path`` leads to. Raises ConfigurationError for a directory or a link on the way
+    that another user controls, OSError."""
+    pending = _names(str(path.absolute()))
+    with contextlib.ExitStack() as opened:
+
+        def open_at(name: str, directory: int | None = None) -> int:
+            descriptor = os.open(name, _LOOK, dir_fd=directory)
+            opened.callback(os.close, descriptor)
+            return descriptor
+
+        here = open_at("/")
+        for _ in range(_MOST_NAMES):
+            if not pending:
+                return os.dup(here)
+            shared = _check_directory(path, here, what)
+            below = open_at(pending.pop(), here)
+            found = os.fstat(below)
+            if shared:
+                _check_maker(path, below, what, found)
+            if stat.S_ISLNK(found.st_mode):
+                target = os.readlink("", dir_fd=below)
+                pending += _names(target)
+                here = open_at("/") if target.startswith("/") else here
+            else:
+                here = below
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
+def _names(path: str) -> list[str]:
+    """The names in it, the last one first."""
+    return [name for name in reversed(path.split("/")) if name not in ("", ".")]
+
+
+def _check_directory(path: Path, directory: int, what: str) -> bool:
+    """Whether others can add names to this directory, but not replace any. ConfigurationError if they can do that."""
+    status = os.fstat(directory)
+    if not stat.S_ISDIR(status.st_mode):
+        return False
+    server, read_only = _fuse_user(directory, status), os.fstatvfs(directory).f_flag & os.ST_RDONLY
+    of_root = status.st_uid == 0 or _is_outside(status.st_uid)
+    others_write = bool(status.st_mode & 0o022) and not read_only
+    why, way_out = "", ""
+    if server not in (0, os.geteuid()):
+        why = f"is on a FUSE mount of uid {server}"
+    elif not (of_root or read_only or status.st_uid == os.geteuid()):
+        why = f"belongs to uid {status.st_uid}"
+    elif others_write and not (of_root and status.st_mode & stat.S_ISVTX):
+        why, way_out = f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})", "chmod go-w {}, or "
+    if why:
+        name = Path(f"/proc/self/fd/{directory}").readlink()
+        raise ConfigurationError(
+            f"another user could replace {what}, and so decide what podwatch runs: {name} {why}",
+            where=str(path),
+            fix=f"{way_out.format(name)}move it to a directory that only root or you can write, such as /etc/podwatch",
+        )
+    return others_write
+
+
+def _check_maker(path: Path, place: int, what: str, found: os.stat_result) -> None:
+    """Of a name in a directory to which others can add names: ConfigurationError if another user can have made it.
+    A directory is checked when the way goes on in it."""
+    linked = stat.S_ISREG(found.st_mode) and found.st_nlink > 1  # a hard link to a file of root's
+    foreign = stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()) and not _is_outside(found.st_uid)
+    if linked or foreign:
+        name = Path(f"/proc/self/fd/{place}").readlink()
+        kind = "hard" if linked else "symbolic"
+        raise ConfigurationError(
+            f"another user can have made the {kind} link {name}, and so chosen {what}",
+            where=str(path),
+            fix="move it to a directory that only root or you can write, such as /etc/podwatch",
+        )
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def _check_file(path: Path, place: int, what: str, *, secret: bool) -> None:
     status = os.fstat(place)
     if not stat.S_ISREG(status.st_mode):
         raise ConfigurationError(f"{what} is not a regular file", where=str(path))
+    mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
+    file = os.path.realpath(path) if path.is_symlink() else path
+    if secret and status.st_mode & 0o077:
+        raise ConfigurationError(
+            f"{what} can be read by other users ({mode})", where=str(path), fix=f"chmod 600 {file}"
+        )
     server = _fuse_user(place, status)
     if server not in (0, os.geteuid()):
         raise ConfigurationError(
@@ -62,7 +170,6 @@ def _check(path: Path, place: int, what: str) -> None:
         )
     if os.fstatvfs(place).f_flag & os.ST_RDONLY:
         return
-    file = os.path.realpath(path) if path.is_symlink() else path
     if status.st_uid not in (0, os.geteuid()):
         raise ConfigurationError(
             f"{what} belongs to uid {status.st_uid}, who could make podwatch run any command",
@@ -71,9 +178,7 @@ def _check(path: Path, place: int, what: str) -> None:
         )
     if status.st_mode & 0o022:
         raise ConfigurationError(
-            f"{what} can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})",
-            where=str(path),
-            fix=f"chmod go-w {file}",
+            f"{what} can be written by other users ({mode})", where=str(path), fix=f"chmod go-w {file}"
         )
 
 
@@ -99,3 +204,14 @@ def fuse_user(mount: str, mounts: str) -> int:
             options = dict(option.partition("=")[::2] for option in fields[2].split(","))
             return int(options.get("user_id", "0"))
     return 0
+
+
+def _is_outside(uid: int) -> bool:
+    """Whether this is what the kernel shows, in a user namespace, for an owner outside of it: so ``/`` and ``/tmp``
+    look there."""
+    try:
+        shown = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        spans = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    except (OSError, ValueError):
+        return False
+    return uid == shown and not any(int(first) <= uid < int(first) + int(count) for first, _, count in spans)

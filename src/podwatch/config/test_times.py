@@ -4,15 +4,13 @@
     "gpu.poll" = "0.1s"      # any setting that is a duration
     "status.watch" = 0.2     # or a name of CONSTANTS
 
-They win over the configuration and the environment; flags win over them. Who can write this file can blind podwatch:
-the file and every directory on its resolved way must belong to root or the caller and be closed to other writers. A
-directory of root's with the sticky bit, such as /tmp, is accepted: others cannot replace what is in it.
+They win over the configuration and the environment; flags win over them. Who can write this file can blind podwatch: it
+is read as the configuration is.
 
 What reads settings is imported only where a file is named: `podwatch status --watch` asks for its pause here.
 """
 
 import os
-import stat
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -40,7 +38,6 @@ def read_times(environ: Mapping[str, str]) -> Mapping[str, float]:
     if not (named := environ.get(VARIABLE)):
         return {}
     path = Path(named)
-    _check_way(path)
     return _parsed(read_trusted(path, what="the file of test times"), path)
 
 
@@ -96,41 +93,3 @@ def _suggestion(name: str) -> str:
 
     close = similar(name, names(), cutoff=0.6)
     return f'did you mean "{close[0]}"?' if close else "only settings that are a duration can be set here"
-
-
-def _check_way(path: Path) -> None:
-    """ConfigurationError if another user could replace the file."""
-    try:
-        above = [(directory, directory.stat()) for directory in path.resolve(strict=True).parents]
-    except (OSError, RuntimeError) as error:
-        raise ConfigurationError(
-            f"cannot read the file of test times: {error}", where=str(path), fix=f"correct {VARIABLE}, or unset it"
-        ) from error
-    for directory, status in above:
-        if why := _open_to_others(status):
-            raise ConfigurationError(
-                f"another user could replace the file of test times: {directory} {why}",
-                where=str(path),
-                fix=f"move the file, or unset {VARIABLE}",
-            )
-
-
-def _open_to_others(status: os.stat_result) -> str:
-    """Why another user can rename what is in this directory; empty if none can."""
-    of_root = status.st_uid == 0 or _is_outside(status.st_uid)
-    if not of_root and status.st_uid != os.geteuid():
-        return f"belongs to uid {status.st_uid}"
-    if status.st_mode & 0o022 and not (of_root and status.st_mode & stat.S_ISVTX):
-        return f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
-    return ""
-
-
-def _is_outside(uid: int) -> bool:
-    """Whether this is what the kernel shows, in a user namespace, for an owner outside of it: so ``/`` and ``/tmp``
-    look there."""
-    try:
-        shown = int(Path("/proc/sys/kernel/overflowuid").read_text())
-        spans = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    except (OSError, ValueError):
-        return False
-    return uid == shown and not any(int(first) <= uid < int(first) + int(count) for first, _, count in spans)

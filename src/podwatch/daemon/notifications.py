@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from podwatch.checkpoints.layouts import command_line
+from podwatch.client.trusted_configuration import read_trusted
 from podwatch.config.settings import NotifySettings, Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.event import Emit, Event, EventName, Topic
@@ -28,7 +29,6 @@ from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.logging import log_event
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.files import opened
 from podwatch.trainer.environment import build_environment
 
 # -- event bus -------------------------------------------------------------------------------------------------------
@@ -344,16 +344,8 @@ def _registered(urls: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
 def read_urls(path: Path) -> tuple[str, ...]:
     """The URLs in the file: one a line, without blank lines, ``#`` lines and remarks after two spaces. Raises
     ConfigurationError, also if other users can read the file."""
-    try:
-        with opened(path, shown=True) as file:
-            if os.fstat(file.fileno()).st_mode & 0o077:
-                raise ConfigurationError("other users can read this file", where=str(path), fix=f"chmod 600 {path}")
-            lines = [line.partition("  #")[0].strip() for line in file.read().decode().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "not text"
-        raise ConfigurationError(
-            f"cannot be read: {why}", where=str(path), fix="correct the file in [notify]"
-        ) from error
+    text = read_trusted(path, "the file of URLs", secret=True)
+    lines = [line.partition("  #")[0].strip() for line in text.splitlines()]
     urls = tuple(line for line in lines if line and not line.startswith("#"))
     for number, url in enumerate(urls, start=1):
         if "://" not in url:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from podwatch.checkpoints.layouts import trainer_logs
 from podwatch.checkpoints.layouts.base import Concern
 from podwatch.checkpoints.layouts.command_line import steps_in_use, toml_documents
+from podwatch.client.trusted_configuration import read_trusted
 from podwatch.config.loading import ETC
 from podwatch.config.settings import HttpSettings, Settings
 from podwatch.daemon.notifications import all_urls, heartbeat_urls
@@ -30,7 +31,6 @@ from podwatch.domain.thresholds import (
 )
 from podwatch.stores.credentials import credentials_for
 from podwatch.stores.s3_credentials import claim_own
-from podwatch.system.files import opened
 from podwatch.trainer.environment import build_environment, read_env_file
 
 
@@ -157,21 +157,12 @@ def http_password(settings: HttpSettings) -> str:
     path = settings.password_file
     if path is None:
         return ""
-    where = str(path)
-    try:
-        with opened(path, shown=True) as file:
-            if os.fstat(file.fileno()).st_mode & 0o077:
-                raise ConfigurationError("other users can read this file", where=where, fix=f"chmod 600 {path}")
-            password = file.read(4096).decode().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "not text"
-        fix = "correct [http] password_file, and restart podwatch"
-        raise ConfigurationError(f"the HTTP password cannot be read: {why}", where=where, fix=fix) from error
+    password = read_trusted(path, "the HTTP password", secret=True).strip()
     register(password)
     if len(password) < LEAST_PASSWORD or not password.isprintable():
         raise ConfigurationError(
             f"Invalid HTTP password (expected one line of at least {LEAST_PASSWORD} characters)",
-            where=where,
+            where=str(path),
             fix=f"(umask 077; openssl rand -hex 16 > {path}), and restart podwatch",
         )
     return password

@@ -5,12 +5,15 @@ import contextlib
 import json
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from podwatch.client.trusted_configuration import check_trusted
 from podwatch.domain.checkpoint import newest_complete
+from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import register, scrub
 from podwatch.reporting.daemon_view import DaemonView
@@ -41,6 +44,12 @@ class WandbPlan:
     entity: str = ""
     idle: float = 900.0
     training: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def check_python(self) -> None:
+        """Raise ConfigurationError if another user could replace ``python``. Blocks."""
+        if self.python != sys.executable:
+            with contextlib.suppress(OSError):  # it is not there: whoever runs it says so
+                check_trusted(Path(self.python), "wandb.python")
 
     def first_order(self) -> dict[str, Any]:
         run = {
@@ -135,6 +144,7 @@ class WandbRun:
         await self._discard()
         self._plan.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
+            self._plan.check_python()
             process = self._process = await asyncio.create_subprocess_exec(
                 self._plan.python, "-I", str(CHILD),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -146,7 +156,7 @@ class WandbRun:
             answer = await self._ask(self._plan.first_order(), INIT_SECONDS)
             if answer is None:
                 raise NotSent("its process ended")
-        except (NotSent, OSError) as error:
+        except (NotSent, OSError, ConfigurationError) as error:
             self.why = _shown(str(error))
             self._not_before, self._pause = now + self._pause, min(LONGEST_PAUSE, self._pause * 2)
             await self._discard()

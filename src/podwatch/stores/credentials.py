@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from podwatch.client.trusted_configuration import read_trusted
 from podwatch.domain.errors import ConfigurationError, PermissionDenied
 from podwatch.domain.secrets import register, url_secrets
 from podwatch.stores.s3_credentials import ACCESS, NAMES, OWN, SECRET, TOKEN, S3Credentials, S3Settings, find, variables
-from podwatch.system.files import open_file
 
 if TYPE_CHECKING:  # an upload child starts without it
     from podwatch.config.settings import Settings
@@ -101,16 +101,10 @@ def credentials_from_environment(
 
 def _read_env_file(path: Path, wanted: Collection[str]) -> dict[str, str]:
     try:
-        descriptor = open_file(path, shown=True)
-    except OSError as error:
-        raise PermissionDenied(
-            f"the env file cannot be read: {error.strerror}",
-            where=str(path),
-            fix="let podwatch's user read it",
-        ) from error
-    with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-        lines = file.read().split("\n")
+        lines = read_trusted(path, "the env file").split("\n")
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except ConfigurationError as error:
+        raise PermissionDenied(error.what, where=error.where, fix=error.fix) from error
     values = {}
     for line in lines:
         name, equals, value = line.strip().removeprefix("export ").partition("=")

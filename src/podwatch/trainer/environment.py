@@ -3,14 +3,13 @@
 import os
 import pwd
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from podwatch.client.trusted_configuration import read_trusted
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register_named
 from podwatch.system.environment_without_secrets import scrubbed_environment
-from podwatch.system.files import open_file, read_descriptor
 
 ALLOWED = frozenset(
     {
@@ -69,47 +68,12 @@ def build_environment(
 
 def read_env_file(path: Path) -> dict[str, str]:
     """Return the NAME=value lines of an environment file, and register the values with the scrubber. Blank lines, ``#``
-    comments, an ``export`` prefix and quotes are understood; nothing is expanded. The file must belong to root or to us
-    and be unreadable for others: it holds secrets, and code written by a model runs on this machine. Raises
-    ConfigurationError, whose text never contains a value."""
-    try:
-        descriptor = open_file(path, shown=True)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    try:
-        status = os.fstat(descriptor)
-        if status.st_uid not in (0, os.geteuid()):
-            raise ConfigurationError(
-                "the environment file belongs to another user",
-                where=str(path),
-                fix="chown it to podwatch's user",
-            )
-        if stat.S_IMODE(status.st_mode) & 0o077:
-            raise ConfigurationError(
-                f"the environment file can be read by others (mode {stat.S_IMODE(status.st_mode):04o})",
-                where=str(path),
-                fix=f"chmod 600 {path}",
-            )
-        text = read_descriptor(descriptor, 1 << 20, str(path)).decode("utf-8")
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(
-            "the environment file is not UTF-8 text", where=str(path), fix="save it as UTF-8"
-        ) from error
-    finally:
-        os.close(descriptor)
-    values = parse_env(text, where=str(path))
+    comments, an ``export`` prefix and quotes are understood; nothing is expanded. Others must not be able to read it:
+    it holds secrets, and code written by a model runs on this machine. Raises ConfigurationError, as ``read_trusted``,
+    whose text never contains a value."""
+    values = parse_env(read_trusted(path, "the environment file", secret=True), where=str(path))
     register_named(values, all_of_it=True)
     return values
-
-
-def _unreadable(path: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(
-        f"cannot read the environment file: {error.strerror}",
-        where=str(path),
-        fix="create it with mode 0600, owned by podwatch's user",
-    )
 
 
 def parse_env(text: str, *, where: str) -> dict[str, str]:

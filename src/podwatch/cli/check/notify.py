@@ -95,6 +95,11 @@ def own_wandb(settings: Settings, *, send: bool) -> Iterator[Line]:
     from podwatch.system.clock import SystemClock
 
     plan = wandb_plan(settings, settings.state_dir / settings.run_id)
+    try:
+        plan.check_python()
+    except ConfigurationError as error:
+        yield Line("wandb run", "fail", error.what, error.fix)
+        return
     found = _wandb_version(plan.python)
     if not found:
         fix = "set wandb.python to the trainer's Python, or install podwatch[wandb]"
