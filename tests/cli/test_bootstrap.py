@@ -153,6 +153,54 @@ def test_a_removed_value_is_named_and_filled_from_the_environment(pods: Pods) ->
     assert "on this pod already" in pods.place("--trust"), "a second call needs no variable"
 
 
+@pytest.mark.parametrize("name", ["B2_APPLICATION_KEY", "AWS_SECRET_ACCESS_KEY", "PODWATCH_HTTP__TOKEN"])
+@pytest.mark.parametrize("given", [False, True])
+def test_the_pods_own_key_fills_nothing_that_the_bucket_names(pods: Pods, name: str, given: bool) -> None:
+    """Not by its variable, and not if the operator passed the same value to fill in; neither in the command nor in a
+    file that the command names."""
+    command = f'["/bin/sh", "-c", "exit 0", "{name}={SECRET}", "@", "{pods.config}"]'
+    pods.stored(files={pods.config: f'{name} = "{SECRET}"\n'}, command=command)
+    key = "key-of-this-pod-0123456789"
+    env = {"B2_APPLICATION_KEY_ID": "0012", "B2_APPLICATION_KEY": "another-key", name: key} | (
+        {f"PODWATCH_FILL_{name}": key, f"PODWATCH_FILL_{name}_2": key} if given else {}
+    )
+    said = pods.place("--trust", code=78, **env)
+    assert said.count("by hand") == 2 or not given, said
+    assert key not in said
+    assert not any(key in path.read_text() for path in pods.etc.rglob("*") if path.is_file())
+    assert pods.untouched()
+
+
+def test_everything_that_would_run_is_shown(pods: Pods) -> None:
+    pods.stored(
+        more="""
+start_before = [["/opt/before", "1"]]
+stop_also = [["/opt/after"]]
+env = { LD_PRELOAD = "/app/x.so" }
+[[hooks]]
+name = "h"
+on = ["ended"]
+command = ["/opt/hook"]
+[[checks]]
+name = "c"
+command = ["/opt/check"]
+[evaluation]
+command = ["/opt/evaluate", "{checkpoint}"]
+[notify]
+command = ["/opt/notify"]
+[end_pod]
+command = ["/opt/end"]
+[wandb]
+enabled = true
+python = "/opt/python"
+"""
+    )
+    shown = pods.call(code=77)
+    programs = "before after hook check evaluate notify end python"
+    assert set(re.findall(r"^  also runs  /opt/(\w+)", shown, re.M)) == set(programs.split()), shown
+    assert "LD_PRELOAD=/app/x.so" in shown
+
+
 def test_a_removed_value_is_filled_by_hand(pods: Pods) -> None:
     pods.stored(files={pods.config: f'a = 1\napi_key = "{SECRET}"\ntoken = "{SECRET}"\n'})
     pods.place(code=77)

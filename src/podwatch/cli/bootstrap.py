@@ -326,14 +326,21 @@ def _missing(settings: "Settings") -> list[str]:
 
 
 def _show(call: Call, fetched: "Fetched", files: "list[PlannedFile]", settings: "Settings | None") -> None:
-    from podwatch.domain.secrets import scrub_argv
+    from podwatch.config.loading import commands
+    from podwatch.domain.secrets import scrub, scrub_argv
 
     record = fetched.record
     click.echo(f"run {call.run_id} in {clean(call.store)}, stored by {clean(record.producer)}")
     if settings is not None:
         click.echo(f"  command    {clean(shlex.join(scrub_argv(settings.trainer.command)))}")
+        for key, command in list(commands(settings))[bool(settings.trainer.command) :]:
+            click.echo(f"  also runs  {clean(shlex.join(scrub_argv(command)))}   ({clean(key)})")
+        for name, value in settings.trainer.env.items():
+            click.echo(f"  with       {clean(name)}={clean(scrub(value))}")
         click.echo(f"  in         {clean(settings.trainer.cwd or settings.trainer.output_dir.parent)}")
         click.echo(f"  output_dir {clean(settings.trainer.output_dir)}")
+    else:
+        click.echo("  command    not known yet: podwatch.toml cannot be used as it is stored. Read the copy of it")
     states = {"new": "", "here": "  (on this pod already)", "differs": "  (another content is on this pod)",
               "refused": "  (refused)"}  # fmt: skip
     for file in files:

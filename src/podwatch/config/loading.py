@@ -8,7 +8,7 @@ times by a file of their own (``test_times.py``), which overrides file and envir
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -137,17 +137,28 @@ def given_keys(
 def learn_secrets(settings: Settings, environ: Mapping[str, str]) -> None:
     """Register the secrets of the configuration and the environment with the scrubber."""
     register_named(environ)
-    trainer = settings.trainer
-    register_named(trainer.env)
-    for command in (trainer.command, trainer.resume_args, *trainer.start_before, *trainer.stop_also):
+    register_named(settings.trainer.env)
+    register_argv(settings.trainer.resume_args)
+    for _, command in commands(settings):
         register_argv(command)
-    register_argv(settings.notify.command)
-    for command in (*(hook.command for hook in settings.hooks), *(check.command for check in settings.checks)):
-        register_argv(command)
-    register_argv(settings.evaluation.command)
     for url in (*settings.notify.urls, *settings.notify.heartbeat_urls):
         register_address(url)
     register_document(settings.model_dump(mode="json"))
+
+
+def commands(settings: Settings) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every command that podwatch runs because the configuration says so, with the key that names it."""
+    trainer = settings.trainer
+    named = [("trainer.command", trainer.command)]
+    named += [("trainer.start_before", command) for command in trainer.start_before]
+    named += [("trainer.stop_also", command) for command in trainer.stop_also]
+    named += [(f"hooks, {hook.name}", hook.command) for hook in settings.hooks]
+    named += [(f"checks, {check.name}", check.command) for check in settings.checks]
+    named += [("evaluation.command", settings.evaluation.command), ("notify.command", settings.notify.command)]
+    named += [("end_pod.command", settings.end_pod.command)]
+    if settings.wandb.enabled and settings.wandb.python is not None:
+        named.append(("wandb.python", (str(settings.wandb.python),)))
+    return ((key, command) for key, command in named if command)
 
 
 def search_path(environ: Mapping[str, str], run: str = "") -> tuple[Path, ...]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -250,14 +250,19 @@ def placeholders(text: str, name: str, *, secret: bool, used: dict[str, int]) ->
     return found
 
 
-def filled(text: str, found: Sequence[Placeholder], environ: Mapping[str, str]) -> tuple[str, dict[int, str]]:
+def filled(
+    text: str, found: Sequence[Placeholder], environ: Mapping[str, str], withheld: Collection[str] = ()
+) -> tuple[str, dict[int, str]]:
     """``text`` with every placeholder filled that the environment has a value for, and for each of the others (by its
-    offset) why it stays."""
+    offset) why it stays. ``withheld``: values that this file must not get, such as the store's key: whoever can write
+    the bucket chose the names of the placeholders."""
     open_: dict[int, str] = {}
     pieces, done = [], 0
     for one in found:
         value = next((environ[name] for name in one.names if environ.get(name)), "")
-        if not value:
+        if value in withheld:
+            open_[one.at] = f"podwatch keeps the value of {' or '.join(one.names)} to itself: write another by hand"
+        elif not value:
             open_[one.at] = f"set {' or '.join(one.names)}"
         elif MASK in value or not _PLAIN_VALUE.fullmatch(value):
             open_[one.at] = (

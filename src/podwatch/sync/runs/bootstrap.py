@@ -21,6 +21,7 @@ from podwatch.domain.manifest import Keys
 from podwatch.domain.secrets import MASK
 from podwatch.policy.bootstrap import (
     CONFIG_NAME,
+    FILL,
     MOST_BYTES,
     MOST_FILES,
     OBJECT,
@@ -33,7 +34,9 @@ from podwatch.policy.bootstrap import (
     placeholders,
 )
 from podwatch.stores.base import ObjectStore
+from podwatch.stores.s3_credentials import ACCESS, SECRET, TOKEN
 from podwatch.sync.upload.artifacts import Artefact, Scrub, artefact_of, looks_like_a_key, read_config
+from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.system.files import atomic_write, read_file, rename_at, sync_descriptor
 from podwatch.system.open_by_descriptor import open_path
 from podwatch.system.pinned_directories import open_regular
@@ -233,9 +236,17 @@ def _planned(
         text, reasons = edited, {hole.at: "write it there: this copy was edited" for hole in left}
     else:
         left = holes
-        text, reasons = filled(template, holes, environ)
+        text, reasons = filled(template, holes, environ, () if source.secret else _withheld(environ))
     open_ = tuple(Open(copy, hole.line, hole.key, reasons[hole.at]) for hole in left if hole.at in reasons)
     return PlannedFile(source, target, text, "new" if there is None else "differs", open=open_)
+
+
+def _withheld(environ: Mapping[str, str]) -> frozenset[str]:
+    """The values that only podwatch has: the store's key, its own settings. Not those that the operator gave to fill
+    in, nor what is too short for a secret."""
+    shown = scrubbed_environment(environ).keys() - {ACCESS, SECRET, TOKEN}
+    own = (name for name in environ if name not in shown and not name.startswith(FILL))
+    return frozenset(environ[name] for name in own if len(environ[name]) >= 8)
 
 
 def _read(path: Path) -> str | None:
