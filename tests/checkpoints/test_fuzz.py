@@ -148,13 +148,6 @@ def test_torch_files(file: Path, bounded: None, data: bytes) -> None:
 
 
 @tries(60)
-@given(data=damaged(*TORCH) | st.binary(max_size=200).map(lambda b: b + b"PK\x05\x06" + b[-18:]))
-def test_shards_without_their_index(file: Path, bounded: None, data: bytes) -> None:
-    file.write_bytes(data)
-    assert isinstance(dcp.check_shard(file), str)
-
-
-@tries(60)
 @given(
     name=st.sampled_from(["a.pt", "a.bin", "a.json", "a.safetensors", "a.ckpt", "a.pkl", "a"]),
     data=st.binary(max_size=80),

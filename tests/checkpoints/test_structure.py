@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -320,34 +319,6 @@ def test_each_record_must_begin_and_end_as_torch_writes_it(tmp_path: Path) -> No
         assert torch_zip.bad_records(file.fileno(), spans) == [3 * size + 7, 4 * size + 7, 5 * size]
         assert torch_zip.bad_records(file.fileno(), [(0, size - 1), (size, size)]) == [0]
         assert torch_zip.bad_records(file.fileno(), [(6 * size, size)]) == [6 * size]  # beyond its end
-
-
-@FUZZ
-@given(random=st.randoms(use_true_random=False))
-def test_a_shard_shows_without_its_index_what_the_index_shows(
-    tmp_path_factory: pytest.TempPathFactory, random: Random
-) -> None:
-    """A node above 0 has shards, and no index: what the records of the index show as never written, it sees too."""
-    directory = lay(tmp_path_factory.mktemp("shard"), dcp_files(ranks=1, records=random.randint(1, 5)))
-    shard = directory / "__0_0.distcp"
-    assert dcp.check_shard(shard) == ""
-    data = shard.read_bytes()
-    begin = random.randrange(len(data))
-    end = random.choice([len(data), min(len(data), begin + random.randrange(1, 3000))])
-    shard.write_bytes(data[:begin] + bytes(end - begin) + data[end:])
-    with sandbox.session():
-        by_index = dcp.check_records(directory)
-    assert not by_index or dcp.check_shard(shard)
-    if end == len(data):
-        assert dcp.check_shard(shard)
-
-
-def test_a_shard_of_another_writer_is_not_judged(tmp_path: Path) -> None:
-    """Compressed records, or safetensors: neither begins as an archive."""
-    shard = tmp_path / "__0_0.distcp"
-    for data in (b"", b"\x28\xb5\x2f\xfd" + bytes(200), safetensors_bytes({"w": 8})):
-        shard.write_bytes(data)
-        assert dcp.check_shard(shard) == ""
 
 
 def test_a_reader_that_dies_is_asked_once_more(golden_dcp: Path) -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -237,6 +238,18 @@ def test_check_without_a_configuration_is_78(machine):
     result = machine.podwatch("check", "-c", "/nowhere.toml")
     assert result.returncode == 78
     assert result.stdout.startswith("fail  config")
+
+
+def test_nodes_with_disks_of_their_own_are_refused_with_the_reason(machine):
+    config = machine.directory / "nodes.toml"
+    config.write_text(Path(configure(machine)).read_text() + '\n[nodes]\ndisks = "local"\n')
+    config.chmod(0o600)
+    for command in (("check",), ("run", "--job")):
+        result = machine.podwatch(*command, "-c", str(config))
+        said = " ".join((result.stdout + result.stderr).split())
+        assert result.returncode == 78, said
+        assert 'nodes.disks = "local" is not supported' in said
+        assert "must share the file system that holds trainer.output_dir" in said
 
 
 def test_check_lists_every_problem_of_the_configuration(machine):

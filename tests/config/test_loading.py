@@ -161,6 +161,7 @@ def test_contradictions() -> None:
     assert "prune_to must be below" in problems(MINIMAL + '[disk]\nprune_to = "90%"\n')[0]
     assert "[checkpoints.custom]" in problems(MINIMAL + 'layout = "custom"\n')[0]
     assert "state_dir must not be inside" in problems('state_dir = "/data/out/x"\n' + MINIMAL)[0]
+    assert "must share the file system" in problems(MINIMAL + '[nodes]\ndisks = "local"\n')[0]
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,6 @@ EXITED = Finding(
 )  # fmt: skip
 
 
-async def no_disk(step: int, save_id: str) -> None:
-    raise AssertionError(f"nobody asked for step {step}")
-
-
 @dataclass
 class Node:
     """What podwatch knows on one node."""
@@ -110,7 +106,7 @@ class Cluster:
 
     async def form(self, leader: Gang, *others: Gang, step: int | None = 40) -> None:
         """Start them as one attempt."""
-        waiting = [asyncio.create_task(gang.awaited(no_disk)) for gang in others]
+        waiting = [asyncio.create_task(gang.awaited()) for gang in others]
         await self.result(leader.gather())
         assert not any(task.done() for task in waiting), "nothing is prepared yet"
         await self.result(leader.announce(step, "files"))
@@ -163,7 +159,7 @@ async def test_an_old_record_is_not_followed_and_is_replaced(cluster: Cluster) -
     """The attempt before left its record and its reports; a node of the same rank and engine job waits for the new."""
     cluster.files.write(GangRecord(4, "job:1", 2, ("old0", "old1"), True, 16))
     other, _ = cluster.add(1, "p1")
-    waiting = asyncio.create_task(other.awaited(no_disk))
+    waiting = asyncio.create_task(other.awaited())
     await cluster.pass_time(10)
     assert not waiting.done()
     leader, here = cluster.add(0, "p0")
@@ -245,7 +241,7 @@ async def test_rank_0_tells_the_others_before_it_ends_that_the_run_is_refused(cl
     """Before any start, while the other node still waits: srun returns the highest code of its tasks."""
     leader, _ = cluster.add(0, "p0")
     other, _ = cluster.add(1, "p1")
-    waiting = asyncio.create_task(other.awaited(no_disk))
+    waiting = asyncio.create_task(other.awaited())
     refused = JobEnd(Outcome.REFUSED, "the command is at fault")
     assert code(await cluster.result(leader.agree(refused))) == 65
     assert code(other.over) == 65
@@ -315,7 +311,7 @@ async def test_the_wait_for_the_other_nodes_is_bounded(cluster: Cluster) -> None
 @in_a_cluster
 async def test_the_wait_for_rank_0_is_bounded(cluster: Cluster) -> None:
     other, _ = cluster.add(1, "p1")
-    waiting = asyncio.create_task(other.awaited(no_disk))
+    waiting = asyncio.create_task(other.awaited())
     await cluster.until(lambda: other.end is not None, NODES.wait + 5)
     waiting.cancel()
     assert "must be the same directory on all nodes" in (other.over or JobEnd(Outcome.FAILED)).reason
@@ -418,7 +414,7 @@ async def test_nothing_starts_on_the_bad_machine_of_another_node(cluster: Cluste
 
     leader.ask_hosts = ask
     gathering = asyncio.create_task(leader.gather())
-    waiting = [asyncio.create_task(gang.awaited(no_disk)) for gang, _ in others]
+    waiting = [asyncio.create_task(gang.awaited()) for gang, _ in others]
     ends = [leader, *(gang for gang, _ in others)]
     await cluster.until(lambda: all(gang.end is not None for gang in ends))
     assert asked == [{"node 1 (n1)": Host("m-a", "1"), "node 2 (n2)": Host("m-b", "2")}]
@@ -478,28 +474,3 @@ async def test_a_lost_connection_is_an_echo_however_long_the_report_after_it() -
     failure = await NodeHere(recovery, None).explain(EXITED)
     assert failure.log == lost
     assert failure.echo
-
-
-@in_a_cluster
-async def test_an_order_to_prepare_is_new_to_the_others_after_a_restart_of_rank_0(cluster: Cluster) -> None:
-    """Its init restarts the daemon within the attempt; the step that it chooses now can be another one."""
-    leader, _ = cluster.add(0, "p0")
-    other, _ = cluster.add(1, "p1")
-    fetched: list[tuple[int, str]] = []
-
-    async def fetch(step: int, save_id: str) -> None:
-        fetched.append((step, save_id))
-
-    waiting = asyncio.create_task(other.awaited(fetch))
-    await cluster.result(leader.gather())
-    await cluster.result(leader.prepare(100, "a"))
-    await cluster.result(leader.prepared())
-    cluster.gangs.remove(leader)
-    again, _ = cluster.add(0, "p0")
-    await cluster.result(again.gather())
-    await cluster.result(again.prepare(150, "b"))
-    await cluster.result(again.prepared())
-    await cluster.result(again.announce(150, ""))
-    await cluster.until(waiting.done)
-    assert fetched == [(100, "a"), (150, "b")]
-    assert waiting.result() == (150, "")

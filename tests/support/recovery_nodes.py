@@ -1,8 +1,6 @@
-"""Two nodes of one attempt, each with its own recovery in its own world (tests/recovery/test_nodes.py,
-test_own_disks.py)."""
+"""Two nodes of one attempt, each with its own recovery in its own world (tests/recovery/test_nodes.py)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,10 +11,6 @@ from tests.support.recovery_world import Podwatch, World
 class Attempt:
     """What the nodes of one attempt know of each other."""
 
-    prepare: list[tuple[int, str]] = field(default_factory=list)
-    """The saves that rank 0 has ordered, in order."""
-    done: int = 0
-    """Orders that the other node has carried out."""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     step: int | None = None
     files: str = ""
@@ -29,28 +23,15 @@ class Side:
 
     attempt: Attempt
     leads: bool
-    own_disks: bool = False
 
     async def gather(self) -> None: ...
 
-    async def prepare(self, step: int, save_id: str) -> None:
-        self.attempt.prepare.append((step, save_id))
-
-    async def prepared(self) -> None:
-        while self.attempt.done < len(self.attempt.prepare):
-            await asyncio.sleep(0.001)
-
     async def announce(self, step: int | None, files: str) -> None:
-        assert self.attempt.done == len(self.attempt.prepare), "a node has not fetched its part"
         self.attempt.step, self.attempt.files = step, files
         self.attempt.ready.set()
 
-    async def awaited(self, fetch: Callable[[int, str], Awaitable[None]]) -> tuple[int | None, str]:
-        while not self.attempt.ready.is_set():
-            if self.attempt.done < len(self.attempt.prepare):
-                await fetch(*self.attempt.prepare[self.attempt.done])
-                self.attempt.done += 1
-            await asyncio.sleep(0.001)
+    async def awaited(self) -> tuple[int | None, str]:
+        await self.attempt.ready.wait()
         return self.attempt.step, self.attempt.files
 
     def cannot_start(self, why: str) -> None:

@@ -568,7 +568,6 @@ class Store:
     def __init__(self, world: World, *saves: StoredSave, error: Exception | None = None) -> None:
         self.world, self.saves, self.error = world, list(saves), error
         self.fetched: list[int] = []
-        self.fetched_saves: list[str] = []
         self.progress: tuple[int, int] = (12_340_000_000, 47_000_000_000)
         self.meanwhile: Callable[[], None] = lambda: None
         self.fetch_error: Exception | None = None
@@ -579,12 +578,9 @@ class Store:
         found = (s for s in self.saves if s.step not in exclude and step in (None, s.step))
         return max(found, key=lambda s: s.seq, default=None)
 
-    async def fetch(
-        self, step: int | None, progress: Callable[[int, int], None] | None = None, *, save_id: str = ""
-    ) -> int:
+    async def fetch(self, step: int | None, progress: Callable[[int, int], None] | None = None) -> int:
         assert step is not None
         self.fetched.append(step)
-        self.fetched_saves.append(save_id)
         if self.fetch_error is not None:
             raise self.fetch_error
         if progress is not None:

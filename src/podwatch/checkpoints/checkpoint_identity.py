@@ -31,7 +31,7 @@ def describe(step: int, layout: str, found: Sequence[PartFiles], judgement: Judg
     for part in filter(shown, found):
         reason = judgement.problems.get(part.part.name, "")
         complete = part.present and not reason and (judgement.whole or bool(judgement.problems))
-        size = sum(f.size for f in part.files if f.here)
+        size = sum(f.size for f in part.files)
         parts.append(PartState(part.part.name, str(part.part.path), part.part.required, complete, size, reason))
     own = [f for p in found if p.part.required for f in p.files]
     return CheckpointSet(
@@ -40,7 +40,7 @@ def describe(step: int, layout: str, found: Sequence[PartFiles], judgement: Judg
         completeness=Completeness.WRITING,
         parts=tuple(parts),
         size_bytes=sum(p.size_bytes for p in parts),
-        file_count=sum(f.here for p in found for f in p.files),
+        file_count=sum(len(p.files) for p in found),
         changed_wall=max((f.mtime_ns for f in own), default=0) / 1e9,
         began_wall=min((f.mtime_ns for f in own), default=0) / 1e9,
         reason=judgement.reason,
@@ -128,7 +128,7 @@ def guard_of(scans: Sequence[Scan], rests_on: Sequence[str] = ()) -> Guard:
             for name in part.names or ("",):
                 places.append((number, name))
                 stamps += (0, 0)
-        files = [f for f in scan.found.files if f.here]
+        files = scan.found.files
         if part.required and files:
             data = [f for f in files if dcp.is_shard(f.path)] or files
             for file in sorted({data[0], max(files, key=lambda f: f.mtime_ns)}):

@@ -18,12 +18,10 @@ from podwatch.checkpoints.expected_files import Expected, Ledger
 from podwatch.checkpoints.formats import dcp, torch_zip
 from podwatch.checkpoints.formats.files import HOLE_FROM, can_check, check_file, has_hole
 from podwatch.checkpoints.layouts.base import Judgement, Layout, Marker, PartDir, PartFiles
-from podwatch.checkpoints.other_nodes import OtherNodes, alike, joined, still_written
 from podwatch.checkpoints.reboot_check import RebootCheck
 from podwatch.checkpoints.scan import Scan, scan_part
 from podwatch.checkpoints.settle_time import Held, SettleTimes, held_open
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
-from podwatch.domain.node_files import NodeStep
 from podwatch.system.clock import Clock
 
 BLIND = (
@@ -56,8 +54,6 @@ def find_odd(found: Sequence[PartFiles], judgement: Judgement) -> StructureHints
     for part, file in own_files(found, judgement):
         path = Path(part.part.path) / file.path
         try:
-            if not file.here:
-                continue
             if not hole and file.size >= HOLE_FROM and has_hole(path):
                 hole = f"{file.part}/{file.path}"
             if not legacy and torch_zip.is_torch_name(path.name) and torch_zip.is_legacy(path):
@@ -82,15 +78,9 @@ def inspect(found: Sequence[PartFiles], judgement: Judgement) -> Inspection:
                 continue
             path = root / file.path
             try:
-                if not file.here:
-                    checked += 1
-                    problems += [f"{name}: {file.path} on node {file.node}: {file.problem}"] if file.problem else []
-                    continue
                 if path.name == dcp.INDEX:
                     checked += 1
-                    above = path.parent.relative_to(root)
-                    away = {Path(f.path).name for f in part.files if not f.here and Path(f.path).parent == above}
-                    problems += [f"{name}: {p}" for p in dcp.check_records(path.parent, away)]
+                    problems += [f"{name}: {p}" for p in dcp.check_records(path.parent)]
                 elif can_check(path.name) or dcp.is_shard(path.name):
                     checked += 1
                     if problem := check_file(path):
@@ -116,7 +106,6 @@ def _oddities(part: str, name: str, path: Path, size: int) -> list[str]:
     return found
 
 
-NOT_YET = "node 0 has not found this checkpoint complete"
 CUT_OFF_FACTOR = 5
 """Number of long settle times that a checkpoint newer than the newest complete one must be unchanged before it counts
 as interrupted: ranks that wait for slow storage look the same."""
@@ -148,10 +137,6 @@ class Known:
     suspect: bool = False
     was: str = ""
     """The ``save_id`` with which it was last complete."""
-    others: tuple[NodeStep, ...] = ()
-    """What the other nodes had of it."""
-    mark: int = 0
-    """``OtherNodes.mark`` when these files were first seen."""
 
     def wait(self, need: float, reason: str) -> None:
         """Record that it is complete except for the settle time: ``need`` seconds without a change."""
@@ -181,18 +166,10 @@ class _Seen:
     """Epoch seconds of the newest change in a required part; 0 if nothing is there."""
     quiet: float
     """Seconds without a change."""
-    others: tuple[NodeStep, ...] = ()
-    mark: int = 0
-    misfit: str = ""
-    """Why the files of the nodes do not fit together."""
 
 
 StoredSaves = Callable[[], Collection[tuple[int, str]]]
 """(step, save_id) of every save that the store holds. Can block."""
-
-
-FoundComplete = Callable[[int, Sequence[PartFiles]], bool]
-"""Whether node 0 has found the checkpoint of a step complete, with these files of it on this node's disk."""
 
 
 class CompletenessChecker:
@@ -213,10 +190,6 @@ class CompletenessChecker:
     ) -> None:
         self._layout = layout
         self._roots = roots
-        self.others: OtherNodes | None = None
-        """Where the checkpoints are spread over the disks of several nodes."""
-        self.node_0: FoundComplete | None = None
-        """Where node 0 judges them."""
         self._clock = clock
         self._windows = windows
         self._expected, self._ledger = expected, ledger
@@ -234,36 +207,18 @@ class CompletenessChecker:
     def begin(self, *, slow: bool, writers_ended: bool = False) -> None:
         """Start a new rescan: the journal is read again."""
         self.slow, self.problem, self._ids = slow, "", None
-        self.writers_ended = writers_ended and not slow and self.others is None
+        self.writers_ended = writers_ended and not slow
 
     def end(self, states: Collection[Known]) -> None:
         """Finish the rescan: data that equal checkpoints share is kept once."""
         self._shapes = {k.guard.shape: k.guard.shape for k in states}
 
-    def scan(self, step: int, parts: Sequence[PartDir]) -> list[Scan]:
-        """The files of one step, on the disks of all nodes."""
-        return self._scan(parts, self._elsewhere(step))[0]
-
-    def _scan(self, parts: Sequence[PartDir], others: Sequence[NodeStep]) -> tuple[list[Scan], str]:
-        return joined([scan_part(p, self._roots) for p in parts], others)
-
-    def unknown(self) -> str:
-        """Why not every node's disk is known; empty if it is, and for a run whose checkpoints are all here."""
-        return "" if self.others is None else self.others.unknown()
-
-    def _elsewhere(self, step: int) -> tuple[NodeStep, ...]:
-        return () if self.others is None else tuple(self.others.steps(step))
-
-    def as_before(self, step: int, known: Known) -> bool:
-        """Whether nothing of it changed. Lists no directory."""
-        return known.as_before() and known.others == self._elsewhere(step)
+    def scan(self, parts: Sequence[PartDir]) -> list[Scan]:
+        return [scan_part(p, self._roots) for p in parts]
 
     def judge(self, step: int, found: Sequence[PartFiles], was: str) -> Judgement:
         """The layout's judgement. A save that was complete stays the same save when files are added to it: it is not
         uploaded again for an evaluation that was written into it hours later. ``was``: its ``save_id`` then."""
-        if self.node_0 is not None:
-            whole = self.node_0(step, found)
-            return Judgement(whole, "" if whole else NOT_YET, unreadable=not whole)
         judgement = self._layout.judge(step, found)
         ids = self._stored_ids().get(step, frozenset()) | ({was} if was else set())
         if ids and not (judgement.whole and checkpoint_identity.save_id(found, judgement) in ids):
@@ -284,9 +239,7 @@ class CompletenessChecker:
 
     def _identify(self, step: int, parts: Sequence[PartDir], known: Known | None) -> _Seen:
         """Read the step's directories and compare them with the last time."""
-        others = self._elsewhere(step)
-        scans, misfit = self._scan(parts, others)
-        mark = 0 if self.others is None else self.others.mark()
+        scans = self.scan(parts)
         found = tuple(s.found for s in scans)
         error = next((s.error for s in scans if s.error), "")
         if error:
@@ -295,9 +248,8 @@ class CompletenessChecker:
         now = self._clock.monotonic()
         before = known if known is not None and known.fingerprint == fingerprint else None
         changed = max((s.changed_ns for s in scans if s.found.part.required), default=0) / 1e9
-        # Old files need no wait after a restart of podwatch; ctime, because copies set mtime back. The clock of another
-        # node is not this one's.
-        age = 0.0 if self.others is not None else self._clock.wall() - changed - (_SERVER_CLOCK if self.slow else 0.0)
+        # Old files need no wait after a restart of podwatch; ctime, because copies set mtime back.
+        age = self._clock.wall() - changed - (_SERVER_CLOCK if self.slow else 0.0)
         since = before.since if before is not None else now
         return _Seen(
             step,
@@ -310,9 +262,6 @@ class CompletenessChecker:
             polls=before.polls + 1 if before is not None else 1,
             changed=changed,
             quiet=max(now - since, age if changed else 0.0),
-            others=others,
-            mark=before.mark if before is not None else mark,
-            misfit=misfit,
         )
 
     def _reuse(self, seen: _Seen) -> Known | None:
@@ -323,8 +272,6 @@ class CompletenessChecker:
             return None
         if not known.set.complete and any(s.outside for s in seen.scans):
             return None  # a link changes no file
-        if known.others != seen.others and not (known.settled and alike(known.others, seen.others)):
-            return None
         guard = self._guard(seen.scans, known.judgement)
         if known.judgement.rests_on and guard != known.guard:
             return None  # a tracker changed
@@ -333,7 +280,6 @@ class CompletenessChecker:
             kept = known.set
             known.set = replace(described, completeness=kept.completeness, save_id=kept.save_id, reason=kept.reason)
             known.guard = guard
-        known.others = seen.others
         return known
 
     def _judge_now(self, seen: _Seen, earlier: Known | None, was: str) -> Judgement:
@@ -346,8 +292,6 @@ class CompletenessChecker:
             judgement = self.judge(seen.step, seen.found, was)
         if seen.error:
             return replace(judgement, whole=False, unreadable=True, reason=f"cannot be read: {seen.error}")
-        if seen.misfit:
-            return replace(judgement, whole=False, reason=seen.misfit)
         own = checkpoint_identity.own_files(seen.found, judgement)
         if judgement.deleted and self._ledger.left_of(seen.step, own):
             left = ", ".join(p.part.name for p in seen.found if p.present) or "nothing"
@@ -367,11 +311,6 @@ class CompletenessChecker:
         described = checkpoint_identity.describe(step, self._layout.name, found, judgement)
         guard = self._guard(seen.scans, judgement)
         state = Known(seen.fingerprint, seen.since, seen.polls, guard, judgement, described, seen.quiet)
-        state.others, state.mark = seen.others, seen.mark
-        if why := self._not_known(seen):
-            # Stays WRITING: it is neither used nor removed, and a start waits until more is known.
-            state.set = replace(described, reason=why, settles_in=self._windows.need(judgement.marker, slow=self.slow))
-            return state
         state.odd = seen.before.odd if seen.before is not None else None
         state.was = known.was if known is not None else ""
         trusted = known is not None and known.settled and known.set.complete and judgement.whole
@@ -385,14 +324,6 @@ class CompletenessChecker:
             return state
         return self._not_whole(state, begun=bool(seen.changed) and not judgement.pending)
 
-    def _not_known(self, seen: _Seen) -> str:
-        """Why nothing can be concluded from the files of the other nodes; empty if something can."""
-        if self.others is None:
-            return ""
-        if self.others.looked() <= seen.mark:  # a node that does not look any more shows an old list
-            return self.unknown() or "the other nodes have not looked at their disks since it was last changed"
-        return self.unknown() or still_written(seen.others, range(1, len(seen.others) + 1))
-
     def check_suspects(self, steps: Mapping[int, Sequence[PartDir]], states: Mapping[int, Known]) -> None:
         """Run the hole test and the medium check on checkpoints from before a reboot, newest first, as time allows."""
         end = self._clock.monotonic() + DEEPER_BUDGET
@@ -400,7 +331,7 @@ class CompletenessChecker:
             if self._clock.monotonic() >= end:
                 return
             state = states[step]
-            found = tuple(s.found for s in self.scan(step, steps[step]))
+            found = tuple(s.found for s in self.scan(steps[step]))
             save_id = checkpoint_identity.save_id(found, state.judgement)
             problems = inspect(found, state.judgement).problems
             hole = state.odd.hole if state.odd is not None else ""
@@ -443,16 +374,16 @@ class CompletenessChecker:
             what = f"{odd.hole} has ranges that were never written" if odd.hole else f"{odd.legacy} has no end to check"
             state.wait(longer, f"all files present, but {what}: complete after {longer:.0f} s without a change")
             return ""
-        if weak or self.others is not None:
+        if weak:
             patience = windows.longest(slow=self.slow) * CUT_OFF_FACTOR
             lacks = self._expected.lacks(
                 step, checkpoint_identity.own_files(found, judgement), settled=state.quiet >= patience
             )
             if lacks:
                 return lacks
-            if weak and self._leases and not self.slow and state.quiet < patience:
+            if self._leases and not self.slow and state.quiet < patience:
                 own = checkpoint_identity.own_files(found, judgement)
-                held, where = held_open(Path(p.part.path) / f.path for p, f in own if f.here)
+                held, where = held_open(Path(p.part.path) / f.path for p, f in own)
                 if held is Held.YES:
                     state.wait(patience, f"all files present, but a process has {Path(where).name} open for writing")
                     return ""
@@ -465,14 +396,14 @@ class CompletenessChecker:
 
     def _complete(self, state: Known, step: int, found: tuple[PartFiles, ...], save_id: str) -> None:
         """The last check: set COMPLETE only if these are still the files that were judged."""
-        again = tuple(s.found for s in self.scan(step, [p.part for p in found]))
+        again = tuple(s.found for s in self.scan([p.part for p in found]))
         if checkpoint_identity.fingerprint(again) != state.fingerprint:
             return
         state.set = replace(state.set, completeness=Completeness.COMPLETE, save_id=save_id, reason="", settles_in=None)
         state.settled, state.moving, state.was = True, False, save_id
         odd = state.odd or StructureHints()
         self._ledger.note(step, checkpoint_identity.own_files(found, state.judgement))
-        if state.judgement.marker is Marker.NONE or odd.legacy or self.others is not None:
+        if state.judgement.marker is Marker.NONE or odd.legacy:
             self._expected.note(step, checkpoint_identity.own_files(found, state.judgement))
         if self._boots is not None:
             self._boots.passed(save_id, deeper=state.suspect, sparse=bool(odd.hole))
@@ -482,7 +413,7 @@ class CompletenessChecker:
         judgement = state.judgement
         long_quiet = self._windows.longest(slow=self.slow)
         if judgement.unreadable:
-            state.set = replace(state.set, unclear=self.node_0 is None)
+            state.set = replace(state.set, unclear=True)
             return state  # stays WRITING: a checkpoint that cannot be observed must not be removed
         state.moving = begun and state.quiet < long_quiet
         if state.polls >= 2 and (state.quiet >= long_quiet or not begun):

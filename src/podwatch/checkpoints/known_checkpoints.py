@@ -19,7 +19,6 @@ from podwatch.checkpoints.checkpoint_identity import stamp
 from podwatch.checkpoints.completeness_check import (
     CUT_OFF_FACTOR,
     CompletenessChecker,
-    FoundComplete,
     Inspection,
     Known,
     StoredSaves,
@@ -28,7 +27,6 @@ from podwatch.checkpoints.completeness_check import (
 from podwatch.checkpoints.expected_files import Expected, Ledger
 from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.layouts.base import Judgement, Layout, PartDir, PartFiles
-from podwatch.checkpoints.other_nodes import OtherNodes
 from podwatch.checkpoints.reboot_check import Memory, NoMemory, RebootCheck
 from podwatch.checkpoints.scan import linked_out, replaced, without_linked
 from podwatch.checkpoints.settle_time import SettleTimes, slow_to_show
@@ -198,8 +196,6 @@ class Catalogue:
         self._sets: tuple[CheckpointSet, ...] = ()
         self._saving = False
         self._open: tuple[Path, ...] = ()
-        self._unknown = ""
-        """Why the other nodes' disks are not known, at the last rescan."""
         self._problem = ""
         self._held_back = held_back
         self._marked: tuple[tuple[CheckpointSet, ...], int, tuple[CheckpointSet, ...]] = ((), 0, ())
@@ -235,16 +231,6 @@ class Catalogue:
         """Steps that seem to be behind these links."""
         return self._out_of_reach
 
-    def join(self, others: OtherNodes) -> None:
-        """The checkpoints are spread over the disks of several nodes, and ``others`` knows the rest of them. Call it
-        before the first rescan."""
-        self._settling.others = others
-
-    def leave_to_node_0(self, complete: FoundComplete) -> None:
-        """Node 0 judges the checkpoints on this disk together with those on its own. Call it before the first
-        rescan."""
-        self._settling.node_0 = complete
-
     def watch_dirs(self) -> tuple[Path, ...]:
         """Directories to watch for events now: the layout's roots and the steps that are not settled."""
         return (*self._layout.watch_roots(), *self._open)
@@ -277,7 +263,7 @@ class Catalogue:
             with sandbox.session():
                 for step in sorted(steps):
                     known = self._known.get(step)
-                    if known is not None and known.settled and step not in close and settling.as_before(step, known):
+                    if known is not None and known.settled and step not in close and known.as_before():
                         fresh[step] = known
                     else:
                         fresh[step] = settling.examine(step, steps[step], known)
@@ -294,7 +280,7 @@ class Catalogue:
 
     def contents(self, step: int) -> SetContents:
         """All files of one step as they are now. HostError if there is no such step."""
-        found = tuple(s.found for s in self._settling.scan(step, self._parts_of(step)))
+        found = tuple(s.found for s in self._settling.scan(self._parts_of(step)))
         with self._lock:
             known = self._known.get(step)
         if known is None:
@@ -313,7 +299,7 @@ class Catalogue:
 
     def inspect(self, step: int) -> Inspection:
         """Check the structure of every file of one step. HostError: there is no such step."""
-        found = [s.found for s in self._settling.scan(step, self._parts_of(step))]
+        found = [s.found for s in self._settling.scan(self._parts_of(step))]
         with sandbox.session():
             return inspect(found, self._judge(step, found))
 
@@ -321,7 +307,7 @@ class Catalogue:
         """Reasons not to start from this checkpoint, with all its files read again: damage that ``inspect`` finds, and
         that it is no longer the save that was found complete (the next rescan then judges it again). HostError: there
         is no such step."""
-        found = [s.found for s in self._settling.scan(step, self._parts_of(step))]
+        found = [s.found for s in self._settling.scan(self._parts_of(step))]
         with sandbox.session():
             judgement = self._judge(step, found)
             problems = inspect(found, judgement).problems
@@ -340,11 +326,9 @@ class Catalogue:
         """Whether everything is as at the last listing, and settled. Reads only the guards, lists no directory."""
         if self._listed is None or self._clock.monotonic() - self._listed >= LOOK_AROUND:
             return False
-        if self._unknown != self._settling.unknown():
-            return False
         if any(stamp(path) != (mtime_ns, inode) for path, mtime_ns, inode in self._roots):
             return False
-        return all(self._settling.as_before(step, known) for step, known in self._known.items())
+        return all(known.as_before() for known in self._known.values())
 
     def _believe_nothing(self, problem: str) -> tuple[CheckpointSet, ...]:
         """The checkpoints stay listed, but podwatch neither uses nor removes them."""
@@ -403,24 +387,12 @@ class Catalogue:
                 )
             else:
                 known.settled = True
-        self._unknown = self._settling.unknown()
-        self._sets = tuple(self._as_known(self._known[s]) for s in sorted(self._known))
+        self._sets = tuple(self._known[s].set for s in sorted(self._known))
         self._saving = any(k.moving for k in self._known.values())
         unsettled = [k for k in self._known.values() if k.set.completeness is Completeness.WRITING][-_NEWEST:]
         self._open = tuple(
             Path(p.path) for k in unsettled for p in k.set.parts if p.required and (p.size_bytes or p.complete)
         )
-
-    def _as_known(self, known: Known) -> CheckpointSet:
-        """With what was judged of the other nodes' disks. While one is not known, nothing that was complete is certain:
-        it is neither used nor removed."""
-        found = known.set
-        if not found.complete or self._settling.others is None:
-            return found
-        if not self._unknown:
-            return replace(found, elsewhere=tuple(other.digest for other in known.others))
-        later = self._windows.need(known.judgement.marker, slow=self._settling.slow)
-        return replace(found, completeness=Completeness.WRITING, save_id="", reason=self._unknown, settles_in=later)
 
     def _overtaken(self, found: CheckpointSet, judgement: Judgement) -> bool:
         """Whether a trainer that waits for each save has started the missing part of a newer save since this one last

@@ -511,17 +511,8 @@ class NodesSettings(Section):
     )
     disks: Literal["shared", "local"] = setting(
         "shared",
-        description="shared: all nodes see the same output_dir; local: each saves its part to one of its own",
+        description="all nodes see the same output_dir. podwatch refuses local: each saves to a disk of its own",
     )
-    directory: Path | None = setting(
-        None,
-        description='with disks = "local": a directory that all nodes share, for some kilobytes of reports',
-    )
-
-    @property
-    def own_disk_of(self) -> int | None:
-        """The rank of this node if it has a disk of its own; None for shared disks and for a run on one node."""
-        return self.rank if self.disks == "local" and (self.count or 1) > 1 else None
 
 
 class EndPodSettings(Section):
@@ -950,8 +941,12 @@ class Settings(Section):
             raise ValueError("state_dir must not be inside trainer.output_dir: trainers wipe it or refuse to start")
         if (place := self.evaluation.dir) is not None and (output == place or output in place.parents):
             raise ValueError("evaluation.dir must not be inside trainer.output_dir: trainers wipe it")
-        if self.nodes.disks == "local" and self.nodes.directory is None:
-            raise ValueError('nodes.disks = "local" needs nodes.directory: a directory that all nodes share')
+        if self.nodes.disks == "local":
+            raise ValueError(
+                'nodes.disks = "local" is not supported: several nodes must share the file system that holds'
+                " trainer.output_dir, because with a disk for each of them no node has a whole checkpoint. Save to a"
+                " shared directory (NFS, Lustre, a ReadWriteMany volume) and remove nodes.disks"
+            )
         if self.evaluation.command and self.evaluation.gpus == "free" and not (*self.gpu.inference, *self.gpu.trainer):
             raise ValueError(
                 'evaluation.gpus = "free" needs the GPUs of training in gpu.inference or gpu.trainer: without them'

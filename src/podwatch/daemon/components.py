@@ -1,7 +1,7 @@
 """The components of one daemon, in groups by subject, and what they are built from. ``wiring`` builds them."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
@@ -40,7 +40,6 @@ from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.start_and_adopt import KeeperJob, KeeperLauncher
 
 if TYPE_CHECKING:
-    from podwatch.daemon.node_disks import OtherDisks, OwnDisk
     from podwatch.sync.syncer import Syncer
 
 LEARNED = "learned"
@@ -197,8 +196,6 @@ class Components:
     checks: UnusableState
     gang: Gang | None = None
     """None for a run on one node."""
-    disks: "OwnDisk | OtherDisks | None" = None
-    """Of several nodes that each have a disk of their own."""
 
     @property
     def settings(self) -> Settings:
@@ -208,9 +205,3 @@ class Components:
     @property
     def syncer(self) -> "Syncer | None":
         return self.store.syncer
-
-    @property
-    def own_disk(self) -> "OwnDisk | None":
-        """Of a node above 0 with a disk of its own."""
-        leads = self.gang is None or self.gang.leads
-        return None if leads else cast("OwnDisk | None", self.disks)

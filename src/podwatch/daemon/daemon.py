@@ -366,8 +366,6 @@ class Daemon:
         if parts.gang is not None:
             await parts.gang.start()
             self._host.tasks.spawn(parts.gang.run(), "nodes")
-        if parts.disks is not None:
-            self._host.tasks.spawn(parts.disks.run(), "node disks")
         if not await self._may_train():
             return
         await parts.recovery.begin(
@@ -533,8 +531,6 @@ class Daemon:
             if not self._host.exit.again:
                 await briefly(self._store_jobs.say_leaving(), 3.0)
             await briefly(parts.syncer.stop())
-        if parts.disks is not None:
-            await briefly(parts.disks.close(), budget.seconds(usual))
         if parts.gang is not None:
             await briefly(parts.gang.leave(), budget.seconds(usual))
         await briefly(parts.checks.stop(), budget.seconds(usual))

@@ -22,7 +22,6 @@ from podwatch.domain.snapshot import CheckpointMark, Desired, Snapshot
 from podwatch.domain.thresholds import DiskPolicy
 from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import save_gap
-from podwatch.policy.lineage import kept_step
 from podwatch.policy.local_retention import Protection
 from podwatch.recording.format import Header
 from podwatch.recording.recorder import Recorder
@@ -85,9 +84,6 @@ class _Store:
 
     @property
     def stored(self) -> frozenset[tuple[int, str]] | None:
-        if (own := self.parts.own_disk) is not None:
-            stored = own.stored
-            return frozenset((s.step, s.save_id) for s in self.parts.checkpoints.catalogue.sets if s.step in stored)
         syncer = self.parts.syncer
         return None if syncer is None else syncer.status().stored
 
@@ -95,8 +91,6 @@ class _Store:
     def verified(self) -> int:
         """The newest safe step of the current lineage: earlier quarantined checkpoints can expire. The pointer's step
         counts, not the highest one: a higher step of an earlier lineage proves nothing."""
-        if (own := self.parts.own_disk) is not None:
-            return own.newest_stored
         if self.parts.syncer is not None:
             last = self.parts.syncer.status().last_step
             return -1 if last is None else last
@@ -106,8 +100,6 @@ class _Store:
     async def abandon(self, step: int) -> None:
         if self.parts.syncer is not None:
             await self.parts.syncer.abandon(step)
-        if self.parts.own_disk is not None:
-            await self.parts.own_disk.abandon(step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,27 +125,17 @@ class _Trainer:
         if parts.syncer is not None:
             for step in parts.syncer.protect:
                 found.setdefault(step, Protection.UPLOADING)
-        if parts.own_disk is not None:
-            for step in parts.own_disk.uploading:
-                found.setdefault(step, Protection.UPLOADING)
         for reader in parts.checkpoints.readers:
             for step in reader.reading:
                 found.setdefault(step, Protection.READING)
         sets = parts.checkpoints.catalogue.sets
-        if (kept := self._kept(sets)) is not None:
+        status = None if parts.syncer is None else parts.syncer.status()
+        if (kept := kept_branch(sets, parts.training.record.current, status)) is not None:
             for one in sets:
                 if one.earlier:
                     found.setdefault(one.step, Protection.EARLIER_BRANCH)
             found[kept] = Protection.EARLIER_NEWEST
         return found
-
-    def _kept(self, sets: tuple[CheckpointSet, ...]) -> int | None:
-        """The newest checkpoint of an earlier branch that must stay on this pod for now."""
-        parts, record = self.parts, self.parts.training.record.current
-        if parts.own_disk is None or record is None or not record.earlier:
-            return kept_branch(sets, record, None if parts.syncer is None else parts.syncer.status())
-        newest = parts.own_disk.newest_stored
-        return kept_step(sets, record.lineage, has_store=True, stored=None if newest < 0 else newest)
 
     @property
     def first_seen_wall(self) -> float:

@@ -53,7 +53,6 @@ from podwatch.policy.nodes import (
     is_echo,
     mine,
     missing,
-    named,
     own_line,
     silent,
     still_there,
@@ -83,10 +82,6 @@ READ_AT_ONCE: Final = 8
 for 4,096 files a second."""
 POLL_SECONDS: Final = 0.2
 _LIMIT: Final = 1 << 18
-_LARGE: Final = 1 << 26
-LIST, ORDERS, SENT = "list", "orders", "sent"
-KINDS: Final = (LIST, ORDERS, SENT)
-"""Documents of nodes with a disk of their own (daemon/node_disks.py)."""
 
 
 class GangFiles:
@@ -118,25 +113,15 @@ class GangFiles:
 
     def remove(self, processes: Iterable[str]) -> None:
         for process in processes:
-            for kind in ("report", *KINDS):
-                with contextlib.suppress(OSError):
-                    self._tree.unlink(self._of(process, kind))
+            with contextlib.suppress(OSError):
+                self._tree.unlink(self._of(process))
 
-    def put(self, kind: str, process: str, data: bytes) -> None:
-        """Write the document of one of ``KINDS`` that this node has for the others."""
-        self._tree.make(self.directory)
-        self._tree.write(self._of(process, kind), data)
+    def _of(self, process: str) -> Path:
+        return self.directory / f"report-{hashlib.sha256(process.encode()).hexdigest()[:16]}.json"
 
-    def get(self, kind: str, process: str) -> bytes:
-        """The document of the node with this process; empty if there is none."""
-        return self._read(self._of(process, kind), _LARGE)
-
-    def _of(self, process: str, kind: str = "report") -> Path:
-        return self.directory / f"{kind}-{hashlib.sha256(process.encode()).hexdigest()[:16]}.json"
-
-    def _read(self, path: Path, limit: int = _LIMIT) -> bytes:
+    def _read(self, path: Path) -> bytes:
         try:
-            return self._tree.read_ours(path, limit)
+            return self._tree.read_ours(path, _LIMIT)
         except FileNotFoundError:
             return b""
 
@@ -217,9 +202,6 @@ class Gang:
         self.ask_hosts: Callable[[Mapping[str, Host]], Awaitable[JobEnd | None]] = _no_list
         """Of rank 0: why the attempt must not start on these machines, by the names of the nodes
         (daemon/ask_and_record_attempts.py)."""
-        self.listing, self.looked = "", 0
-        """Of this node, where each has a disk of its own (``Report``)."""
-        self._prepare = 0
         self.problem = ""
         """Why the directory does not answer; empty if it does."""
         self.end: GangEnd | None = None
@@ -231,37 +213,6 @@ class Gang:
     @property
     def leads(self) -> bool:
         return self.place.leads
-
-    @property
-    def own_disks(self) -> bool:
-        """Whether each node has a disk of its own."""
-        return self._nodes.disks == "local"
-
-    @property
-    def files(self) -> GangFiles:
-        return self._files
-
-    @property
-    def process(self) -> str:
-        return self._process
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """The process of each node of this attempt, by rank, once rank 0 has seen all of them."""
-        return self._members
-
-    @property
-    def leader(self) -> str:
-        """The process of rank 0 of this attempt; empty while it is not seen."""
-        if self._members:
-            return self._members[0]
-        found = self._leader()
-        return "" if found is None else found.process
-
-    def report_of(self, rank: int) -> Report | None:
-        """The last report of a node of this attempt."""
-        seen = self._sight.seen.get(self._members[rank]) if rank < len(self._members) else None
-        return None if seen is None else seen.report
 
     @property
     def over(self) -> JobEnd | None:
@@ -330,7 +281,6 @@ class Gang:
             finished = known.finished or self._here.finished
             machine = self._here.machine
             known = replace(known, phase=self._here.phase, step=step, step_age=age, finished=finished, machine=machine)
-        known = replace(known, listing=self.listing, looked=self.looked)
         if self.end is not None:
             known = replace(known, agreed=True, end=self.end if self.leads else None)
         self._report = known
@@ -388,31 +338,6 @@ class Gang:
         if waited > patience:
             fix = "" if old else "; it must be the same directory on all nodes"
             self.end = GangEnd(str(Outcome.BLOCKED), f"{text} within {patience:.0f} s{fix}", rank=place.rank)
-
-    async def prepare(self, step: int, save_id: str) -> None:
-        """Let every node bring this save of ``step`` to its own disk. Raises as ``gather``."""
-        await self._park_if_over()
-        self._generation = await self._confirmed(self._known())
-        self._prepare = max(self._prepare + 1, int(self._clock.wall() * 1000))  # above those of a podwatch before
-        record = GangRecord(self._generation, self.place.attempt, self.place.count, self._members, step=step)
-        await self._write(replace(record, prepare=self._prepare, save_id=save_id))
-
-    async def prepared(self) -> None:
-        """Wait until every node has done that. Never returns once this attempt is over: a node that cannot do it
-        reports a failure."""
-        while self.end is None and (behind := self._not_prepared()):
-            self._known().show(f"waiting until {', '.join(behind)} has fetched its checkpoint")
-            await self._clock.sleep(POLL_SECONDS)
-        await self._park_if_over()
-
-    def _not_prepared(self) -> list[str]:
-        seen = self._sight.seen
-        others = self._members[1:]
-        return [
-            seen[p].report.name if p in seen else f"node {rank}"
-            for rank, p in enumerate(others, 1)
-            if p not in seen or seen[p].report.prepared < self._prepare
-        ]
 
     async def announce(self, step: int | None, files: str) -> None:
         """Everything is prepared: let every node start from ``step``, whose files have this hash. Raises as
@@ -487,9 +412,8 @@ class Gang:
 
     # -- the others ---------------------------------------------------------------------------------------------------
 
-    async def awaited(self, fetch: Callable[[int, str], Awaitable[None]]) -> tuple[int | None, str]:
-        """The step that rank 0 has prepared (None: from the beginning), and the hash of its files. ``fetch`` brings a
-        save of a step to this node's own disk, if rank 0 asks for that; its errors pass unchanged. Never returns once
+    async def awaited(self) -> tuple[int | None, str]:
+        """The step that rank 0 has prepared (None: from the beginning), and the hash of its files. Never returns once
         this attempt is over."""
         here, began = self._known(), self._clock.monotonic()
         while self.end is None:
@@ -497,10 +421,6 @@ class Gang:
             if record is not None and mine(record, self.place.attempt, self.place.rank, self._process):
                 self._join(record)
                 return record.step, record.files
-            if record is not None and record.step is not None and self._must_prepare(record):
-                await fetch(record.step, record.save_id)
-                self._report = replace(self._report, prepared=record.prepare)
-                began = self._clock.monotonic()
             leader = self._leader()
             if leader is not None:
                 began = self._clock.monotonic()
@@ -515,10 +435,6 @@ class Gang:
             await self._clock.sleep(POLL_SECONDS)
         await self._park_if_over()
         return None, ""
-
-    def _must_prepare(self, record: GangRecord) -> bool:
-        ours = named(record, self.place.attempt, self.place.rank, self._process)
-        return ours and record.prepare > self._report.prepared
 
     def cannot_start(self, why: str) -> None:
         """Report that this node cannot start in this attempt, so that rank 0 ends it."""
@@ -664,8 +580,6 @@ class Gang:
 
     def blocked_reason(self, mutation: Mutation) -> str:
         """For the MutationGuard of a node that follows."""
-        if mutation is Mutation.DELETE and self.own_disks:
-            return ""  # on its own disk: what node 0 has deleted (daemon/node_disks.py), and trash
         if mutation in (Mutation.DELETE, Mutation.PUBLISH):
             return "this is not node 0 of the run, which deletes and publishes for all of its nodes"
         return ""
@@ -801,8 +715,6 @@ def make_gang(settings: Settings, workspace: Workspace, clock: Clock) -> Gang | 
     if place is None:
         return None
     process = os.environ.get(JOB_PROCESS) or f"{boot_id()}:{os.getpid()}"
-    if settings.nodes.directory is not None:
-        workspace = Workspace(settings.nodes.directory / settings.run_id)
     files = GangFiles(workspace, settings.run_id)
     return Gang(place, files, settings.nodes, clock, process=process, host=socket.gethostname())
 

@@ -277,7 +277,6 @@ def make_restorer(
         FetchProcess(lambda: credentials_for(settings)),
         pace=FetchPace(sync.connections, sync.connections_max),
         user=settings.trainer.user,
-        node=settings.nodes.own_disk_of,
     )
 
 
@@ -291,9 +290,7 @@ class StoreRestore:
         patience = LOOK_SECONDS if newest_complete(self._catalogue.sets) is not None else ONLY_STORE_SECONDS
         return await self._worker.call(lambda: self._restorer.newest(exclude=exclude, step=step), timeout=patience)
 
-    async def fetch(
-        self, step: int | None, progress: Callable[[int, int], None] | None = None, *, save_id: str = ""
-    ) -> int:
+    async def fetch(self, step: int | None, progress: Callable[[int, int], None] | None = None) -> int:
         loop = asyncio.get_running_loop()
 
         def relay(done: int, total: int) -> None:
@@ -301,7 +298,7 @@ class StoreRestore:
                 loop.call_soon_threadsafe(progress, done, total)
 
         try:
-            report = await self._worker.call(lambda: self._restorer.fetch(step, progress=relay, save_id=save_id))
+            report = await self._worker.call(lambda: self._restorer.fetch(step, progress=relay))
         except asyncio.CancelledError:
             self._restorer.kill()  # staged files stay: the next fetch continues from them
             raise

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from podwatch.checkpoints.expected_files import command_digest
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
-from podwatch.checkpoints.layouts import KINDS, Layout, kind_of, make_layout, process_names, restart_concerns
+from podwatch.checkpoints.layouts import Layout, make_layout, process_names, restart_concerns
 from podwatch.checkpoints.layouts.command_line import save_interval
 from podwatch.checkpoints.reboot_check import RebootCheck, boot_wall
 from podwatch.checkpoints.settle_time import probe
@@ -45,7 +45,7 @@ from podwatch.daemon.store_wiring import (
     this_pod,
 )
 from podwatch.daemon.unusable_state import Exits, Records, UnusableState
-from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError
+from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.secrets import register
 from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import SAVES, Forecast
@@ -64,7 +64,6 @@ from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
 
 if TYPE_CHECKING:
-    from podwatch.daemon.node_disks import OtherDisks, OwnDisk
     from podwatch.sync.lease.protocol import LeaseTerms
     from podwatch.sync.syncer import Syncer
 
@@ -104,34 +103,9 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
     recovery = _recovery(settings, run, checkpoints, sensing, training, store, gang)
     run.connect(recovery)
     deletion = _deletion(run)
-    disks = None
     if gang is not None:
         gang.connect(NodeHere(recovery, store.syncer))
-        disks = _disks(settings, run, gang, checkpoints, store, deletion) if gang.own_disks else None
-    return Components(run, checkpoints, sensing, training, recovery, store, deletion, checks, gang, disks)
-
-
-def _disks(
-    settings: Settings, run: Run, gang: Gang, checkpoints: Checkpoints, store: Store, deletion: Deletion
-) -> "OwnDisk | OtherDisks":
-    from podwatch.daemon.node_disks import OtherDisks, OwnDisk
-
-    if not kind_of(run.layout.name).spread:
-        known = ", ".join(name for name, kind in KINDS.items() if kind.spread)
-        raise ConfigurationError(
-            f"podwatch cannot judge checkpoints of the layout {run.layout.name!r} that are spread over several disks",
-            where='[nodes] disks = "local"',
-            fix=f'save into a directory that all nodes share, and set disks = "shared"; supported are {known}',
-        )
-    if not gang.leads:
-        own = OwnDisk(settings, run, gang, deletion, checkpoints.rescans.wake)
-        checkpoints.catalogue.leave_to_node_0(own.found_complete)
-        return own
-    others = OtherDisks(run, gang, checkpoints.catalogue, store.syncer, checkpoints.rescans.wake)
-    checkpoints.catalogue.join(others)
-    if store.syncer is not None:
-        store.syncer.nodes = others
-    return others
+    return Components(run, checkpoints, sensing, training, recovery, store, deletion, checks, gang)
 
 
 def _run(settings: Settings, foundation: Foundation) -> tuple[Run, str]:
@@ -213,11 +187,7 @@ def _store(
     identity = Identity(settings, run.layout, _remembered(journal, "writer_id"), record, WandbIds(run.layout))
     refused = no_backup(settings, choices.same_disk_store)
     if settings.nodes.rank:
-        restore = None
-        if settings.nodes.own_disk_of is not None:
-            own = make_restorer(settings, run.layout, run.workspace, journal, identity.writer_id)
-            restore = StoreRestore(own, Worker("restore"), catalogue)
-        return Store(None, restore, "", identity.wandb, elsewhere=True)
+        return Store(None, None, "", identity.wandb, elsewhere=True)
     if not settings.sync.store or refused or unknown:
         return Store(None, None, refused, identity.wandb)
     take_over = first_time(journal, choices.take_over)

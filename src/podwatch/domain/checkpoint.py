@@ -26,10 +26,7 @@ class HeldAs(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class FileEntry:
-    """One regular file of a checkpoint. ``path`` is POSIX, relative to the part's directory, without ``..``.
-
-    ``node``: the rank of the node whose own disk has it (docs/nodes.md); None: it is on this disk. Such a file cannot
-    be opened here; ``problem`` is what the check on its node found, empty if it is sound."""
+    """One regular file of a checkpoint. ``path`` is POSIX, relative to the part's directory, without ``..``."""
 
     path: str
     part: str
@@ -38,13 +35,6 @@ class FileEntry:
     mode: int = 0o644
     inode: int = 0
     device: int = 0
-    node: int | None = None
-    problem: str = ""
-
-    @property
-    def here(self) -> bool:
-        """Whether it is on this disk."""
-        return self.node is None
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -107,9 +97,6 @@ class CheckpointSet:
     held_as: HeldAs | None = None
     remainder: bool = False
     """It was complete and was deleted (not by podwatch): only parts outside the deleted directory are left."""
-    elsewhere: tuple[str, ...] = ()
-    """Of a complete one that is spread over several nodes: what identifies the files that each other node has of it, by
-    rank from 1 (``NodeStep.digest``)."""
 
     @property
     def complete(self) -> bool:

@@ -148,8 +148,7 @@ class ManifestFile:
     """One regular file. ``path`` is ``<part>/<path inside the part's directory>``; ``parts_sha1`` has one hash per
     ``part_size`` bytes (one for a smaller file, none for an empty one). ``file_id`` names the exact version if the
     store has versions; otherwise it is empty. ``parts_xxh3``: XXH3-128 of the same parts, in the same read as SHA-1;
-    empty in manifests of an older podwatch, and for a file of which not all are known. ``node``: the rank of the node
-    that had it on a disk of its own; None: of a run without such disks."""
+    empty in manifests of an older podwatch, and for a file of which not all are known."""
 
     path: str
     part: str
@@ -160,7 +159,6 @@ class ManifestFile:
     file_id: str
     parts_sha1: tuple[str, ...]
     parts_xxh3: tuple[str, ...] = ()
-    node: int | None = None
 
     def recorded(self, number: int, *, slow: bool = False) -> tuple[str, str]:
         """Name and value of the hash by which part ``number`` is judged: XXH3 where it is recorded, else SHA-1
@@ -231,7 +229,6 @@ class Manifest:
                     "key": f.key,
                     "file_id": f.file_id,
                     "parts_sha1": list(f.parts_sha1),
-                    **({} if f.node is None else {"node": f.node}),
                     **({"parts_xxh3": list(f.parts_xxh3)} if f.parts_xxh3 else {}),
                 }
                 for f in self.files
@@ -414,7 +411,6 @@ def _file(doc: Mapping[str, Any], part_size: int) -> ManifestFile:
         key=_text(doc["key"]),
         file_id=_text(doc.get("file_id", "")),
         parts_sha1=hashes,
-        node=None if doc.get("node") is None else _integer(doc["node"], minimum=0),
         parts_xxh3=fast,
     )
 

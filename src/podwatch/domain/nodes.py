@@ -21,9 +21,7 @@ class GangRecord:
     """Written by rank 0 alone, after it has confirmed that it holds the run. ``generation``: that of its claim.
     ``members``: the process of each node of this attempt (``Report.process``). ``ready``: everything is prepared, and
     every node starts training from ``step`` (None: from the beginning). ``files``: a hash of the files of that
-    checkpoint as rank 0 sees them; empty if there is none. ``prepare``: where
-    each node has a disk of its own, the number of the order to bring ``step`` there before anything starts; 0: none;
-    ``save_id``: which save of it."""
+    checkpoint as rank 0 sees them; empty if there is none."""
 
     generation: int
     attempt: str
@@ -32,8 +30,6 @@ class GangRecord:
     ready: bool = False
     step: int | None = None
     files: str = ""
-    prepare: int = 0
-    save_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +64,7 @@ class Report:
     """What a node says of itself, every few seconds. ``process``: its podwatch's process, which differs between two
     attempts. ``follows``: the generation that it trains in; 0 before. ``step``, ``step_age``: the newest step that it
     has seen in this start, and how many seconds ago. ``end``: of rank 0 alone. ``agreed``: it knows the end. ``left``:
-    nothing of it trains any more, and its podwatch ends. ``machine``: what it runs on. Where each node has a disk of
-    its own: ``prepared`` is the newest order of the record that it has carried out, ``listing`` identifies its list of
-    checkpoints (domain/node_files.py), and ``looked`` is the newest mark of node 0's that it
-    had read before it looked at its disk."""
+    nothing of it trains any more, and its podwatch ends. ``machine``: what it runs on."""
 
     rank: int
     process: str
@@ -88,9 +81,6 @@ class Report:
     agreed: bool = False
     left: bool = False
     machine: Host = field(default_factory=Host)
-    prepared: int = 0
-    listing: str = ""
-    looked: int = 0
 
     @property
     def name(self) -> str:
@@ -131,8 +121,6 @@ def parse_record(data: bytes, run_id: str) -> GangRecord | None:
         found.get("ready") is True,
         _whole(found.get("step")),
         _text(found.get("files")),
-        _whole(found.get("prepare")) or 0,
-        _text(found.get("save_id")),
     )
 
 
@@ -160,9 +148,6 @@ def parse_report(data: bytes, run_id: str) -> Report | None:
         found.get("agreed") is True,
         found.get("left") is True,
         parse_host(found.get("machine")),
-        _whole(found.get("prepared")) or 0,
-        _text(found.get("listing")),
-        _whole(found.get("looked")) or 0,
     )
 
 

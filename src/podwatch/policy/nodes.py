@@ -6,11 +6,10 @@ later. So rank 0 waits for the others' reports, and blames a node whose failure 
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.node_files import NodeList, StepDigests
 from podwatch.domain.nodes import GangEnd, GangRecord, Report
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome
 
@@ -115,13 +114,9 @@ def still_there(sight: Sight, own: str, generation: int, silence: float) -> tupl
 
 def mine(record: GangRecord | None, attempt: str, rank: int, process: str) -> bool:
     """Whether this node starts by the record: no record of an earlier attempt names its process."""
-    return record is not None and record.ready and named(record, attempt, rank, process)
-
-
-def named(record: GangRecord | None, attempt: str, rank: int, process: str) -> bool:
-    """Whether the record, ready or not, is of this attempt and names this node's process."""
     return (
         record is not None
+        and record.ready
         and record.attempt == attempt
         and rank < len(record.members)
         and record.members[rank] == process
@@ -212,36 +207,6 @@ def gone_silent(report: Report, seconds: float) -> GangEnd:
     """The end of an attempt in which a node does not report any more."""
     reason = f"{report.name} has not reported for {seconds:.0f} s: its machine, its podwatch or its network is gone"
     return GangEnd(str(Outcome.GAVE_UP), reason, str(Blame.UNKNOWN), report.rank)
-
-
-def to_delete(
-    lists: Iterable[NodeList], present: Collection[int], seen: Collection[int], stored: Collection[int], newest: int
-) -> StepDigests:
-    """Where each node has a disk of its own: the checkpoints that the other nodes shall delete, because node 0 has
-    deleted its part. ``present``: steps on node 0's disk now; ``seen``: those that were there since it looks;
-    ``stored``: those in the store; ``newest``: the newest of them in this lineage.
-
-    Nothing while ``newest`` is not on node 0's disk: the disk may be unmounted, or new. Never one that is newer, nor
-    one that is not in the store and that node 0 never had."""
-    gone: dict[int, dict[int, str]] = {}
-    for listed in lists if newest in present else ():
-        for one in listed.steps:
-            known = one.step in stored or one.step in seen
-            if one.files and one.step < newest and one.step not in present and known:
-                gone.setdefault(one.step, {})[listed.rank] = one.digest
-    return gone
-
-
-def to_cancel(
-    begun: Iterable[tuple[int, str]],
-    abandoned: Collection[tuple[int, str]],
-    asked: tuple[int, str] | None,
-    newest: int,
-) -> list[tuple[int, str]]:
-    """Where each node has a disk of its own: which of a node's unfinished uploads (step, save id) will not be finished.
-    ``abandoned``: those that node 0 has given up; ``asked``: the one that it asks for; ``newest``: the newest step of
-    this lineage in the store. As ``policy.uploads.sort_begun``."""
-    return [one for one in begun if one != asked and (one in abandoned or one[0] < newest)]
 
 
 def as_job_end(end: GangEnd) -> JobEnd:

@@ -257,7 +257,7 @@ class Operations:
             if self.context.held():
                 continue
             if choice.source == "store":
-                await self._fetch(choice)
+                await self.starter.fetch(choice)
                 why = await self.chooser.misfit(choice.step)
                 if why and self.context.memory.wanted is None:
                     self._needs_person(NothingToResume(unfit(choice, why)))
@@ -315,7 +315,7 @@ class Operations:
         gang = self.context.tools.gang
         if gang is not None and not gang.leads:
             try:
-                step, files = await gang.awaited(self._fetch_own)
+                step, files = await gang.awaited()
                 await self.starter.until_visible(step, files)
             except PodwatchError as error:
                 gang.cannot_start(str(error))
@@ -325,20 +325,6 @@ class Operations:
             await gang.gather()
         self.context.show(Phase.LOOKING, "choosing the step to start from")
         return await self._choose()
-
-    async def _fetch(self, choice: Choice) -> None:
-        """Fetch the chosen checkpoint; where each node has a disk of its own, all nodes do."""
-        gang, step = self.context.tools.gang, choice.step
-        if gang is None or not gang.own_disks or step is None:
-            await self.starter.fetch(choice)
-            return
-        await gang.prepare(step, choice.save_id)
-        await self.starter.fetch(choice)
-        await gang.prepared()
-
-    async def _fetch_own(self, step: int, save_id: str) -> None:
-        """Bring to this node's disk what it lacks of the checkpoint that rank 0 has chosen."""
-        await self.starter.fetch(Choice(step, "store", save_id, "rank 0 has chosen this step"))
 
     async def _choose(self) -> Choice | None:
         """Return the step to start from; None if the operator has to decide, which is then reported."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.checkpoints.layouts.resume_flags import Resumed, resumed
 from podwatch.checkpoints.scan import scan_part
-from podwatch.domain.checkpoint import CheckpointSet, newest_complete
-from podwatch.domain.errors import PodwatchError, RemoteError
+from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.run import EarlierSave, Lineage, Mutation, RunRecord
@@ -156,8 +156,6 @@ SETTLE_POLL = 1.0
 """Seconds between two scans of a checkpoint that a start waits for; status counts the remaining time down."""
 SETTLE_PATIENCE = 600.0
 """Seconds beyond the longest settle time: a checkpoint that still changes then has a writer."""
-MOST_OLDER = 50
-"""Checkpoints in the store that are looked at for an older one: each costs some requests."""
 FETCH_TRIES = 3
 """Failed downloads after which an older checkpoint on this pod is better: waiting for the store wastes GPU time."""
 
@@ -236,14 +234,10 @@ class ResumeChooser:
                     raise NothingToResume(still_written(settling))
                 left = settling.settles_in or 0.0
                 waits = f"step {settling.step} looks complete; {left:.0f} s more to see that it no longer changes"
-                if tools.own_disks:
-                    waits = f"step {settling.step}: {settling.reason}"
                 self.context.show(Phase.LOOKING, waits)
                 await tools.clock.sleep(min(SETTLE_POLL, max(SETTLE_LOOK, left)))
                 continue
-            if tools.own_disks:
-                use = await self._stored_first(use, below, upload=wait and wanted is None)
-            remote, trouble = await self._remote(wanted, below)
+            remote, trouble = await self._remote(wanted)
             choice = choose(
                 [s for s in use if s.step not in unsound],
                 remote,
@@ -288,28 +282,6 @@ class ResumeChooser:
                 step=choice.step,
             )
 
-    async def _stored_first(self, use: list[CheckpointSet], below: int | None, *, upload: bool) -> list[CheckpointSet]:
-        """Where each node has a disk of its own, a resume uses the store: no node has all files of a checkpoint. So the
-        newest complete one is uploaded first. Returns the others, which no start uses. Raises StoreUnknown."""
-        tools = self.context.tools
-        refused = self.context.memory.refused
-        newest = newest_complete([s for s in use if s.step not in refused and (below is None or s.step < below)])
-        stored = {(p.step, p.save_id) for p in await tools.journal.run(Journal.published)}
-        backup = tools.store.backup if upload else None
-        if newest is not None and (newest.step, newest.save_id) not in stored and backup is not None:
-            self.context.show(Phase.LOOKING, f"step {newest.step}: all nodes upload their part of it first")
-            try:
-                await backup.sync_now(newest.step)
-            except RemoteError as error:
-                raise StoreUnknown(
-                    f"step {newest.step} is complete on the disks of the nodes, but not in the store: {error}",
-                    fix="make the store reachable, or run `podwatch start --fresh` to start at step 0",
-                ) from error
-            except PodwatchError as error:  # a node has lost its part: an older one in the store is better
-                text = f"step {newest.step} cannot be used: {error}"
-                tools.say(EventName.CHECKPOINT_DAMAGED, text, Severity.WARNING, step=newest.step)
-        return [s for s in use if not s.complete]
-
     def _unknown(self, choice: Choice, foreign: Sequence[CheckpointSet]) -> str:
         """Return why the operator has to make this choice while the state database cannot be read (without it a run
         looks new, and adopted checkpoints look foreign); empty if podwatch can make it."""
@@ -338,28 +310,18 @@ class ResumeChooser:
             return True
         return any(s.step == choice.step and s.complete for s in await self.context.rescan())
 
-    async def _remote(self, wanted: int | None, below: int | None) -> tuple[tuple[StoredSave, ...], str]:
-        """The newest checkpoint in the store, or the one that the operator named. Where each node has a disk of its
-        own, only the store has whole ones: then also older ones, down to the one that a start can use."""
+    async def _remote(self, wanted: int | None) -> tuple[tuple[StoredSave, ...], str]:
+        """The newest checkpoint in the store, or the one that the operator named."""
         if self.context.tools.store.restore is None:
             return (), ""
         if self.failed_fetches >= FETCH_TRIES:
             return (), f"{self.failed_fetches} fetches failed"
         try:
-            if wanted is not None:
-                named = await self.context.tools.store.restore.newest(frozenset(), wanted)
-                return () if named is None else (named,), ""
-            refused = frozenset(self.context.memory.refused)
-            newest = await self.context.tools.store.restore.newest(refused)
-            found = [newest] if newest is not None else []
-            while self.context.tools.own_disks and newest is not None and len(found) < MOST_OLDER:
-                if below is None or newest.step < below:
-                    break
-                newest = await self.context.tools.store.restore.newest(refused | {s.step for s in found})
-                found += [newest] if newest is not None else []
+            refused = frozenset(self.context.memory.refused) if wanted is None else frozenset()
+            found = await self.context.tools.store.restore.newest(refused, wanted)
         except (PodwatchError, OSError) as error:  # a call that hangs ends in a TimeoutError
             return (), str(error)
-        return tuple(found), ""
+        return () if found is None else (found,), ""
 
     async def _store_must_be_empty(self) -> bool:
         """Return whether this pod has trained before and never published or fetched anything: then the store holds

@@ -114,10 +114,9 @@ class Starter:
         tools = self.context.tools
         if tools.store.restore is None or choice.step is None:
             raise HostError("no store is configured to fetch from", fix="set [sync] store")
-        if not tools.own_disks:  # else this node's part of it is there, and need not be fetched again
-            steps = await tools.blocking(tools.layout.steps)
-            present = [p.path for p in steps.get(choice.step, ()) if p.required and p.path.exists()]
-            await self.set_aside(choice.step, tuple(present), f"step {choice.step} is not complete here")
+        steps = await tools.blocking(tools.layout.steps)
+        present = [p.path for p in steps.get(choice.step, ()) if p.required and p.path.exists()]
+        await self.set_aside(choice.step, tuple(present), f"step {choice.step} is not complete here")
         intent = await tools.journal.run(
             Journal.open_intent, IntentKind.RESTORE, {"step": choice.step, "save_id": choice.save_id}
         )
@@ -130,8 +129,7 @@ class Starter:
                 self.context.show(Phase.STARTING, f"{fetching}: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
 
         try:
-            exactly = choice.save_id if tools.own_disks else ""  # all nodes need the same save
-            await tools.store.restore.fetch(choice.step, progress, save_id=exactly)
+            await tools.store.restore.fetch(choice.step, progress)
         except (PodwatchError, OSError) as error:
             self.chooser.failed_fetches += 1
             await tools.journal.run(Journal.settle, intent.id, IntentState.FAILED, str(error))
@@ -186,7 +184,7 @@ class Starter:
         before = newest_step(tools.catalogue.sets)
         ahead: tuple[Path, ...] = ()
         trackers: tuple[Tracker, ...] = ()
-        if not tools.follows or tools.own_disks:
+        if not tools.follows:
             ahead = tuple(await tools.blocking(tools.layout.ahead_of, step))
             trackers = tuple(await tools.blocking(tools.layout.trackers, step))
         self.quarantine_number = None
@@ -233,8 +231,7 @@ class Starter:
             waited_seconds=round(self.waited, 3),
         )
         if tools.gang is not None and tools.gang.leads:
-            alike = step is not None and not tools.own_disks  # else each node has fetched the very same save
-            await tools.gang.announce(step, await tools.blocking(files_of, tools.layout, step) if alike else "")
+            await tools.gang.announce(step, "" if step is None else await tools.blocking(files_of, tools.layout, step))
         began = tools.clock.monotonic()
         self.context.writers_ended = False
         tools.begin_start(began, prepared.plan.start_id)

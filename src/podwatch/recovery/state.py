@@ -1,7 +1,7 @@
 """The state that recovery shows to the rest of podwatch, and the interfaces through which it uses other parts."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -166,11 +166,8 @@ class RestoreSource(Protocol):
         """The newest checkpoint in the store, or the newest save of ``step``."""
         ...
 
-    async def fetch(
-        self, step: int | None, progress: Callable[[int, int], None] | None = None, *, save_id: str = ""
-    ) -> int:
-        """Download, verify and place the checkpoint of ``step`` (None: the newest); return its step. ``save_id``: only
-        that save of it."""
+    async def fetch(self, step: int | None, progress: Callable[[int, int], None] | None = None) -> int:
+        """Download, verify and place the checkpoint of ``step`` (None: the newest); return its step."""
         ...
 
 
@@ -237,22 +234,8 @@ class GangStart(Protocol):
         PodwatchError."""
         ...
 
-    @property
-    def own_disks(self) -> bool:
-        """Whether each node has a disk of its own, with its part of each checkpoint."""
-        ...
-
-    async def prepare(self, step: int, save_id: str) -> None:
-        """Rank 0: let all nodes bring this save of ``step`` to their own disks. Raises PodwatchError."""
-        ...
-
-    async def prepared(self) -> None:
-        """Rank 0: wait until they have."""
-        ...
-
-    async def awaited(self, fetch: Callable[[int, str], Awaitable[None]]) -> tuple[int | None, str]:
-        """The others: wait for the step that rank 0 announces, and the hash of its files. ``fetch`` brings a save to
-        this node's own disk when rank 0 asks for it; its errors pass unchanged."""
+    async def awaited(self) -> tuple[int | None, str]:
+        """The others: wait for the step that rank 0 announces, and the hash of its files."""
         ...
 
     def cannot_start(self, why: str) -> None:
@@ -345,11 +328,6 @@ class Tools:
     def follows(self) -> bool:
         """Whether another node chooses the step and prepares."""
         return self.gang is not None and not self.gang.leads
-
-    @property
-    def own_disks(self) -> bool:
-        """Whether this is one of several nodes that each have a disk of their own."""
-        return self.gang is not None and self.gang.own_disks
 
     @property
     def layout(self) -> Layout:

@@ -1,6 +1,6 @@
 """Types of what sync needs from other packages, small enough for a test to implement for real."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -9,7 +9,6 @@ from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
-from podwatch.domain.node_files import SentFile
 from podwatch.policy.uploads import Tally
 from podwatch.policy.who_holds_the_run import Decision
 from podwatch.stores.base import ObjectStore
@@ -136,24 +135,6 @@ class GuardedRun(RunSource, PodSide, Protocol):
 
     def observes(self) -> bool:
         """Mode observe, in which podwatch deletes nothing? A reload can change it."""
-        ...
-
-
-class NodeUploads(Protocol):
-    """The uploads of the other nodes of this run, where each has a disk of its own (docs/nodes.md)."""
-
-    def order(self, contents: SetContents, lacking: Sequence[str], refused: Collection[str]) -> None:
-        """Let each node upload its files of this checkpoint. ``lacking``: the ``<part>/<path>`` of those that are not
-        known to be in the store; ``refused``: those of them that the store lacks although a node reported them."""
-        ...
-
-    async def sent(self, progress: Callable[[int], None]) -> Sequence[SentFile]:
-        """The files that were lacking, once all are in the store. ``progress``: bytes of them so far. Raises SetVoid if
-        they are not the files of the order any more, RemoteError if a node cannot send them now."""
-        ...
-
-    def abandon(self, step: int, save_id: str) -> None:
-        """Let each node cancel what it has begun to upload of this checkpoint: it will not be finished."""
         ...
 
 

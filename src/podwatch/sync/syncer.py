@@ -6,7 +6,7 @@ Store trouble never leaves this object as an exception: it is a state (``degrade
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -26,7 +26,7 @@ from podwatch.policy.uploads import PINNED, GivenUp, Waiting, next_upload, sort_
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.stores.base import TOTAL
 from podwatch.stores.base import Upload as StoreUpload
-from podwatch.sync.interfaces import Emit, GuardedRun, NodeUploads, SetSource, SyncStatus, Unstored
+from podwatch.sync.interfaces import Emit, GuardedRun, SetSource, SyncStatus, Unstored
 from podwatch.sync.lease.protocol import LeaseTerms
 from podwatch.sync.publish_and_pointer import ObjectsMissing, Publisher, Superseded
 from podwatch.sync.store_session import BACKOFF_MAX, BACKOFF_MIN, StoreSession, internal
@@ -111,8 +111,6 @@ class Syncer:
         """The steps whose checkpoints are pinned, with the reason."""
         self._ended = False
         """The run has ended here, as far as is known: pinned checkpoints are uploaded, too."""
-        self.nodes: NodeUploads | None = None
-        """The other nodes of this run, where each has a disk of its own."""
         self._optional: OptionalParts | None = None
         if self.session.keys is not None and self.session.lease is not None:
             self._optional = OptionalParts(
@@ -166,15 +164,6 @@ class Syncer:
     def standing(self) -> Decision:
         """Which pod may train, as far as the lease shows; without a store every pod may."""
         return self.session.standing
-
-    @property
-    def lineage(self) -> str:
-        """The lineage that is trained now; empty if it is not known."""
-        return self._run.identity().lineage
-
-    @property
-    def writer_id(self) -> str:
-        return self._run.identity().writer_id
 
     async def confirm(self) -> int:
         """The generation with which this pod holds the run, confirmed by the store now. Raises PodwatchError."""
@@ -594,8 +583,6 @@ class Syncer:
             return False
         total = sum(f.size for f in plan.files)
         before = total - sum(f.size for f in todo)
-        own = tuple(f for f in todo if f.node is None)
-        own_bytes = sum(f.size for f in own)
 
         def progress(count: int) -> None:
             self._in_flight = replace(self._in_flight, sent=min(before + count, total))
@@ -607,47 +594,11 @@ class Syncer:
             self._begin_gap(chosen)
             message = f"step {chosen.step}: upload started"
             self._tell(EventName.UPLOAD_STARTED, message, step=chosen.step, bytes=total)
-            elsewhere = [f.remote for f in todo if f.node is not None]
-            if elsewhere:
-                self._others().order(plan.contents, elsewhere, [path for path in elsewhere if path in done])
-            if own:
-                await self._sender.upload(
-                    plan.contents, own, done, progress, hold=hold, urgent=self._behind(chosen.step)
-                )
-            if elsewhere:
-                await self._collect(plan, elsewhere, lambda count: progress(own_bytes + count))
+            await self._sender.upload(plan.contents, todo, done, progress, hold=hold, urgent=self._behind(chosen.step))
         finally:
             self._in_flight = _InFlight()
             self.session.idle.set()
         return True
-
-    async def _collect(self, plan: _Plan, elsewhere: Sequence[str], progress: Callable[[int], None]) -> None:
-        """Wait until the other nodes have sent their files of this checkpoint. Raises SetVoid, RemoteError."""
-        chosen, files = plan.contents.set, {f.remote: f for f in plan.files}
-        sent = {one.path: one for one in await self._others().sent(progress)}
-        for path in elsewhere:
-            file, one = files[path], sent.get(path)
-            if one is None or (one.size, one.mtime_ns, one.key) != (file.size, file.mtime_ns, file.key):
-                raise SetVoid(f"node {file.node} has sent another file", where=path)
-            plan.done[path] = stored = UploadedObject(
-                path=path,
-                part=file.part,
-                size=file.size,
-                mtime_ns=file.mtime_ns,
-                mode=file.mode,
-                inode=file.inode,
-                device=file.device,
-                key=file.key,
-                file_id=one.file_id,
-                parts_sha1=one.parts_sha1,
-                parts_xxh3=one.parts_xxh3,
-            )
-            await self._journal.run(Journal.save_object, chosen.step, chosen.save_id, stored)
-
-    def _others(self) -> NodeUploads:
-        if self.nodes is None:
-            raise HostError("files of this checkpoint are on other nodes, which this podwatch does not know")
-        return self.nodes
 
     async def _send(self, publisher: Publisher, chosen: CheckpointSet, *, hold: bool, pinned: bool = False) -> None:
         """``pinned``: it is stored without becoming the newest."""
@@ -756,8 +707,6 @@ class Syncer:
         """Of an upload that will not be finished, keep nothing: no links here, and no parts in the store, which
         cost."""
         self._tally.abandoned((step, save_id))
-        if self.nodes is not None:
-            self.nodes.abandon(step, save_id)
         await self._sender.drop(step, save_id)
         begun = await self._journal.run(Journal.begun, step, save_id)
         for upload in begun.values():  # a sweep finds what cannot be cancelled now

@@ -101,16 +101,15 @@ def arguments(output: Path) -> list[str]:
 
 
 class GangTraining:
-    """One run. ``output`` is on the disk that all nodes share, or with ``own_disks`` on each node's own, as the state
-    directory is."""
+    """One run. ``output`` is on the disk that all nodes share, the state directory on each node's own."""
 
-    def __init__(self, lab: Lab, root: Path, name: str, *, own_disks: bool = False) -> None:
-        self.lab, self.run_id, self.own_disks = lab, name, own_disks
+    def __init__(self, lab: Lab, root: Path, name: str) -> None:
+        self.lab, self.run_id = lab, name
         self.directory = lab.root / "jobs" / name
         self.control = self.directory / "control"
         self.control.mkdir(parents=True)
         (self.control / "slow").touch()
-        self.output = (lab.root / "disk" / name if own_disks else self.directory) / "outputs"
+        self.output = self.directory / "outputs"
         self.store = B2Server(root / "b2").start()
         self.reference = UntouchedRanks(root, len(lab.nodes))
         self._memory: EngineMemory | None = None
@@ -156,7 +155,6 @@ settle = "0.3s"
 settle_weak = "1s"
 [nodes]
 silence = "60s"
-{self._nodes()}
 [sync]
 store = "b2://{BUCKET}"
 part_size = "5MB"
@@ -169,15 +167,6 @@ prune_to = "99%"
 [http]
 port = 0
 """)
-
-    @property
-    def final(self) -> Path:
-        """The weights at the end, as this machine sees them."""
-        at_home = self.lab.nodes["n1"].disk / self.run_id / "outputs"  # a node that was booted again has a new disk
-        return (at_home if self.own_disks else self.output) / "final.pt"
-
-    def _nodes(self) -> str:
-        return f'disks = "local"\ndirectory = "{self.directory}/reports"' if self.own_disks else ""
 
     def with_gpus(self) -> dict[str, NvmlWorld]:
         """One busy GPU on each node, as NVML shows it, and a hang that counts after 10 s."""
@@ -267,7 +256,7 @@ port = 0
         import torch
 
         want = torch.load(self.reference.weights(PATIENCE), weights_only=True)
-        got = torch.load(self.final, weights_only=True)
+        got = torch.load(self.output / "final.pt", weights_only=True)
         assert want.keys() == got.keys()
         assert all(torch.equal(want[k], got[k]) for k in want), "other weights than an uninterrupted run's"
         restored = root / "restored"
@@ -290,7 +279,7 @@ def name_of(test: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", test.removeprefix("test_")).strip("-")
 
 
-# -- what happens alike on a shared directory and on disks of the nodes' own -------------------------------------------
+# -- what happens to a run ---------------------------------------------------------------------------------------------
 
 
 def a_killed_engine(run: GangTraining, root: Path, rank: int) -> None:

@@ -6,7 +6,7 @@ which only sizes and mtimes give away.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,25 +91,9 @@ def check(directory: Path, files: Mapping[str, Shard]) -> DcpVerdict:
     )
 
 
-_MARK = b"PK\x03\x04"
-"""By which a zip archive begins. A torn write may have left a part of it."""
-_HEAD = 4096
-"""Bytes: a beginning that no writer leaves all zero."""
-
-
-def check_shard(path: Path) -> str:
-    """What is wrong with one shard, without its index; empty if nothing is seen. Finds a beginning and records that
-    were never written, as ``check_records`` does with the index. Raises OSError."""
-    with opened(path) as file:
-        head = file.read(_HEAD)
-        if head and any(head.startswith(_MARK[:n]) and not any(head[n:]) for n in range(len(_MARK))):
-            return "begins with zeros: it was never written"
-        return torch_zip.check_chain(file)
-
-
-def check_records(directory: Path, elsewhere: Collection[str] = ()) -> tuple[str, ...]:
+def check_records(directory: Path) -> tuple[str, ...]:
     """The medium check: every record inside every shard must be a complete archive. Finds zero-filled tails, which
-    sizes do not show. ``elsewhere``: shards that are on the disks of other nodes.
+    sizes do not show.
 
     Skipped for writers whose records are not torch archives (transforms, the safetensors writer). The caller handles
     OSError.
@@ -121,7 +105,7 @@ def check_records(directory: Path, elsewhere: Collection[str] = ()) -> tuple[str
         return ()
     problems = []
     for name, records in sorted(parsed.answer["records"].items()):
-        if not _safe(name) or not is_shard(name) or name in elsewhere:
+        if not _safe(name) or not is_shard(name):
             continue
         spans = sorted(zip(records[::2], records[1::2], strict=True))
         with opened(directory / name) as file:

@@ -103,37 +103,6 @@ def bad_records(fd: int, spans: Sequence[tuple[int, int]]) -> list[int]:
     return bad
 
 
-def check_chain(file: BinaryIO) -> str:
-    """What is wrong with a file that is a sequence of ``torch.save`` archives, one directly after the other; empty if
-    nothing is, or if it neither begins nor ends as an archive. Reads a few bytes of each, backwards: the end record of
-    an archive gives the place of its beginning."""
-    fd, end = file.fileno(), file.seek(0, os.SEEK_END)
-    last = os.pread(fd, _ENDS, max(0, end - _ENDS))
-    if os.pread(fd, 4, 0) != _ZIP and not last[-22:].startswith(_END):
-        return ""
-    for _ in range(_MOST_ENTRIES):
-        begin = _beginning(last, end)
-        if begin is None or os.pread(fd, 4, begin) != _ZIP:
-            return f"has a record before byte {end} that was not written whole"
-        if begin == 0:
-            return ""
-        end, last = begin, os.pread(fd, min(_ENDS, begin), max(0, begin - _ENDS))
-    return f"has more than {_MOST_ENTRIES} records: not written by torch"
-
-
-def _beginning(tail: bytes, end: int) -> int | None:
-    """Where the archive begins whose last bytes are ``tail``, and which ends at ``end``; None if it has no end."""
-    if len(tail) < 22 or not tail[-22:].startswith(_END):
-        return None
-    if len(tail) == _ENDS and tail.startswith(_END64):
-        directory, after = (int.from_bytes(tail[at : at + 8], "little") for at in (40, 48))
-        begin = end - _ENDS - directory - after
-    else:
-        directory, after = (int.from_bytes(tail[at : at + 4], "little") for at in (-10, -6))
-        begin = end - 22 - directory - after
-    return begin if 0 <= begin < end else None
-
-
 def read_values(path: Path) -> Mapping[str, object] | None:
     """Small values inside (``{"progress.step": 5}``), read in a child that imports nothing; None if unreadable."""
     return sandbox.parse("values", path).answer

@@ -324,6 +324,3 @@ class Kind:
     """The names of its processes."""
     weights: Weights = NO_WEIGHTS
     """The model for inference."""
-    spread: bool = False
-    """An index that node 0 writes names every file with its size, and no other file is opened by the rule: a checkpoint
-    can be spread over the disks of several nodes."""

@@ -124,4 +124,4 @@ WEIGHTS = Weights(
     " which needs the script's model class"
 )
 
-KIND = Kind("dcp", lambda site: StepDirs(site, RULES), recognise, weights=WEIGHTS, spread=True)
+KIND = Kind("dcp", lambda site: StepDirs(site, RULES), recognise, weights=WEIGHTS)

@@ -139,9 +139,6 @@ class Inside:
         verdict = dcp.check(self.path, {n: dcp.Shard(f.size, f.mtime_ns) for n, f in self.files.items()})
         if not verdict.whole:
             raise self.fault(verdict.reason, damaged=verdict.damaged, unreadable=verdict.unreadable)
-        for name, file in self.files.items():
-            if file.problem and name not in verdict.leftovers:
-                raise self.fault(f"{name} on node {file.node} {file.problem}", damaged=True)
         return verdict
 
     def ranks(self, pattern: str | re.Pattern[str], size: int | None, what: str) -> int:
@@ -180,10 +177,8 @@ class Inside:
                 )
 
     def problem_of(self, name: str) -> str:
-        """What is wrong with header or tail of a file of a known kind; empty if nothing is. A file on another node was
-        checked there."""
-        file = self.files[name]
-        return check_file(self.path / name) if file.here else file.problem
+        """What is wrong with header or tail of a file of a known kind; empty if nothing is."""
+        return check_file(self.path / name)
 
     def sound(self, but: str | re.Pattern[str] = r"(?!)") -> None:
         """Check header and tail of every file of a known kind, except those that ``but`` matches. DCP shards are
@@ -196,7 +191,7 @@ class Inside:
 
     def has_holes(self) -> bool:
         """Whether a file has ranges that were never written: the header of a preallocated file looks complete."""
-        named = (n for n, f in self.files.items() if f.here and n.endswith((".safetensors", ".bin", ".pt")))
+        named = (n for n in self.files if n.endswith((".safetensors", ".bin", ".pt")))
         return any(has_hole(self.path / name) for name in named)
 
 

@@ -142,4 +142,4 @@ WEIGHTS = Weights(
     note="in torchtitan's repository; config.json comes from the original model",
 )
 
-KIND = Kind("torchtitan", lambda site: StepDirs(site, RULES), recognise, log=LOG, weights=WEIGHTS, spread=True)
+KIND = Kind("torchtitan", lambda site: StepDirs(site, RULES), recognise, log=LOG, weights=WEIGHTS)

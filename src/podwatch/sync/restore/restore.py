@@ -16,7 +16,7 @@ from typing import Any
 from podwatch.checkpoints.layouts import write_trackers
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
-from podwatch.domain.manifest import Keys, ManifestFile, ManifestRef, Pointer, sha1_hex
+from podwatch.domain.manifest import Keys, ManifestRef, Pointer, sha1_hex
 from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState
 from podwatch.domain.safe_links import check_links
 from podwatch.domain.stored_checkpoint import PublishedSave, StoredSave, stored_save
@@ -96,8 +96,7 @@ class Patience:
 
 
 class Restorer:
-    """``fetcher`` runs the child that fetches. ``user`` is the user that training runs as, empty for podwatch's own.
-    ``node``: the rank of this node if each has a disk of its own; None: this disk gets whole checkpoints."""
+    """``fetcher`` runs the child that fetches. ``user`` is the user that training runs as, empty for podwatch's own."""
 
     def __init__(
         self,
@@ -110,9 +109,7 @@ class Restorer:
         pace: FetchPace = FetchPace(),
         user: str = "",
         patience: Patience = Patience(),
-        node: int | None = None,
     ) -> None:
-        self._node = node
         self._store, self._keys, self._layout = store, store.keys, layout
         self._workspace, self._journal, self._fetcher = workspace, journal, fetcher
         self._pace, self._user, self._patience = pace, user, patience
@@ -194,10 +191,8 @@ class Restorer:
         to: Path | None = None,
         progress: RestoreProgress | None = None,
         all_parts: bool = False,
-        save_id: str = "",
     ) -> RestoreReport:
-        """Put the newest whole checkpoint (or that of ``step``; with ``save_id`` only this save of it) in place, or
-        below ``to`` as ``<to>/<part>/...``.
+        """Put the newest whole checkpoint (or that of ``step``) in place, or below ``to`` as ``<to>/<part>/...``.
 
         If a checkpoint is damaged, the next older one is used; if it is removed during the fetch, the newer one that
         replaced it. Raises RemoteError when none is whole, HostError for trouble on this pod. ``all_parts``: also the
@@ -209,14 +204,7 @@ class Restorer:
         try:
             while True:
                 notes: list[str] = []
-                save = next(
-                    (
-                        s
-                        for s in self._candidates(store, notes, step)
-                        if s.ref not in tried and save_id in ("", s.save_id)
-                    ),
-                    None,
-                )
+                save = next((s for s in self._candidates(store, notes, step) if s.ref not in tried), None)
                 refused += [n for n in notes if n not in refused]
                 if save is None:
                     what = f"no whole checkpoint{'' if step is None else f' of step {step}'} is in the store"
@@ -261,7 +249,7 @@ class Restorer:
                 where="[trainer] layout",
                 fix="correct the layout, or restore into another directory with --to DIR",
             )
-        files = self._own(manifest.files) if to is None else manifest.files
+        files = manifest.files
         parts = by_part(files)
         check_links(manifest.files, manifest.symlinks)
         for link in manifest.symlinks:
@@ -317,13 +305,6 @@ class Restorer:
             refused,
             manifest.train_command,
         )
-
-    def _own(self, files: tuple[ManifestFile, ...]) -> tuple[ManifestFile, ...]:
-        """The files that this node's disk gets: all of them, unless the trainer loads on each node what it saved
-        there."""
-        if self._node is None or self._layout.reshards:
-            return files
-        return tuple(f for f in files if f.node in (None, self._node))
 
     def _owner(self, to: Path | None) -> tuple[int, int] | None:
         if to is None:

@@ -24,8 +24,7 @@ class JobFile:
 
     ``upload`` is the store's id of a multi-part upload that was started for this very file and is not known to be
     finished; ``parts`` its parts that are known to have been sent, by number (``StoredPart.note``), and ``ctime_ns``
-    the file's at that start (0: not known). ``node``: the rank of the node that uploads it from its own disk;
-    None: this one.
+    the file's at that start (0: not known).
     """
 
     part: str
@@ -40,7 +39,6 @@ class JobFile:
     upload: str = ""
     parts: Mapping[int, str] = field(default_factory=dict)
     ctime_ns: int = 0
-    node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +124,6 @@ def _file(entry: FileEntry, key: str) -> JobFile:
         mode=entry.mode & 0o777,
         inode=entry.inode,
         device=entry.device,
-        node=entry.node,
     )
 
 
@@ -176,10 +173,7 @@ def roots(contents: "SetContents") -> dict[str, str]:
     return {p.part.name: str(p.part.path) for p in contents.parts}
 
 
-def manifest_files(
-    files: tuple[JobFile, ...], done: "Mapping[str, UploadedObject]", node: int | None = None
-) -> tuple[ManifestFile, ...]:
-    """``node``: the rank of this node where each has a disk of its own."""
+def manifest_files(files: tuple[JobFile, ...], done: "Mapping[str, UploadedObject]") -> tuple[ManifestFile, ...]:
     return tuple(
         ManifestFile(
             path=f.remote,
@@ -190,7 +184,6 @@ def manifest_files(
             key=f.key,
             file_id=done[f.remote].file_id,
             parts_sha1=done[f.remote].parts_sha1,
-            node=node if f.node is None else f.node,
             parts_xxh3=done[f.remote].parts_xxh3,
         )
         for f in files

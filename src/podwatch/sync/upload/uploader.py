@@ -191,9 +191,7 @@ class Sender:
         by its own hard links until ``publish`` has ended or the checkpoint is given up."""
         if self._held is not None and not self._held.is_of(contents.set.step, contents.set.save_id):
             await self._let_go()
-        # Links of this node's files would not keep those of the other nodes.
-        whole_here = all(f.here for f in contents.files)
-        if self._held is None and whole_here and (hold or await self._journal.run(Journal.learned, OUTRUN, False)):
+        if self._held is None and (hold or await self._journal.run(Journal.learned, OUTRUN, False)):
             with contextlib.suppress(HostError):
                 held = await self._worker.call(self._hold, contents)
                 if held is not None:
@@ -334,7 +332,7 @@ class Sender:
         await self._still_there(contents.set)
         await self.check()
         identity, chosen = self._run.identity(), contents.set
-        sent = jobs.manifest_files(files, done, self._settings.nodes.own_disk_of)
+        sent = jobs.manifest_files(files, done)
         manifest = Manifest(
             run_id=identity.run_id,
             lineage=identity.lineage,
@@ -389,4 +387,4 @@ class Sender:
 def _gone(contents: SetContents) -> bool:
     """Is a file of the checkpoint gone, under any content? Blocks."""
     roots = {p.part.name: p.part.path for p in contents.parts}
-    return any(not (roots[f.part] / f.path).exists() for f in contents.files if f.here)
+    return any(not (roots[f.part] / f.path).exists() for f in contents.files)
