@@ -3,14 +3,9 @@
 from pathlib import Path
 
 from podwatch.cli.check import disk
-from podwatch.cli.check.advice import advice
 from podwatch.cli.check.report import Line
 from podwatch.config.settings import Settings
-from podwatch.daemon.components import LEARNED
-from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
-from podwatch.journal.journal import Journal
-from podwatch.policy.time_ledger import LEDGER_KEY, Ledger, Loss, Use, to_dict
 
 MB = 1_000_000
 
@@ -55,19 +50,3 @@ def test_the_trainers_own_peak(tmp_path: Path) -> None:
     assert [line.level for line in lines] == ["warn", "ok"]
     assert "the trainer keeps 4 checkpoints, so up to 5 exist (235 MB)" in lines[0].text
     assert len(check(tmp_path, 250 * MB, 47 * MB, command=command)) == 1
-
-
-def test_advice_comes_from_the_journal_of_the_run(tmp_path: Path) -> None:
-    settings = Settings.model_validate(
-        {"run_id": "r", "state_dir": str(tmp_path / "state"), "trainer": {"output_dir": str(tmp_path / "out")}}
-    )
-    assert list(advice(settings, lambda: ())) == [], "nothing is measured before the first run"
-    (tmp_path / "state" / "r").mkdir(parents=True)
-    journal = Journal.open(tmp_path / "state" / "r" / "journal.sqlite")
-    journal.learn(LEARNED, Learned(save_seconds=(60.0,) * 4, save_gaps=(7200.0,) * 4).to_dict())
-    ledger = Ledger(since=1.0, at=2.0, seconds={Use.TRAINING: 72_000.0}, causes={"silent-death": Loss(4)})
-    journal.learn(LEDGER_KEY, {"ledger": to_dict(ledger)})
-    journal.close()
-    (line,) = advice(settings, lambda: ())
-    assert (line.name, line.level) == ("advice", "ok")
-    assert line.text.startswith("a save every 24 min instead of every 2 h would lose 8% of the time")

@@ -76,7 +76,6 @@ def examine(
     """The results of every check, in the order in which an operator fixes things. A check that fails to run yields a
     result, too, and does not stop the others."""
     from podwatch.cli.check import disk, machine, notify, operator_commands, other_programs, training_command
-    from podwatch.cli.check.advice import advice
     from podwatch.cli.check.report import Line, sets_of
     from podwatch.cli.check.store import store
 
@@ -101,7 +100,6 @@ def examine(
         "disk": lambda: disk.disk(settings, sets),
         "files": lambda: disk.files(settings),
         "store": lambda: store(settings, throughput, sets),
-        "advice": lambda: advice(settings, sets),
         "nofile": lambda: machine.limits(settings),
         "http": lambda: machine.http(settings),
         "notify": lambda: notify.notify(settings, send=send_notice),
