@@ -1,8 +1,9 @@
-"""``podwatch runs check`` and ``runs watch`` as real processes: no configuration, only a store."""
+"""``podwatch runs check`` as real processes: no configuration, only a store."""
 
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import termios
@@ -122,22 +123,27 @@ def test_from_anywhere_with_a_key(machine, tmp_path) -> None:
     assert gone.startswith("UNKNOWN: "), "a store that does not answer says nothing about the run"
 
 
-def test_watch_shows_every_run_until_it_is_interrupted(machine, store) -> None:
+def test_watch_prints_what_changes_until_it_is_interrupted(machine, store) -> None:
     past_run(store, Keys("well"), 10)
+    past_run(store, Keys("other"), 10)
     beat(store, "well")
+    beat(store, "other")
     watching = subprocess.Popen(
-        [sys.executable, "-m", "podwatch", "runs", "watch", "--every", "1s", "--store",
+        [sys.executable, "-m", "podwatch", "runs", "check", "--watch", "--every", "1s", "--store",
          f"file://{machine.directory / 'store'}"],
         stdout=subprocess.PIPE, text=True, env=machine.env, cwd=machine.directory,
     )  # fmt: skip
     assert watching.stdout is not None
     try:
-        shown = iter(watching.stdout.readline, "")
-        assert next(line for line in shown if "well" in line).startswith("OK well: step 25")
+        shown = (line for line in iter(watching.stdout.readline, "") if not line[0].isdigit())
+        assert [next(shown).split(":")[0] for _ in range(2)] == ["OK other", "OK well"]
         beat(store, "well", overall="critical", reason="GPU 0 is lost")
-        assert "GPU 0 is lost" in next(line for line in shown if line.startswith("CRITICAL"))
+        assert "GPU 0 is lost" in next(shown), "the other run has not changed"
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(20) == 2
+        assert not list(shown)
     finally:
-        watching.terminate()
+        watching.kill()
         watching.wait(20)
         watching.stdout.close()
 

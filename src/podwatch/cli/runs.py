@@ -10,7 +10,7 @@ import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id, require_store, state_here, store_and_prefix
-from podwatch.cli.runs_check import check, fixes_for, opened, store_option, watch
+from podwatch.cli.runs_check import check, fixes_for, opened, store_option
 from podwatch.cli.runs_show_and_diff import completed_table, diff, show, summary_document
 from podwatch.client.times_and_sizes import ago, amount, rfc3339, size
 from podwatch.domain.errors import ExitCode, PermissionDenied, UsageError
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
     from podwatch.sync.runs.read_runs import RemoteRun
 
 
-@click.group("runs", short_help="All runs in the store: check, watch, list, archive, restore.")
+@click.group("runs", short_help="All runs in the store: check, list, archive, restore.")
 def command() -> None:
-    """All runs below the store's prefix: check, watch, list, archive, restore."""
+    """All runs below the store's prefix: check, list, archive, restore."""
 
 
 command.add_command(check)
-command.add_command(watch)
 command.add_command(show)
 command.add_command(diff)
 

@@ -1,10 +1,9 @@
-"""``podwatch runs check`` and ``podwatch runs watch``: is a run well, asked from anywhere with a read key."""
+"""``podwatch runs check``: is a run well, asked from anywhere with a read key, once or again and again."""
 
+import contextlib
 import os
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,10 @@ import click
 
 from podwatch.cli.common import MonitoringCommand, Where, clean, colours, common, for_terminal, json_option, print_json
 from podwatch.cli.offline import checked_run_id
-from podwatch.client.terminal_text import fit, repaint
 from podwatch.domain.errors import PodwatchError
 
 if TYPE_CHECKING:
-    from podwatch.policy.run_check import Evidence, Judgement, Limits
+    from podwatch.policy.run_check import Evidence, Judgement, Level, Limits
     from podwatch.stores.base import ObjectStore
 
 WATCH_SECONDS = 60.0
@@ -52,6 +50,10 @@ _SPAN = _Span()
 @click.option("--dead-after", type=_SPAN, help="Without a heartbeat for so long, the run is dead. Default: 5m.")
 @click.option("--step-within", type=_SPAN, help="Warn without a new step for so long; 0: never. Default: 1h.")
 @click.option("--upload-within", type=_SPAN, help="Warn if a checkpoint is not stored for so long. Default: 1h.")
+@click.option("--watch", is_flag=True, help="Repeat it until Ctrl-C, and print what changes.")
+@click.option(
+    "--every", type=_SPAN, default=WATCH_SECONDS, help="With --watch: time between two readings. Default: 60s."
+)
 @json_option
 def check(
     where: Where,
@@ -60,6 +62,8 @@ def check(
     dead_after: float | None,
     step_within: float | None,
     upload_within: float | None,
+    watch: bool,
+    every: float,
     as_json: bool,
 ) -> None:
     """Judge a run by its heartbeat, its claims and latest.json in the store, one line each; without RUN the configured
@@ -69,11 +73,15 @@ def check(
     from podwatch.domain.errors import PodwatchError
     from podwatch.policy.run_check import Level, Limits
 
+    if watch and as_json:
+        raise click.UsageError("--watch and --json cannot be used together")
     limits = _limits(Limits(), dead_after, step_within, upload_within)
     try:
         with opened(where, store) as (reading, prefix, own):
-            found = _judged(reading, prefix, run_id or ("" if store else own), limits)
-            url = reading.url
+            chosen, url = run_id or ("" if store else own), reading.url
+            if watch:
+                _watch(reading, prefix, chosen, limits, max(1.0, every))
+            found = _judged(reading, prefix, chosen, limits)
     except PodwatchError as error:  # on stdout, which monitoring reads: also a missing key or a wrong configuration
         problem = " ".join(str(error).split())
         if as_json:
@@ -81,7 +89,7 @@ def check(
         else:
             click.echo("\n".join(for_terminal(f"UNKNOWN: {clean(problem)}")))
         raise click.exceptions.Exit(int(Level.UNKNOWN)) from error
-    worst = max((j.level for _, j in found), key=_badness, default=Level.UNKNOWN)
+    worst = _worst(found)
     if as_json:
         runs = [_document(evidence, judgement) for evidence, judgement in found]
         document = {"schema_version": 1, "store_url": url, "overall": worst.name.lower(), "problem": "", "runs": runs}
@@ -93,39 +101,6 @@ def check(
     raise click.exceptions.Exit(int(worst))
 
 
-@click.command("watch", short_help="All runs of a store, refreshed on the terminal.")
-@common
-@store_option
-@click.option("--every", type=_SPAN, default=WATCH_SECONDS, help="Time between two readings. Default: 60s.")
-def watch(where: Where, store: str, every: float) -> None:
-    """Show every run in the store and what `podwatch runs check` says of it, until Ctrl-C. Each reading costs one
-    listing (a class C call per 1,000 objects) and about five small reads per run that is not archived."""
-    from podwatch.domain.errors import RemoteError
-    from podwatch.policy.run_check import Limits
-
-    try:
-        with opened(where, store) as (reading, prefix, _):
-            while True:
-                try:
-                    judged = _judged(reading, prefix, "", Limits())
-                    lines = [line for one in judged for line in _lines(*one)]
-                except RemoteError as error:
-                    lines = for_terminal(f"UNKNOWN: {clean(error)}")
-                _paint([f"{clean(reading.url)}  {time.strftime('%H:%M:%S')}", *(lines or ["no runs"])])
-                time.sleep(max(1.0, every))
-    except KeyboardInterrupt:
-        click.echo()
-
-
-def _paint(lines: list[str]) -> None:
-    if sys.stdout.isatty():
-        size = os.get_terminal_size(sys.stdout.fileno())
-        click.echo(repaint(fit("\n".join(lines), size.columns, size.lines), size.columns), nl=False)
-    else:
-        click.echo("\n".join(lines))
-    sys.stdout.flush()
-
-
 def _limits(limits: "Limits", dead: float | None, step: float | None, upload: float | None) -> "Limits":
     if dead is not None:
         limits = replace(limits, dead=dead, late=min(limits.late, dead))
@@ -134,7 +109,7 @@ def _limits(limits: "Limits", dead: float | None, step: float | None, upload: fl
     return limits if upload is None else replace(limits, upload=upload)
 
 
-@contextmanager
+@contextlib.contextmanager
 def opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
     """The store, its prefix, and the configured run ("" with ``url``, which needs no configuration)."""
     from podwatch.cli.offline import load, store_and_prefix
@@ -161,7 +136,7 @@ def opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
         reading.close()
 
 
-@contextmanager
+@contextlib.contextmanager
 def fixes_for(url: str, run_id: str) -> Iterator[None]:
     """With --store there is no configuration: an error names commands that work without one."""
     try:
@@ -193,9 +168,12 @@ def _judged(store: "ObjectStore", prefix: str, run_id: str, limits: "Limits") ->
     return found
 
 
-def _badness(level: "int") -> int:
+def _worst(found: "list[tuple[Evidence, Judgement]]") -> "Level":
     """Critical before unknown: what is known to be dead counts more than what cannot be read."""
-    return {0: 0, 1: 1, 3: 2, 2: 3}[int(level)]
+    from podwatch.policy.run_check import Level
+
+    order = (Level.OK, Level.WARNING, Level.UNKNOWN, Level.CRITICAL)
+    return max((judgement.level for _, judgement in found), key=order.index, default=Level.UNKNOWN)
 
 
 def _lines(evidence: "Evidence", judgement: "Judgement") -> list[str]:
@@ -203,6 +181,37 @@ def _lines(evidence: "Evidence", judgement: "Judgement") -> list[str]:
     first, *more = for_terminal(f"{name} {clean(evidence.run_id)}: {clean(judgement.summary)}")
     word = click.style(name, fg=_COLOURS[judgement.level]) if colours() else name
     return [word + first.removeprefix(name), *more]
+
+
+def _watch(store: "ObjectStore", prefix: str, run_id: str, limits: "Limits", every: float) -> None:
+    """Print each run whose verdict changes, after the time, until Ctrl-C. Each reading costs about five small reads for
+    each run, and without ``run_id`` one listing."""
+    from podwatch.domain.errors import RemoteError
+
+    said: dict[str, tuple[str, str]] = {}
+    worst = _worst([])
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            now: dict[str, tuple[str, str]] = {}
+            lines: dict[str, list[str]] = {}
+            try:
+                found = _judged(store, prefix, run_id, limits)
+                worst = _worst(found)
+                for evidence, judgement in found:
+                    reason = "" if evidence.beat is None else evidence.beat.reason
+                    now[evidence.run_id] = judgement.level.name, reason
+                    lines[evidence.run_id] = _lines(evidence, judgement)
+            except RemoteError as error:
+                worst = _worst([])
+                now, lines = {"": ("UNKNOWN", "")}, {"": for_terminal(f"UNKNOWN: {clean(error)}")}
+            if not now:
+                now, lines = {"": ("UNKNOWN", "none")}, {"": [f"UNKNOWN: no runs in {clean(store.url)}"]}
+            for name, verdict in now.items():
+                if said.get(name) != verdict:
+                    click.echo("\n".join([time.strftime("%Y-%m-%d %H:%M:%S"), *lines[name]]))
+            said = now
+            time.sleep(every)
+    raise click.exceptions.Exit(int(worst))
 
 
 def _document(evidence: "Evidence", judgement: "Judgement") -> dict[str, Any]:
