@@ -20,7 +20,6 @@ COMMANDS = {
     "pause": "podwatch.cli.training",
     "unpause": "podwatch.cli.training",
     "preempt": "podwatch.cli.training",
-    "wait": "podwatch.cli.training",
     "status": "podwatch.cli.status",
     "check": "podwatch.cli.check",
     "install": "podwatch.cli.install",

@@ -1,10 +1,8 @@
-"""``podwatch start``, ``restart``, ``stop-training``, ``pause``, ``unpause`` and ``preempt``: whether training runs.
-And ``wait``: block until the run ends, for scripts."""
+"""``podwatch start``, ``restart``, ``stop-training``, ``pause``, ``unpause`` and ``preempt``: whether training runs."""
 
 import getpass
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -160,6 +158,9 @@ def stop_training(where: Where, after_save: bool, waits: bool, as_json: bool) ->
 
 _ENDED, _TRAINS = ("stopped", "finished"), ("starting", "confirming", "running", "attached")
 """Phases of recovery: nothing of training is left; training continues."""
+_POLL_SECONDS = 1.0
+_GONE_SECONDS = 60.0
+"""How long podwatch can be away before the wait ends: init or systemd restarts it within seconds."""
 
 
 def _until_ended(where: Where) -> str:
@@ -270,61 +271,3 @@ def _until_gone(where: Where, seconds: float) -> None:
                 f"podwatch still runs after {seconds:.0f} s", fix="read its log; check whether training has ended"
             )
         time.sleep(0.05)
-
-
-# -- wait --------------------------------------------------------------------------------------------------------------
-
-_POLL_SECONDS = 1.0
-_STARTING_SECONDS = 5.0
-_GONE_SECONDS = 60.0
-"""How long podwatch can be away before the wait ends: init or systemd restarts it within seconds."""
-
-
-@click.command("wait", short_help="Wait until the run ends, and return its exit code.")
-@common
-@click.option("--timeout", metavar="DURATION", default="", help="Give up after this time with exit code 75, e.g. 2h.")
-@json_option
-def wait(where: Where, timeout: str, as_json: bool) -> None:
-    """Wait until the run ends, then exit with the code that `podwatch run --job` gives for this end (docs/jobs.md).
-
-    0 finished and stored, 65 do not run again, 69 finished but not everything is stored, 86 run again; 75 after
-    --timeout, 69 if podwatch does not run here.
-    """
-    until = time.monotonic() + _wait_seconds(timeout) if timeout else None
-    gone_since: float | None = None
-    seen = False
-    while True:
-        document = ask_status(where.run, where.config)
-        now = time.monotonic()
-        seen = seen or bool(document.get("running"))
-        gone_since = None if document.get("running") else gone_since or now
-        end = document.get("end")
-        # The last status of an earlier attempt is not the end of one that is just starting.
-        if isinstance(end, dict) and (seen or (gone_since is not None and now - gone_since >= _STARTING_SECONDS)):
-            _say_end(document, end, as_json)
-            raise click.exceptions.Exit(int(end["exit_code"]))
-        if gone_since is not None and now - gone_since >= _GONE_SECONDS:
-            reasons = document.get("reasons") or [{}]
-            raise NotRunning(
-                f"cannot wait: {clean(reasons[0].get('summary', 'podwatch is not running'))}",
-                fix="start it with `podwatch run`; training may still run",
-            )
-        if until is not None and now >= until:
-            raise Busy(f"the run has not ended after {timeout}", fix="wait longer; `podwatch status` shows its state")
-        time.sleep(_POLL_SECONDS)
-
-
-def _wait_seconds(text: str) -> float:
-    from podwatch.config.units import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise click.UsageError(f"--timeout {text}: {error}") from error
-
-
-def _say_end(document: Mapping[str, Any], end: Mapping[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json({"schema_version": 1, "run_id": document.get("run_id", ""), **end})
-    else:
-        click.echo(clean(end.get("summary", "")))
