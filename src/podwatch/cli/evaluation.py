@@ -1,5 +1,4 @@
-"""``podwatch eval``: evaluate checkpoints now, the table of results, the output of the last evaluations
-(docs/evaluation.md)."""
+"""``podwatch eval``: evaluate checkpoints now, and the table of results (docs/evaluation.md)."""
 
 import csv
 import io
@@ -113,16 +112,3 @@ def _lines(rows: "tuple[Result, ...]", names: tuple[str, ...], top: "Result | No
     if len(names) > len(shown):
         lines.append(f"({len(names) - len(shown)} more numbers: --csv or --json)")
     return lines
-
-
-@command.command("logs")
-@common
-@click.option("-n", "--lines", type=click.IntRange(min=1), default=200, show_default=True, help="Lines to show.")
-def logs(where: Where, lines: int) -> None:
-    """Show the output of the last evaluations, without secrets."""
-    from podwatch.cli.hooks import show_log
-    from podwatch.cli.offline import load
-
-    settings = load(where)
-    path = settings.state_dir / settings.run_id / "evaluation.log"
-    show_log(settings, path, settings.evaluation.env_file, lines)

@@ -1,9 +1,8 @@
-"""``podwatch hooks``: the configured hooks, one run by hand, their output (docs/hooks.md). Works without a daemon."""
+"""``podwatch hooks run``: a hook, run by hand (docs/hooks.md). Works without a daemon."""
 
 import asyncio
 import os
 import time
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,74 +14,9 @@ if TYPE_CHECKING:
     from podwatch.config.settings import HookSettings, Settings
 
 
-@click.group("hooks", short_help="Commands that run after an event: list, run, logs.")
+@click.group("hooks", short_help="Commands that run after an event: run one now.")
 def command() -> None:
     """The commands of [[hooks]], which podwatch runs after an event such as a complete checkpoint."""
-
-
-@command.command("list")
-@common
-@json_option
-def list_(where: Where, as_json: bool) -> None:
-    """Show each hook, its events, and the result of its last run."""
-    from podwatch.cli.offline import load
-
-    settings = load(where)
-    known = _known(settings)
-    hooks = [_document(hook, known.get(hook.name, {})) for hook in settings.hooks]
-    if as_json:
-        print_json({"schema_version": 1, "hooks": hooks})
-        return
-    if not hooks:
-        click.echo("no hooks are configured: see docs/hooks.md")
-    for shown in hooks:
-        click.echo(clean(f"{shown['name']}  on {', '.join(shown['on'])}: {' '.join(shown['command'])}"))
-        click.echo(clean(f"    {_last(shown['last'])}"))
-
-
-def _document(hook: "HookSettings", kept: dict[str, Any]) -> dict[str, Any]:
-    from podwatch.client.times_and_sizes import rfc3339
-    from podwatch.domain.secrets import scrub_all, scrub_argv
-
-    last = kept.get("last") or None
-    if last is not None:
-        last = {**last, "at": rfc3339(last.pop("wall", None))}
-    return {
-        "name": hook.name,
-        "on": list(hook.on),
-        "command": list(scrub_argv(hook.command)),
-        "timeout_seconds": hook.timeout,
-        "coalesce": hook.coalesce,
-        "retries": hook.retries,
-        "failures": int(kept.get("failures") or 0),
-        "last": scrub_all(last),
-    }
-
-
-def _last(last: dict[str, Any] | None) -> str:
-    if not last:
-        return "has not run yet"
-    step = "" if last.get("step") is None else f", step {last['step']}"
-    result = "succeeded" if last.get("ok") else f"failed: {last.get('why')}"
-    return f"last run {last.get('at')} ({last.get('on')}{step}, {last.get('seconds')} s): {result}"
-
-
-def _known(settings: "Settings") -> dict[str, dict[str, Any]]:
-    """The state of each hook as the daemon recorded it; empty where no journal can be read."""
-    from podwatch.cli.offline import journal_path
-    from podwatch.domain.errors import HostError
-    from podwatch.hooks.hook_runner import key_of
-    from podwatch.journal.journal import Journal
-
-    try:
-        journal = Journal.open(journal_path(settings), read_only=True)
-    except HostError:
-        return {}
-    try:
-        found = {hook.name: journal.learned(key_of(hook.name)) for hook in settings.hooks}
-    finally:
-        journal.close()
-    return {name: kept for name, kept in found.items() if isinstance(kept, dict)}
 
 
 def _named(settings: "Settings", name: str) -> "HookSettings":
@@ -90,8 +24,9 @@ def _named(settings: "Settings", name: str) -> "HookSettings":
 
     found = next((hook for hook in settings.hooks if hook.name == name), None)
     if found is None:
-        names = ", ".join(hook.name for hook in settings.hooks) or "none is configured"
-        raise UsageError(f"hook {name!r} not found", where=names, fix="`podwatch hooks list` shows the hooks")
+        names = ", ".join(hook.name for hook in settings.hooks)
+        fix = f"choose one of {names}" if names else "no hook is configured: see docs/hooks.md"
+        raise UsageError(f"hook {name!r} not found", where="[[hooks]]", fix=fix)
     return found
 
 
@@ -156,48 +91,3 @@ def _checkpoint(settings: "Settings", step: int | None) -> tuple[int | None, dic
     if found is None and step is not None:
         raise UsageError(f"no complete checkpoint of step {step}", fix="`podwatch checkpoints` lists the checkpoints")
     return (None, {}) if found is None else (found.step, facts_of(make_layout(settings), found))
-
-
-@command.command("logs")
-@click.argument("name", required=False)
-@common
-@click.option("-n", "--lines", type=click.IntRange(min=1), default=200, show_default=True, help="Lines of each log.")
-def logs(where: Where, name: str | None, lines: int) -> None:
-    """Show the output of the last runs of one hook, or of all, without secrets."""
-    from podwatch.cli.offline import load
-    from podwatch.hooks.hook_runner import directory
-
-    settings = load(where)
-    hooks = [_named(settings, name)] if name else list(settings.hooks)
-    for hook in hooks:
-        if len(hooks) > 1:
-            click.echo(f"--- {hook.name}")
-        show_log(settings, directory(settings.state_dir / settings.run_id) / f"{hook.name}.log", hook.env_file, lines)
-
-
-def show_log(settings: "Settings", path: Path, env_file: Path | None, lines: int) -> None:
-    """Print the end of a log of commands, without secrets."""
-    from podwatch.daemon.settings_in_force import learn_secrets
-    from podwatch.domain.secrets import scrub
-
-    learn_secrets(settings)
-    if env_file is not None:
-        _learn(env_file)
-    kept: deque[str] = deque(maxlen=lines)
-    for file in (path.with_name(f"{path.name}.1"), path):
-        try:
-            kept.extend(file.read_text(errors="replace").splitlines())
-        except FileNotFoundError:
-            continue
-    for line in kept or [f"{path.stem} has not run yet: {path} does not exist"]:
-        click.echo(clean(scrub(line)))
-
-
-def _learn(env_file: Path) -> None:
-    from podwatch.domain.errors import PodwatchError
-    from podwatch.trainer.environment import read_env_file
-
-    try:
-        read_env_file(env_file)
-    except PodwatchError as error:
-        click.echo(f"warning: {error}", err=True)

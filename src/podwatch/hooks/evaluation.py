@@ -201,7 +201,7 @@ class Evaluations:
         if self.state.failures < policy.FAILING_AFTER:
             return found
         text = f"the last {self.state.failures} evaluations failed: {self.state.why}"
-        fix = "`podwatch eval logs` shows the output; `podwatch eval --steps N` tries it again"
+        fix = f"read the output in {self._desk.state / 'evaluation.log'}; `podwatch eval --steps N` tries it again"
         return (*found, Finding(FindingKind.EVALUATION_FAILING, Severity.WARNING, text, at, fix))
 
     # -- work
@@ -510,7 +510,7 @@ class Evaluations:
         fields: Fields = {"seconds": round(result.seconds, 3), "source": result.source, "reason": target.why}
         if not result.ok:
             text = f"the evaluation of step {result.step} failed: {result.why}. Training is not affected;"
-            text += " `podwatch eval logs` shows its output"
+            text += f" its output: {self._desk.state / 'evaluation.log'}"
             return self._desk.emit(self._event(EventName.EVALUATION_FAILED, text, result, fields, Severity.WARNING))
         shown = "" if value is None else f": {settings.metric} {value:.6g}"
         missing = f" (it has no number {settings.metric!r})" if settings.metric and value is None else ""

@@ -48,7 +48,7 @@ JOURNAL_PAUSE: Final = 10.0
 
 
 def key_of(name: str) -> str:
-    """Journal key of one hook's state: {"cursor": event id, "failures": in a row, "why", "last": {...}}."""
+    """Journal key of one hook's state: {"cursor": event id, "failures": in a row, "why"}."""
     return f"hook:{name}"
 
 
@@ -143,7 +143,6 @@ class HookLine:
         self.running = ""
         self.reading: int | None = None
         """The step of the run in progress, whose checkpoint the command possibly reads."""
-        self._last: dict[str, Any] = {}
         self._cursor = self._read_to = 0
         self._pending: tuple[Occasion, ...] = ()
         self._interrupted: dict[str, Intent] = {}
@@ -160,7 +159,7 @@ class HookLine:
         self._cursor = cursor if isinstance(cursor, int) and 0 <= cursor <= newest else newest
         self._read_to = self._cursor
         self.failures, self.why = int(kept.get("failures") or 0), str(kept.get("why") or "")
-        self._last, self._done = dict(kept.get("last") or {}), [str(one) for one in kept.get("done") or ()]
+        self._done = [str(one) for one in kept.get("done") or ()]
         if self._cursor != cursor:
             await self._save()
 
@@ -170,7 +169,6 @@ class HookLine:
             "cursor": self._cursor,
             "failures": self.failures if failures is None else failures,
             "why": self.why,
-            "last": self._last,
             "done": self._done[-MOST_DONE:],
         }
         await self._desk.journal.run(Journal.learn, key_of(self.hook.name), value)
@@ -313,7 +311,7 @@ class HookLine:
         if pause is not None:
             text += f". podwatch tries again in {pause:.0f} s"
         elif not result.ok:
-            text += f". Training is not affected; `podwatch hooks logs {hook.name}` shows its output"
+            text += f". Training is not affected; its output: {self._log}"
         fields: dict[str, str | int | float | bool | None] = {
             "hook": hook.name,
             "on": one.kind,
@@ -327,14 +325,17 @@ class HookLine:
         }
         if pause is not None:
             fields["retry_in_seconds"] = pause
-        self._last = {"wall": wall, "ok": result.ok, "why": self.why, **fields}
         self._desk.emit(Event(name, wall, text, severity, fields))
+
+    @property
+    def _log(self) -> Path:
+        return directory(self._desk.state) / f"{self.hook.name}.log"
 
     def findings(self, at: float) -> tuple[Finding, ...]:
         if self.failures < FAILING_AFTER:
             return ()
         text = f"the hook {self.hook.name} failed for the last {self.failures} events: {self.why}"
-        fix = f"`podwatch hooks logs {self.hook.name}` shows its output; `podwatch hooks run {self.hook.name}` tries it"
+        fix = f"read its output in {self._log}; `podwatch hooks run {self.hook.name}` tries it"
         return (Finding(FindingKind.HOOK_FAILING, Severity.WARNING, text, at, fix, subject=self.hook.name),)
 
 
