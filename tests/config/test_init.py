@@ -1,7 +1,12 @@
 """`podwatch config init`: what it refuses, what it leaves in the command, and which directory it names."""
 
+import contextlib
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -262,3 +267,77 @@ def test_an_older_prime_rl_writes_to_output_dir_itself(here: Path) -> None:
     (here / "rl.toml").write_text('output_dir = "runs"\n')
     assert init("--", "uv", "run", "rl", "@", "rl.toml", "--ckpt.resume-step", "4").exit_code == 0
     assert trainer_of(here).output_dir == here / "runs"
+
+
+# -- a running command, printed ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def running(home: Path, *arguments: str, **env: str) -> Iterator[int]:
+    """`python .../rl ARGUMENTS` in ``home``; its pid."""
+    program = home / "rl"
+    program.write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    process = subprocess.Popen(
+        [sys.executable, str(program), *arguments], cwd=home, stdout=subprocess.PIPE,
+        env={"PATH": os.environ["PATH"], **env},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"up\n"
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_pid_without_a_file_prints_its_configuration_and_writes_nothing(here: Path) -> None:
+    (here / "podwatch.toml").write_text("mine")
+    env = {"WANDB_MODE": "offline", "WANDB_API_KEY": "hush-1-hush", "EDITOR": "vi"}
+    with running(here, "--max-steps", "99", "--ckpt.resume-step", "40", **env) as pid:
+        result = init("--pid", str(pid))
+    assert result.exit_code == 0, (result.output, result.exception)
+    trainer = tomllib.loads(result.stdout)["trainer"]
+    assert trainer["command"] == [sys.executable, str(here / "rl"), "--max-steps", "99"]
+    assert trainer["cwd"] == str(here)
+    assert trainer["env"]["WANDB_MODE"] == "offline"
+    assert "removed from the command: --ckpt.resume-step 40" in result.stderr
+    assert "WANDB_API_KEY" in result.stderr
+    assert "hush" not in result.output
+    assert sorted(path.name for path in here.iterdir()) == ["podwatch.toml", "rl"]
+    assert (here / "podwatch.toml").read_text() == "mine"
+
+
+def test_what_podwatch_added_to_its_own_start_is_left_out(here: Path) -> None:
+    words = ("--trainer.wandb.id", "abc", "--max-steps", "99", "--ckpt.resume-step=5")
+    with running(here, *words, PODWATCH_START_ID="s1", WANDB_RUN_ID="abc", WANDB_MODE="offline") as pid:
+        result = init("--pid", str(pid))
+    trainer = tomllib.loads(result.stdout)["trainer"]
+    assert trainer["command"][2:] == ["--max-steps", "99"]
+    assert trainer["env"].keys() & {"WANDB_RUN_ID", "WANDB_MODE"} == {"WANDB_MODE"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--wandb.api-key", "abcdef123456"), ("--hf-token=abcdef123456",), ("--x", "hf_abcdefghijklmnopqrstuv"),
+     ("--store", "https://me:abcdef123456@host/x")],
+)  # fmt: skip
+def test_a_secret_argument_is_not_printed(here: Path, arguments: tuple[str, ...]) -> None:
+    with running(here, *arguments) as pid:
+        result = init("--pid", str(pid))
+    assert result.exit_code != 0
+    said = f"{result.output} {result.exception}"
+    assert "looks like a secret" in said
+    assert "abcdef123456" not in said
+    assert "hf_abc" not in said
+
+
+def test_a_title_is_no_command(here: Path) -> None:
+    """setproctitle replaces the arguments: nothing is left to be written."""
+    process = subprocess.Popen(["PRIME-RL::Launcher"], executable="/bin/cat", stdin=subprocess.PIPE)
+    try:
+        while b"PRIME" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            time.sleep(0.001)  # between fork and exec it has no command line
+        assert "title" in str(init("--pid", str(process.pid)).exception)
+    finally:
+        process.communicate()

@@ -60,7 +60,7 @@ def test_init_copies_a_trainer_that_runs_from_such_a_directory(tmp_path: Path) -
         try:
             assert trainer.stdout is not None
             assert trainer.stdout.readline() == b"up\n"
-            made = init(directory, "--pid", str(trainer.pid))
+            made = init(directory, "-o", "podwatch.toml", "--pid", str(trainer.pid))
         finally:
             trainer.kill()
     assert made.returncode == 0, made.stderr

@@ -1,26 +1,23 @@
-"""``podwatch config show | validate | init | adopt``."""
+"""``podwatch config show | validate | init``."""
 
 import contextlib
-import difflib
 import json
 import os
 import re
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, clean, common, find_daemon, json_option, print_json
+from podwatch.cli.common import Where, common, json_option
 
 if TYPE_CHECKING:
     from podwatch.cli.detect_machine import Trainer
     from podwatch.config.loading import LoadedSettings
-    from podwatch.config.settings import Settings
 
 
 @click.group()
@@ -71,46 +68,37 @@ def validate(where: Where, as_json: bool) -> None:
 
 
 @config.command()
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("podwatch.toml"), help="File to write.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write. Default: podwatch.toml.")
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
-@click.option("--pid", type=int, help="Copy command, directory and environment of this process.")
+@click.option("--pid", type=int, help="Copy command, directory and environment of this process; print, without -o.")
 @click.option("--full", is_flag=True, help="Write every setting with its default and its meaning.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-def init(output: Path, force: bool, pid: int | None, full: bool, command: tuple[str, ...]) -> None:
+def init(output: Path | None, force: bool, pid: int | None, full: bool, command: tuple[str, ...]) -> None:
     """Write a configuration for this machine.
 
     It has the command, working directory and relevant environment of a running trainer, or COMMAND with those of this
     shell. Secrets go into a separate file with mode 0600. On a terminal, podwatch asks for the run's name and the
     store.
+
+    --pid without -o prints the configuration of that process and writes nothing: copy from it what has changed.
     """
-    from podwatch.cli import detect_machine
-    from podwatch.config.explain import render_brief, render_toml
-    from podwatch.config.loading import load_settings, load_text
+    from podwatch.config.loading import load_settings
     from podwatch.config.store_kinds import kind_of
 
     if command and pid is not None:
         raise click.UsageError("--pid and a command cannot be used together")
-    output, env_file = _files(output, force=force)
+    if pid is not None and output is None:
+        _print(pid, full=full)
+        return
+    output, env_file = _files(output or Path("podwatch.toml"), force=force)
     trainer = _trainer(command, pid)
-    gpus, no_gpu = detect_machine.find_gpus()
-    if trainer is not None:
-        gpus, hidden = detect_machine.visible_gpus(gpus, trainer.env)
-        no_gpu = no_gpu or hidden
-    overrides, notes = _proposal(trainer, gpus, no_gpu)
+    overrides, notes, no_gpu = _proposal(trainer)
     secrets, unwritable = _secrets(env_file, {} if trainer is None else trainer.secrets)
     overrides["trainer.env_file"] = str(env_file)
     notes["trainer.env_file"] = f"names inside: {', '.join(secrets)}" if secrets else "mode 0600, for keys and tokens"
     if sys.stdin.isatty() and sys.stdout.isatty():
         _ask(overrides)
-    proposal = load_text("", output, environ={}, overrides=overrides).settings
-    if full:
-        header = "Commented lines show the defaults; docs/configuration.md has the reasons."
-        body = "\n" + render_toml(proposal, mask=False, notes=notes)
-    else:
-        header = "All settings: `podwatch config init --full`; reasons: docs/configuration.md."
-        body = render_brief(proposal, notes=notes, hints=_STILL_TO_SAY)
-    text = f"# Written by `podwatch config init`. {header}\n{body}"
-    load_text(text, output, environ={})
+    text = _text(output, overrides, notes, full=full)
     _write(env_file, env_lines(secrets), 0o600)
     click.echo(f"wrote {env_file} (mode 0600; secrets: {len(secrets)})")
     if unwritable:
@@ -134,6 +122,37 @@ def init(output: Path, force: bool, pid: int | None, full: bool, command: tuple[
         click.echo(f"put the store's key into {env_file}: {' and '.join(kind.key)}")
     store = "" if settings.sync.store else "set [sync] store, "
     click.echo(f"next: read the file, {store}then run `podwatch check -c {output}`")
+
+
+def _text(output: Path, overrides: Mapping[str, object], notes: Mapping[str, str], *, full: bool) -> str:
+    """The configuration, which loads."""
+    from podwatch.config.explain import render_brief, render_toml
+    from podwatch.config.loading import load_text
+
+    proposal = load_text("", output, environ={}, overrides=overrides).settings
+    if full:
+        header = "Commented lines show the defaults; docs/configuration.md has the reasons."
+        body = "\n" + render_toml(proposal, mask=False, notes=notes)
+    else:
+        header = "All settings: `podwatch config init --full`; reasons: docs/configuration.md."
+        body = render_brief(proposal, notes=notes, hints=_STILL_TO_SAY)
+    text = f"# Written by `podwatch config init`. {header}\n{body}"
+    load_text(text, output, environ={})
+    return text
+
+
+def _print(pid: int, *, full: bool) -> None:
+    """The configuration of a running trainer on stdout; on stderr what is not in it."""
+    trainer = _trainer((), pid)
+    assert trainer is not None
+    overrides, notes, no_gpu = _proposal(trainer)
+    click.echo(_text(Path("podwatch.toml"), overrides, notes, full=full), nl=False)
+    more = [*_about_resume(trainer.argv, trainer.removed), *([no_gpu] if no_gpu else [])]
+    if trainer.secrets:
+        names = ", ".join(sorted(trainer.secrets))
+        more.append(f"not printed, because they look like secrets: {names}: put them into [trainer] env_file")
+    for line in more:
+        click.echo(line, err=True)
 
 
 def _files(output: Path, *, force: bool) -> tuple[Path, Path]:
@@ -195,8 +214,8 @@ def _trainer(command: Sequence[str], pid: int | None) -> "Trainer | None":
         found = detect_machine.find_trainers() if pid is None else ((pid, ""),)
         if len(found) > 1:
             listing = "; ".join(f"{number}: {words[:80]}" for number, words in found)
-            raise UsageError("several trainers are running", where=listing, fix="choose one with --pid")
-        trainer = detect_machine.read_trainer(found[0][0]) if found else None
+            raise UsageError("several trainers are running", where=listing, fix="choose one with --pid PID -o FILE")
+        trainer = _running(found[0][0]) if found else None
     if trainer is not None:
         _refuse_secrets(trainer.argv)
         if odd := next((word for word in trainer.argv if not is_text(word)), ""):
@@ -204,10 +223,44 @@ def _trainer(command: Sequence[str], pid: int | None) -> "Trainer | None":
     return trainer
 
 
-def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], dict[str, str]]:
+_OF_THE_START = frozenset({"WANDB_RUN_ID", "WANDB_RESUME"})
+_ID_FLAG = re.compile(r"--[\w.-]*wandb[._-](?:id|resume)")
+"""podwatch sets the W&B run at each start."""
+
+
+def _running(pid: int) -> "Trainer":
+    """A trainer that runs. What podwatch added to a start of its own is left out. HostError for a process that has
+    replaced its arguments by a title."""
+    from podwatch.checkpoints.layouts.command_line import strip_flags
+    from podwatch.cli.detect_machine import read_trainer
+    from podwatch.domain.errors import HostError
+    from podwatch.recovery.command_changed import renamed
+    from podwatch.system import procfs
+
+    found = read_trainer(pid)
+    if renamed(found.argv):
+        raise HostError(
+            "cannot read the arguments: the process replaced its command line by a title",
+            where=f"pid {pid}: {found.argv[0]}",
+            fix="give the process that started it with --pid",
+        )
+    if procfs.environment_value(pid, "PODWATCH_START_ID") is None:
+        return found
+    flags = (word.partition("=")[0] for word in found.argv)
+    argv, gone = strip_flags(found.argv, sorted({flag for flag in flags if _ID_FLAG.fullmatch(flag)}))
+    env = {name: value for name, value in found.env.items() if name not in _OF_THE_START}
+    return replace(found, argv=argv, removed=(*found.removed, *gone), env=env)
+
+
+def _proposal(trainer: "Trainer | None") -> tuple[dict[str, object], dict[str, str], str]:
+    """Settings and notes for this trainer and the GPUs here; and why no GPU is there, empty if there is one."""
     from podwatch.cli import detect_machine
     from podwatch.config.command_directory import current_directory
 
+    gpus, no_gpu = detect_machine.find_gpus()
+    if trainer is not None:
+        gpus, hidden = detect_machine.visible_gpus(gpus, trainer.env)
+        no_gpu = no_gpu or hidden
     argv: tuple[str, ...] = trainer.argv if trainer else ()
     cwd: Path = trainer.cwd if trainer else current_directory()
     env: Mapping[str, str] = trainer.env if trainer else {}
@@ -233,7 +286,7 @@ def _proposal(trainer: Any, gpus: Any, no_gpu: str) -> tuple[dict[str, object], 
     else:
         notes["gpu.inference"] = no_gpu
     notes["sync.store"] = "without a store, checkpoints exist on this pod only"
-    return overrides, notes
+    return overrides, notes, no_gpu
 
 
 _STILL_TO_SAY = {
@@ -378,132 +431,6 @@ def _write(path: Path, text: str, mode: int) -> None:
         ) from error
 
 
-# -- adopt -----------------------------------------------------------------------------------------------------------
-
-
-_OF_THE_START = frozenset({"WANDB_RUN_ID", "WANDB_RESUME"})
-"""Not adopted: podwatch sets the W&B run at each start."""
-_ID_FLAG = re.compile(r"--[\w.-]*wandb[._-](?:id|resume)")
-_PLACEHOLDERS = ("{step}", "{checkpoint}", "{resume_args}", "{output_dir}")
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """``values`` by key path, as in the new file; ``notes`` for the operator; ``removed``: flags removed from the
-    command."""
-
-    values: Mapping[tuple[str, ...], Any]
-    notes: tuple[str, ...] = field(default=())
-    removed: tuple[str, ...] = field(default=())
-
-
-@config.command("adopt", short_help="Write the running trainer's command into the configuration file.")
-@common
-@click.option("--pid", type=int, help="Use this process instead of the trainer that podwatch watches.")
-@click.option("--dry-run", is_flag=True, help="Only show the change.")
-@json_option
-def adopt(where: Where, pid: int | None, dry_run: bool, as_json: bool) -> None:
-    """Write the running trainer's command, directory and relevant environment into the configuration file.
-
-    podwatch keeps comments and all other settings, and removes resume flags, because it adds its own. It never writes
-    a secret: it refuses a command with a secret argument, and only lists the names of secret variables.
-    """
-    from podwatch.cli import detect_machine
-    from podwatch.client.trusted_configuration import read_trusted
-    from podwatch.config.edit_toml import set_values
-    from podwatch.config.loading import load_settings, load_text
-    from podwatch.domain.errors import ConfigurationError
-
-    loaded = load_settings(Path(where.config) if where.config else None, environ=os.environ, run=where.run)
-    if loaded.path is None:
-        raise ConfigurationError("configuration file not found", fix="write one with `podwatch config init`")
-    path = loaded.path.resolve()
-    before = _state(path)
-    text = read_trusted(path)
-    trainer = detect_machine.read_trainer(pid if pid is not None else _running(where))
-    _same_user(trainer.pid, loaded.settings.trainer.user)
-    change = proposed(trainer, loaded.settings, ours=_ours(trainer.pid))
-    edited = set_values(text, change.values, where=str(path)) if change.values else text
-    load_text(edited, path, environ=os.environ)  # never write a file that does not load
-    lines = _diff(text, edited, path)
-    if edited != text and not dry_run:
-        _replace(path, edited, before)
-    if as_json:
-        print_json(
-            {"schema_version": 1, "path": str(path), "pid": trainer.pid, "changed": edited != text, "dry_run": dry_run,
-             "diff": lines, "removed_flags": list(change.removed), "notes": list(change.notes)}
-        )  # fmt: skip
-        return
-    for line in (*lines, *change.notes):
-        click.echo(clean(line))
-    if edited == text:
-        click.echo(f"{path} already has the command of pid {trainer.pid}: nothing to change")
-    elif dry_run:
-        click.echo(f"{path} is unchanged (--dry-run)")
-    else:
-        click.echo(f"wrote {path}; to apply it to a running podwatch: `systemctl reload podwatch`, or send SIGHUP")
-
-
-def proposed(trainer: "Trainer", settings: "Settings", *, ours: bool) -> Change:
-    """The change to write. Pure except for the layout, which reads files. ``ours``: podwatch started the trainer.
-    ConfigurationError for a command that must not be written."""
-    from podwatch.domain.errors import ConfigurationError
-
-    argv, removed = _without_resume(trainer, settings, ours=ours)
-    if len(argv) == 1 and ("::" in argv[0] or " " in argv[0]):
-        raise ConfigurationError(
-            "cannot read the arguments: the process replaced its command line by a title",
-            where=f"pid {trainer.pid}: {argv[0]}",
-            fix="give the process that started it with --pid, or write [trainer] command by hand",
-        )
-    if ours and any(p in word for word in settings.trainer.command for p in _PLACEHOLDERS):
-        raise ConfigurationError(
-            "cannot adopt: [trainer] command has placeholders, and the running command has values in their place",
-            fix="edit the file by hand; `podwatch restart --dry-run` shows the difference",
-        )
-    _refuse_secrets(argv)
-    now = settings.trainer
-    values: dict[tuple[str, ...], Any] = {}
-    if argv != now.command:
-        values["trainer", "command"] = argv
-    if trainer.cwd != now.cwd:
-        values["trainer", "cwd"] = str(trainer.cwd)
-    env = {k: v for k, v in trainer.env.items() if k not in _OF_THE_START and now.env.get(k) != v}
-    if ours:  # podwatch built its environment: only configured variables can differ
-        env = {k: v for k, v in env.items() if k in now.env}
-    if env:
-        values["trainer", "env"] = {**now.env, **env}
-    notes = _about_resume(argv, removed)
-    missing = sorted(name for name in trainer.secrets if name not in _names_in(now.env_file))
-    if missing and not ours:
-        notes.append(
-            f"not written, because they look like secrets: {', '.join(missing)}. Add those that training needs to the"
-            f" file of [trainer] env_file ({now.env_file or 'not set'}), mode 0600"
-        )
-    return Change(values, tuple(notes), removed)
-
-
-def _without_resume(trainer: "Trainer", settings: "Settings", *, ours: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The command of a fresh start, and the removed flags: those that ``config init`` removes, the layout's own, and
-    the step or checkpoint of ``[trainer] resume_args``."""
-    from podwatch.checkpoints.layouts import make_layout
-    from podwatch.checkpoints.layouts.command_line import strip_flags
-    from podwatch.cli.detect_machine import without_resume
-
-    now = settings.trainer
-    argv, gone = without_resume(trainer.given, make_layout(settings))
-    removed = list(gone)
-    if not isinstance(now.resume_args, str):
-        valued = [flag for flag, value in pairwise(now.resume_args) if value in ("{step}", "{checkpoint}")]
-        argv, gone = strip_flags(argv, [f for f in valued if f == "--resume" or (ours and f not in now.command)])
-        removed += gone
-    if ours:
-        ids = sorted({word.partition("=")[0] for word in argv if _ID_FLAG.fullmatch(word.partition("=")[0])})
-        argv, gone = strip_flags(argv, ids)
-        removed += gone
-    return argv, tuple(removed)
-
-
 def _refuse_secrets(argv: Sequence[str]) -> None:
     from podwatch.config.setting_names import looks_secret
     from podwatch.domain.errors import ConfigurationError
@@ -519,110 +446,3 @@ def _refuse_secrets(argv: Sequence[str]) -> None:
                 fix="put the value into the file of [trainer] env_file (mode 0600) under the name that the trainer"
                 " reads (WANDB_API_KEY, HF_TOKEN, ...), and start training without the argument",
             )
-
-
-def _running(where: Where) -> int:
-    """The pid of the launcher that podwatch watches; without a daemon, of the only trainer that runs here."""
-    from podwatch.cli import detect_machine
-    from podwatch.client.ask_daemon import live_status
-    from podwatch.domain.errors import HostError, UsageError
-
-    found = find_daemon(where)
-    status = live_status(found) if found is not None else None
-    if status is not None:
-        training = status.get("training") or {}
-        if not training.get("alive") or not training.get("pid"):
-            raise HostError("podwatch watches no running trainer", fix="start it, or give a process with --pid")
-        return int(training["pid"])
-    trainers = detect_machine.find_trainers()
-    if not trainers:
-        raise HostError("no running trainer found", fix="give its process with --pid")
-    if len(trainers) > 1:
-        from podwatch.incidents import scrub
-
-        listing = "; ".join(f"{number}: {scrub(command)[:80]}" for number, command in trainers)
-        raise UsageError("several trainers are running", where=listing, fix="choose one with --pid")
-    return trainers[0][0]
-
-
-def _same_user(pid: int, user: str) -> None:
-    """Refuse a command of another user: podwatch would start it as its own user, often root."""
-    import pwd
-
-    from podwatch.domain.errors import ConfigurationError, HostError
-
-    try:
-        runs_as = Path(f"/proc/{pid}").stat().st_uid
-        wanted = pwd.getpwnam(user).pw_uid if user else os.geteuid()
-    except (OSError, KeyError) as error:
-        raise HostError(f"cannot find the user of the process: {error}", where=f"pid {pid}") from error
-    if runs_as != wanted:
-        raise ConfigurationError(
-            f"the process runs as uid {runs_as}, but podwatch would start its command as uid {wanted}",
-            where=f"pid {pid}",
-            fix="if it is your training, set [trainer] user to that user first",
-        )
-
-
-def _ours(pid: int) -> bool:
-    from podwatch.system import procfs
-
-    return procfs.environment_value(pid, "PODWATCH_START_ID") is not None
-
-
-def _names_in(env_file: Path | None) -> frozenset[str]:
-    from podwatch.domain.errors import PodwatchError
-    from podwatch.trainer.environment import read_env_file
-
-    try:
-        return frozenset(read_env_file(env_file)) if env_file is not None else frozenset()
-    except (OSError, PodwatchError):
-        return frozenset()
-
-
-def _diff(old: str, new: str, path: Path) -> list[str]:
-    """A unified diff, scrubbed: the file can contain secrets by mistake."""
-    from podwatch.incidents import scrub
-
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), str(path), f"{path} (adopted)", lineterm="", n=1)
-    return [scrub(line) for line in lines]
-
-
-def _state(path: Path) -> os.stat_result:
-    from podwatch.domain.errors import ConfigurationError
-
-    try:
-        return path.stat()
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the configuration: {error.strerror}", where=str(path)) from error
-
-
-def _replace(path: Path, text: str, before: os.stat_result) -> None:
-    """Replace the file atomically with its old mode and owner. Busy if another process changed it meanwhile."""
-    from podwatch.domain.errors import Busy, HostError
-    from podwatch.system.files import fsync_dir
-
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(text.encode())
-                if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
-                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
-                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
-                file.flush()
-                os.fsync(file.fileno())
-            now = path.stat()
-            if (now.st_ino, now.st_mtime_ns, now.st_size) != (before.st_ino, before.st_mtime_ns, before.st_size):
-                raise Busy(
-                    "another process changed the configuration meanwhile", where=str(path), fix="run the command again"
-                )
-            temporary.replace(path)
-            fsync_dir(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise HostError(
-            f"cannot write the configuration: {error.strerror}", where=str(path), fix="run as its owner or as root"
-        ) from error

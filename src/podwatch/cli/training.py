@@ -101,8 +101,8 @@ def describe(plan: dict[str, Any]) -> list[str]:
     differs = [f"  {clean(line)}" for line in plan.get("command_difference") or []]
     if differs:
         differs = [
-            "the running command (-) differs from the configured one (+), which a restart uses; `podwatch config adopt`"
-            " writes the running one into the configuration:",
+            "the running command (-) differs from the configured one (+), which a restart uses; `podwatch config init"
+            " --pid PID` prints the configuration of the running one:",
             *differs,
         ]
     if plan.get("possible") is False:

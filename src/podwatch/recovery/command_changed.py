@@ -121,8 +121,8 @@ class CommandWatch:
             FindingKind.COMMAND_CHANGED,
             Severity.WARNING,
             f"a restart would not start the trainer that runs now (pid {handle.launcher.pid}): {found.summary()}",
-            "`podwatch config adopt` writes the running command into the configuration; `podwatch restart --dry-run`"
-            " shows what a restart would run",
+            f"`podwatch config init --pid {handle.launcher.pid}` prints the configuration of the running command;"
+            " `podwatch restart --dry-run` shows what a restart would run",
         )
         return None
 
