@@ -10,29 +10,18 @@ import pytest
 from podwatch.daemon.page_history import History, moment_of
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.snapshot import TrainingMetrics, observed
-from podwatch.policy.time_ledger import Ledger, Use
 from podwatch.recording.last_day import last_day
 from podwatch.system.blocking_calls import Worker
 from tests.reporting import views
 from tests.reporting.views import GB, GIB, NOW, WALL
 
 
-class Known:
-    """The accountant as far as the history needs it."""
-
-    def __init__(self) -> None:
-        self.ledger = Ledger(use=Use.TRAINING)
-
-    def turns_to(self, use: Use) -> None:
-        self.ledger = replace(self.ledger, use=use)
-
-
 @pytest.fixture
 def rig(tmp_path: Path) -> Any:
     disk = Worker("test")
-    known, bus = Known(), SimpleNamespace(listeners=[])
+    bus = SimpleNamespace(listeners=[])
     path = tmp_path / "history.jsonl"
-    yield SimpleNamespace(path=path, known=known, bus=bus, history=History(path, disk, known, bus))  # type: ignore[arg-type]
+    yield SimpleNamespace(path=path, bus=bus, history=History(path, disk, bus))  # type: ignore[arg-type]
     disk.close()
 
 
@@ -44,7 +33,7 @@ def happens(rig: Any, name: EventName, second: float, **fields: str) -> None:
 def test_a_moment_has_what_is_known() -> None:
     view = views.healthy()
     figures = TrainingMetrics(85, NOW, (("reward", 0.5), ("kl", 0.1)))
-    moment = moment_of(replace(view, snapshot=replace(view.snapshot, training=observed((figures,), NOW))), Use.TRAINING)
+    moment = moment_of(replace(view, snapshot=replace(view.snapshot, training=observed((figures,), NOW))))
     assert moment.gpus == ((0, 71 * GIB, 80 * GIB), (1, 64 * GIB, 80 * GIB))
     assert (moment.disk, moment.next_save) == ((140 * GB, 250 * GB), 52 * GB)
     assert (moment.step, moment.step_at, moment.reward, moment.loss) == (85, WALL - 18, 0.5, None)
@@ -52,15 +41,14 @@ def test_a_moment_has_what_is_known() -> None:
 
 async def test_changes_between_two_looks_are_kept_at_their_time(rig: Any) -> None:
     await rig.history.look(views.healthy())
-    rig.known.turns_to(Use.RESTARTING)
-    happens(rig, EventName.INCIDENT_OPENED, 10)
+    happens(rig, EventName.INCIDENT_OPENED, 10, incident="1")
+    happens(rig, EventName.INCIDENT_OPENED, 11)  # a remark
     happens(rig, EventName.TRAINER_STARTING, 15, start_id="s")
     happens(rig, EventName.TRAINER_STARTING, 16)  # a remark
-    rig.known.turns_to(Use.TRAINING)
-    happens(rig, EventName.TRAINER_CONFIRMED, 40)
+    happens(rig, EventName.TRAINER_CONFIRMED, 40, step="1")
     shown = await rig.history.last_day(WALL + 45)
-    assert [(m.at - WALL, m.use, m.started) for m in shown] == [
-        (0, "training", False), (10, "restarting", False), (15, "restarting", True), (40, "training", False),
+    assert [(m.at - WALL, m.state, m.started) for m in shown] == [
+        (0, "running", False), (10, "recovering", False), (15, "starting", True), (40, "running", False),
     ]  # fmt: skip
     await rig.history.look(replace(views.healthy(), now_wall=WALL + 60))
     assert [m.at - WALL for m in await rig.history.last_day(WALL + 61)] == [0, 10, 15, 40, 60]

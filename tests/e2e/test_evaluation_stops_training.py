@@ -101,12 +101,7 @@ def test_stop_evaluate_resume(rig: Rig) -> None:
     nothing_failed(pod)
     stopping = [e for e in pod.events() if e["podwatch_event"] == "trainer-stopping"]
     assert all(e["evaluation"] for e in stopping)
-    account = (pod.status() or {})["account"]
-    assert account["seconds"]["evaluating"] > 0
-    assert account["failures"] == 0
-    causes = {one["cause"]: one for one in account["causes"]}
-    assert causes["evaluation"]["times"] >= 2
-    assert "operator" not in causes
+    assert (pod.status() or {})["account"]["failures"] == 0
     assert pod.stop() == 0
 
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from podwatch.detection.one_finding_per_failure import cost
-from podwatch.domain.event import Change, Event, EventName, Notice
+from podwatch.domain.event import Change, Event, EventName, Incident, Notice
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.snapshot import TrainingMetrics, observed
 from podwatch.domain.thresholds import NoticePolicy
 from podwatch.policy.alerts import NoticeState, body, channel_of, cost_of, digest_due, lowest_of, on_event, on_turn
-from podwatch.policy.cost_totals import Account, Price, account
-from podwatch.policy.time_ledger import Ledger, Use, advance
+from podwatch.policy.run_cost import Price, Spent, account
 from podwatch.reporting import digest
 from podwatch.reporting.deliver_notices import document_of
 from podwatch.reporting.status import build_status
@@ -46,16 +45,13 @@ class Night:
 
     def __init__(self, price: Price) -> None:
         self.price, self.state, self.policy = price, NoticeState(), NoticePolicy()
-        self.ledger = Ledger(
-            since=WALL - 10_800, at=WALL, use=Use.TRAINING, seconds={Use.TRAINING: 10_800.0}, segment=10_800.0,
-            trained_until=WALL, position=88, saves={85: 10_070.0}, paces=(240.0,) * 9,
-        )  # fmt: skip
+        self.incidents: list[Incident] = []
         self.notices: list[Notice] = []
 
     def happens(self, after: float, name: EventName, message: str, severity: Severity, **fields: Any) -> None:
         event = Event(name, WALL + after, message, severity, fields)
-        self.ledger = advance(self.ledger, event)
-        now = account(self.ledger, event.wall, price=self.price)
+        spent = Spent(WALL - 10_800, 10_800.0 + after, step_seconds=240.0)
+        now = account(spent, self.incidents, event.wall, price=self.price)
         self.state, notices = on_event(self.state, event, self.policy, at=1000.0 + after, account=now)
         self.notices += notices
 
@@ -66,6 +62,7 @@ class Night:
 
     def death(self) -> None:
         summary = views.dead_recovering().findings[0].summary
+        self.incidents = [Incident(1, "silent-death", WALL, summary, lost_steps=3)]
         self.happens(
             14, EventName.INCIDENT_OPENED, summary, Severity.CRITICAL,
             incident=1, kind="silent-death", began=WALL, gave_up=False, lost_steps=3, lost_seconds=730.0,
@@ -170,7 +167,6 @@ def test_money_is_named_only_where_the_price_is_known() -> None:
 
 def test_the_cost_of_several_failures_is_that_of_this_one_and_of_all() -> None:
     spent = views.spent(failures=3)
-    assert isinstance(spent, Account)
     assert cost_of(1, spent).count("; ") == 1
     assert "3 failures of this run" in cost_of(1, spent)
     assert cost_of(99, spent) == cost_of(1, spent).partition("; ")[2]

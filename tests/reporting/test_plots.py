@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.policy.time_ledger import Use
+from podwatch.policy.overall_status import TrainingState as Use
 from podwatch.recording.last_day import DAY, Moment
 from podwatch.reporting.html import Html
 from podwatch.reporting.plots import BUCKET, BUCKETS, HEIGHT, Segment, paces, path, plots, segments
@@ -28,11 +28,11 @@ def minutes(first: float, last: float, use: Use, **known: object) -> Moments:
 def day() -> Moments:
     """Training for 10 h, a death of 4 min, training for 1 h 56 min, no podwatch for 2 h, stopped for 2 h."""
     return [
-        *minutes(960, 360, Use.TRAINING),
-        Moment(NOW - 60 * 360, str(Use.RESTARTING)),
-        Moment(NOW - 60 * 359, str(Use.RESTARTING), started=True),
-        *minutes(358, 356, Use.RESTARTING),
-        *minutes(356, 240, Use.TRAINING),
+        *minutes(960, 360, Use.RUNNING),
+        Moment(NOW - 60 * 360, str(Use.RECOVERING)),
+        Moment(NOW - 60 * 359, str(Use.RECOVERING), started=True),
+        *minutes(358, 356, Use.RECOVERING),
+        *minutes(356, 240, Use.RUNNING),
         *minutes(120, 0, Use.STOPPED),
     ]
 
@@ -44,22 +44,22 @@ def text_of(html: Html) -> str:
 def test_a_day_by_hand() -> None:
     assert segments(day(), NOW) == (
         Segment(Use.UNKNOWN, NOW - DAY, NOW - 60 * 960),
-        Segment(Use.TRAINING, NOW - 60 * 960, NOW - 60 * 360),
-        Segment(Use.RESTARTING, NOW - 60 * 360, NOW - 60 * 356),
-        Segment(Use.TRAINING, NOW - 60 * 356, NOW - 60 * 241),
+        Segment(Use.RUNNING, NOW - 60 * 960, NOW - 60 * 360),
+        Segment(Use.RECOVERING, NOW - 60 * 360, NOW - 60 * 356),
+        Segment(Use.RUNNING, NOW - 60 * 356, NOW - 60 * 241),
         Segment(Use.UNKNOWN, NOW - 60 * 241, NOW - 60 * 120),
         Segment(Use.STOPPED, NOW - 60 * 120, NOW),
     )
     text = text_of(plots(day(), NOW))
-    assert "training 11 h 55 min" in text
-    assert "restarting 4 min" in text
+    assert "running 11 h 55 min" in text
+    assert "recovering 4 min" in text
     assert "stopped 2 h" in text
     assert "not observed 10 h 1 min" in text
     assert "1 start of training, at " in text
 
 
 def test_a_short_outage_can_be_seen() -> None:
-    moments = [*minutes(100, 50, Use.TRAINING), Moment(NOW - 3000, "down"), *minutes(49, 0, Use.TRAINING)]
+    moments = [*minutes(100, 50, Use.RUNNING), Moment(NOW - 3000, "down"), *minutes(49, 0, Use.RUNNING)]
     width, _swatch = re.findall(r'<rect class="u-down" [^>]*width="([\d.]+)"', plots(moments, NOW))
     assert float(width) >= 5
     assert "down 60 s" in text_of(plots(moments, NOW))
@@ -67,14 +67,14 @@ def test_a_short_outage_can_be_seen() -> None:
 
 def test_nothing_written_yet() -> None:
     assert "podwatch writes one point a minute" in plots((), NOW)
-    assert "podwatch writes one point a minute" in plots([Moment(NOW - 2 * DAY, "training")], NOW)
+    assert "podwatch writes one point a minute" in plots([Moment(NOW - 2 * DAY, "running")], NOW)
 
 
 def test_figures_are_text_too() -> None:
     moments = minutes(
         60,
         0,
-        Use.TRAINING,
+        Use.RUNNING,
         gpus=((0, 70 * GIB, 80 * GIB),),
         disk=(600 * 10**9, 10**12),
         next_save=44 * 10**9,
@@ -89,14 +89,14 @@ def test_figures_are_text_too() -> None:
 
 
 def test_the_dashed_line_is_where_the_next_save_no_longer_fits() -> None:
-    html = plots(minutes(60, 0, Use.TRAINING, disk=(500, 1000), next_save=250), NOW)
+    html = plots(minutes(60, 0, Use.RUNNING, disk=(500, 1000), next_save=250), NOW)
     (level,) = re.findall(r'd="M0 (\d+)h\d+" class="level"', html)
     assert int(level) == round(4 + (HEIGHT - 8) * 0.25)
 
 
 def test_step_times_are_those_of_one_start() -> None:
     def at(minute: int, step: int, second: float, **more: object) -> Moment:
-        return Moment(NOW - 60 * minute, "training", step=step, step_at=NOW - second, **more)  # type: ignore[arg-type]
+        return Moment(NOW - 60 * minute, "running", step=step, step_at=NOW - second, **more)  # type: ignore[arg-type]
 
     moments = [
         at(20, 10, 1200), at(19, 10, 1200), at(18, 11, 1100), at(16, 13, 960),
@@ -152,6 +152,6 @@ def test_any_moments_are_drawn_within_the_frame(moments: Moments) -> None:
 @pytest.mark.parametrize("gpus", [1, 8])
 def test_the_plots_of_a_day_are_small(gpus: int) -> None:
     moments = minutes(
-        1440, 0, Use.TRAINING, gpus=tuple((n, 70 * GIB, 80 * GIB) for n in range(gpus)), disk=(1, 2), next_save=1
+        1440, 0, Use.RUNNING, gpus=tuple((n, 70 * GIB, 80 * GIB) for n in range(gpus)), disk=(1, 2), next_save=1
     )
     assert len(plots(moments, NOW)) < 8_000

@@ -34,10 +34,9 @@ from podwatch.domain.snapshot import (
 )
 from podwatch.domain.thresholds import DetectionPolicy, Policies, RestartPolicy
 from podwatch.incidents.bundle import plain
-from podwatch.policy.cost_totals import Account, Price, account
 from podwatch.policy.overall_status import RecoveryView
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
-from podwatch.policy.time_ledger import Ledger, Loss, Use
+from podwatch.policy.run_cost import Account, Price, Spent, account
 from podwatch.recovery.failure import given_up
 from podwatch.reporting.daemon_view import Counters, DaemonView
 from podwatch.sync.interfaces import SyncStatus
@@ -50,21 +49,15 @@ WALL = 1_769_832_000.0  # 2026-01-31T04:00:00Z
 LAUNCHER = ProcessIdentity(4242, 777, "boot", 1)
 
 
-def spent(*, failures: int = 1, target: int | None = 200, price: Price | None = None) -> Account | None:
-    """Three hours of training, one failure of 20 minutes that took five steps back."""
-    lost = Loss(failures, 1200.0 * failures, 5 * failures, 5 * failures, 410.0 * failures)
-    ledger = Ledger(
-        since=WALL - 12_600,
-        at=WALL,
-        use=Use.TRAINING,
-        seconds={Use.TRAINING: 10_800.0, Use.RESTARTING: 1_800.0},
-        causes={"silent-death": lost, "start": Loss(1, 600.0)} if failures else {"start": Loss(1, 600.0)},
-        incidents={1: lost} if failures else {},
-        lost_training=410.0 * failures,
-        position=85,
-        paces=(80.0, 82.0, 83.0, 84.0, 90.0),
-    )
-    return account(ledger, WALL, target=target, price=price or Price(4.2, "EUR"))
+def spent(*, failures: int = 1, target: int | None = 200, price: Price | None = None) -> Account:
+    """Three and a half hours. Each failure took 20 minutes and five steps of 82 s."""
+    incidents = [
+        Incident(n, "silent-death", WALL - 5000, "", closed_wall=WALL - 3800, resumed_step=80, lost_steps=5)
+        for n in range(1, failures + 1)
+    ]
+    known = Spent(WALL - 12_600, 12_600.0, step_seconds=82.0)
+    left = None if target is None else target - 85
+    return account(known, incidents, WALL, price=price or Price(4.2, "EUR"), median=80.0, left=left)
 
 
 def checkpoint(step: int, *, age: float = 60.0, complete: bool = True) -> CheckpointSet:
@@ -251,18 +244,7 @@ def after_recovery() -> DaemonView:
         confirmed=True,
     )
     view, pace = healthy(), 480.0
-    lost = Loss(1, 400.0, 3, 3, 3 * pace)
-    ledger = Ledger(
-        since=WALL - 12_600,
-        at=WALL,
-        use=Use.TRAINING,
-        seconds={Use.TRAINING: 11_600.0, Use.RESTARTING: 1_000.0},
-        causes={"silent-death": lost, "start": Loss(1, 600.0)},
-        incidents={1: lost},
-        lost_training=3 * pace,
-        position=85,
-        paces=(470.0, 475.0, pace, 485.0, 490.0),
-    )
+    known = Spent(WALL - 12_600, 12_600.0, step_seconds=pace)
     snapshot = replace(
         view.snapshot,
         trainer=observed(trainer(started_ago=2_700.0), NOW),
@@ -275,7 +257,9 @@ def after_recovery() -> DaemonView:
         sync=sync,
         learned=replace(view.learned, step_seconds=(pace,), startups=(300.0,)),
         checkpoints=(checkpoint(80, age=4_190), checkpoint(85, age=460)),
-        account=account(ledger, WALL, target=200, price=Price(4.2, "EUR")),
+        account=account(
+            known, [incident(resolved=True)], WALL, price=Price(4.2, "EUR"), median=0.95 * pace, left=200 - 85
+        ),
         recovery=recovery,
         incident=incident(resolved=True),
     )

@@ -31,7 +31,6 @@ from podwatch.policy.exit_code import Blame, Outcome
 from podwatch.policy.hooks import Occasion
 from podwatch.policy.overall_status import Overall, TrainingState
 from podwatch.policy.replacement import Action
-from podwatch.policy.time_ledger import Use
 from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery.state import Phase
 from podwatch.reporting import deliver_notices
@@ -129,7 +128,6 @@ def enums() -> dict[str, list[str]]:
         "heartbeat state": lease.HolderState,
         "outcome": Outcome,
         "blame": Blame,
-        "use of time": Use,
         "proof": manifest.Proof,
         "notice topic": event.Topic,
         "notice change": event.Change,

@@ -2,10 +2,12 @@
 
 import json
 import time
+from typing import Any
 
 import pytest
 
 from podwatch.cli.runs_show_and_diff import _spent, completed_table, run_document
+from podwatch.client.times_and_sizes import rfc3339
 from podwatch.domain.errors import HostError
 from podwatch.domain.manifest import Keys
 from podwatch.policy.run_summary import difference
@@ -39,7 +41,9 @@ def stored(store: ObjectStore, name: str, tmp_path, *, lr: str) -> Keys:
     start = Start(name, text, str(tmp_path / "podwatch.toml"), str(tmp_path), (str(config),))
     for artefact in start_artefacts(start, lambda text: text):
         store.put_bytes(f"{keys.artefacts('config')}{artefact.name}", artefact.data)
-    store.put_bytes(keys.heartbeat, json.dumps(BEAT).encode())
+    account: Any = BEAT["account"]
+    beat = BEAT | {"account": account | {"since": rfc3339(time.time())}}
+    store.put_bytes(keys.heartbeat, json.dumps(beat).encode())
     return keys
 
 

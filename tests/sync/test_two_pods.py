@@ -473,6 +473,21 @@ def test_what_is_pinned_is_handed_on_in_the_heartbeat(pods: Pods) -> None:
     assert second.claims.foreign_pins == {}, "taken over once, although it read that heartbeat again"
 
 
+def test_what_the_run_costs_is_handed_on_in_the_heartbeat(pods: Pods) -> None:
+    first, second = pods.first.hold(), pods.second
+    first.beat(HolderState.RELEASED, {"account": {"failures": 3}})
+    first.start("another boot")
+    first.look()
+    assert first.claims.foreign_account == {}, "its own is in its journal"
+    second.hold()
+    assert second.claims.foreign_account == {"failures": 3}
+    second.claims.foreign_account = {}
+    second.beat(HolderState.RUNNING, {"account": "none"})
+    assert second.claims.foreign_account == {}, "taken over once, although it read that heartbeat again"
+    first.look()
+    assert first.claims.foreign_account == {}, "of another pod, and no account"
+
+
 @given(
     st.recursive(
         st.none() | st.integers() | st.text(max_size=3),

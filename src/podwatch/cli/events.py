@@ -23,7 +23,7 @@ from podwatch.domain.secrets import scrub
 
 if TYPE_CHECKING:
     from podwatch.journal import Journal
-    from podwatch.policy.cost_totals import Account
+    from podwatch.policy.run_cost import Account
 
 POLL_SECONDS = 1.0
 
@@ -126,12 +126,11 @@ def fetch_incidents(where: Where, incident_id: int | None) -> list[dict[str, Any
 
 def kept_account(journal: "Journal") -> "Account | None":
     """The run's account as the last podwatch kept it; without money, because no configuration is read."""
-    from podwatch.policy.cost_totals import account
-    from podwatch.policy.time_ledger import LEDGER_KEY, from_dict
+    from podwatch.policy.run_cost import COST_KEY, Price, account, from_dict
 
-    kept = journal.learned(LEDGER_KEY)
-    ledger = from_dict(kept.get("ledger")) if isinstance(kept, dict) else None
-    return None if ledger is None else account(ledger, ledger.at)
+    kept = journal.learned(COST_KEY)
+    spent = from_dict(kept.get("spent")) if isinstance(kept, dict) else None
+    return None if spent is None else account(spent, journal.incidents(), time.time(), price=Price())
 
 
 def incident_line(incident: Mapping[str, Any], now: float) -> str:

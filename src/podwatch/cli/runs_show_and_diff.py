@@ -118,11 +118,9 @@ def _spent(summary: "Summary") -> Iterator[tuple[str, str]]:
         yield "from", f"{_day(summary.started_wall, exact=True)} to {_day(summary.ended_wall, exact=True)}{took}"
     if summary.step is not None:
         yield "step", f"{summary.step}" + (f" of {summary.target}" if summary.target is not None else "")
-    if used := {use: seconds for use, seconds in summary.seconds.items() if seconds >= 1}:
-        yield "time", ", ".join(f"{use} {span(seconds)}" for use, seconds in used.items())
     if summary.goodput is not None:
         count = f"{summary.failures} failure" + "s" * (summary.failures != 1)
-        lost = f", {count} cost {span(summary.lost_seconds or 0.0)}" if summary.failures else ""
+        lost = f", {count} cost {span(summary.lost_seconds)}" if summary.failures and summary.lost_seconds else ""
         yield "goodput", f"{100 * summary.goodput:.0f} %{lost}"
     if summary.cost is not None:
         lost = f", {amount(summary.cost_lost, summary.currency)} of it lost" if summary.cost_lost else ""
@@ -176,7 +174,6 @@ def summary_document(summary: "Summary") -> dict[str, Any]:
         "duration_seconds": None if summary.duration is None else round(summary.duration),
         "step": summary.step,
         "target_step": summary.target,
-        "seconds": dict(summary.seconds),
         "goodput_ratio": summary.goodput,
         "failures": summary.failures,
         "lost_seconds": summary.lost_seconds,

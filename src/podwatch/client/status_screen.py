@@ -472,13 +472,13 @@ def _incident_row(document: Document, incident: Document) -> Row:
 
 
 def _account(account: Document) -> str:
-    """The share of useful training, and what the run costs; empty before there was any training."""
-    money = section(account, "money")
-    if account.get("goodput_ratio") is None or not (account.get("failures") or account.get("useful_seconds")):
+    """The share of the time that no failure took, and what the run costs; empty while it is unknown."""
+    money, lost_seconds = section(account, "money"), account.get("lost_seconds")
+    if account.get("goodput_ratio") is None:
         return ""
     facts, priced = [f"{account['goodput_ratio'] * 100:.0f} %"], money.get("so_far") is not None
-    if account.get("failures") and not priced:
-        facts[0] += f", {_counted(account['failures'], 'failure')} cost {span(account.get('lost_seconds') or 0.0)}"
+    if account.get("failures") and lost_seconds is not None and not priced:
+        facts[0] += f", {_counted(account['failures'], 'failure')} cost {span(lost_seconds)}"
     if priced:
         lost = f", {money['lost']:.2f} lost" if money.get("lost") else ""
         facts.append(f"{amount(money['so_far'], money.get('currency'))}{lost}")

@@ -24,7 +24,7 @@ from podwatch.daemon.end_of_run import EndOfRun, FinalSync, clear_survivors, end
 from podwatch.daemon.end_pod import make_pod_ender
 from podwatch.daemon.entry import silent_seconds
 from podwatch.daemon.host_and_endpoints import STEP_SECONDS, Endpoints, Host, open_host
-from podwatch.daemon.keep_time_ledger import LOOK_SECONDS, Accountant
+from podwatch.daemon.keep_run_cost import LOOK_SECONDS, Accountant
 from podwatch.daemon.loop_wiring import DaemonLoops, make_loops, make_recorder
 from podwatch.daemon.notifications import DIGEST_LOOK_SECONDS, FAREWELL_SECONDS, Notifying, make_notifying
 from podwatch.daemon.page_history import History
@@ -45,8 +45,8 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState
 from podwatch.journal import Journal
-from podwatch.policy.cost_totals import Price
 from podwatch.policy.lost_saves import to_wait_for
+from podwatch.policy.run_cost import Price
 from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recording.recorder import Recorder
 from podwatch.recovery.stop import tell_to_end
@@ -196,7 +196,7 @@ async def build_daemon(
 
         evaluations = await make_evaluations(parts, host, loops, memory, loaded.path)
     findings = Findings(parts, loops, host.bus, maintenance, Reporters(notifying, hooks, evaluations), silent)
-    history = History(paths.history, host.disk, accountant, host.bus)
+    history = History(paths.history, host.disk, host.bus)
     books = Books(accountant, history)
     best = str if evaluations is None else evaluations.best_text
     status = StatusSource(parts, loops, host.bus, findings, memory, maintenance, loaded.path, host.exit, books, best)
@@ -322,8 +322,10 @@ class Daemon:
         host.bus.listeners.append(self._on_event)
         if self._notifying is not None:
             cost = parts.settings.cost
-            price = Price(cost.per_hour, cost.currency)
-            self._notifying.account = lambda: status.books.accountant.account(target=None, price=price)
+            price, sensing = Price(cost.per_hour, cost.currency), loops.sensing
+            self._notifying.account = lambda: status.books.accountant.account(
+                price, sensing.state.learned.median_step_seconds
+            )
             host.bus.listeners.append(self._notifying.event)
         if self._hooks is not None:
             host.bus.listeners.append(self._hooks.event)

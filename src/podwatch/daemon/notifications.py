@@ -60,8 +60,6 @@ class EventBus:
         self.counts: Counter[str] = Counter()
         self.uploaded_bytes = 0
         self.listeners: list[Emit] = []
-        self.before: Callable[[], None] | None = None
-        """Called before an event is recorded; can record another one."""
 
     async def load(self) -> None:
         kept = await self._journal.run(Journal.learned, COUNTED, {})
@@ -75,8 +73,6 @@ class EventBus:
         self._journal.post(Journal.learn, UPLOADED, self.uploaded_bytes)
 
     def __call__(self, event: Event) -> None:
-        if self.before is not None:
-            self.before()
         self.counts[str(event.name)] += 1
         if event.name is EventName.PUBLISHED:
             self.uploaded_bytes += int(event.fields.get("bytes") or 0)
@@ -147,7 +143,7 @@ def _fields(finding: Finding) -> dict[str, str | int | float | bool | None]:
 
 if TYPE_CHECKING:
     from podwatch.domain.event import Notice
-    from podwatch.policy.cost_totals import Account
+    from podwatch.policy.run_cost import Account
     from podwatch.reporting.dead_man import DeadMan
     from podwatch.reporting.deliver_notices import Channel
     from podwatch.reporting.wandb import WandbPlan, WandbRun

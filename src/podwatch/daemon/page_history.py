@@ -5,10 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from podwatch.daemon.keep_time_ledger import Accountant
 from podwatch.daemon.notifications import EventBus
 from podwatch.domain.event import Event, EventName
-from podwatch.policy.time_ledger import Use
+from podwatch.policy.overall_status import TrainingState
 from podwatch.recording.last_day import DAY, Moment, append, last_day
 from podwatch.reporting.daemon_view import DaemonView
 from podwatch.system.blocking_calls import Worker
@@ -18,26 +17,29 @@ MOST_WAITING: Final = 600
 """Changes kept for a disk that takes none: more than a day of restarts."""
 
 
-class History:
-    """``accountant`` sees each event first, and knows what the time is used for."""
+_CHANGES: Final = {
+    EventName.INCIDENT_OPENED: ("incident", TrainingState.RECOVERING),
+    EventName.TRAINER_STARTING: ("start_id", TrainingState.STARTING),
+    EventName.TRAINER_CONFIRMED: ("step", TrainingState.RUNNING),
+}
+"""Event -> the field without which it is a remark, and what training does from then on."""
 
-    def __init__(self, path: Path, disk: Worker, accountant: Accountant, bus: EventBus) -> None:
-        self._path, self._disk, self._accountant = path, disk, accountant
+
+class History:
+    def __init__(self, path: Path, disk: Worker, bus: EventBus) -> None:
+        self._path, self._disk = path, disk
         self._waiting: list[Moment] = []
-        self._use: Use | None = None
         bus.listeners.append(self._on_event)
 
     def _on_event(self, event: Event) -> None:
-        use = self._accountant.ledger.use
-        started = event.name is EventName.TRAINER_STARTING and "start_id" in event.fields
-        if started or use is not self._use:
-            self._use = use
-            self._waiting = [*self._waiting, Moment(event.wall, str(use), started)][-MOST_WAITING:]
+        field, state = _CHANGES.get(event.name, ("", TrainingState.UNKNOWN))
+        if field and field in event.fields:
+            started = event.name is EventName.TRAINER_STARTING
+            self._waiting = [*self._waiting, Moment(event.wall, str(state), started)][-MOST_WAITING:]
 
     async def look(self, view: DaemonView) -> None:
         """Write the moment of ``view``. A disk that fails leaves a hole in the plots and nothing else."""
-        self._use = self._accountant.ledger.use
-        self._waiting = [*self._waiting, moment_of(view, self._use)][-MOST_WAITING:]
+        self._waiting = [*self._waiting, moment_of(view)][-MOST_WAITING:]
         waiting = tuple(self._waiting)
         try:
             await self._disk.call(append, self._path, waiting, timeout=DEADLINE_SECONDS)
@@ -55,14 +57,14 @@ class History:
         return (*kept, *(m for m in self._waiting if now_wall - DAY <= m.at <= now_wall and m not in known))
 
 
-def moment_of(view: DaemonView, use: Use) -> Moment:
+def moment_of(view: DaemonView) -> Moment:
     snapshot = view.snapshot
     disk, newest = snapshot.disk.value, snapshot.newest_step
     training = snapshot.training.value
     figures = dict(training[-1].values) if training else {}
     return Moment(
         view.now_wall,
-        str(use),
+        str(view.judgement().state),
         gpus=tuple(
             (gpu.index, gpu.memory_used_bytes, gpu.memory_total_bytes)
             for gpu in snapshot.gpus.value or ()

@@ -11,7 +11,7 @@ from podwatch.checkpoints.layouts.base import counts_saves
 from podwatch.client.times_and_sizes import rfc3339
 from podwatch.daemon.backup_findings import cannot_be_used
 from podwatch.daemon.components import Components
-from podwatch.daemon.keep_time_ledger import Accountant
+from podwatch.daemon.keep_run_cost import Accountant
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.notifications import EventBus
 from podwatch.daemon.page_history import History
@@ -29,10 +29,10 @@ from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.domain.thresholds import Policies
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.cost_totals import Price
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.lost_saves import not_stored, pin_not_stored
 from podwatch.policy.overall_status import RecoveryView
+from podwatch.policy.run_cost import Price
 from podwatch.policy.steps_at_risk import steps_at_risk
 from podwatch.recording.last_day import Moment
 from podwatch.recovery.recovery import Recovery
@@ -212,8 +212,10 @@ class StatusSource:
             node_count=1 if parts.gang is None else parts.gang.place.count,
             best_result=self._best(),
             account=self.books.accountant.account(
+                Price(settings.cost.per_hour, settings.cost.currency),
+                sensing.state.learned.median_step_seconds,
                 target=parts.run.config.policies.detection.max_steps,
-                price=Price(settings.cost.per_hour, settings.cost.currency),
+                step=None if snapshot.newest_step is None else snapshot.newest_step.step,
             ),
         )
 

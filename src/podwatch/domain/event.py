@@ -15,8 +15,6 @@ class EventName(StrEnum):
 
     DAEMON_STARTED = "daemon-started"
     DAEMON_STOPPING = "daemon-stopping"
-    WATCH_STARTED = "watch-started"
-    CLOCK_CHANGED = "clock-changed"
     CONFIG_RELOADED = "config-reloaded"
     CONFIG_REFUSED = "config-refused"
     CONFIG_WARNING = "config-warning"

@@ -125,6 +125,8 @@ class Sign:
     """Step: reason. The pod that replaces this one adopts them, so that it does not delete these steps in the store."""
     saves: KnownSaves | None = None
     """None: this pod does not know what it would hand over, or not which of it is pinned."""
+    account: Mapping[str, Any] = field(default_factory=dict)
+    """What the run costs so far, as it stands in the heartbeat."""
 
 
 def parse_sign(data: bytes | None) -> Sign | None:
@@ -142,6 +144,7 @@ def parse_sign(data: bytes | None) -> Sign | None:
         digest_wall=_time(document, LAST_DIGEST),
         pins=parse_pins(document),
         saves=parse_saves(document),
+        account=account if isinstance(account := document.get("account"), dict) else {},
     )
 
 

@@ -12,8 +12,7 @@ from typing import Any
 from podwatch.domain.event import Change, Event, EventName, Notice, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.thresholds import NoticePolicy
-from podwatch.policy.cost_totals import Account, Price
-from podwatch.policy.time_ledger import Loss
+from podwatch.policy.run_cost import Account, Loss, Price
 
 HOUR = 3600.0
 TOPICS = {
@@ -241,27 +240,25 @@ def cost_so_far(lost_seconds: float | None, account: Account | None) -> str:
     if lost_seconds is None:
         return ""
     price = Price() if account is None else account.price
-    return f"{_span(lost_seconds)} of training so far{_money(lost_seconds, price)}"
+    return f"{_span(lost_seconds)} of training so far{_money(price.of(lost_seconds), price)}"
 
 
 def cost_of(incident: int, account: Account | None) -> str:
     """What one failure has cost, and all of them; empty if unknown. ``incident`` 0: all of them only."""
     if account is None:
         return ""
-    loss = account.incidents.get(incident, Loss())
-    one, all_ = loss.seconds + loss.training_seconds, account.lost_seconds
-    parts = []
-    if one:
+    loss, run, parts = account.incidents.get(incident, Loss()), account.run, []
+    if loss.times:
+        took = f"{_span(loss.idle)} without training" if loss.seconds is None else _span(loss.seconds)
         steps = f", {loss.steps} steps to train again" if loss.steps else ""
-        parts.append(f"{_span(one)}{steps}{_money(one, account.price)}")
-    if all_ >= 1 and not (one and account.failures == 1):
-        count = "1 failure" if account.failures == 1 else f"{account.failures} failures"
-        parts.append(f"{count} of this run: {_span(all_)}{_money(all_, account.price)}")
+        parts.append(f"{took}{steps}{_money(account.price.of(loss.seconds), account.price)}")
+    if run.lost_seconds is not None and run.lost_seconds >= 1 and not (loss.times and run.failures == 1):
+        count = "1 failure" if run.failures == 1 else f"{run.failures} failures"
+        parts.append(f"{count} of this run: {_span(run.lost_seconds)}{_money(run.lost, account.price)}")
     return "; ".join(parts)
 
 
-def _money(seconds: float, price: Price) -> str:
-    value = price.of(seconds)
+def _money(value: float | None, price: Price) -> str:
     return "" if value is None else f" ({value:.2f} {price.currency})".replace(" )", ")")
 
 

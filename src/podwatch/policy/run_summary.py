@@ -11,6 +11,7 @@ from typing import Any, Final
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.safe_names import deceives
 from podwatch.domain.secrets import scrub
+from podwatch.policy.run_cost import Totals
 
 CONTEXT_LINES: Final = 3
 LONGEST: Final = 300
@@ -20,8 +21,7 @@ ENDED: Final = frozenset({"finished", "stopped", "gave-up", "failed", "refused",
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run, by its last heartbeat. Times are epoch seconds; None is unknown. ``seconds`` by use (policy/
-    time_ledger.py); money in ``currency``, of the last pod."""
+    """One run, by its last heartbeat. Times are epoch seconds; None is unknown."""
 
     run_id: str
     outcome: str = ""
@@ -32,7 +32,6 @@ class Summary:
     ended_wall: float | None = None
     step: int | None = None
     target: int | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
     goodput: float | None = None
     failures: int | None = None
     lost_seconds: float | None = None
@@ -54,13 +53,30 @@ class Summary:
         return self.ended_wall - self.started_wall
 
 
+def totals_of(account: Mapping[str, Any], since: float | None) -> Totals | None:
+    """The totals in ``account`` of a heartbeat; None without their times. ``since``: as epoch seconds."""
+    seconds, money = _number(account.get("total_seconds")), _mapping(account.get("money"))
+    if since is None or seconds is None:
+        return None
+    return Totals(
+        since,
+        seconds,
+        _count(account.get("failures")) or 0,
+        _number(account.get("lost_seconds")),
+        _count(account.get("steps_lost")) or 0,
+        _number(money.get("so_far")),
+        _number(money.get("lost")),
+        _text(money.get("currency"))[:8],
+    )
+
+
 def summarize(
     run_id: str, beat: Mapping[str, Any], *, began_wall: float | None, written_wall: float | None, since: float | None
 ) -> Summary:
     """``beat``: the heartbeat's document. ``began_wall``: the oldest time that the store shows; ``written_wall``: when
-    the heartbeat was written, by the store's clock; ``since``: the start of the pod's account."""
+    the heartbeat was written, by the store's clock; ``since``: of its account."""
     account = _mapping(beat.get("account"))
-    seconds, money = _mapping(account.get("seconds")), _mapping(account.get("money"))
+    totals = totals_of(account, since)
     written, last = _number(beat.get("written_wall")), _number(beat.get("step_wall"))
     behind = None if written is None or last is None else max(0.0, written - last)
     ended = written_wall if written_wall is None or behind is None else written_wall - behind
@@ -76,14 +92,13 @@ def summarize(
         ended_wall=ended,
         step=stored if step is None else step,  # the last start made none: the run has at least what is stored
         target=_count(beat.get("target")),
-        seconds={_text(use): value for use, text in seconds.items() if (value := _number(text)) is not None},
         goodput=_number(account.get("goodput_ratio")),
-        failures=_count(account.get("failures")),
-        lost_seconds=_number(account.get("lost_seconds")),
-        steps_lost=_count(account.get("steps_lost")),
-        cost=_number(money.get("so_far")),
-        cost_lost=_number(money.get("lost")),
-        currency=_text(money.get("currency"))[:8],
+        failures=None if totals is None else totals.failures,
+        lost_seconds=None if totals is None else totals.lost_seconds,
+        steps_lost=None if totals is None else totals.steps_lost,
+        cost=None if totals is None else totals.so_far,
+        cost_lost=None if totals is None else totals.lost,
+        currency="" if totals is None else totals.currency,
         best=_text(beat.get("best_result")),
     )
 

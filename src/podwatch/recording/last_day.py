@@ -21,12 +21,12 @@ MAX_LINE: Final = 8 << 10
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The run at ``at`` (epoch seconds). ``use``: what the time since is used for (``policy.time_ledger.Use``).
+    """The run at ``at`` (epoch seconds). ``state``: of training, until the next one.
     ``started``: a trainer is started now. ``gpus``: index -> (used, total) bytes. ``step_at``: epoch seconds of
-    ``step``. Only ``at`` and ``use`` are known at a change between two looks."""
+    ``step``. Only ``at`` and ``state`` are known at a change between two looks."""
 
     at: float
-    use: str
+    state: str
     started: bool = False
     gpus: tuple[tuple[int, int, int], ...] = ()
     disk: tuple[int, int] | None = None
@@ -43,7 +43,7 @@ _SHORT: Final = {"started": "s", "gpus": "g", "disk": "d", "next_save": "n", "st
 
 def to_line(moment: Moment) -> str:
     """One line of JSON without what is not known."""
-    kept: dict[str, Any] = {"t": round(moment.at, 1), "u": moment.use}
+    kept: dict[str, Any] = {"t": round(moment.at, 1), "u": moment.state}
     for name in ("started", "gpus", "disk", "next_save", "step", "step_at", "reward", "loss"):
         value = getattr(moment, name)
         if value is not None and value is not False and value != ():

@@ -14,9 +14,9 @@ from podwatch.domain.nodes import NodeView
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Reading, Snapshot
 from podwatch.domain.thresholds import DiskPolicy
-from podwatch.policy.cost_totals import Account
 from podwatch.policy.exit_code import Verdict
 from podwatch.policy.overall_status import Judgement, RecoveryView, Situation, judge
+from podwatch.policy.run_cost import Account
 from podwatch.sync.interfaces import SyncStatus
 
 

@@ -29,8 +29,8 @@ class Totals:
     wall: float
     step: int | None = None
     failures: int = 0
-    lost_seconds: float = 0.0
-    steps_redone: int = 0
+    lost_seconds: float | None = None
+    steps_lost: int = 0
     lost_money: float | None = None
     reward: float | None = None
     kl: float | None = None
@@ -43,8 +43,8 @@ def totals(document: Mapping[str, Any], metrics: Mapping[str, float], wall: floa
         wall,
         step,
         int(account.get("failures") or 0),
-        float(account.get("lost_seconds") or 0.0),
-        int(account.get("steps_redone") or 0),
+        account.get("lost_seconds"),
+        int(account.get("steps_lost") or 0),
         (account.get("money") or {}).get("lost"),
         metrics.get("reward"),
         metrics.get("kl"),
@@ -120,10 +120,11 @@ def _failures(document: Mapping[str, Any], now: Totals, before: Totals, since: s
         return ""
     if count == 0:
         return f"No failure {since}."
-    lost = span(max(0.0, now.lost_seconds - before.lost_seconds))
-    text = f"{count} failure{'' if count == 1 else 's'} {since}: {lost} lost"
-    redone = now.steps_redone - before.steps_redone
-    text += f", {redone} steps trained again" if redone > 0 else ""
+    text = f"{count} failure{'' if count == 1 else 's'} {since}"
+    if now.lost_seconds is not None and before.lost_seconds is not None:
+        text += f": {span(max(0.0, now.lost_seconds - before.lost_seconds))} lost"
+    steps = now.steps_lost - before.steps_lost
+    text += f", {steps} steps lost" if steps > 0 else ""
     if now.lost_money is not None and before.lost_money is not None:
         currency = document["account"]["money"]["currency"]
         text += f", {amount(max(0.0, now.lost_money - before.lost_money), currency)}"

@@ -10,8 +10,7 @@ from podwatch.domain.event import Event, Incident
 from podwatch.domain.finding import Finding
 from podwatch.domain.run import Pause
 from podwatch.domain.stored_checkpoint import PublishedSave
-from podwatch.policy.cost_totals import Account, Price
-from podwatch.policy.time_ledger import TOTALLED, Loss
+from podwatch.policy.run_cost import Account, Loss, Price
 
 # -- pause -----------------------------------------------------------------------------------------------------------
 # `daemon.pause` in the status, and the answer to `pause`.
@@ -47,30 +46,27 @@ def event_document(event: Event) -> dict[str, Any]:
 
 
 def account_document(account: Account | None, *, brief: bool = False) -> dict[str, Any] | None:
-    """Where the run's time and money went. ``brief``: the totals only, for the heartbeat. Amounts are null without
-    ``[cost] per_hour``."""
+    """What the run costs. ``brief``: the totals only, for the heartbeat. Amounts are null without ``[cost]
+    per_hour``."""
     if account is None:
         return None
-    spread = account.finish
+    run, finish = account.run, account.finish
     document: dict[str, Any] = {
-        "since": rfc3339(account.since),
-        "use": str(account.use),
-        "seconds": {str(use): round(account.seconds[use], 1) for use in TOTALLED},
-        "useful_seconds": round(account.useful_seconds, 1),
-        "goodput_ratio": None if account.goodput is None else round(account.goodput, 4),
-        "failures": account.failures,
-        "lost_seconds": round(account.lost_seconds, 1),
-        "steps_lost": account.steps_lost,
-        "steps_redone": account.steps_redone,
+        "since": rfc3339(run.since),
+        "total_seconds": round(run.seconds, 1),
+        "goodput_ratio": _rounded(account.goodput, 4),
+        "failures": run.failures,
+        "lost_seconds": _rounded(run.lost_seconds, 1),
+        "steps_lost": run.steps_lost,
         "finish_seconds": None
-        if spread is None
-        else {"low": round(spread.low), "likely": round(spread.likely), "high": round(spread.high)},
+        if finish is None
+        else {"low": round(finish.low), "likely": round(finish.likely), "high": round(finish.high)},
         "money": {
             "per_hour": account.price.per_hour,
             "currency": account.price.currency,
-            "so_far": _amount(account.so_far),
-            "lost": _amount(account.lost),
-            "at_end": _amount(account.at_end),
+            "so_far": _rounded(run.so_far, 2),
+            "lost": _rounded(run.lost, 2),
+            "at_end": _rounded(account.at_end, 2),
         },
     }
     if not brief:
@@ -83,17 +79,16 @@ def account_document(account: Account | None, *, brief: bool = False) -> dict[st
 
 def loss_document(loss: Loss, price: Price) -> dict[str, Any]:
     return {
-        "without_training_seconds": round(loss.seconds, 1),
-        "lost_training_seconds": round(loss.training_seconds, 1),
+        "without_training_seconds": round(loss.idle, 1),
+        "lost_training_seconds": _rounded(loss.training, 1),
         "steps_lost": loss.steps,
-        "steps_redone": loss.redone,
-        "money": _amount(price.of(loss.seconds + loss.training_seconds)),
+        "money": _rounded(price.of(loss.seconds), 2),
         "currency": price.currency,
     }
 
 
-def _amount(value: float | None) -> float | None:
-    return None if value is None else round(value, 2)
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def incident_document(incident: Incident, account: Account | None = None) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from prometheus_client.registry import Collector
 
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Health, SensorState
-from podwatch.policy.cost_totals import Account
 from podwatch.policy.overall_status import Overall, TrainingState
-from podwatch.policy.time_ledger import TOTALLED
+from podwatch.policy.run_cost import Account
 from podwatch.reporting.daemon_view import DaemonView, ViewSource
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -299,34 +298,23 @@ def _counters(view: DaemonView) -> Iterable[Metric]:
 
 
 def _account(account: Account | None) -> Iterable[Metric]:
-    """Gauges: a failure that is noticed late turns time that counted as training into lost time."""
     if account is None:
         return
-    uses = GaugeMetricFamily("podwatch_use_seconds", "Time of the run by use", labels=["use"])
-    for use in TOTALLED:
-        uses.add_metric([str(use)], account.seconds[use])
-    yield uses
-    yield from _gauge("podwatch_useful_training_seconds", "Training that no failure took back", account.useful_seconds)
-    yield from _gauge(
-        "podwatch_goodput_ratio", "Useful training of the time in which training should run, 0 to 1", account.goodput
-    )
-    idle = GaugeMetricFamily("podwatch_lost_idle_seconds", "Time without training", labels=["cause"])
+    yield from _gauge("podwatch_goodput_ratio", "Share of the time that no failure took, 0 to 1", account.goodput)
     lost = GaugeMetricFamily("podwatch_lost_training_seconds", "Training that was lost", labels=["cause"])
     steps = GaugeMetricFamily("podwatch_lost_steps", "Steps that resumes went back", labels=["cause"])
-    redone = GaugeMetricFamily("podwatch_redone_steps", "Lost steps that were trained again", labels=["cause"])
     for cause, loss in sorted(account.causes.items()):
-        idle.add_metric([cause], loss.seconds)
-        lost.add_metric([cause], loss.training_seconds)
+        if loss.training is not None:
+            lost.add_metric([cause], loss.training)
         steps.add_metric([cause], float(loss.steps))
-        redone.add_metric([cause], float(loss.redone))
-    yield from (idle, lost, steps, redone)
+    yield from (lost, steps)
     if account.finish is not None:
         finish = GaugeMetricFamily("podwatch_finish_seconds", "Time to the target step", labels=["estimate"])
         for name in ("low", "likely", "high"):
             finish.add_metric([name], getattr(account.finish, name))
         yield finish
     money = GaugeMetricFamily("podwatch_money", "Cost of the run by [cost] per_hour", labels=["kind", "currency"])
-    for kind, amount in (("so_far", account.so_far), ("lost", account.lost), ("at_end", account.at_end)):
+    for kind, amount in (("so_far", account.run.so_far), ("lost", account.run.lost), ("at_end", account.at_end)):
         if amount is not None:
             money.add_metric([kind, account.price.currency], amount)
     yield money

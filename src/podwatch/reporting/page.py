@@ -332,7 +332,7 @@ figure{margin:.9rem 0 0}figcaption{font-size:.875rem;overflow-wrap:anywhere}
 .strip{height:3.2rem}.chart{height:3.2rem}
 .line,.level,.mark{fill:none;stroke-width:1.5px;stroke:var(--bar)}
 .level{stroke:var(--warnbar);stroke-dasharray:5 4}.mark{stroke:var(--fg)}
-.u-training{fill:var(--good)}.u-restarting{fill:var(--warnbar)}.u-down{fill:var(--bad)}.u-evaluating{fill:var(--bar)}
+.u-running{fill:var(--good)}.u-recovering{fill:var(--warnbar)}.u-down{fill:var(--bad)}.u-evaluating{fill:var(--bar)}
 .u-stopped,.u-finished{fill:var(--dim)}
 .key{list-style:none;padding:0;display:flex;flex-wrap:wrap;gap:.1rem .9rem;font-size:.875rem}
 .swatch{width:.8rem;height:.9rem;margin-right:.35rem;border:1px solid var(--line);vertical-align:-.1rem}

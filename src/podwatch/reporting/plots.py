@@ -12,7 +12,7 @@ from typing import Final
 
 from podwatch.client.terminal_text import BEFORE_UNIT, NO_BREAK
 from podwatch.client.times_and_sizes import gib, local, size, span
-from podwatch.policy.time_ledger import Use
+from podwatch.policy.overall_status import TrainingState as Use
 from podwatch.recording.last_day import DAY, Moment
 from podwatch.reporting.html import Html, joined, tag
 
@@ -22,7 +22,7 @@ BUCKET: Final = 480.0
 """Seconds that share one place of a line: two pixels of a phone."""
 BUCKETS: Final = int(DAY // BUCKET)
 HEIGHT: Final = 100
-STRIP_HEIGHTS: Final = {Use.TRAINING: 100, Use.EVALUATING: 100, Use.RESTARTING: 70, Use.DOWN: 45, Use.STOPPED: 20}
+STRIP_HEIGHTS: Final = {Use.RUNNING: 100, Use.EVALUATING: 100, Use.RECOVERING: 70, Use.DOWN: 45, Use.STOPPED: 20}
 """The state as height too: a colour alone is not enough. Finished is as stopped; unknown has none."""
 LEAST_WIDTH: Final = 5.0
 """Minutes: a shorter outage would be too narrow to see."""
@@ -74,7 +74,7 @@ def segments(moments: Sequence[Moment], now: float) -> tuple[Segment, ...]:
     put(Use.UNKNOWN, now - DAY, moments[0].at if moments else now)
     for moment, end in zip(moments, (*(m.at for m in moments[1:]), now), strict=True):
         seen = end if end - moment.at <= LONGEST_GAP else moment.at
-        put(_use(moment.use), moment.at, seen)
+        put(_use(moment.state), moment.at, seen)
         put(Use.UNKNOWN, seen, end)
     return tuple(found)
 
@@ -83,13 +83,17 @@ def _use(name: str) -> Use:
     return _USES.get(name, Use.UNKNOWN)
 
 
-_USES: Final = {str(use): use for use in Use}
+_USES: Final = {str(use): use for use in Use} | {
+    "starting": Use.RECOVERING,
+    "gave-up": Use.DOWN,
+    "blocked": Use.DOWN,
+}
 
 
 def strip(moments: Sequence[Moment], now: float) -> Html:
     """What the day was used for, with a line at each start of training."""
     day = segments(moments, now)
-    shapes = [_block(one, now) for one in sorted(day, key=lambda s: s.use is not Use.TRAINING) if one.use in _DRAWN]
+    shapes = [_block(one, now) for one in sorted(day, key=lambda s: s.use is not Use.RUNNING) if one.use in _DRAWN]
     starts = [moment.at for moment in moments if moment.started]
     marks = "".join(f"M{_minutes(at, now):.0f} 0v{HEIGHT}" for at in starts)
     if marks:
@@ -110,7 +114,7 @@ def strip(moments: Sequence[Moment], now: float) -> Html:
     )
 
 
-_DRAWN: Final = (Use.TRAINING, Use.RESTARTING, Use.DOWN, Use.STOPPED, Use.EVALUATING, Use.FINISHED)
+_DRAWN: Final = (Use.RUNNING, Use.RECOVERING, Use.DOWN, Use.STOPPED, Use.EVALUATING, Use.FINISHED)
 
 
 def _minutes(at: float, now: float) -> float:
@@ -119,7 +123,7 @@ def _minutes(at: float, now: float) -> float:
 
 def _block(one: Segment, now: float) -> Html:
     begin, width = _minutes(one.begin, now), (one.end - one.begin) / 60
-    if one.use is not Use.TRAINING:
+    if one.use is not Use.RUNNING:
         width = max(width, LEAST_WIDTH)
         begin = min(begin, 1440 - width)
     height = STRIP_HEIGHTS.get(one.use, 20)
@@ -176,7 +180,7 @@ def paces(moments: Sequence[Moment]) -> list[tuple[float, float]]:
     found: list[tuple[float, float]] = []
     last: Moment | None = None
     for moment in moments:
-        if moment.started or _use(moment.use) is not Use.TRAINING:
+        if moment.started or _use(moment.state) is not Use.RUNNING:
             last = None
         elif moment.step is not None and moment.step_at is not None:
             if last is None or last.step is None or last.step_at is None or moment.step < last.step:

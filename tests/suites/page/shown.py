@@ -96,10 +96,10 @@ def day(gpus: int = 2) -> tuple[Moment, ...]:
     ``views.healthy`` is now: the figures of one page agree."""
     found = []
     for minute in range(1440, -1, -1):
-        use, step = "training", 85 - (minute + 3) // 4
+        use, step = "running", 85 - (minute + 3) // 4
         made = (1440 - minute) / 4
         if minute in range(900, 904) or minute in range(300, 303):
-            use = "restarting"
+            use = "recovering"
         elif minute in range(600, 690):
             continue
         elif minute in range(440, 500):
@@ -108,7 +108,7 @@ def day(gpus: int = 2) -> tuple[Moment, ...]:
             use = "down"
         elif minute in range(60, 75):
             use = "evaluating"
-        up = use in ("training", "evaluating")
+        up = use in ("running", "evaluating")
         at = WALL - 60 * minute
         found.append(
             Moment(

@@ -186,9 +186,7 @@ def test_a_run_with_evaluations_ends_in_the_same_weights(
     assert len(stops) == len(resumed)
     assert not {e["podwatch_event"] for e in events} & {"incident-opened", "evaluation-failed", "gave-up"}
     same_weights(output, reference)
-    account = (daemon.status() or {})["account"]
-    assert (account["seconds"]["evaluating"] > 0) is (gpus == "stop-training")
-    assert account["failures"] == 0
+    assert (daemon.status() or {})["account"]["failures"] == 0
 
 
 @pytest.mark.parametrize("guarded", ["A", "B"], indirect=True)

@@ -107,6 +107,13 @@ class LeaseHolder:
     def took_over_pins(self) -> None:
         self._claims.foreign_pins = {}
 
+    def take_account(self) -> Mapping[str, Any]:
+        """The account of the run in the same heartbeat, once. Empty while this pod does not write the heartbeat."""
+        if not self.speaks:
+            return {}
+        found, self._claims.foreign_account = self._claims.foreign_account, {}
+        return found
+
     @property
     def holding(self) -> bool:
         """Whether the claim is settled, so that no other pod publishes."""

@@ -217,6 +217,8 @@ class LeaseProtocol:
         """Pins (step: reason) in the last heartbeat of another podwatch, until they are taken over."""
         self.foreign_saves: KnownSaves | None = None
         """The saves that the same heartbeat lists."""
+        self.foreign_account: Mapping[str, Any] = {}
+        """Its account of the run, until it is taken over."""
         self.pointer: Pointer | None = None
         """As it was when this pod won the lease; None: absent or unusable."""
         self._seen_pointer: Pointer | None = None
@@ -315,6 +317,7 @@ class LeaseProtocol:
             self.note_digest(min(sign.digest_wall, now))
         if sign is not None and sign.pod.writer_id != self.me.writer_id and sign.mark != self._pins_from:
             self.foreign_pins, self.foreign_saves, self._pins_from = sign.pins, sign.saves, sign.mark
+            self.foreign_account = sign.account
         return sign
 
     def _list(self) -> Generator[Request, Any, None]:

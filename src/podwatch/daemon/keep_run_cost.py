@@ -1,0 +1,133 @@
+"""Keeps in the journal what the run's costs (policy/run_cost.py) need besides incidents, and adds those of earlier
+pods."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from podwatch.client.times_and_sizes import from_rfc3339
+from podwatch.daemon.notifications import EventBus
+from podwatch.domain.event import Event, EventName, Incident
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.policy.overall_status import TrainingState
+from podwatch.policy.run_cost import (
+    COST_KEY,
+    Account,
+    Price,
+    Spent,
+    Steps,
+    account,
+    from_dict,
+    measured,
+    step_seconds,
+    to_dict,
+)
+from podwatch.policy.run_summary import totals_of
+from podwatch.reporting.daemon_view import DaemonView
+from podwatch.system.clock import Clock
+from podwatch.system.procfs import boot_id
+
+LOOK_SECONDS: Final = 60.0
+INCIDENTS_COUNTED: Final = 1000
+_DOWN: Final = (TrainingState.DOWN, TrainingState.GAVE_UP, TrainingState.BLOCKED)
+
+
+class Accountant:
+    """Sees every event. ``counted``: the layout's checkpoint numbers are steps."""
+
+    def __init__(self, journal: AsyncJournal, clock: Clock, bus: EventBus, *, counted: bool) -> None:
+        self._journal, self._clock, self._bus, self._counted = journal, clock, bus, counted
+        self._spent = Spent(clock.wall())
+        self._at = clock.boottime()
+        self._incidents: dict[int, Incident] = {}
+        self._window: Steps = ()
+        self._finished = False
+
+    async def load(self) -> None:
+        """Continue what an earlier podwatch has kept. The time between counts if the machine ran through it."""
+        kept = await self._journal.run(Journal.learned, COST_KEY)
+        kept = kept if isinstance(kept, dict) else {}
+        if (spent := from_dict(kept.get("spent"))) is not None:
+            self._spent = spent
+            if kept.get("boot") == boot_id():
+                self._at = min(float(kept.get("boottime") or self._at), self._at)
+        found = await self._journal.run(Journal.incidents, INCIDENTS_COUNTED)
+        self._incidents = {one.id: one for one in found}
+        self._bus.listeners.append(self._on_event)
+
+    def look(self, view: DaemonView) -> None:
+        """Take the view of now into account, and keep the result. Never blocks."""
+        state, newest = view.judgement().state, view.snapshot.newest_step
+        self._finished = state is TrainingState.FINISHED
+        if state is not TrainingState.RUNNING or newest is None or newest.step is None or not self._counted:
+            self._window = ()
+        else:
+            self._window = measured(self._window, newest.step, newest.at)
+        passed, now = self._passed(), self._clock.boottime()
+        healing = any(one.closed_wall is None for one in self._incidents.values())
+        self._spent = replace(
+            self._spent,
+            seconds=self._spent.seconds + passed,
+            down=self._spent.down + (passed if state in _DOWN and not healing else 0.0),
+            step_seconds=step_seconds(self._window) or self._spent.step_seconds,
+        )
+        self._at = now
+        self._keep()
+
+    def take_over(self, document: Mapping[str, Any]) -> None:
+        """Continue the account in the last heartbeat of another pod; it contains what this pod had left before."""
+        if (earlier := totals_of(document, from_rfc3339(document.get("since")))) is not None:
+            self._spent = Spent(
+                self._clock.wall(),
+                step_seconds=self._spent.step_seconds,
+                earlier=earlier,
+                after=max(self._incidents, default=0),
+            )
+            self._at = self._clock.boottime()
+            self._keep()
+
+    def account(
+        self, price: Price, median: float | None = None, *, target: int | None = None, step: int | None = None
+    ) -> Account:
+        """``median``: the learned time of a step; ``step``: the newest."""
+        spent = replace(self._spent, seconds=self._spent.seconds + self._passed())
+        return account(
+            spent,
+            self._incidents.values(),
+            self._clock.wall(),
+            price=price,
+            median=median if self._counted else None,
+            left=None if target is None or step is None or not self._counted else target - step,
+        )
+
+    def _passed(self) -> float:
+        return 0.0 if self._finished else max(0.0, self._clock.boottime() - self._at)
+
+    def _on_event(self, event: Event) -> None:
+        """The journal gets the same, later."""
+        if event.name in (EventName.INCIDENT_OPENED, EventName.TRAINER_STARTING):
+            self._window = ()
+        fields, number = event.fields, event.fields.get("incident")
+        if not isinstance(number, int):
+            return
+        if event.name is EventName.INCIDENT_OPENED:
+            kind, began, steps = fields.get("kind", "start-failed"), fields.get("began"), fields.get("lost_steps")
+            self._incidents[number] = Incident(
+                number,
+                str(kind),
+                float(began) if isinstance(began, int | float) else event.wall,
+                "",
+                lost_steps=steps if isinstance(steps, int) else None,
+            )
+        elif event.name is EventName.INCIDENT_CLOSED and number in self._incidents:
+            resumed, steps = fields.get("resumed_step"), fields.get("lost_steps")
+            self._incidents[number] = replace(
+                self._incidents[number],
+                closed_wall=event.wall,
+                resumed_step=resumed if isinstance(resumed, int) else None,
+                lost_steps=steps if isinstance(steps, int) else None,
+            )
+
+    def _keep(self) -> None:
+        data = {"spent": to_dict(self._spent), "boot": boot_id(), "boottime": self._at}
+        self._journal.post(Journal.learn, COST_KEY, data)

@@ -1,0 +1,197 @@
+"""What the run costs, and what failures took of it: from its incidents, the time of a step, and the price. Pure.
+
+A failure costs the time without training, and the steps that the resume went back. What is unknown is None, never 0.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from podwatch.domain.event import Incident
+
+COST_KEY: Final = "cost"
+"""Journal key of what is kept for the next podwatch."""
+WINDOW: Final = 60
+"""Looks over which the time of a step is measured: an hour, so that it contains saves."""
+DOWN: Final = "down"
+"""The cause of time without training outside of incidents: podwatch gave up, or something blocks the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """``[cost]``: what one hour of this machine costs; None: not configured."""
+
+    per_hour: float | None = None
+    currency: str = ""
+
+    def of(self, seconds: float | None) -> float | None:
+        return None if self.per_hour is None or seconds is None else self.per_hour * seconds / 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What failures have cost. ``idle``: seconds without training; ``training``: seconds of training that was lost."""
+
+    times: int = 0
+    idle: float = 0.0
+    training: float | None = 0.0
+    steps: int = 0
+
+    @property
+    def seconds(self) -> float | None:
+        return _sum(self.idle, self.training)
+
+    def plus(self, other: "Loss") -> "Loss":
+        training = _sum(self.training, other.training)
+        return Loss(self.times + other.times, self.idle + other.idle, training, self.steps + other.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What one pod has cost, or all of them. ``since``: epoch seconds; ``seconds``: that podwatch guarded the run."""
+
+    since: float
+    seconds: float = 0.0
+    failures: int = 0
+    lost_seconds: float | None = 0.0
+    steps_lost: int = 0
+    so_far: float | None = None
+    lost: float | None = None
+    currency: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What incidents do not say. ``down``: seconds without training and without an open incident. ``earlier``: of the
+    run's earlier pods. ``after``: the incidents up to this one are in ``earlier``."""
+
+    since: float
+    seconds: float = 0.0
+    down: float = 0.0
+    step_seconds: float | None = None
+    earlier: Totals | None = None
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Seconds to the target step: at the median step, with saves, and with failures as so far."""
+
+    low: float
+    likely: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """``run``: of all pods. ``causes`` and ``incidents``: of this pod."""
+
+    run: Totals
+    goodput: float | None
+    """The share of the time that no failure took; None before the time of a step is known."""
+    causes: Mapping[str, Loss]
+    incidents: Mapping[int, Loss]
+    price: Price = Price()
+    finish: Finish | None = None
+
+    @property
+    def at_end(self) -> float | None:
+        return None if self.finish is None else _sum(self.run.so_far, self.price.of(self.finish.likely))
+
+
+def account(
+    spent: Spent,
+    incidents: Iterable[Incident],
+    wall: float,
+    *,
+    price: Price = Price(),
+    median: float | None = None,
+    left: int | None = None,
+) -> Account:
+    """The totals at ``wall``. ``median``: the learned time of a step, until it is measured with saves; ``left``: steps
+    to the target."""
+    pace = spent.step_seconds or median
+    own: dict[int, Loss] = {}
+    causes: dict[str, Loss] = {DOWN: Loss(idle=spent.down)} if spent.down else {}
+    for one in incidents:
+        if one.id > spent.after:
+            own[one.id] = loss_of(one, wall, pace)
+            causes[one.kind] = causes.get(one.kind, Loss()).plus(own[one.id])
+    whole = Loss()
+    for loss in causes.values():
+        whole = whole.plus(loss)
+    so_far, lost = price.of(spent.seconds), price.of(whole.seconds)
+    run = Totals(spent.since, spent.seconds, whole.times, whole.seconds, whole.steps, so_far, lost, price.currency)
+    run = run if spent.earlier is None else both(spent.earlier, run)
+    goodput = None
+    if pace is not None and run.lost_seconds is not None and run.seconds > 0:
+        goodput = max(0.0, 1 - run.lost_seconds / run.seconds)
+    found = Account(run, goodput, causes, own, price)
+    if not left or left < 0 or not pace or not goodput:
+        return found
+    return replace(found, finish=Finish(left * min(median or pace, pace), left * pace, left * pace / goodput))
+
+
+def loss_of(incident: Incident, wall: float, step_seconds: float | None) -> Loss:
+    """What ``incident`` has cost. If training was not resumed, the next incident counts its steps."""
+    idle = max(0.0, (wall if incident.closed_wall is None else incident.closed_wall) - incident.opened_wall)
+    steps = incident.lost_steps
+    if steps is None and incident.resumed_step is None:
+        return Loss(1, idle)
+    training = None if steps is None or step_seconds is None else steps * step_seconds
+    return Loss(1, idle, training, steps or 0)
+
+
+def both(earlier: Totals, own: Totals) -> Totals:
+    """Money is added up in one currency only."""
+    same = earlier.currency == own.currency
+    return Totals(
+        earlier.since,
+        earlier.seconds + own.seconds,
+        earlier.failures + own.failures,
+        _sum(earlier.lost_seconds, own.lost_seconds),
+        earlier.steps_lost + own.steps_lost,
+        _sum(earlier.so_far, own.so_far) if same else None,
+        _sum(earlier.lost, own.lost) if same else None,
+        own.currency,
+    )
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other
+
+
+Steps = tuple[tuple[int, float], ...]
+"""(step, monotonic seconds at which it was made), oldest first: a time in which nothing was wrong."""
+
+
+def measured(window: Steps, step: int, at: float) -> Steps:
+    """``window`` with the newest step. A lower step is that of another start."""
+    if not window or step < window[-1][0]:
+        return ((step, at),)
+    return window if step == window[-1][0] else (*window, (step, at))[-WINDOW:]
+
+
+def step_seconds(window: Steps) -> float | None:
+    """Wall time per step, saves included."""
+    if len(window) < 2:
+        return None
+    (first, began), (last, ended) = window[0], window[-1]
+    return (ended - began) / (last - first)
+
+
+# -- kept in the journal, and left in the heartbeat -------------------------------------------------------------------
+
+
+def to_dict(spent: Spent) -> dict[str, Any]:
+    return asdict(spent)
+
+
+def from_dict(data: object) -> Spent | None:
+    """The inverse; None if it cannot be read."""
+    try:
+        known: dict[str, Any] = dict(data)  # type: ignore[call-overload]  # anything else raises
+        earlier = known.pop("earlier")
+        return Spent(**known, earlier=None if earlier is None else Totals(**earlier))
+    except (TypeError, ValueError, KeyError):
+        return None

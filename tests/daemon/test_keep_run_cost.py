@@ -1,0 +1,123 @@
+"""The costs of a run over restarts of podwatch and over pods: kept in the real journal, continued by the next one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podwatch.daemon.keep_run_cost import Accountant
+from podwatch.daemon.notifications import EventBus
+from podwatch.domain.event import EventName
+from podwatch.domain.snapshot import Desired, ProgressSample, ProgressSource, observed
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.policy.run_cost import Price
+from podwatch.reporting.json_documents import account_document
+from tests.reporting import views
+from tests.support.clock import ManualClock
+
+PRICE = Price(3.6, "EUR")
+
+
+class Watching:
+    """One podwatch: journal, bus and accountant."""
+
+    def __init__(self, path: Path, clock: ManualClock) -> None:
+        self.clock = clock
+        self.journal = AsyncJournal(Journal.open(path))
+        self.bus = EventBus(self.journal, clock)
+        self.accountant = Accountant(self.journal, clock, self.bus, counted=True)
+
+    def looks(self, step: int, seconds: float, **changes: object) -> None:
+        """``seconds`` pass; then podwatch sees ``step``."""
+        self.clock.advance(seconds)
+        view = views.healthy()
+        sample = ProgressSample(ProgressSource.STEP_LINE, "trainer", self.clock.now, step)
+        snapshot = replace(view.snapshot, progress=observed((sample,), view.now))
+        self.accountant.look(replace(view, snapshot=snapshot, **changes))  # type: ignore[arg-type]
+
+    async def dies(self, *, down: float, lost_steps: int) -> None:
+        incident = await self.journal.run(Journal.open_incident, "silent-death", "", "", self.clock.wall())
+        self.bus.say(
+            EventName.INCIDENT_OPENED, "", incident=incident.id, kind="silent-death", began=self.clock.wall(),
+            lost_steps=lost_steps,
+        )  # fmt: skip
+        self.clock.advance(down)
+        changes = {"closed_wall": self.clock.wall(), "resumed_step": 1, "lost_steps": lost_steps}
+        await self.journal.run(Journal.update_incident, incident.id, **changes)
+        self.bus.say(EventName.INCIDENT_CLOSED, "", incident=incident.id, resumed_step=1, lost_steps=lost_steps)
+
+
+async def begun(path: Path, clock: ManualClock) -> Watching:
+    podwatch = Watching(path, clock)
+    await podwatch.accountant.load()
+    return podwatch
+
+
+async def test_an_hour_with_one_failure(tmp_path: Path) -> None:
+    podwatch = await begun(tmp_path / "journal.sqlite", ManualClock())
+    for minute in range(50):
+        podwatch.looks(minute, 60)
+    assert podwatch.accountant.account(PRICE).goodput == 1.0
+    await podwatch.dies(down=300, lost_steps=5)
+    podwatch.looks(45, 300)
+    found = podwatch.accountant.account(PRICE, target=55, step=45)
+    assert (found.run.seconds, found.run.lost_seconds, found.run.so_far) == (3600.0, 600.0, 3.6)
+    assert found.incidents[1].training == pytest.approx(300.0)
+    assert found.finish is not None
+    assert found.finish.likely == pytest.approx(600.0)
+    await podwatch.journal.close()
+
+
+@pytest.mark.parametrize("rebooted", [False, True])
+async def test_the_next_podwatch_continues(rebooted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, clock = tmp_path / "journal.sqlite", ManualClock()
+    first = await begun(path, clock)
+    first.looks(1, 600)
+    await first.dies(down=60, lost_steps=2)
+    first.looks(2, 0)
+    await first.journal.close()
+    clock.advance(400)
+    if rebooted:
+        monkeypatch.setattr("podwatch.daemon.keep_run_cost.boot_id", lambda: "another")
+    second = await begun(path, clock)
+    found = second.accountant.account(PRICE, 10.0)
+    assert found.run.seconds == (660 if rebooted else 1060)
+    assert found.run.lost_seconds == 60 + 20
+    await second.journal.close()
+
+
+async def test_a_pod_that_takes_over_adds_its_own(tmp_path: Path) -> None:
+    clock = ManualClock()
+    first, second = await begun(tmp_path / "a", clock), await begun(tmp_path / "b", clock)
+    first.looks(1, 600)
+    await first.dies(down=60, lost_steps=0)
+    document = account_document(first.accountant.account(PRICE, 10.0), brief=True)
+    assert document is not None
+    second.accountant.take_over(document)
+    clock.advance(340)
+    found = second.accountant.account(PRICE, 10.0).run
+    assert (found.seconds, found.failures, found.lost_seconds, found.so_far) == (1000.0, 1, 60.0, 1.0)
+    back = account_document(second.accountant.account(PRICE, 10.0), brief=True)
+    assert back is not None
+    first.accountant.take_over(back)
+    assert first.accountant.account(PRICE, 10.0).run.failures == 1, "its own are in the other pod's figures"
+    second.accountant.take_over({"since": "x", "total_seconds": -1})
+    assert second.accountant.account(PRICE, 10.0).run == found
+    await first.journal.close()
+    await second.journal.close()
+
+
+async def test_a_run_that_is_finished_or_down(tmp_path: Path) -> None:
+    podwatch = await begun(tmp_path / "journal.sqlite", ManualClock())
+    podwatch.looks(1, 60)
+    gave_up = views.gave_up()
+    podwatch.clock.advance(600)
+    podwatch.accountant.look(gave_up)
+    assert podwatch.accountant.account(PRICE).causes["down"].idle == 600
+    snapshot = replace(gave_up.snapshot, desired=Desired.FINISHED)
+    podwatch.accountant.look(
+        replace(gave_up, snapshot=snapshot, desired=Desired.FINISHED, recovery=views.healthy().recovery)
+    )
+    podwatch.clock.advance(600)
+    assert podwatch.accountant.account(PRICE).run.seconds == 660
+    await podwatch.journal.close()
