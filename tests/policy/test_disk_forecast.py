@@ -15,8 +15,6 @@ from podwatch.policy.disk_forecast import (
     SAVES_KEPT,
     NextSave,
     Saves,
-    kinds_of,
-    next_kind,
     predict,
     save_gap,
 )
@@ -51,27 +49,12 @@ def test_nothing_is_predicted_from_nothing() -> None:
     assert after(replace(saved(1, 10.0, 400), completeness=Completeness.DAMAGED)) == NextSave()
 
 
-def test_the_biggest_of_the_newest_of_the_usual_kind() -> None:
-    assert after(*[saved(n, n * 100.0, size) for n, size in enumerate([47, 46, 48, 45, 46, 47])]).bytes == 47
-    assert after(saved(1, 1.0, 47), saved(2, 2.0, 15)).bytes == 47, "a tie: the bigger one"
-
-
-def test_a_milestone_with_an_export_is_another_kind_and_still_reckoned_with() -> None:
-    sets = [saved(n, n * 100.0, export=31 if n == 3 else 0) for n in range(7)]
-    found = after(*sets)
-    assert (found.bytes, found.most_bytes) == (47, 78)
-
-
-def test_a_rarer_kind_is_expected_when_its_turn_has_come() -> None:
-    sets = [saved(n, n * 100.0, export=31 if n % 4 == 0 else 0) for n in range(12)]  # 0, 4, 8; next is 12
-    assert after(*sets).bytes == 78
-    assert after(*sets[:-1]).bytes == 47
-
-
-def test_models_without_an_optimizer_do_not_make_the_guess_too_small() -> None:
-    sets = [saved(n, n * 100.0, 15 if n % 2 else 47) for n in range(9)]  # 8 was a whole one, 9 is a model only
-    assert after(*sets).most_bytes == 47
-    assert after(*sets, saved(9, 900.0, 15)).bytes == 47
+def test_the_biggest_of_the_last_ones() -> None:
+    assert after(*[saved(n, n * 100.0, size) for n, size in enumerate([47, 46, 48, 45, 46, 47])]).bytes == 48
+    milestones = [saved(n, n * 100.0, export=31 if n == 3 else 0) for n in range(16)]
+    assert after(*milestones[:15]).bytes == 78, "one of the last twelve had an export"
+    assert after(*milestones).bytes == 47
+    assert after(saved(1, 1.0, 47), saved(2, 2.0, 15)).bytes == 47, "a model without its optimizer in between"
 
 
 def test_what_podwatch_removed_of_a_set_was_written_all_the_same() -> None:
@@ -105,14 +88,14 @@ def test_how_long_it_is_from_one_to_the_next() -> None:
 
 def test_a_step_back_is_no_rhythm() -> None:
     sets = [saved(5, 1000.0), saved(10, 2000.0), saved(5, 2010.0, save_id="again"), saved(10, 3010.0, save_id="again2")]
-    assert after(*sets).most_saves == 1
+    assert after(*sets).saves == 1
 
 
 def test_saves_that_come_faster_than_podwatch_reacts_need_room_for_several() -> None:
     assert after(*[saved(n, n * 20.0) for n in range(6)]).saves == 2
     assert after(*[saved(n, n * 1.0) for n in range(6)]).room == MOST_SAVES * 47
     burst = after(*[saved(n, n * 1200.0) for n in range(6)], saved(6, 6010.0))
-    assert (burst.saves, burst.most_saves) == (1, MOST_SAVES), "one burst: reckoned with, not expected"
+    assert burst.saves == 1, "one burst is not the rule"
 
 
 def test_inodes_are_predicted_too() -> None:
@@ -143,12 +126,8 @@ SIZES = st.lists(st.integers(1, 200), min_size=1, max_size=20)
 def test_whatever_was_saved(sizes: list[int], wait: float, gap: float) -> None:
     sets = [saved(n, n * gap, size) for n, size in enumerate(sizes)]
     found = predict(Saves().seeing(sets), wall=(len(sizes) - 1) * gap + wait, policy=POLICY)
-    assert found.bytes in sizes
-    assert found.bytes <= found.most_bytes == max(sizes[-12:])
-    assert found.room <= found.most_room
+    assert found.bytes == max(sizes[-12:])
     assert found.due_in is None or 0 < found.due_in <= gap
-    kinds = kinds_of(Saves().seeing(sets).known)
-    assert next_kind(kinds) in kinds
 
 
 # -- weeks of a disk ------------------------------------------------------------------------------------------------
@@ -233,7 +212,6 @@ class World:
             True,
             stored=frozenset(self.stored),
             protected={self.uploading: Protection.UPLOADING} if self.uploading is not None else {},
-            most_bytes=expected.most_room,
             soon=expected.soon,
             due_in=expected.due_in,
         )

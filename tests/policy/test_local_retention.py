@@ -241,8 +241,6 @@ def inputs(draw: st.DrawFn) -> RemovalInput:
         trash_bytes=draw(st.integers(0, 5)),
         first_seen_wall=draw(st.floats(0, 100)),
         next_save_files=draw(st.integers(0, 50)),
-        most_bytes=draw(st.integers(0, 200)),
-        most_files=draw(st.integers(0, 90)),
         soon=soon,
         due_in=None if soon else draw(st.floats(0, 5000)),
     )
@@ -348,8 +346,7 @@ def test_a_bigger_save_or_more_pins_never_cost_a_pinned_set(given_: RemovalInput
         plan = plan_removal(some, POLICY)
         return {r.step for r in (*plan.removals, *plan.waiting) if not r.part and r.step is not None}
 
-    most = max(given_.most_bytes, given_.next_save_bytes + bigger)
-    more = replace(given_, next_save_bytes=given_.next_save_bytes + bigger, most_bytes=most)
+    more = replace(given_, next_save_bytes=given_.next_save_bytes + bigger)
     more = replace(more, next_save_files=given_.next_save_files + files)
     assert gone(given_) <= gone(more) | {None}
     pinned = replace(more, pins={s.step: "all" for s in given_.sets})

@@ -23,7 +23,7 @@ from tests.support.small_disk import guarded, small_mount
 POLICY = DiskPolicy()
 GB = 1_000_000_000
 MIB = 1 << 20
-NEXT = NextSave(bytes=47 * GB, files=9, most_bytes=47 * GB)
+NEXT = NextSave(bytes=47 * GB, files=9)
 
 
 def a_set(step: int, size: int = 47 * GB, changed: float = 0.0) -> CheckpointSet:

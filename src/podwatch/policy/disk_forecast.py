@@ -1,13 +1,12 @@
 """The size and time of the next save, predicted from the saves so far (docs/disk.md).
 
 Checkpoints are deleted from the disk while their sizes and times are still useful, so every complete save is recorded
-separately. There are two predictions: the expected size and the worst case. podwatch deletes no checkpoint that is not
-in the store for the worst case.
+separately. The next save is expected to be as big as the biggest of the last ones: a milestone with an export, or a
+model without its optimizer in between, needs no rule of its own.
 
 ``Forecast`` keeps the saves so far over restarts and deletions, and answers for the event loop.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,13 +18,9 @@ from podwatch.domain.thresholds import DiskPolicy
 
 SAVES_KEPT = 32
 """Enough for three milestones at every tenth save."""
-SAME_KIND_SAVES = 3
-"""The expected size is the maximum of this many newest saves of one kind: replay buffers vary a little in size."""
-SAME_SIZE = 1.25
-"""Sizes within this factor are one kind. An export adds a third or more (16 to 31 GB in prime-rl); a model without its
-optimizer is a third of the size."""
 RECENT_SAVES = 12
-"""Saves from which the next kind is predicted; more than ten, so that every tenth save as milestone is included."""
+"""The expected size is the maximum of this many newest saves; more than ten, so that every tenth save as milestone is
+included."""
 GAPS = 8
 MOST_SAVES = 3
 """podwatch keeps room for at most this many saves: a disk that must hold more is reported as too small."""
@@ -46,10 +41,6 @@ class Save:
     bytes: int
     files: int
     parts: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +79,8 @@ class Saves:
 
 @dataclass(frozen=True, slots=True)
 class NextSave:
-    """The prediction, without margin. ``bytes`` and ``files``: one save of the expected kind. ``saves``: how many saves
-    can come before podwatch can delete anything in between. The ``most_`` values are the worst case.
+    """The prediction, without margin. ``bytes`` and ``files``: of one save. ``saves``: how many saves can come before
+    podwatch can delete anything in between.
 
     ``due_in``: seconds until the next save begins, by its cadence; None: it can begin at any moment. ``soon``: podwatch
     must make the room now.
@@ -98,9 +89,6 @@ class NextSave:
     bytes: int = 0
     files: int = 0
     saves: int = 1
-    most_bytes: int = 0
-    most_files: int = 0
-    most_saves: int = 1
     due_in: float | None = None
     soon: bool = True
     parts: tuple[tuple[str, int], ...] = ()
@@ -111,16 +99,8 @@ class NextSave:
         return self.bytes * self.saves
 
     @property
-    def most_room(self) -> int:
-        return max(self.room, self.most_bytes * self.most_saves)
-
-    @property
     def inodes(self) -> int:
         return self.files * self.saves
-
-    @property
-    def most_inodes(self) -> int:
-        return max(self.inodes, self.most_files * self.most_saves)
 
 
 def predict(
@@ -137,18 +117,13 @@ def sizes(saves: Saves, policy: DiskPolicy, bytes_per_second: float) -> NextSave
     if not known:
         return NextSave()
     recent = known[-RECENT_SAVES:]
-    kinds = kinds_of(recent)
-    expected = [s for s, kind in zip(recent, kinds, strict=True) if kind == next_kind(kinds)][-SAME_KIND_SAVES:]
     gaps = save_gaps(known)
-    size = max(s.bytes for s in expected)
+    size = max(s.bytes for s in recent)
     react = policy.react_seconds + _removal(size, bytes_per_second)
     return NextSave(
         bytes=size,
-        files=max(s.files for s in expected),
+        files=max(s.files for s in recent),
         saves=_at_once(median(gaps) if gaps else None, react),
-        most_bytes=max(s.bytes for s in recent),
-        most_files=max(s.files for s in recent),
-        most_saves=_at_once(min(gaps) if gaps else None, react),
         parts=_parts(recent),
     )
 
@@ -164,29 +139,6 @@ def due(
 
 def _removal(size: int, bytes_per_second: float) -> float:
     return size / bytes_per_second if bytes_per_second > 0 else 0.0
-
-
-def kinds_of(saves: Sequence[Save]) -> tuple[tuple[tuple[str, ...], int], ...]:
-    """The kind of each save: the names of its parts, and a size class among saves with the same parts. A model without
-    optimizer, or a milestone with an export, is a different kind from a normal checkpoint."""
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for save in saves:
-        groups.setdefault(save.names, []).append(save.bytes)
-    limits: dict[tuple[str, ...], list[int]] = {}
-    for names, sizes in groups.items():
-        ordered = sorted(sizes)
-        limits[names] = [high for low, high in pairwise(ordered) if high > low * SAME_SIZE]
-    return tuple((s.names, sum(s.bytes >= limit for limit in limits[s.names])) for s in saves)
-
-
-def next_kind(kinds: Sequence[tuple[tuple[str, ...], int]]) -> tuple[tuple[str, ...], int]:
-    """The usual kind, or a rarer one if it is due by its own interval."""
-    usual = max(Counter(kinds).items(), key=lambda item: (item[1], item[0]))[0]
-    for kind in sorted(set(kinds) - {usual}, reverse=True):
-        at = [n for n, k in enumerate(kinds) if k == kind]
-        if len(at) >= 2 and len(kinds) - at[-1] == at[-1] - at[-2]:
-            return kind
-    return usual
 
 
 def save_gaps(saves: Sequence[Save]) -> tuple[float, ...]:

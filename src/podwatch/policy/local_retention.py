@@ -114,11 +114,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class RemovalInput:
-    """``next_save_bytes`` and ``next_save_files``: expected before podwatch can delete anything again. ``most_bytes``
-    and ``most_files``: the worst case (0: the same). ``soon``: the save can begin at any moment, otherwise in
-    ``due_in`` seconds. ``stored``: (step, save_id) whose manifest is published. ``first_seen_wall``: checkpoints last
-    changed before podwatch first guarded this directory are deleted only when they are in the store. ``trash_path``:
-    the directory that holds ``trash_bytes``."""
+    """``next_save_bytes`` and ``next_save_files``: expected before podwatch can delete anything again. ``soon``: the
+    save can begin at any moment, otherwise in ``due_in`` seconds. ``stored``: (step, save_id) whose manifest is
+    published. ``first_seen_wall``: checkpoints last changed before podwatch first guarded this directory are deleted
+    only when they are in the store. ``trash_path``: the directory that holds ``trash_bytes``."""
 
     sets: Sequence[CheckpointSet]
     disk: DiskSample
@@ -135,8 +134,6 @@ class RemovalInput:
     free_floor_bytes: int = 0
     """Always keep at least this much free space."""
     next_save_files: int = 0
-    most_bytes: int = 0
-    most_files: int = 0
     soon: bool = True
     due_in: float | None = None
 
@@ -179,49 +176,44 @@ def inodes_needed(sets: Sequence[CheckpointSet], next_save_files: int, margin: f
 
 @dataclass(frozen=True, slots=True)
 class _Pressure:
-    """Bytes and inodes to free. ``room`` and ``inodes``: for the expected save, even at the cost of checkpoints that
-    are not in the store. ``most_*``: for the worst case. ``usage``: for the usage threshold."""
+    """Bytes and inodes to free. ``room`` and ``inodes``: for the next save, even at the cost of checkpoints that are
+    not in the store. ``ample_room``: ``room`` and the hysteresis. ``usage``: for the usage threshold."""
 
     room: int
-    most_room: int
+    ample_room: int
     usage: int
     inodes: int
-    most_inodes: int
     inodes_low: bool
 
     @property
     def target(self) -> int:
-        return max(self.usage, self.most_room)
+        return max(self.usage, self.ample_room)
 
     @property
     def trigger(self) -> Trigger:
         if self.target > 0:
-            return Trigger.ROOM if self.most_room >= self.usage else Trigger.USAGE
-        return Trigger.INODES if self.most_inodes > 0 or self.inodes_low else Trigger.NONE
+            return Trigger.ROOM if self.ample_room >= self.usage else Trigger.USAGE
+        return Trigger.INODES if self.inodes > 0 or self.inodes_low else Trigger.NONE
 
 
 def pressure_of(given: RemovalInput, policy: DiskPolicy) -> _Pressure:
     disk, sets = given.disk, given.sets
-    most = max(given.most_bytes, given.next_save_bytes)
     room = max(room_needed(sets, given.next_save_bytes, policy.margin), given.free_floor_bytes) - disk.free_bytes
-    most_room = 0
-    if max(room_needed(sets, most, policy.margin), given.free_floor_bytes) > disk.free_bytes:
-        good = room_needed(sets, most, policy.margin + ROOM_HYSTERESIS)
-        most_room = max(good, given.free_floor_bytes) - disk.free_bytes
+    ample_room = 0
+    if room > 0:
+        ample = room_needed(sets, given.next_save_bytes, policy.margin + ROOM_HYSTERESIS)
+        ample_room = max(ample, given.free_floor_bytes) - disk.free_bytes
     usage = 0
     if disk.used_ratio > policy.prune_above:
         usage = disk.used_bytes - int(policy.prune_to * disk.capacity_bytes)
-    inodes = most_inodes = 0
+    inodes = 0
     if disk.inodes_total > 0:  # some file systems create inodes on demand and report 0
         inodes = inodes_needed(sets, given.next_save_files, policy.margin) - disk.inodes_free
-        most_files = max(given.most_files, given.next_save_files)
-        most_inodes = inodes_needed(sets, most_files, policy.margin) - disk.inodes_free
     return _Pressure(
         room=max(0, room),
-        most_room=max(0, most_room),
+        ample_room=ample_room,
         usage=max(0, usage),
         inodes=max(0, inodes),
-        most_inodes=max(0, most_inodes),
         inodes_low=disk.inodes_total > 0 and disk.inodes_free < policy.inodes_below * disk.inodes_total,
     )
 
@@ -231,13 +223,13 @@ def plan_removal(given: RemovalInput, policy: DiskPolicy) -> RemovalPlan:
     pressure = pressure_of(given, policy)
     trigger = pressure.trigger
     # Few inodes, but enough for the next save: delete the first candidate, then plan again.
-    target = 1 if trigger is Trigger.INODES and not pressure.most_inodes else pressure.target
+    target = 1 if trigger is Trigger.INODES and not pressure.inodes else pressure.target
     keep = _reasons_to_keep(given)
     removals: list[Removal] = []
     freed = inodes = 0
     if trigger is not Trigger.NONE:
         for removal in _willing(given, keep, policy.steps_in_use):
-            if freed >= target and inodes >= pressure.most_inodes:
+            if freed >= target and inodes >= pressure.inodes:
                 break
             freed += _add(removals, removal)
             inodes = sum(r.files for r in removals)

@@ -78,7 +78,7 @@ def other_disks(
     """Findings about the other file systems: temporary directory, podwatch's state, output directory. ``devices``:
     part -> its file system."""
     found = []
-    staged = int(next_save.most_bytes * margin) if stages_in_temp else 0
+    staged = int(next_save.bytes * margin) if stages_in_temp else 0
     for disk in disks:
         shared = disk.device and disk.device == checkpoints_device
         if disk.role == "temp":

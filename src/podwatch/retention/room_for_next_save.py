@@ -360,8 +360,6 @@ class Pruner:
             trash_path=str(self._aside.trash),
             first_seen_wall=self._trainer.first_seen_wall,
             next_save_files=next_save.inodes,
-            most_bytes=next_save.most_room,
-            most_files=next_save.most_inodes,
             soon=next_save.soon,
             due_in=next_save.due_in,
         )
@@ -394,9 +392,7 @@ def _on(next_save: NextSave, devices: Mapping[str, int], disk: DiskSample, main:
     if all(device == main.device for device in devices.values()):
         return next_save
     share = sum(size for part, size in next_save.parts if _lies_on(part, devices, disk, main))
-    return replace(
-        next_save, bytes=min(share, next_save.bytes), most_bytes=min(share, next_save.most_bytes), files=0, most_files=0
-    )
+    return replace(next_save, bytes=min(share, next_save.bytes), files=0)
 
 
 def plan_document(plan: RemovalPlan, *, done: bool = False, waits_for: str = "") -> dict[str, Any]:
