@@ -62,10 +62,6 @@ def test_tool_bound_rollouts_of_half_an_hour_are_no_hang() -> None:
     found.quiet(60)
     found.stepping, found.use = True, {0: 80.0, 1: 80.0}
     found.quiet(60)
-    assert found.state.learned.idle_seconds > 1700
-    longer = stands(found)
-    longer.quiet(3000)
-    assert longer.until_verdict(1200)[0].kind is FindingKind.HANG, "twice the longest wait is a hang"
 
 
 def test_an_evaluation_is_no_hang_and_not_even_a_warning_for_long() -> None:

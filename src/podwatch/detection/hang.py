@@ -30,10 +30,6 @@ PROGRESS_FRESH_SECONDS = 120.0
 NO_WORK_FACTOR = 3.0
 """If no request is known to be in flight, idle GPUs agree only after this many agreement windows: rollouts that wait
 for tools leave every GPU idle for minutes, and only time distinguishes them from a stuck orchestrator."""
-IDLE_K = 2.0
-"""Idle GPUs also agree only after this many times the longest idle time after which this run continued unaided ..."""
-IDLE_MOST_SECONDS = 2 * 3600.0
-"""... but at most after this time: one manual pause must not blind the detector for a day."""
 LEAST_IDLE_SECONDS = 60.0
 STARTUP_MOST_SECONDS = 2 * 3600.0
 """Upper bound of the patience beyond the longest start-up. A cold cache adds minutes, a slow volume an hour; without
@@ -143,8 +139,6 @@ def _observe(state: HangState, look: Look) -> tuple[HangState, Learned]:
     if highest >= mark:
         if not learned.utilization_works:
             learned = replace(learned, utilization_works=True)
-        if state.idle.seconds > max(LEAST_IDLE_SECONDS, learned.idle_seconds) and look.progress.made_step:
-            learned = learned.with_idle(state.idle.seconds)
         if state.idle is NOT_HELD and not state.blind:
             return state, learned
         return HangState(NOT_HELD, Rhythm(reading.at, state.rhythm.gaps), ""), learned
@@ -162,8 +156,7 @@ def idle_window(look: Look) -> float:
     """Seconds that all GPUs must be idle to agree with a hang."""
     policy = look.policies.detection
     in_flight = look.snapshot.inference.ok and any(s.work and s.awake for s in look.signals.servers)
-    window = agree_window(policy) if in_flight else NO_WORK_FACTOR * policy.hang_agree_seconds
-    return max(window, min(IDLE_K * look.learned.idle_seconds, IDLE_MOST_SECONDS))
+    return agree_window(policy) if in_flight else NO_WORK_FACTOR * policy.hang_agree_seconds
 
 
 def _idle(state: HangState, look: Look) -> Evidence:

@@ -32,8 +32,6 @@ class Learned:
     startups: tuple[float, ...] = ()
     utilization_works: bool = False
     """The GPUs of this run have been seen busy: a device that always reports 0 % proves nothing."""
-    idle_seconds: float = 0.0
-    """The longest time that all GPUs of the run were idle before it continued unaided."""
     start_id: str = ""
     seen: tuple[str, ...] = ()
     clean_exit_start_id: str = ""
@@ -118,9 +116,6 @@ class Learned:
     def with_startup(self, seconds: float) -> "Learned":
         return replace(self, startups=(*self.startups, seconds)[-STARTS_KEPT:])
 
-    def with_idle(self, seconds: float) -> "Learned":
-        return replace(self, idle_seconds=seconds) if seconds > self.idle_seconds else self
-
     def for_run(self, run: str, gpus: str) -> "Learned":
         """The part that is valid for ``run`` (run_id and layout) on ``gpus`` (as configured).
 
@@ -144,7 +139,6 @@ class Learned:
             "save_gaps": list(self.save_gaps),
             "startups": list(self.startups),
             "utilization_works": self.utilization_works,
-            "idle_seconds": self.idle_seconds,
             "start_id": self.start_id,
             "seen": list(self.seen),
             "clean_exit_start_id": self.clean_exit_start_id,
@@ -169,7 +163,6 @@ class Learned:
                 save_gaps=_seconds(data.get("save_gaps"), SAVES_KEPT),
                 startups=_seconds(startups, STARTS_KEPT),
                 utilization_works=data.get("utilization_works") is True,
-                idle_seconds=float(str(data.get("idle_seconds", 0.0))),
                 start_id=str(data.get("start_id", "")),
                 seen=tuple(str(s) for s in _rows(data.get("seen"))),
                 clean_exit_start_id=str(data.get("clean_exit_start_id", "")),

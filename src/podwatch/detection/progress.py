@@ -68,10 +68,6 @@ class Progress:
         return any(s.source is not ProgressSource.CHECKPOINT for s in self.streams)
 
     @property
-    def made_step(self) -> bool:
-        return self.numbered_at is not None
-
-    @property
     def active_at(self) -> float | None:
         """The newest progress or save in flight."""
         newest = self.newest_at

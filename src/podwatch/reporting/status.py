@@ -224,7 +224,6 @@ def _learned(view: DaemonView) -> dict[str, Any]:
             "value": learned.median_save_gap_seconds,
             "observations": seen.get("save interval", 0),
         },
-        "longest_idle_seconds": learned.idle_seconds or None,
         "gpus": [
             {
                 "index": index,

@@ -58,8 +58,7 @@ def _hang(learned: Learned, policy: DetectionPolicy, shape: Shape) -> float:
 
 def _idle(learned: Learned, policy: DetectionPolicy, shape: Shape) -> float:
     """Without a request in flight idle GPUs have to stay so for 30 minutes."""
-    longest = 2.0 * learned.idle_seconds
-    return max(_hang(learned, policy, shape), 3.0 * policy.hang_agree_seconds + 10.0, longest + 10.0)
+    return max(_hang(learned, policy, shape), 3.0 * policy.hang_agree_seconds + 10.0)
 
 
 def _patience(learned: Learned, policy: DetectionPolicy, _shape: Shape) -> float:
