@@ -267,19 +267,25 @@ _NICE = 19
 
 
 def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str, Any]]:
-    """One document per checkpoint: structure first, then bytes. ``compared`` is false if there are no hashes to compare
-    with; the notes give the reason."""
-    from podwatch.checkpoints.hash_check import INTEGRITY, compare, compare_own
+    """One document per checkpoint: structure first, then bytes. ``compared`` is false if the store has no hashes of it;
+    the notes give the reason."""
+    from podwatch.checkpoints.hash_check import compare
     from podwatch.cli.offline import load, look
     from podwatch.reporting.json_documents import inspection_document
 
     settings = load(where)
+    if not settings.sync.store:
+        raise ConfigurationError(
+            "no hashes to compare with: no store is configured",
+            where="[sync] store",
+            fix="run `podwatch checkpoints verify` without --deep to check the structure",
+        )
     catalogue = look(settings)
     wanted = [s for s in catalogue.sets if s.step == step or (s.complete and step is None)]
     if step is not None and not wanted:
         raise UsageError(f"checkpoint of step {step} not found", fix="`podwatch checkpoints` lists them")
     results = []
-    store = _open(settings) if settings.sync.store else None
+    store = _open(settings)
     try:
         for found in reversed(wanted):
             try:
@@ -288,32 +294,19 @@ def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str,
             except HostError:
                 continue  # removed meanwhile
             manifest, why = _manifest(store, settings, found.step, contents.set.save_id)
-            with _progress(found.step, contents.set.size_bytes, quiet=quiet) as tell:
-                own = _gently(partial(compare_own, contents, tell))
             document = inspection_document(found.step, looked.problems, looked.notes, looked.files)
-            document["compared"] = manifest is not None or own is not None
-            if own is not None:
-                document["reasons"] += own.problems
-                document["notes"].append(f"compared {own.files} files with the trainer's own {INTEGRITY}")
-                document["bytes_compared"] = own.size_bytes
+            document["compared"] = manifest is not None
             if manifest is None:
                 document["notes"].append(why)
             else:
                 with _progress(found.step, manifest.total_bytes, quiet=quiet) as tell:
                     compared = _gently(partial(compare, contents, manifest, tell))
                 document["reasons"] += compared.problems
-                document["bytes_compared"] = max(compared.size_bytes, document.get("bytes_compared", 0))
+                document["bytes_compared"] = compared.size_bytes
             document["sound"] = not document["reasons"]
             results.append(document)
     finally:
-        if store is not None:
-            store.close()
-    if store is None and not any(r["compared"] for r in results):
-        raise ConfigurationError(
-            "no hashes to compare with: no store is configured and the trainer wrote no checksums",
-            where="[sync] store",
-            fix="run `podwatch checkpoints verify` without --deep to check the structure",
-        )
+        store.close()
     return sorted(results, key=lambda r: int(r["step"]))
 
 
@@ -347,13 +340,11 @@ def _open(settings: Any) -> "ObjectStore":
     return open_store(settings.sync.store, credentials(settings), writer_id="verify")
 
 
-def _manifest(store: "ObjectStore | None", settings: Any, step: int, save_id: str) -> "tuple[Manifest | None, str]":
+def _manifest(store: "ObjectStore", settings: Any, step: int, save_id: str) -> "tuple[Manifest | None, str]":
     """The manifest of this save, or the reason why there is none."""
     from podwatch.sync.publish_and_pointer import checked_manifest
     from podwatch.sync.upload.child_job import keys_for
 
-    if store is None:
-        return None, "bytes not compared: no store is configured, so there are no hashes from an upload"
     if not save_id:
         return None, "bytes not compared: this checkpoint is incomplete and was never uploaded"
     keys = keys_for(settings.sync.store, settings.run_id)
