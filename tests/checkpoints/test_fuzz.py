@@ -116,15 +116,6 @@ def test_safetensors_headers(file: Path, document: object, body: bytes, claimed:
 
 
 @tries(80)
-@given(notes=st.one_of(PLAIN.map(json.dumps), st.text(max_size=9), PLAIN), tensor=PLAIN)
-def test_parts_of_tensors(file: Path, notes: object, tensor: object) -> None:
-    raw = json.dumps({"__metadata__": {"DCP_SHARDING_INFO": notes}, "w": tensor}).encode()
-    file.write_bytes(struct.pack("<Q", len(raw)) + raw)
-    with contextlib.suppress(ValueError):
-        assert all(len(c.ends) == len(c.shape) for c in safetensors.read_chunks(file).values())
-
-
-@tries(80)
 @given(data=st.one_of(PLAIN.map(lambda v: json.dumps(v).encode()), st.binary(max_size=60)))
 def test_weight_indexes(file: Path, data: bytes) -> None:
     file.write_bytes(data)

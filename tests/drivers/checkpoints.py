@@ -189,7 +189,6 @@ _SAID = 106
 """Bytes that a listing said a file has."""
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "safetensors header": ("model.safetensors", safetensors.read_header),
-    "parts of tensors": ("shard-00001-model-00001-of-00001.safetensors", safetensors.read_chunks),
     "index": ("model.safetensors.index.json", safetensors.read_index),
     "index of an export": ("x.safetensors.index.json", lambda p: optional_parts._without_shards(p.parent, [_entry(p)])),
     "torch file": ("model.pt", torch_zip.check),

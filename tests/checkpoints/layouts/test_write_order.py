@@ -86,6 +86,8 @@ def test_every_file_of_a_set_counts(name: str, tmp_path: Path) -> None:
     run(operations)
     spared = ("huggingface/", "transformer_config.json", "generation_config.json", "training_args.bin", "context/")
     spared += ("model/consolidated/", "config.json", "rng_state.pth", "common.pt")
+    # One rank's part of the model, before podwatch has seen the checkpoint: its index says nothing of the model.
+    spared += ("model/shard-",)
     with one_reader():
         for path in sorted(p for p in (tmp_path / "out").rglob("*") if p.is_file() and p.stat().st_size > 8):
             status = path.stat()

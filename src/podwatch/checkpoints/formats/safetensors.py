@@ -2,8 +2,7 @@
 
 import errno
 import json
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,45 +52,6 @@ def read_header(path: Path) -> Header:
     if 8 + length + end != size:
         return Header(f"has {size} bytes, its header describes {8 + length + end}")
     return Header(names=frozenset(document))
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The part of one tensor in a file: its offset in the whole tensor and its size, by dimension."""
-
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    @property
-    def values(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        return tuple(begin + size for begin, size in zip(self.offsets, self.shape, strict=True))
-
-
-def read_chunks(path: Path) -> Mapping[str, Chunk]:
-    """Tensor name -> the part of it in this file, as torch's DCP writer records it; a file without such records
-    contains whole tensors. Raises ValueError for a header that ``read_header`` refuses, and OSError."""
-    with opened(path) as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > MAX_HEADER:
-            raise ValueError("header too large")
-        raw = file.read(length)
-    try:
-        document = json.loads(raw)
-        notes = json.loads(document.pop("__metadata__", {}).get("DCP_SHARDING_INFO", "{}"))
-        found = {}
-        for name, tensor in document.items():
-            shape = tuple(int(side) for side in tensor["shape"])
-            offsets = notes.get(name, {}).get("saved_offsets", (0,) * len(shape))
-            found[name] = Chunk(tuple(int(n) for n in offsets), shape)
-            if len(found[name].offsets) != len(shape):
-                raise ValueError("offsets of another dimension")
-    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"header is inconsistent: {error}") from error
-    return found
 
 
 def _check_tensors(document: dict[str, Any]) -> int:

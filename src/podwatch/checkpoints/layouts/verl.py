@@ -8,12 +8,11 @@ it. verl prunes ``actor`` and ``critic`` only, so ``data.pt`` remains: such a di
 of FSDP files is fixed.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from podwatch.checkpoints.formats import dcp, safetensors
+from podwatch.checkpoints.formats import dcp
 from podwatch.checkpoints.layouts import command_line, shared_rules
 from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Tracker, Weights
 from podwatch.checkpoints.layouts.command_line import launched, program
@@ -28,7 +27,6 @@ TRACKER = "latest_checkpointed_iteration.txt"
 _SHARD = re.compile(r"(model|optim|extra_state)_world_size_(\d+)_rank_(\d+)\.pt")
 _AUTOMODEL = re.compile(r"model/shard-\d+-model-\d+-of-\d+\.safetensors")
 """One file per rank that has something to write, by torch's writer for the Hugging Face format."""
-_CONSOLIDATED = re.compile(r"model/consolidated/[^/]*\.safetensors")
 _OPTIM = "optim"
 _KINDS = ("model", "optim", "extra_state")
 _CONTENTS = "ckpt_contents.json"
@@ -144,37 +142,14 @@ def _is_automodel(role: Inside) -> bool:
 def _automodel(role: Inside) -> tuple[str, tuple[str, ...]]:
     """(save id, leftovers). All ranks write the model before any of them starts with the optimizer, so the index of
     ``optim`` completes both. ``consolidated`` is an export that no resume reads; it can be created again."""
-    index, shards = f"{_OPTIM}/{dcp.INDEX}", role.names(_AUTOMODEL)
-    if not shards:
+    index = f"{_OPTIM}/{dcp.INDEX}"
+    if not role.names(_AUTOMODEL):
         raise role.fault("no model/shard-*.safetensors")
     role.written_last(index, rf"model/\.hf_metadata/.*|{_AUTOMODEL.pattern}")
     role.below("model").sound()
     optim = role.below(_OPTIM)
     verdict = optim.dcp()
-    _whole_tensors(role, shards)
     return verdict.save_id, tuple(f"{optim.part}/{optim.prefix}{n}" for n in verdict.leftovers)
-
-
-def _whole_tensors(role: Inside, shards: Sequence[str]) -> None:
-    """``Fault`` where the shards do not contain every value of every tensor. The size of a tensor comes from the export
-    made of them, or without it from the tensor's last part. Ranks with nothing to write leave gaps in the numbers."""
-    held: dict[str, set[safetensors.Chunk]] = {}
-    sizes: dict[str, tuple[int, ...]] = {}
-    try:
-        for shard in shards:
-            for name, chunk in safetensors.read_chunks(role.path / shard).items():
-                held.setdefault(name, set()).add(chunk)
-                known = sizes.get(name, chunk.ends)
-                sizes[name] = tuple(map(max, chunk.ends, known))
-        for export in role.names(_CONSOLIDATED):
-            sizes |= {name: chunk.shape for name, chunk in safetensors.read_chunks(role.path / export).items()}
-    except FileNotFoundError:
-        raise role.fault("a file of the model was just removed") from None
-    except (OSError, ValueError) as error:
-        raise role.fault(f"cannot read the model's shards: {error}", unreadable=True) from error
-    for name, size in sizes.items():
-        if sum(chunk.values for chunk in held.get(name, ())) < math.prod(size):
-            raise role.fault(f"a part of {name} is missing: a shard of the model is gone")
 
 
 def _megatron(role: Inside, step: int) -> list[tuple[str, tuple[str, tuple[str, ...]]]]:
