@@ -23,8 +23,13 @@ from tests.support.pod import Pod, eventually
 OUT = "/app/outputs"
 
 
+TIE = "its command says --output_dir /app/outputs"
+
+
 def proc(pid: int, parent: int, line: str, **more: object) -> Process:
+    """With a tie to this run if it has a CUDA context, unless the test says otherwise."""
     argv = tuple(line.split())
+    more.setdefault("names_run", TIE if more.get("cuda") else "")
     name = str(more.pop("name", Path(argv[0]).name[:15]))
     return Process(ProcessIdentity(pid, pid * 10), parent, name, argv, roles=ROLES, **more)  # type: ignore[arg-type]
 
@@ -175,7 +180,7 @@ def test_an_evaluation_that_holds_a_gpu_is_asked_about_and_never_attached_to() -
         (found,) = judged(*tree).pending
         assert found.awaits == "its end"
         assert "looks like an evaluation" in found.reason
-    for line in ("python train_and_eval.py", "python sft.py", "python main.py", "VLLM::EngineCore"):
+    for line in ("python train_and_eval.py", "python sft.py", "python main.py"):
         assert pids(proc(20, 10, line, cuda=True)) == [20]
     assert pids(proc(20, 10, "torchrun eval.py", writes=(SAVE,))) == [20], "what writes checkpoints is no evaluation"
 
@@ -216,9 +221,56 @@ def test_only_what_works_in_output_dir_is_said_to_be_of_the_run() -> None:
     )
     assert found(*trainer) == [(20, True, True)]
     assert found(*reversed(trainer)) == [(20, True, True)]
-    other = proc(20, 10, "python own.py", cuda=True, writes=(OUT + "/own.log",))
-    assert found(other) == [(20, True, False)], "its output was sent to a file there: no training"
+    other = proc(20, 10, "python own.py", cuda=True, writes=(OUT + "/own.log",), names_run="")
+    assert (found(other), pending(other)) == ([], [20]), "its output was sent to a file there: no tie"
     assert found(proc(20, 10, "uv run rl @ c.toml", cwd=OUT, cuda=True)) == [(20, True, True)]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        (proc(20, 10, "python experiment.py", cuda=True, names_run=""),),
+        (proc(20, 10, "torchrun train.py --output_dir /elsewhere", cuda=True, names_run=""),),
+        (
+            proc(20, 10, "bash queue.sh"),
+            proc(21, 20, "torchrun sft.py"),
+            proc(22, 21, "python -u sft.py", cuda=True, names_run=""),
+        ),
+        (proc(20, 10, "uv run rl @ other.toml"), proc(21, 20, "VLLM::EngineCore", cuda=True, names_run="")),
+    ],
+)
+def test_a_context_without_a_tie_to_this_run_is_asked_about_and_never_attached_to(tree: tuple[Process, ...]) -> None:
+    assert (pids(*tree), pending(*tree)) == ([], [20])
+    (found,) = judged(*tree).pending
+    assert (found.awaits, found.holds_gpu, found.of_run, found.attachable) == ("its end", True, False, True)
+    assert "nothing ties it to this run" in found.reason
+    tied = (*tree[:-1], replace(tree[-1], names_run=TIE))
+    assert pids(*tied) == [20]
+    saving = (*tree[:-1], replace(tree[-1], writes=(SAVE,)))
+    assert pids(*saving) == ([20] if any(p.launcher_like for p in tree) else []), "an open checkpoint is a tie"
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        (
+            proc(20, 10, "vllm serve /app/outputs/step_40/weights", cwd=OUT),
+            proc(21, 20, "VLLM::EngineCore", cuda=True, gpus=frozenset({0})),
+        ),
+        (
+            proc(20, 10, "uv run vllm serve Qwen/Qwen3-8B", names_run=TIE),
+            proc(21, 20, "python -c multiprocessing"),
+            proc(22, 20, "VLLM::EngineCore", cuda=True),
+        ),
+        (proc(20, 10, "python -m vllm.entrypoints.openai.api_server", cuda=True),),
+        (proc(20, 10, "VLLM::EngineCore", cuda=True),),
+    ],
+)
+def test_an_inference_server_is_never_a_trainer(tree: tuple[Process, ...]) -> None:
+    """Not even asked about: the start waits only if it holds the memory that training needs."""
+    assert judged(*tree) == Judged()
+    trains = proc(30, 20, "torchrun -m prime_rl.trainer.rl.train", cuda=True)
+    assert pids(*tree, trains) + pending(*tree, trains) == [20], "training below it is training"
 
 
 def test_a_checkpoint_directory_elsewhere_counts() -> None:

@@ -309,7 +309,7 @@ def check_tree(environment: str, trainer: str, busy: bool) -> None:
         made = replace(made, session=shell.session, group=top, identity=ProcessIdentity(pid, pid))
         processes.append(replace(made, parent_pid=processes[-1].pid))
         pid += 1
-    holder = replace(proc(pid, pid - 1, "python worker.py", cuda=True, session=pid), tty=0)
+    holder = replace(proc(pid, pid - 1, "python worker.py", cuda=True, session=pid), tty=0, names_run="its command")
     processes.append(holder)
     if busy:
         processes.append(proc(90, shell.pid, "vim notes", tty=shell.tty, session=shell.session, group=90))

@@ -256,7 +256,8 @@ class Lookout:
         ended = status.at_wall if status is not None else wall
         left = {process.identity for process in (await old.tree()).value or ()} | {old.launcher}
         there = sift(look.candidates, look.pending, ended=ended, wall=wall, ignored=self.context.memory.ignored)
-        fresh = [c for c in there.successors or there.pending if c.launcher not in left]
+        ours = there.successors or tuple(c for c in there.pending if c.of_run)
+        fresh = [c for c in ours if c.launcher not in left]
         if len(fresh) != 1 or self.context.tools.settings.trainer.supervise == "keeper":
             return
         self.context.tools.say(

@@ -1,12 +1,12 @@
 """Find candidates: trainers that podwatch did not start (docs/attaching.md), or whose keeper's records are unreadable.
 
-A candidate is a process tree of our user or of trainer.user that holds a CUDA context on a configured GPU, or that
-belongs to a launcher and has a checkpoint file open for writing. A name, arguments or a working directory alone never
-make a candidate. Readers and tools never count, nor anything interactive (``operator_shells.py``), nor anything that
-podwatch started.
+A candidate is a process tree of our user or of trainer.user that has a tie to this run, and holds a CUDA context on a
+configured GPU; or that belongs to a launcher and has a checkpoint file open for writing, which is a tie. A name,
+arguments or a working directory alone never make a candidate. Readers and tools never count, nor anything interactive
+(``operator_shells.py``), nor anything that podwatch started, nor an inference server without a training role beside it.
 
 A process is pending if podwatch neither attaches to it nor starts training beside it: it names the run and has neither
-a context nor an open checkpoint yet, or it uses a GPU and looks like an evaluation.
+a context nor an open checkpoint yet; or it uses a GPU and looks like an evaluation, or has no tie to this run.
 
 The tree of a candidate is found from its own processes upward, never from a shell downward. ``judge`` is pure;
 ``gather`` reads /proc and blocks.
@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from podwatch.domain.process import ProcessIdentity
+from podwatch.domain.process import ProcessIdentity, ProcessRole
 from podwatch.system import procfs
 from podwatch.trainer import leftover_hook_processes
 from podwatch.trainer.base import Candidate
@@ -175,6 +175,8 @@ def judge(processes: Iterable[Process], run: Run) -> Judged:
     found: dict[int, Candidate] = {}
     waiting: dict[int, Candidate] = {}
     at_work: set[int] = set()
+    saving: set[int] = set()
+    servers = _servers(pod)
     for process in pod.all:
         if not pod.counts(process):
             if (asks := _live_writer(process, pod)) is not None:
@@ -182,6 +184,8 @@ def judge(processes: Iterable[Process], run: Run) -> Judged:
             continue
         chain = pod.chain(process)
         top = chain[-1]
+        if top.pid in servers:
+            continue
         tie = _tie(process, chain, run)
         if tie:  # a process that only writes there may be an evaluation with redirected output
             at_work.add(top.pid)
@@ -196,8 +200,13 @@ def judge(processes: Iterable[Process], run: Run) -> Judged:
             waiting.setdefault(top.pid, replace(_candidate(top, reason, awaits=_END), holds_gpu=True))
         else:
             known = found.get(top.pid)
+            if writes:
+                saving.add(top.pid)
             if known is None or (context and not known.holds_gpu):
                 found[top.pid] = _candidate(top, context or writes, holds_gpu=bool(context))
+    for pid in found.keys() - at_work - saving:
+        reason = f"{found[pid].reason}, and nothing ties it to this run"
+        waiting[pid] = replace(found.pop(pid), reason=reason, awaits=_END)
     return Judged(
         tuple(replace(found[pid], of_run=pid in at_work) for pid in sorted(found)),
         tuple(replace(waiting[pid], of_run=pid in at_work) for pid in sorted(waiting) if pid not in found),
@@ -205,6 +214,20 @@ def judge(processes: Iterable[Process], run: Run) -> Judged:
     )
 
 
+def _servers(pod: _Pod) -> frozenset[int]:
+    """The tops of trees that serve a model: an inference server or its engine, with no training role below it."""
+    roles: dict[int, set[ProcessRole]] = {}
+    tops: dict[int, ProcessRole] = {}
+    for process in pod.all:
+        if pod.counts(process):
+            top = pod.chain(process)[-1]
+            tops[top.pid] = top.role
+            roles.setdefault(top.pid, set()).add(process.role)
+    return frozenset(pid for pid, role in tops.items() if role in _SERVING and not roles[pid] & _TRAINING)
+
+
+_SERVING = frozenset({ProcessRole.INFERENCE, ProcessRole.ENGINE})
+_TRAINING = frozenset({ProcessRole.LAUNCHER, ProcessRole.TRAINER, ProcessRole.ORCHESTRATOR})
 _CONTEXT = "a CUDA context or an open checkpoint"
 _UNSEEN = f"{_CONTEXT} (neither can be seen here: give podwatch CAP_SYS_PTRACE, or run it as root)"
 _END = "its end"

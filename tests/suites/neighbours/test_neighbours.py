@@ -19,6 +19,7 @@ import pytest
 from tests.support import namespaces
 from tests.support.asking import confirmed, status
 from tests.support.nvml import NoCompiler, build_nvml
+from tests.support.own_dev import own_dev
 from tests.support.rig import Rig
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(2400)]
@@ -46,41 +47,18 @@ while True:
 
 
 @pytest.fixture
-def own_dev(tmp_path: Path) -> Iterator[None]:
-    """A /dev with a file named nvidia0, seen in the namespace of this test only."""
-    made = tmp_path / "dev"
-    made.mkdir()
-    for name in ("null", "zero", "full", "random", "urandom", "tty", "pts", "shm"):
-        (made / name).mkdir() if Path("/dev", name).is_dir() else (made / name).touch()
-        subprocess.run(["mount", "--rbind", f"/dev/{name}", str(made / name)], check=True)
-    for name, target in (
-        ("ptmx", "pts/ptmx"),
-        ("fd", "/proc/self/fd"),
-        ("stdin", "fd/0"),
-        ("stdout", "fd/1"),
-        ("stderr", "fd/2"),
-    ):
-        (made / name).symlink_to(target)
-    (made / "nvidia0").touch()
-    (made / "nvidiactl").touch()
-    subprocess.run(["mount", "--rbind", str(made), "/dev"], check=True)
-    yield
-    subprocess.run(["umount", "--recursive", "--lazy", "/dev"], check=True)
-    subprocess.run(["umount", "--recursive", "--lazy", str(made)], check=False)
-
-
-@pytest.fixture
-def holder(tmp_path: Path, own_dev: None) -> Iterator[subprocess.Popen[str]]:
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process of our user that holds /dev/nvidia0, as somebody's training does; it notes each signal it gets."""
     output = tmp_path / "somebody"
     output.mkdir()
     command = [sys.executable, "-c", HOLDER, str(output), str(tmp_path / "signals")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    yield process
-    process.kill()
-    process.wait()
+    with own_dev(tmp_path / "dev", ("nvidia0", "nvidiactl")):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture
