@@ -20,7 +20,6 @@ from podwatch.checkpoints.reboot_check import NoMemory, RebootCheck
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import HostError
-from tests.checkpoints.leases import told
 from tests.support.checkpoints import ManualClock, torch_zip_bytes, write_prime_rl_step
 
 pytestmark = pytest.mark.slow
@@ -42,11 +41,11 @@ class Memory:
 
 
 class Bench:
-    def __init__(self, layout: Any, memory: Any = None, leases: bool = False, **options: Any) -> None:
+    def __init__(self, layout: Any, memory: Any = None, **options: Any) -> None:
         learned = RunMemory(memory or NoMemory(), **options)
         self.clock = ManualClock()
         self.catalogue = Catalogue(
-            layout, self.clock, settle=5.0, settle_weak=WEAK, settle_tracker=15.0, leases=leases, learned=learned
+            layout, self.clock, settle=5.0, settle_weak=WEAK, settle_tracker=15.0, learned=learned
         )
 
     def poll(self, seconds: float = 0.0) -> dict[int, CheckpointSet]:
@@ -330,16 +329,6 @@ def test_a_trainer_that_saves_something_else_now_is_learned_anew(out: Path) -> N
         sets = bench.poll(6 * WEAK)
     assert sets[15].complete
     assert sets[10].complete
-
-
-def test_leases_delay_a_set_without_a_marker(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podwatch.checkpoints.completeness_check.held_open", told)
-    directory = write_custom(out, 5)
-    bench = Bench(custom(out), leases=True)
-    with (directory / "data.raw").open("r+b"):
-        bench.poll()
-        assert "data.raw open for writing" in bench.poll(WEAK + 1)[5].reason
-    assert bench.poll(1)[5].complete
 
 
 # -- a trainer that does as it likes ------------------------------------------------------------

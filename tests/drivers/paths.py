@@ -324,8 +324,7 @@ def renames_by_descriptor() -> list[tuple[Any, str]]:
 
 @contextmanager
 def without_waiting() -> Iterator[None]:
-    """A lock that a user keeps exchanging is not waited for, and no lease of a file is asked for."""
+    """A lock that a user keeps exchanging is not waited for."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage_and_put_in_place, "LOCK_SECONDS", 0.0)
-        patch.setattr(settle_time, "_leases", lambda _fd, _path: None)
         yield

@@ -67,7 +67,7 @@ def test_a_night_in_a_poisoned_directory(rig: Rig, elsewhere: Path, hook: tuple[
     daemon = rig.daemon(
         {"PYTHONPATH": "/nonexistent/of-the-operator", "PODWATCH_CONFIG": "podwatch.toml"},
         trainer__output_dir="work/outputs", trainer__cwd="work", trainer__env_file="secrets.env", state_dir="state",
-        sync__store=f"file://{elsewhere}", checkpoints__leases=True, notify__urls=[url], recovery__preempt_grace="5s",
+        sync__store=f"file://{elsewhere}", notify__urls=[url], recovery__preempt_grace="5s",
     )  # fmt: skip
 
     def typed(*arguments: str) -> subprocess.CompletedProcess[str]:

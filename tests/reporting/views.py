@@ -153,7 +153,7 @@ def healthy() -> DaemonView:
         output_dir="/app/outputs",
         layout="prime-rl",
         layout_because="the command runs rl",
-        capabilities={"filesystem": "ext4", "slow": False, "holes": True, "leases": None, "inotify": True},
+        capabilities={"filesystem": "ext4", "slow": False, "holes": True, "inotify": True},
         log_path="/var/lib/podwatch/bs4-qwen3-8b/trainer.log",
     )
 

@@ -20,7 +20,7 @@ from podwatch.checkpoints.formats.files import HOLE_FROM, can_check, check_file,
 from podwatch.checkpoints.layouts.base import Judgement, Layout, Marker, PartDir, PartFiles
 from podwatch.checkpoints.reboot_check import RebootCheck
 from podwatch.checkpoints.scan import Scan, scan_part
-from podwatch.checkpoints.settle_time import Held, SettleTimes, held_open
+from podwatch.checkpoints.settle_time import SettleTimes
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.system.clock import Clock
 
@@ -183,7 +183,6 @@ class CompletenessChecker:
         expected: Expected,
         ledger: Ledger,
         *,
-        leases: bool,
         boots: RebootCheck | None,
         stored: StoredSaves,
         roots: Sequence[Path],
@@ -193,7 +192,6 @@ class CompletenessChecker:
         self._clock = clock
         self._windows = windows
         self._expected, self._ledger = expected, ledger
-        self._leases = leases
         self._boots, self._stored = boots, stored
         self._ids: Mapping[int, frozenset[str]] | None = None
         self._shapes: dict[Shape, Shape] = {}
@@ -381,12 +379,6 @@ class CompletenessChecker:
             )
             if lacks:
                 return lacks
-            if self._leases and not self.slow and state.quiet < patience:
-                own = checkpoint_identity.own_files(found, judgement)
-                held, where = held_open(Path(p.part.path) / f.path for p, f in own)
-                if held is Held.YES:
-                    state.wait(patience, f"all files present, but a process has {Path(where).name} open for writing")
-                    return ""
         if self._boots is not None and self._boots.suspect(save_id, changed) and (step, save_id) not in self._stored():
             state.suspect, state.moving = True, False
             state.set = replace(state.set, reason=CHECKED_DEEPER, settles_in=0.0)

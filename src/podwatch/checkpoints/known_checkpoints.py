@@ -147,8 +147,8 @@ class Catalogue:
     with a commit marker, with a file written last or a tracker (default: ``settle``), and without any marker; all are
     doubled on network filesystems, which show changes late.
 
-    ``leases``: ask the kernel who writes, where a layout has no marker. ``held_back`` marks checkpoints that are held
-    back. ``tree``: the pinned directories; where one of them was replaced, nothing in it is a checkpoint.
+    ``held_back`` marks checkpoints that are held back. ``tree``: the pinned directories; where one of them was
+    replaced, nothing in it is a checkpoint.
 
     ``rescan``, ``contents``, ``verify`` and ``inspect`` block: call them in a worker thread. The properties never
     block.
@@ -162,7 +162,6 @@ class Catalogue:
         settle: float,
         settle_weak: float,
         settle_tracker: float | None = None,
-        leases: bool = False,
         learned: RunMemory = NOTHING_LEARNED,
         held_back: HeldBack = NOTHING_HELD,
         tree: PinnedTree | None = None,
@@ -183,7 +182,6 @@ class Catalogue:
             self._windows,
             self._expected,
             self._ledger,
-            leases=leases,
             boots=learned.boots,
             stored=learned.stored,
             roots=self._roots_known,

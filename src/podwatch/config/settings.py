@@ -264,10 +264,6 @@ class CheckpointSettings(Section):
     settle_tracker: Duration = setting(
         15.0, ge=0, description="the same where a last file or a tracker file is the marker"
     )
-    leases: bool = setting(
-        False,
-        description="layouts without a marker: see open files by kernel leases; can briefly delay the trainer",
-    )
     custom: CustomLayoutSettings | None = setting(None, description='a section; required for layout = "custom"')
 
 

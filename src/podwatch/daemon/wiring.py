@@ -132,7 +132,6 @@ def _checkpoints(settings: Settings, run: Run, rescans: Rescans) -> Checkpoints:
         settle=checkpoints.settle,
         settle_weak=checkpoints.settle_weak,
         settle_tracker=checkpoints.settle_tracker,
-        leases=checkpoints.leases,
         learned=RunMemory(
             journal,
             whose=command_digest(settings.trainer.command),

@@ -130,8 +130,6 @@ def files(settings: Settings) -> Iterator[Line]:
     words = {True: "yes", False: "no", None: "unknown"}
     text = (
         f"{found.filesystem or 'unknown filesystem'}: podwatch can see unwritten ranges: {words[found.holes]}, "
-        f"writers (leases): {words[found.leases]}, file events: {words[found.inotify]}"
+        f"file events: {words[found.inotify]}"
     )
     yield Line("files", "ok", text + ("; settle times are doubled" if found.slow else ""))
-    if settings.checkpoints.leases and not found.leases:
-        yield Line("files", "warn", "[checkpoints] leases has no effect on this filesystem", "set it to false")
