@@ -15,7 +15,6 @@ import pytest
 
 import podwatch.system.files
 import podwatch.system.pinned_directories
-import podwatch.system.rename_places
 from podwatch.checkpoints import settle_time
 from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.checkpoints.layouts.base import PartDir, PartFiles, Tracker
@@ -318,7 +317,7 @@ OPERATIONS = {
 def renames_by_descriptor() -> list[tuple[Any, str]]:
     """(module, name) of calls on paths that do not go through ``os``."""
     system = podwatch.system
-    modules = (system.rename_places, system.files, system.pinned_directories)
+    modules = (system.files, system.pinned_directories)
     return [(module, "rename_at") for module in modules if hasattr(module, "rename_at")]
 
 
