@@ -350,38 +350,37 @@ def test_no_file_an_empty_state_directory_and_a_probe(rig: Rig, elsewhere: Path)
     assert rig.members() == []
 
 
-def test_what_an_earlier_attempt_left_is_ended_although_the_state_is_new(rig: Rig) -> None:
-    """The engine killed podwatch, and its keeper is stuck. The next attempt has an empty state directory."""
+def test_an_attempt_waits_for_what_an_earlier_one_left(rig: Rig) -> None:
+    """The engine killed podwatch, and its keeper is stuck. The next attempt trains once that has ended."""
     job = Job(rig, {"SLURM_JOB_ID": "7"}).start()
     trainer = running(job.daemon, rig)
     keeper = job.keeper()
     os.kill(keeper, signal.SIGSTOP)
     job.process.kill()
     job.process.wait()
-    assert alive(trainer)
     seen = len(job.daemon.events())
-    job.start("--set", f"state_dir={rig.root}/state-of-the-next")
+    job.start()
+    job.daemon.wait_for(lambda: f"keeper {keeper}" in job.daemon.log.read_text(), 60, "it names what it waits for")
+    assert alive(trainer)
+    os.kill(keeper, signal.SIGCONT)
     running(job.daemon, rig, after=seen)
     assert not alive(keeper)
     assert not alive(trainer)
-    assert any("of an earlier attempt" in text for text in messages(job.daemon, "trainer-stopped", seen))
     job.process.terminate()
     assert job.ends() == 86
 
 
-def test_the_keeper_of_another_job_is_not_ended(rig: Rig) -> None:
-    """Its owner is dead, and it ends by itself: this job waits for that, and ends with 86 if it takes too long."""
+def test_an_attempt_that_waits_too_long_ends_with_86(rig: Rig) -> None:
     job = Job(rig, {"SLURM_JOB_ID": "7"}, recovery__standby="3s").start()
     trainer = running(job.daemon, rig)
     keeper = job.keeper()
     os.kill(keeper, signal.SIGSTOP)
     job.process.kill()
     job.process.wait()
-    job.daemon.environ["SLURM_JOB_ID"] = "8"
-    job.start("--set", f"state_dir={rig.root}/state-of-the-next")
+    job.start()
     assert job.process.wait(180) == 86, job.daemon.tail()
     assert alive(trainer)
-    assert "another job of this run is still ending here" in job.daemon.log.read_text()
+    assert "an earlier attempt is still ending here" in job.daemon.log.read_text()
     os.kill(keeper, signal.SIGCONT)
     job.gone()
 

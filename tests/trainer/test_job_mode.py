@@ -1,8 +1,7 @@
-"""Job mode: the keeper ends with its owner, and what an earlier attempt left is ended only if it is provably ours."""
+"""Job mode: the keeper ends with its owner, and an attempt does not train beside an earlier one that still ends."""
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,17 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.domain.engine_and_attempt import Instance
+from podwatch.daemon.end_of_run import refuse_beside_earlier_attempt
 from podwatch.domain.errors import Busy
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
 from podwatch.trainer import keeper_client
-from podwatch.trainer.job_survivors import Kept, clear, kept_by_jobs
-from podwatch.trainer.keeper_client import JobRecord, read_record
+from podwatch.trainer.keeper_client import read_record
 from podwatch.trainer.start_and_adopt import KeeperJob
 from tests.support.pod import Pod, eventually
-
-HERE = Instance("slurm", "7", "0")
 
 
 class Owner:
@@ -33,8 +29,8 @@ class Owner:
         self.identity: ProcessIdentity = found
         self.read, self.write = os.pipe()
 
-    def job(self, instance: Instance = HERE, grace: float = 5.0) -> KeeperJob:
-        return KeeperJob(self.read, grace, self.identity, instance)
+    def job(self, grace: float = 5.0) -> KeeperJob:
+        return KeeperJob(self.read, grace, self.identity)
 
     def die(self) -> None:
         self.process.kill()
@@ -92,11 +88,10 @@ async def test_without_a_job_nothing_ends_and_the_record_says_so(pod: Pod, owner
     await pod.launcher().start(pod.script("exec sleep 300"))
     record = read_record(pod.directory)
     assert record is not None
-    assert record.job is None
+    assert record.job_owner is None
     owner.let_go()
     await asyncio.sleep(0.5)
     eventually(pod.members)
-    assert kept_by_jobs(pod.run_id, pod.directory, pod.output) == ()
 
 
 async def test_the_trainer_inherits_neither_the_pipe_nor_any_output(pod: Pod, owner: Owner) -> None:
@@ -111,84 +106,30 @@ async def test_the_trainer_inherits_neither_the_pipe_nor_any_output(pod: Pod, ow
 # -- what an earlier attempt left ------------------------------------------------------------------------------------
 
 
-async def started(pod: Pod, owner: Owner) -> tuple[Kept, ...]:
+def next_job() -> KeeperJob:
+    return KeeperJob(-1, 5.0, ProcessIdentity(1, 1, procfs.boot_id(), procfs.pid_namespace()))
+
+
+async def test_an_attempt_is_refused_while_the_keeper_of_an_earlier_one_lives(pod: Pod, owner: Owner) -> None:
     await pod.launcher(job=owner.job()).start(pod.script("exec sleep 300"))
-    found = kept_by_jobs(pod.run_id, pod.directory, pod.output)
-    assert [kept.job.owner for kept in found] == [owner.identity]
-    return found
-
-
-def another_job() -> ProcessIdentity:
-    return ProcessIdentity(1, 1, procfs.boot_id(), procfs.pid_namespace())
-
-
-async def test_the_keeper_of_a_dead_owner_and_the_same_job_is_ended(pod: Pod, owner: Owner) -> None:
-    kept = await started(pod, owner)
+    refuse_beside_earlier_attempt(pod.directory, owner.job())  # a daemon that its init has restarted takes it over
     owner.die()
-    assert len(await asyncio.to_thread(clear, kept, another_job(), HERE, 5.0)) == 1
+    (keeper,) = pod.keepers()
+    with pytest.raises(Busy, match=f"earlier attempt is still ending here .keeper {keeper}"):
+        refuse_beside_earlier_attempt(pod.directory, next_job())
+    with pytest.raises(Busy, match=f"kept by keeper {keeper}"):  # with another state directory: the lock
+        await pod.launcher(state=pod.root / "other").start(pod.script("exit 0", start_id="s2"))
+    eventually(pod.members)
+    owner.let_go()
     eventually(lambda: not pod.members() and not pod.keepers())
+    refuse_beside_earlier_attempt(pod.directory, next_job())
     assert read_record(pod.directory) is None, "its end is no failure of training"
-
-
-async def test_a_stuck_one_is_killed_with_its_tree(pod: Pod, owner: Owner) -> None:
-    kept = await started(pod, owner)
-    owner.die()
-    eventually(pod.members)
-    trainer = pod.members()
-    # It stops again whenever it is continued: SIGTERM never reaches it.
-    script = f"while kill -STOP {kept[0].keeper.pid} 2>/dev/null; do :; done"
-    stopper = subprocess.Popen(["sh", "-c", script])
-    try:
-        await asyncio.to_thread(clear, kept, another_job(), HERE, 0.3)
-    finally:
-        stopper.kill()
-        stopper.wait()
-    eventually(lambda: not any(procfs.read_stat(pid) for pid in trainer))
-
-
-async def test_that_of_a_living_owner_is_not_touched(pod: Pod, owner: Owner) -> None:
-    kept = await started(pod, owner)
-    with pytest.raises(Busy, match="another podwatch job of this run is alive"):
-        clear(kept, another_job(), HERE, 1.0)
-    eventually(pod.members)
-    assert clear(kept, owner.identity, HERE, 1.0) == (), "a daemon that its init has restarted takes it over"
-    eventually(pod.members)
-
-
-@pytest.mark.parametrize("other", [Instance("slurm", "8", "0"), Instance("kubernetes", "7"), Instance()])
-async def test_that_of_another_job_is_not_touched(pod: Pod, owner: Owner, other: Instance) -> None:
-    kept = await started(pod, owner)
-    owner.die()
-    with pytest.raises(Busy, match="another job of this run is still ending here"):
-        clear(kept, another_job(), other, 1.0)
-    eventually(pod.members)
-
-
-async def test_that_of_another_run_is_not_even_seen(pod: Pod, owner: Owner) -> None:
-    await started(pod, owner)
-    assert kept_by_jobs("another-run", pod.directory, pod.output) == ()
 
 
 async def test_one_that_ended_before_its_owner_keeps_its_record(pod: Pod, owner: Owner) -> None:
     """A trainer that finished in the moment in which podwatch was killed has finished."""
-    launcher = pod.launcher(job=owner.job(), linger=0.1)
-    await launcher.start(pod.script("exit 0"))
-    (kept,) = kept_by_jobs(pod.run_id, pod.directory, pod.output)
-    eventually(lambda: not procfs.is_alive(kept.keeper))
+    await pod.launcher(job=owner.job(), linger=0.1).start(pod.script("exit 0"))
+    eventually(lambda: not pod.keepers())
     owner.die()
-    assert clear((kept,), another_job(), HERE, 1.0) == ()
+    refuse_beside_earlier_attempt(pod.directory, next_job())
     assert read_record(pod.directory) is not None
-
-
-def test_a_forged_pid_is_not_signalled(tmp_path: Path) -> None:
-    """Of a record whose process was replaced by another one, nothing is ended."""
-    victim = subprocess.Popen(["sleep", "300"])
-    try:
-        here = procfs.boot_id(), procfs.pid_namespace()
-        gone = ProcessIdentity(2**22 - 2, 5, *here)
-        kept = Kept(ProcessIdentity(victim.pid, 1, *here), JobRecord(gone, "slurm", "7"), tmp_path, "s1")
-        assert clear((kept,), another_job(), HERE, 0.2) == ()
-        assert victim.poll() is None
-    finally:
-        victim.send_signal(signal.SIGKILL)
-        victim.wait()

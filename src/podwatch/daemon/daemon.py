@@ -20,7 +20,7 @@ from podwatch.daemon.checkpoint_loop import ANNOUNCED, Announced
 from podwatch.daemon.commands import Commands
 from podwatch.daemon.components import LEARNED as LEARNED
 from podwatch.daemon.components import READ_SO_FAR, Choices, Components
-from podwatch.daemon.end_of_run import EndOfRun, FinalSync, clear_survivors, end_grace, keeper_job
+from podwatch.daemon.end_of_run import EndOfRun, FinalSync, end_grace, keeper_job, refuse_beside_earlier_attempt
 from podwatch.daemon.end_pod import make_pod_ender
 from podwatch.daemon.entry import silent_seconds
 from podwatch.daemon.host_and_endpoints import STEP_SECONDS, Endpoints, Host, open_host
@@ -423,11 +423,12 @@ class Daemon:
             self._evaluations.start()
 
     async def _may_train(self) -> bool:
-        """In job mode: end what an earlier attempt left here, and ask the store whether this attempt can train."""
+        """In job mode: ask the store whether this attempt can train. Raises Busy while an earlier one ends here."""
         if self._in_job is None:
             return True
-        for ended in await clear_survivors(self._parts, self._in_job):
-            self._host.bus.say(EventName.TRAINER_STOPPED, f"podwatch ended {ended}", Severity.WARNING)
+        settings = self._parts.settings
+        directory = settings.state_dir / settings.run_id / "keeper"
+        await self._parts.checkpoints.worker.call(refuse_beside_earlier_attempt, directory, self._in_job)
         return not await self._ending.forbidden()
 
     async def _start_again(self, flag: str, *, fresh: bool = False) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from podwatch.config.settings import RecoverySettings
@@ -20,8 +21,8 @@ from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.sensing_loop import LAG
 from podwatch.daemon.variables_of_own_processes import JOB_PIPE, JOB_PROCESS, UNDER_INIT
 from podwatch.domain.checkpoint import newest_complete
-from podwatch.domain.engine_and_attempt import grace_seconds, instance
-from podwatch.domain.errors import ExitCode, HostError
+from podwatch.domain.engine_and_attempt import grace_seconds
+from podwatch.domain.errors import Busy, ExitCode, HostError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.snapshot import Desired
@@ -33,7 +34,7 @@ from podwatch.recovery.state import Phase
 from podwatch.sync.interfaces import Unstored
 from podwatch.system import procfs
 from podwatch.system.clock import until_beat
-from podwatch.trainer.job_survivors import clear, kept_by_jobs
+from podwatch.trainer.keeper_client import read_record, retire_record, was_stopped
 from podwatch.trainer.start_and_adopt import KeeperJob
 
 if TYPE_CHECKING:
@@ -154,16 +155,23 @@ def keeper_job(settings: RecoverySettings, environ: Mapping[str, str]) -> Keeper
         ) from error
     if owner is None:
         raise HostError("podwatch's init has ended")
-    return KeeperJob(pipe, OF_KEEPER * end_grace(settings, environ), owner, instance(environ))
+    return KeeperJob(pipe, OF_KEEPER * end_grace(settings, environ), owner)
 
 
-async def clear_survivors(parts: Components, job: KeeperJob) -> tuple[str, ...]:
-    """End what an earlier attempt of this job left on this machine; returns what was ended. Raises Busy while something
-    is alive that is not ours to end."""
-    settings = parts.settings
-    directory = settings.state_dir / settings.run_id / "keeper"
-    kept = await parts.checkpoints.worker.call(kept_by_jobs, settings.run_id, directory, settings.trainer.output_dir)
-    return await parts.checkpoints.worker.call(clear, kept, job.owner, job.instance, job.grace + 2.0)
+def refuse_beside_earlier_attempt(keeper_directory: Path, job: KeeperJob) -> None:
+    """Raise Busy while the keeper of an earlier attempt ends its training: podwatch must not take that over. (With
+    another state directory, the run lock says the same at the start.) Of a start that was told to end, nothing is left
+    to judge: its exit is no failure of training. Blocks."""
+    record = read_record(keeper_directory)
+    if record is None or record.job_owner in (None, job.owner) or not procfs.from_here(record.keeper):
+        return
+    if procfs.is_alive(record.keeper):
+        raise Busy(
+            f"training of an earlier attempt is still ending here (keeper {record.keeper.pid})",
+            fix="wait until it has ended",
+        )
+    if was_stopped(keeper_directory, record.start_id):
+        retire_record(keeper_directory)
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ and exits without executing anything. So a process that holds the locks and read
 
 In job mode (the start request has a "job"; docs/jobs.md) the keeper ends with its owner, podwatch's init: it holds the
 read end of a pipe of which init alone holds the other end. End of file means that the job is over, or that init was
-killed: SIGTERM to the tree, SIGKILL after the job's grace. The record and the lock files name the job and its owner.
+killed: SIGTERM to the tree, SIGKILL after the job's grace. The record names the owner.
 
 Output: the trainer itself appends to its log file (O_APPEND) and the keeper rotates by copying and truncating. With a
 pipe through the keeper, a killed keeper would take training with it (SIGPIPE), and a stuck one would block it. The
@@ -1388,8 +1388,8 @@ class Keeper:
         if self.job:
             record["job"] = {key: value for key, value in self.job.items() if key not in ("pipe", "grace")}
         write_atomic("record.json", record)
-        names = ("run_id", "start_id", "boot_id", "pid_namespace", "keeper", "keeper_ticks", "pid", "job")
-        info = {key: record[key] for key in names if key in record}
+        names = ("run_id", "start_id", "boot_id", "pid_namespace", "keeper", "keeper_ticks", "pid")
+        info = {key: record[key] for key in names}
         self.locks.write(info | {"ticks": self.tree.launcher_ticks, "directory": os.getcwd()})
 
     def say(self, result: dict[str, Any]) -> None:

@@ -110,28 +110,9 @@ def _holds(path: Path, source: bytes) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class JobRecord:
-    """The job of a keeper in job mode: who owns it, and the engine's name for the job."""
-
-    owner: ProcessIdentity
-    provider: str = ""
-    id: str = ""
-
-
-def job_record(value: object, boot: str, namespace: int) -> JobRecord | None:
-    """From "job" in a record or a lock file; None without job mode."""
-    if not isinstance(value, dict):
-        return None
-    try:
-        owner = ProcessIdentity(int(str(value["owner"])), int(str(value["owner_ticks"])), boot, namespace)
-    except (KeyError, ValueError):
-        return None
-    return JobRecord(owner, str(value.get("provider", "")), str(value.get("id", "")))
-
-
-@dataclass(frozen=True, slots=True)
 class KeeperRecord:
-    """``record.json``: the started trainer and its keeper. ``directory`` is the keeper's."""
+    """``record.json``: the started trainer and its keeper. ``directory`` is the keeper's. ``job_owner``: in job mode,
+    the init with which the keeper ends."""
 
     directory: Path
     run_id: str
@@ -142,7 +123,7 @@ class KeeperRecord:
     started_wall: float
     log: str
     warnings: tuple[str, ...] = ()
-    job: JobRecord | None = None
+    job_owner: ProcessIdentity | None = None
 
     @property
     def executed(self) -> bool:
@@ -157,9 +138,10 @@ def read_record(directory: Path) -> KeeperRecord | None:
         return None
     try:
         boot, namespace = str(value["boot_id"]), int(str(value["pid_namespace"]))
-        argv, warnings = value["argv"], value.get("warnings", [])
+        argv, warnings, job = value["argv"], value.get("warnings", []), value.get("job")
         if not isinstance(argv, list) or not isinstance(warnings, list):
             return None
+        owner = (int(str(job["owner"])), int(str(job["owner_ticks"]))) if isinstance(job, dict) else None
         return KeeperRecord(
             directory=directory,
             run_id=str(value["run_id"]),
@@ -170,7 +152,7 @@ def read_record(directory: Path) -> KeeperRecord | None:
             started_wall=float(str(value["started_wall"])),
             log=str(value["log"]),
             warnings=tuple(str(word) for word in warnings),
-            job=job_record(value.get("job"), boot, namespace),
+            job_owner=None if owner is None else ProcessIdentity(*owner, boot, namespace),
         )
     except (KeyError, ValueError):
         return None

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import Busy, HostError, PermissionDenied, PodwatchError
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.secrets import register_argv, register_named
@@ -48,11 +47,10 @@ class KeeperJob:
     pipe: int
     grace: float
     owner: ProcessIdentity
-    instance: Instance
 
     def to_dict(self) -> dict[str, object]:
         owner = {"owner": self.owner.pid, "owner_ticks": self.owner.start_ticks}
-        return {"pipe": self.pipe, "grace": self.grace, **owner, **self.instance.to_dict()}
+        return {"pipe": self.pipe, "grace": self.grace, **owner}
 
 
 @dataclass(frozen=True, slots=True)
