@@ -86,6 +86,23 @@ async def test_the_next_podwatch_continues(rebooted: bool, tmp_path: Path, monke
     await second.journal.close()
 
 
+async def test_training_that_no_step_confirms_costs_nothing_more(tmp_path: Path) -> None:
+    path, clock = tmp_path / "journal.sqlite", ManualClock()
+    podwatch = await begun(path, clock)
+    incident = await podwatch.journal.run(Journal.open_incident, "silent-death", "", "", clock.wall())
+    podwatch.bus.say(EventName.INCIDENT_OPENED, "", incident=incident.id, kind="silent-death", began=clock.wall())
+    clock.advance(90)
+    for seconds in (0, 3600):
+        podwatch.looks(1, seconds)
+        podwatch.bus.say(EventName.FINDING_RAISED, "", finding="resume-unconfirmed", subject="", confirmed=False)
+        assert podwatch.accountant.account(PRICE).incidents[1].idle == 90
+    podwatch.looks(1, 60)
+    await podwatch.journal.close()
+    again = await begun(path, clock)
+    assert again.accountant.account(PRICE).incidents[1].idle == 90
+    await again.journal.close()
+
+
 async def test_a_pod_that_takes_over_adds_its_own(tmp_path: Path) -> None:
     clock = ManualClock()
     first, second = await begun(tmp_path / "a", clock), await begun(tmp_path / "b", clock)

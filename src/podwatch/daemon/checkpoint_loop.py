@@ -257,6 +257,5 @@ def _complete(found: CheckpointSet, wall: float, word: str) -> Event:
             "step": found.step,
             "save_id": found.save_id,
             "size_bytes": found.size_bytes,
-            "changed_at": round(found.changed_wall, 3),
         },
     )

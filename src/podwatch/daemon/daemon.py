@@ -383,10 +383,7 @@ class Daemon:
             await self._start_again("--retry")
         parts.checks.missing = parts.checks.missing or parts.training.record.problem
         self._commands.begun.set()
-        record = parts.training.record.current
-        desired = "" if record is None else str(record.desired)
-        opening = self._status.opening()
-        self._host.bus.say(EventName.DAEMON_STARTED, opening, version=__version__, pid=os.getpid(), desired=desired)
+        self._host.bus.say(EventName.DAEMON_STARTED, self._status.opening(), version=__version__, pid=os.getpid())
         for warning in (*self.loaded.warnings, *await self._exposed()):
             self._host.bus.say(EventName.CONFIG_WARNING, warning, Severity.WARNING)
         await self._begin_hooks()

@@ -8,6 +8,7 @@ from typing import Any, Final
 from podwatch.client.times_and_sizes import from_rfc3339
 from podwatch.daemon.notifications import EventBus
 from podwatch.domain.event import Event, EventName, Incident
+from podwatch.domain.finding import FindingKind
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.overall_status import TrainingState
 from podwatch.policy.run_cost import (
@@ -107,6 +108,9 @@ class Accountant:
         """The journal gets the same, later."""
         if event.name in (EventName.INCIDENT_OPENED, EventName.TRAINER_STARTING):
             self._window = ()
+        if event.name is EventName.FINDING_RAISED and event.fields.get("finding") == FindingKind.RESUME_UNCONFIRMED:
+            still = {str(one.id): event.wall for one in self._incidents.values() if one.closed_wall is None}
+            self._spent = replace(self._spent, unconfirmed={**still, **self._spent.unconfirmed})
         fields, number = event.fields, event.fields.get("incident")
         if not isinstance(number, int):
             return

@@ -4,7 +4,7 @@ A failure costs the time without training, and the steps that the resume went ba
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from podwatch.domain.event import Incident
@@ -63,7 +63,8 @@ class Totals:
 @dataclass(frozen=True, slots=True)
 class Spent:
     """What incidents do not say. ``down``: seconds without training and without an open incident. ``earlier``: of the
-    run's earlier pods. ``after``: the incidents up to this one are in ``earlier``."""
+    run's earlier pods. ``after``: the incidents up to this one are in ``earlier``. ``unconfirmed``: incident -> epoch
+    seconds from which training runs, although no step confirms it and the incident stays open."""
 
     since: float
     seconds: float = 0.0
@@ -71,6 +72,7 @@ class Spent:
     step_seconds: float | None = None
     earlier: Totals | None = None
     after: int = 0
+    unconfirmed: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def account(
     causes: dict[str, Loss] = {DOWN: Loss(idle=spent.down)} if spent.down else {}
     for one in incidents:
         if one.id > spent.after:
-            own[one.id] = loss_of(one, wall, pace)
+            own[one.id] = loss_of(one, min(wall, spent.unconfirmed.get(str(one.id), wall)), pace)
             causes[one.kind] = causes.get(one.kind, Loss()).plus(own[one.id])
     whole = Loss()
     for loss in causes.values():
@@ -133,8 +135,8 @@ def account(
 
 
 def loss_of(incident: Incident, wall: float, step_seconds: float | None) -> Loss:
-    """What ``incident`` has cost. If training was not resumed, the next incident counts its steps."""
-    idle = max(0.0, (wall if incident.closed_wall is None else incident.closed_wall) - incident.opened_wall)
+    """What ``incident`` has cost until ``wall``. If training was not resumed, the next incident counts its steps."""
+    idle = max(0.0, min(wall, wall if incident.closed_wall is None else incident.closed_wall) - incident.opened_wall)
     steps = incident.lost_steps
     if steps is None and incident.resumed_step is None:
         return Loss(1, idle)

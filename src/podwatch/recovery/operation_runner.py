@@ -82,8 +82,6 @@ async def adopt(context: RecoveryContext, handle: TrainerHandle) -> None:
         else f"the trainer (pid {pid}) ended while podwatch was not running ({status.describe()})",
         start_id=handle.start_id,
         pid=pid,
-        alive=status is None,
-        ended_at=None if status is None else status.at_wall or None,
     )
 
 
