@@ -299,9 +299,9 @@ def _dicts(value: object) -> list[Mapping[str, Any]]:
 
 STYLE: Final = """
 :root{--bg:#fff;--fg:#1b1f24;--dim:#57606a;--line:#d0d7de;--card:#f6f8fa;--bar:#1f6feb;--bad:#b00020;--warn:#7a4b00;
---warnbar:#c27c00;--good:#1a7f37}
+--warnbar:#c27c00}
 @media (prefers-color-scheme:dark){:root{--bg:#0f1216;--fg:#e6e9ed;--dim:#a3adb8;--line:#3a424c;--card:#191e24;
---bar:#58a6ff;--bad:#ff8a8f;--warn:#f2b84b;--warnbar:#f2b84b;--good:#3fb950}}
+--bar:#58a6ff;--bad:#ff8a8f;--warn:#f2b84b;--warnbar:#f2b84b}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--bg);color:var(--fg);font:1rem/1.45 system-ui,sans-serif}
 main,#stale{max-width:46rem;margin:0 auto;padding:0 1rem}
@@ -328,14 +328,9 @@ font-variant-numeric:tabular-nums}
 td{font-size:.9375rem}td:nth-child(2){overflow-wrap:anywhere}#nodes td:nth-child(2){min-width:6.5rem}
 @media (max-width:18rem){dl{grid-template-columns:1fr;gap:0 .6rem}.wide{overflow-x:auto}}
 figure{margin:.9rem 0 0}figcaption{font-size:.875rem;overflow-wrap:anywhere}
-.strip,.chart{display:block;width:100%;background:var(--card);border:1px solid var(--line);border-radius:.25rem}
-.strip{height:3.2rem}.chart{height:3.2rem}
-.line,.level,.mark{fill:none;stroke-width:1.5px;stroke:var(--bar)}
-.level{stroke:var(--warnbar);stroke-dasharray:5 4}.mark{stroke:var(--fg)}
-.u-running{fill:var(--good)}.u-recovering{fill:var(--warnbar)}.u-down{fill:var(--bad)}.u-evaluating{fill:var(--bar)}
-.u-stopped,.u-finished{fill:var(--dim)}
-.key{list-style:none;padding:0;display:flex;flex-wrap:wrap;gap:.1rem .9rem;font-size:.875rem}
-.swatch{width:.8rem;height:.9rem;margin-right:.35rem;border:1px solid var(--line);vertical-align:-.1rem}
+.chart{display:block;width:100%;height:3.2rem;background:var(--card);border:1px solid var(--line);
+border-radius:.25rem}
+.line{fill:none;stroke-width:1.5px;stroke:var(--bar)}
 .axis{display:flex;justify-content:space-between;color:var(--dim);font-size:.875rem}
 code,pre{font:.875rem/1.4 ui-monospace,monospace}
 code{user-select:all;-webkit-user-select:all;background:var(--card);border:1px solid var(--line);border-radius:.25rem;

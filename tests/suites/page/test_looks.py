@@ -51,13 +51,13 @@ CONTRAST = """
     if (ratio < 4.5) bad.push(ratio.toFixed(2) + ' ' + texts.currentNode.textContent.trim().slice(0, 40));
   }
   const root = getComputedStyle(document.documentElement);
-  for (const name of ['bar', 'bad', 'warnbar', 'good', 'dim']) {
+  for (const name of ['bar', 'bad', 'warnbar', 'dim']) {
     const one = document.createElement('i');
     one.setAttribute('class', 'probe');
     document.body.append(one);
     one.style.color = root.getPropertyValue('--' + name);
     const a = light(parse(getComputedStyle(one).color));
-    for (const e of [document.body, document.querySelector('.strip') || document.body]) {
+    for (const e of [document.body, document.querySelector('.chart') || document.body]) {
       const b = light(behind(e)), ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
       if (ratio < 3) bad.push(ratio.toFixed(2) + ' --' + name);
     }
@@ -136,7 +136,7 @@ async def test_without_a_script_the_verdict_and_the_plots_are_there(browser: Bro
         assert "CRITICAL: TRAINING IS DOWN" in text
         assert "reload the page for newer values" in text
         assert "3 starts of training" in text
-        assert await page.run("document.querySelectorAll('.chart').length") == 6
+        assert await page.run("document.querySelectorAll('.chart').length") == 7
         assert page.console == []
     finally:
         await shown.server.stop()
@@ -175,7 +175,7 @@ async def test_hostile_text_in_every_field_does_not_run_and_does_not_break_the_p
     incident = replace(views.incident(resolved=True), summary=hostile, resolution=hostile)
     recovery = replace(view.recovery, detail=hostile)
     sync = replace(view.sync, store_url=hostile, error=hostile)
-    moments = tuple(replace(one, use=hostile) for one in day())
+    moments = tuple(replace(one, state=hostile) for one in day())
     poisoned = replace(
         view, run_id=hostile, findings=findings, incidents=(incident,), layout=hostile, recovery=recovery, sync=sync,
         opening=hostile, output_dir=hostile, log_path=hostile, config_path=hostile,
@@ -229,7 +229,7 @@ async def test_plots_that_are_shown_already_are_not_sent_again(browser: Browser)
         old = (await page.run("fetch('/?drawn=1').then(r => r.text())")).split("<script>")[0]
         assert "data-stamp" in old
         await page.run("dispatchEvent(new Event('online'))")
-        assert await page.run("document.querySelectorAll('.chart').length") == 6
+        assert await page.run("document.querySelectorAll('.chart').length") == 7
         assert page.console == []
     finally:
         await shown.server.stop()
