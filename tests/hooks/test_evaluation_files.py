@@ -38,6 +38,24 @@ def test_nothing_is_deleted_in_a_directory_of_another_user(tmp_path: Path) -> No
     assert (place / "step-5").is_dir()
 
 
+@root_only
+def test_no_link_of_another_user_on_the_way_is_followed(tmp_path: Path) -> None:
+    home, roots = tmp_path / "home", tmp_path / "roots"
+    (roots / "podwatch-evaluation-r1" / "step-5").mkdir(parents=True)
+    home.mkdir()
+    (home / "evaluations").symlink_to(roots)
+    for path in (home, home / "evaluations"):
+        os.chown(path, pwd.getpwnam("nobody").pw_uid, -1, follow_symlinks=False)
+    place = home / "evaluations" / "podwatch-evaluation-r1"
+    for attempt in (lambda: make(place, 5, ""), lambda: remove(place, 5), lambda: clean(place)):
+        with pytest.raises(HostError, match="another user could replace"):
+            attempt()
+    with pytest.raises(HostError, match="another user could replace"):
+        make(home / "not" / "there" / "yet", 5, "")
+    assert (roots / "podwatch-evaluation-r1" / "step-5").is_dir()
+    assert not (home / "not").exists()
+
+
 def test_an_unknown_user_is_an_error_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="no-such-user"):
         make(tmp_path / "ours", 5, "no-such-user")

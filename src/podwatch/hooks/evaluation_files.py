@@ -1,7 +1,8 @@
 """The directory of the evaluations: made, emptied and read. Everything here blocks.
 
 ``[evaluation] dir`` is the operator's and can contain other things, so podwatch writes and deletes only in a directory
-with a name of its own there. It opens that without following a link, and checks its owner before it deletes anything.
+with a name of its own there. The way to it must be closed to other users, links included, and podwatch checks its owner
+before it deletes anything.
 """
 
 import contextlib
@@ -13,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from podwatch.client.trusted_configuration import check_trusted
 from podwatch.config.settings import EvaluationSettings
 from podwatch.config.units import format_size
-from podwatch.domain.errors import HostError
+from podwatch.domain.errors import ConfigurationError, HostError
 from podwatch.policy import evaluation as policy
 from podwatch.system.files import DIRECTORY_FLAGS, Removed, remove_entry
 
@@ -35,6 +37,7 @@ def make(place: Path, step: int, user: str) -> Path:
     and ``checkpoint``. ``user`` can enter all of them and write to ``output`` only. Raises HostError and OSError."""
     owner = _owner(user)
     mode = 0o700 if owner is None else 0o711
+    _check(next(path for path in (place, *place.parents) if os.path.lexists(path)))
     place.parent.mkdir(mode=mode, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         place.mkdir(mode=0o700)
@@ -74,6 +77,7 @@ def clean(place: Path) -> None:
 @contextlib.contextmanager
 def _opened(place: Path) -> Iterator[int]:
     """A descriptor of ``place``, which is podwatch's own directory. Raises HostError, and OSError for a link."""
+    _check(place)
     directory = os.open(place, DIRECTORY_FLAGS)
     try:
         if os.fstat(directory).st_uid != os.geteuid():
@@ -82,6 +86,15 @@ def _opened(place: Path) -> Iterator[int]:
         yield directory
     finally:
         os.close(directory)
+
+
+def _check(place: Path) -> None:
+    """HostError if another user could lead podwatch to another directory."""
+    try:
+        check_trusted(place, "the directory of the evaluations")
+    except ConfigurationError as error:
+        fix = "set [evaluation] dir to a directory below one that only root or you can write"
+        raise HostError(error.what, where=str(place), fix=fix) from error
 
 
 def _remove(directory: int, name: str) -> None:
