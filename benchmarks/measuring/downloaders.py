@@ -178,7 +178,7 @@ def fetch_with_podwatch(url: str, target: str, listed: str) -> tuple[float, floa
     )
     job = FetchJob(
         step=1, store=f"b2://{BUCKET}", writer_id="bench", part_size=PART, files=files, symlinks=(),
-        staging={"trainer": target}, targets={"trainer": target + "/nothing"}, connections=4, connections_max=32,
+        staging={"trainer": target}, targets={"trainer": target + "/nothing"}, connections=8,
         pins=(pin_of(Path(target).parent),),
     )  # fmt: skip
     process = FetchProcess(lambda: Credentials("id", "key", url))

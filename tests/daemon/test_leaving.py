@@ -270,7 +270,7 @@ def made(**changes: object) -> Settings:
 def test_a_reload_names_what_waits_for_the_next_start() -> None:
     live = made(mode="observe", gpu={"hold": 5}, hang={"k": 3}, recovery={"calm": 60}, disk={"prune_to": "50%"})
     assert waits_for_restart(made(), live) == ()
-    later = made(gpu={"poll": 1, "hold": 5}, sync={"connections": 8}, recovery={"job_attempts": 9, "calm": 60})
+    later = made(gpu={"poll": 1, "hold": 5}, sync={"connections": 4}, recovery={"job_attempts": 9, "calm": 60})
     assert waits_for_restart(made(), later) == ("gpu.poll", "sync.connections", "recovery.job_attempts")
 
 

@@ -20,7 +20,7 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.domain.run import IntentKind
 from podwatch.journal.journal import Journal
 from podwatch.sync.restore import stage_and_put_in_place as staging_module
-from podwatch.sync.restore.restore import FetchPace, Restorer, StorePlace
+from podwatch.sync.restore.restore import Restorer, StorePlace
 from podwatch.sync.restore.start_child import FetchProcess
 from podwatch.system import procfs
 from podwatch.system.own_directories import Workspace
@@ -52,10 +52,9 @@ def tree(root: Path) -> Tree:
 
 def restore(pod: World) -> None:
     """What a podwatch does; ours is the process that is killed."""
-    pace = FetchPace(CONNECTIONS, CONNECTIONS)
     Restorer(
         StorePlace(pod.store, pod.keys, pod.store_url, "w2"), pod.layout, Workspace(pod.output), pod.journal,
-        FetchProcess(pod.credentials), pace=pace,
+        FetchProcess(pod.credentials), connections=CONNECTIONS,
     ).fetch()  # fmt: skip
 
 

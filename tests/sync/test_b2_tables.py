@@ -46,7 +46,7 @@ class Half:
 
     def __init__(self, server: B2Server, root: Path) -> None:
         write(root, large=SIZE)
-        self.root, self.job = root, replace(job_of(root, ["large"]), connections=1, connections_max=1)
+        self.root, self.job = root, replace(job_of(root, ["large"]), connections=1)
         said = Heard()
 
         def stop(count: int) -> None:

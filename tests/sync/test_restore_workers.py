@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from podwatch.domain.errors import HostError, IntegrityError
 from podwatch.domain.manifest import Manifest
 from podwatch.stores.base import ObjectStore
-from podwatch.sync import connections
 from podwatch.sync.restore import worker_processes
 from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.fetch import Fetching
@@ -295,36 +294,12 @@ def test_errors_come_back_as_they_were(tmp_path: Path) -> None:
         raise (OSError(28, "No space left on device", "model.bin"), StrangeError(needed=3))[order.number]
 
     for number, kind, text in ((0, OSError, "No space left on device: 'model.bin'"), (1, RuntimeError, "needed 3")):
-        workers = Workers(1, 1, 1, lambda: perform)
+        workers = Workers(1, 1, lambda: perform)
         try:
             with pytest.raises(kind, match=text):
                 workers.run([Order("any", 0, number, 1)], _Deaf())
         finally:
             workers.close()
-
-
-def test_busy_neighbours_do_not_keep_it_from_more_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each connection has its own limit, as over a distance: more of them bring more, however busy the cores are."""
-    ticks = itertools.count(1)
-    monkeypatch.setattr(connections, "busy_seconds", lambda: (float(next(ticks)),) * 2)
-
-    def perform(_order: Order, report: Callable[[int], None]) -> None:
-        time.sleep(0.05)
-        report(1 << 21)
-
-    workers = Workers(2, 2, 16, lambda: perform)
-    end = time.monotonic() + 90
-
-    def orders() -> Iterator[Order]:
-        while workers.connections <= 2:
-            assert time.monotonic() < end
-            yield Order("any", 0, 0, 1 << 21)
-
-    try:
-        workers.run(orders(), _Deaf())
-    finally:
-        workers.close()
-    assert workers.connections > 2
 
 
 class _Deaf:
@@ -455,7 +430,7 @@ class Counting:
 
 def test_each_worker_has_a_file_of_its_own_while_there_are_enough() -> None:
     """Two writers of one file wait for each other in the kernel, and spin."""
-    workers = Workers(2, 2, 2, Noting)
+    workers = Workers(2, 2, Noting)
     counted = Counting()
     try:
         workers.run((Order(PIECE, file, number, 1 << 27) for file in range(2) for number in range(12)), counted)

@@ -20,7 +20,7 @@ from podwatch.stores.base import ObjectStore, StoredPart
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.local import LocalStore
 from podwatch.stores.part_reader import FileSource
-from podwatch.sync.connections import CORES_BUSY, HELPED, ConcurrencyController, RateLimit
+from podwatch.sync.connections import RateLimit
 from podwatch.sync.upload.child_job import JobFile, UploadJob
 from podwatch.sync.upload.send_parts import Sending, SourceChanged
 from podwatch.system.pinned_directories import pin_of
@@ -68,7 +68,7 @@ def job_of(root: Path, names: list[str], *, part_size: int = PART, resume: dict[
         )  # fmt: skip
     return UploadJob(
         step=1, save_id="s", store="", writer_id="w", part_size=part_size, connections=4, lock="",
-        roots={"p": str(root)}, files=tuple(files), connections_max=8, pins=(pin_of(root),),
+        roots={"p": str(root)}, files=tuple(files), pins=(pin_of(root),),
     )  # fmt: skip
 
 
@@ -268,43 +268,7 @@ async def test_an_abandoned_upload_is_given_up_in_the_store(b2: World, run: Run)
     store.close()
 
 
-# -- pace
-
-
-@given(
-    lanes=st.integers(1, 32),
-    windows=st.lists(st.tuples(st.floats(0, 1e9), st.floats(0, 2))),
-)
-def test_lanes_stay_within_bounds(lanes: int, windows: list[tuple[float, float]]) -> None:
-    pace = ConcurrencyController(lanes, 32)
-    for speed, cores in windows:
-        pace = pace.after(speed, cores, 2)
-        assert 1 <= pace.lanes <= 32
-        assert pace.lanes >= lanes, "never below what was configured"
-
-
-def test_lanes_grow_while_each_is_bound_by_the_network() -> None:
-    pace = ConcurrencyController(4, 32)
-    for _ in range(4):
-        pace = pace.after(40e6 * pace.lanes, 0.2, 2)
-    assert pace.lanes == 32
-
-
-def test_a_full_line_is_left_alone() -> None:
-    pace = ConcurrencyController(4, 32).after(100e6, 0.2, 2)
-    assert pace.lanes == 8
-    pace = pace.after(100e6 * (HELPED - 0.05), 0.2, 2)
-    assert pace.lanes == 4
-    assert pace.after(100e6, 0.2, 2).lanes == 4
-
-
-def test_busy_cores_are_left_alone() -> None:
-    assert ConcurrencyController(4, 32).after(1e9, 2 * CORES_BUSY + 0.01, 2).lanes == 4
-
-
-def test_an_outage_says_nothing() -> None:
-    grown = ConcurrencyController(4, 32).after(100e6, 0.1, 2)
-    assert grown.after(0.0, 0.0, 2) == grown
+# -- rate
 
 
 class Ticking:

@@ -120,7 +120,7 @@ def make_restorer(settings: "Settings", journal: "Journal", showing: "Showing", 
     from podwatch.cli.offline import credentials, open_configured_store
     from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.stores.base import ObjectStore
-    from podwatch.sync.restore.restore import FetchPace, Patience, Restorer, StorePlace
+    from podwatch.sync.restore.restore import Patience, Restorer, StorePlace
     from podwatch.sync.restore.start_child import FetchProcess
     from podwatch.sync.upload.child_job import keys_for
 
@@ -133,7 +133,7 @@ def make_restorer(settings: "Settings", journal: "Journal", showing: "Showing", 
         _workspace(settings) if in_place else workspace_of(settings),
         journal,
         FetchProcess(lambda: credentials(settings)),
-        pace=FetchPace(settings.sync.connections, settings.sync.connections_max),
+        connections=settings.sync.connections,
         user=settings.trainer.user,
         patience=Patience(PATIENCE_SECONDS, showing.waiting),
     )

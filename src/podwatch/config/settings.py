@@ -283,13 +283,7 @@ class SyncSettings(Section):
         description="for s3://: the bucket in the path or in the host name; auto: the latter on AWS",
     )
     part_size: Size = setting(DEFAULT_PART_SIZE, description="B2's recommended part size; 5 MB to 5 GB")
-    connections: int = setting(4, ge=1, le=32, description="parallel connections at first")
-    connections_max: int = setting(
-        32,
-        ge=1,
-        le=64,
-        description="most connections; podwatch adds some while they raise the speed",
-    )
+    connections: int = setting(8, ge=1, le=64, description="parallel connections of an upload or a restore")
     max_rate: Size | None = setting(None, description="upload limit in bytes per second")
     upload_gap: Duration = setting(
         0.0,

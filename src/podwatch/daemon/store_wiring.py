@@ -258,7 +258,7 @@ def make_restorer(
     settings: Settings, layout: Layout, workspace: Workspace, journal: Journal, writer_id: str
 ) -> "Restorer":
     """The Restorer of this run; also used by ``podwatch restore`` without a daemon."""
-    from podwatch.sync.restore.restore import FetchPace, Restorer, StorePlace
+    from podwatch.sync.restore.restore import Restorer, StorePlace
     from podwatch.sync.restore.start_child import FetchProcess
 
     sync = settings.sync
@@ -275,7 +275,7 @@ def make_restorer(
         workspace,
         journal,
         FetchProcess(lambda: credentials_for(settings)),
-        pace=FetchPace(sync.connections, sync.connections_max),
+        connections=sync.connections,
         user=settings.trainer.user,
     )
 

@@ -14,7 +14,7 @@ from podwatch.system.pinned_directories import Pin
 class FetchJob:
     """``staging`` maps each part to the directory in which ``<part>/...`` is built, on the filesystem of its target;
     ``targets`` maps each part to its target, whatever is there now. ``owner`` is (uid, gid), None for our own. All are
-    below one of ``pins``. ``connections`` grow to ``connections_max`` where that helps."""
+    below one of ``pins``."""
 
     step: int
     store: str
@@ -25,8 +25,7 @@ class FetchJob:
     staging: Mapping[str, str]
     targets: Mapping[str, str]
     owner: tuple[int, int] | None = None
-    connections: int = 4
-    connections_max: int = 0
+    connections: int = 8
     pins: tuple[Pin, ...] = ()
     features: Mapping[str, object] = field(default_factory=dict)
     """What is known of the store (``ObjectStore.features``)."""

@@ -44,9 +44,13 @@ def main() -> int:
     try:
         load(parse_store_url(job.store).scheme)  # once, in memory that all workers share
         gc.freeze()
-        most = max(job.connections, job.connections_max)
         open_one = partial(
-            open_store, job.store, credentials, writer_id=job.writer_id, connections=most, features=job.features
+            open_store,
+            job.store,
+            credentials,
+            writer_id=job.writer_id,
+            connections=job.connections,
+            features=job.features,
         )
         done = Fetching(job, open_one, progress, parent=0, settling=end_with_input).run()
     except BaseException as error:

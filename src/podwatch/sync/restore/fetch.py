@@ -36,8 +36,6 @@ MARKERS = frozenset(
     {".metadata", "STABLE", "COMPLETED", "trainer_state.json", "latest", "model.safetensors.index.json"}
 )
 """Files by which a layout recognizes a complete checkpoint (docs/checkpoints.md): fetched last."""
-HASTE = 2
-"""Times the connections that an upload starts with: training waits for a restore, and nothing else needs the line."""
 READINGS = 2
 """Reads of a piece before it counts as damaged in the store: a bit may flip in transit, hardly ever twice."""
 
@@ -68,7 +66,6 @@ class Fetching:
     ) -> None:
         self._job, self._open_store, self._progress = job, open_store, progress
         self._parent, self._settling = parent, settling
-        self._most = max(job.connections, job.connections_max)
         self._number = {file: number for number, file in enumerate(job.files)}
         self._here = 0
         self._downloaded = 0
@@ -113,12 +110,11 @@ class Fetching:
     def _workers(self, files: Collection[ManifestFile], roots: Mapping[str, int]) -> Iterator[Workers]:
         """Workers for these files. None is left afterwards, however it ends."""
         cores = len(os.sched_getaffinity(0))
-        first = min(HASTE * self._job.connections, self._most)
+        first = self._job.connections
         count = how_many(cores, first, sum(max(1, len(f.parts_sha1)) for f in files))
         workers = Workers(
             count,
             first,
-            self._most,
             lambda: Pieces(self._job, roots, self._open_store),
             self._parent,
         )

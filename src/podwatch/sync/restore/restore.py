@@ -9,7 +9,7 @@ import pwd
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +64,6 @@ class RestoreReport:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchPace:
-    """``connections`` grow to ``connections_max`` where that helps. ``sync.max_rate`` does not count: a start waits."""
-
-    connections: int = 4
-    connections_max: int = 32
-
-
-@dataclass(frozen=True, slots=True)
 class StorePlace:
     """A run's place in a store. ``open`` is called for each restore, so that any thread can use it; ``url`` and
     ``writer_id`` are for the child that fetches."""
@@ -106,13 +98,13 @@ class Restorer:
         journal: Journal,
         fetcher: Fetcher,
         *,
-        pace: FetchPace = FetchPace(),
+        connections: int = 8,
         user: str = "",
         patience: Patience = Patience(),
     ) -> None:
         self._store, self._keys, self._layout = store, store.keys, layout
         self._workspace, self._journal, self._fetcher = workspace, journal, fetcher
-        self._pace, self._user, self._patience = pace, user, patience
+        self._connections, self._user, self._patience = connections, user, patience
         self._killed = threading.Event()
 
     # -- what is there ----------------------------------------------------------------------------------------------
@@ -321,7 +313,7 @@ class Restorer:
             pins=pins,
             features=known,
             **fields,
-            **asdict(self._pace),
+            connections=self._connections,
         )
 
     def _beside(self, store: ObjectStore, save: StoredSave, to: Path | None) -> Brought:

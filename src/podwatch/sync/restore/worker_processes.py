@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, Protocol
 
 from podwatch.domain.errors import HostError
 from podwatch.stores.base import TOTAL, ChildCalls
-from podwatch.sync.connections import WINDOW, ConcurrencyController
 from podwatch.system.child import end_with_parent
 
 MOST_WORKERS = 4
@@ -86,7 +85,6 @@ class _Worker:
     socket: socket.socket
     hand: dict[int, Order] = field(default_factory=dict)
     calls: ChildCalls = field(default_factory=ChildCalls)
-    cpu: float = 0.0
 
 
 class Workers:
@@ -96,43 +94,27 @@ class Workers:
     from one thread, in a process without other threads.
     """
 
-    def __init__(self, count: int, connections: int, most: int, begin: Callable[[], Perform], parent: int = -1) -> None:
+    def __init__(self, count: int, connections: int, begin: Callable[[], Perform], parent: int = -1) -> None:
         self._count = count
-        self._pace = ConcurrencyController(max(connections, count), max(connections, most, count))
+        self._connections = max(connections, count)
         self._begin = begin
         self._workers: list[_Worker] = []
         self._again: deque[Order] = deque()
         self._deaths: dict[tuple[str, int, int], int] = {}
-        self._moved = 0
-        self._cpu_of_dead = 0.0
         self._ids = 0
         self._selector = selectors.PollSelector()  # uses no descriptor, so that a fork shares none
         if parent >= 0:
             self._selector.register(parent, selectors.EVENT_READ, None)
 
-    @property
-    def connections(self) -> int:
-        """The present limit of connections, of all workers together."""
-        return self._pace.lanes
-
     def run(self, orders: Iterable[Order], boss: Boss) -> None:
-        """``orders`` is asked for the next one when a worker has capacity. More connections are tried unless our own
-        work fills the cores. Load of other processes does not count, unlike in an upload (sync/connections.py), because
-        training waits for a restore.
-        """
+        """``orders`` is asked for the next one when a worker has capacity."""
         rest = iter(orders)
-        began, moved, used = time.monotonic(), self._moved, self._cpu()
         while self._deal(rest) or any(w.hand for w in self._workers):
-            for key, _ in self._selector.select(WINDOW):
+            for key, _ in self._selector.select():
                 if key.data is None:
                     _end_if_closed(key.fd)
                 else:
                     self._hear(key.data, boss)
-            window = time.monotonic() - began
-            if window >= WINDOW:
-                now, cores = self._cpu(), len(os.sched_getaffinity(0))
-                self._pace = self._pace.after((self._moved - moved) / window, (now - used) / window, cores)
-                began, moved, used = time.monotonic(), self._moved, now
 
     def close(self) -> None:
         for worker in self._workers:
@@ -145,10 +127,6 @@ class Workers:
                 time.sleep(0.002)
         self._workers.clear()
         self._selector.close()
-
-    def _cpu(self) -> float:
-        """CPU seconds of all workers so far."""
-        return self._cpu_of_dead + sum(w.cpu for w in self._workers)
 
     # -- giving -------------------------------------------------------------------------------------------------------
 
@@ -179,7 +157,7 @@ class Workers:
     def _room(self, order: Order) -> tuple[_Worker, int] | None:
         """The worker with the most capacity for it, and its number of connections."""
         self._fill()
-        share, more = divmod(self._pace.lanes, len(self._workers))
+        share, more = divmod(self._connections, len(self._workers))
         best: tuple[float, _Worker, int] | None = None
         for number, worker in enumerate(self._workers):
             lanes = max(1, share + (number < more))
@@ -236,11 +214,10 @@ class Workers:
         if not message:
             self._bury(worker, boss)
             return
-        number, count, calls, worker.cpu, end = pickle.loads(message)
+        number, count, calls, end = pickle.loads(message)
         worker.calls.hear({"calls": calls})
         order = worker.hand[number]
         if count:
-            self._moved += count
             boss.moved(order, count)
         if end is None:
             return
@@ -254,7 +231,6 @@ class Workers:
         self._selector.unregister(worker.socket)
         worker.socket.close()
         self._workers.remove(worker)
-        self._cpu_of_dead += worker.cpu
         code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
         for order in worker.hand.values():
             instead = boss.lost(order)
@@ -333,7 +309,7 @@ class _Hands:
     def _say(self, number: int, count: int, end: tuple[BaseException | None, Any] | None) -> None:
         calls = {name: now - self._before[name] for name, now in TOTAL.snapshot().items()}
         try:
-            self._line.send(pickle.dumps((number, count, calls, time.process_time(), end)))
+            self._line.send(pickle.dumps((number, count, calls, end)))
         except OSError:
             os._exit(1)  # the parent is gone
 

@@ -44,7 +44,7 @@ class JobFile:
 @dataclass(frozen=True, slots=True)
 class UploadJob:
     """``roots`` maps each part to its absolute directory, below one of ``pins``. ``files`` are those not in the store
-    yet. ``connections`` grow to ``connections_max`` where that helps; ``max_rate`` is bytes per second, 0 for no limit.
+    yet. ``max_rate`` is bytes per second, 0 for no limit.
 
     ``owners``: the users whose files may have several names; None: the daemon has judged that (``belonging``)."""
 
@@ -57,7 +57,6 @@ class UploadJob:
     lock: str
     roots: Mapping[str, str]
     files: tuple[JobFile, ...]
-    connections_max: int = 0
     max_rate: float = 0.0
     pins: tuple[Pin, ...] = ()
     owners: tuple[int, ...] | None = ()

@@ -73,8 +73,9 @@ def main() -> int:
     lock = FileLock(Path(job.lock))
     try:
         lock.acquire(what="the upload of this run")
-        most = max(job.connections, job.connections_max)
-        store = open_store(job.store, credentials, writer_id=job.writer_id, connections=most, features=job.features)
+        store = open_store(
+            job.store, credentials, writer_id=job.writer_id, connections=job.connections, features=job.features
+        )
         sent = _Sent(out)
         Sending(job, store, out.say, sent.add, sent.add_there).run()
     except BaseException as error:

@@ -15,7 +15,7 @@ from functools import partial
 from podwatch.domain.errors import IntegrityError, PodwatchError
 from podwatch.stores.base import ObjectStore, Progress, StoredObject, StoredPart, Upload, recognized
 from podwatch.stores.part_reader import FileSource, part_sha1, part_spans
-from podwatch.sync.connections import RateLimit, WorkerPool
+from podwatch.sync.connections import RateLimit, work_off
 from podwatch.sync.read_back import read_back
 from podwatch.sync.upload.child_job import JobFile, UploadJob
 from podwatch.sync.upload.file_owners import foreign
@@ -93,17 +93,15 @@ class Sending:
         self._job, self._store, self._say = job, store, say
         self._limit = RateLimit(job.max_rate)
         self._progress_out = progress
-        self._lanes = WorkerPool(job.connections, job.connections_max)
 
     def run(self) -> None:
         work: list[Callable[[], None]] = []
         for file in self._job.files:
             state = _File(self._job, file)
             work += [partial(self._send, state, number) for number in range(1, state.left + 1)]
-        self._lanes.run(work)
+        work_off(work, self._job.connections)
 
     def _progress(self, count: int) -> None:
-        self._lanes.moved(count)
         self._progress_out(count)
         self._limit.take(count)
 

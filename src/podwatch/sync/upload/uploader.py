@@ -292,7 +292,6 @@ class Sender:
             files=jobs.taken_up(
                 todo, await self._journal.run(Journal.begun, step, save_id), self._settings.sync.part_size
             ),
-            connections_max=self._settings.sync.connections_max,
             max_rate=float(self._settings.sync.max_rate or 0),
             pins=pins,
             owners=owners,
