@@ -10,7 +10,6 @@ import pytest
 from podwatch.domain.errors import IntegrityError, SaveGone
 from podwatch.domain.manifest import Manifest
 from podwatch.stores import b2_session, receive_download
-from podwatch.stores.base import ObjectStore
 from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.fetch import Fetching
 from podwatch.system.pinned_directories import pin_of
@@ -49,7 +48,11 @@ def job(world: World, manifest: Manifest, staging: Path, *, target: Path | None 
 
 
 def fetch(world: World, wanted: FetchJob) -> Fetched:
-    return Fetching(wanted, world.store, lambda _here, _came: None).run()
+    store = world.store()
+    try:
+        return Fetching(wanted, store, lambda _here, _came: None).run()
+    finally:
+        store.close()
 
 
 def same(world: World, staging: Path) -> bool:
@@ -62,7 +65,7 @@ def test_all_of_it_and_then_nothing(world: World, tmp_path: Path, old: bool) -> 
     manifest = stored(world, old=old)
     assert all(bool(file.parts_xxh3) == (not old and file.size > 0) for file in manifest.files)
     told: list[tuple[int, int]] = []
-    done = Fetching(job(world, manifest, tmp_path / "s"), world.store, lambda *seen: told.append(seen)).run()
+    done = Fetching(job(world, manifest, tmp_path / "s"), world.store(), lambda *seen: told.append(seen)).run()
     assert done == Fetched(("checkpoint",), manifest.total_bytes)
     assert told[-1] == (manifest.total_bytes, manifest.total_bytes)
     assert same(world, tmp_path / "s")
@@ -186,15 +189,10 @@ def test_one_pieces_trouble_is_its_own(b2: World, tmp_path: Path, name: str) -> 
 def test_an_expired_token(b2: World, tmp_path: Path) -> None:
     assert b2.server is not None
     manifest = stored(b2)
-    server = b2.server
-
-    def open_then_expire() -> ObjectStore:
-        store = b2.store()
-        store.stat(b2.keys.latest)
-        server.admin("expire")
-        return store
-
-    Fetching(job(b2, manifest, tmp_path / "s"), open_then_expire, lambda _here, _came: None).run()
+    store = b2.store()
+    store.stat(b2.keys.latest)
+    b2.server.admin("expire")
+    Fetching(job(b2, manifest, tmp_path / "s"), store, lambda _here, _came: None).run()
     assert same(b2, tmp_path / "s")
 
 

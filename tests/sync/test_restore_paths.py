@@ -65,7 +65,7 @@ class Pod:
         )
 
     def fetch(self, job: FetchJob, progress: Callable[[int, int], None] = lambda _here, _came: None) -> Fetched:
-        return Fetching(job, self.world.store, progress).run()
+        return Fetching(job, self.world.store(), progress).run()
 
     def untouched(self) -> bool:
         root_only = all(uid == os.geteuid() for uid in owners(self.victim).values())

@@ -50,20 +50,11 @@ def parse_line(line: bytes) -> dict[str, Any]:
 def job_line() -> bytes:
     """The one line that the daemon writes to standard input; empty if the daemon ended first. From then on this process
     ends when standard input closes."""
-    line = first_line()
-    if line:
-        end_with_input()
-    return line
-
-
-def first_line() -> bytes:
-    """The same for a process that must not have threads yet; it calls ``end_with_input`` itself when it may."""
     line = sys.stdin.buffer.readline()
-    return line if line.endswith(b"\n") else b""
-
-
-def end_with_input() -> None:
+    if not line.endswith(b"\n"):
+        return b""
     threading.Thread(target=_end_with_stdin, daemon=True).start()
+    return line
 
 
 def _end_with_stdin() -> None:

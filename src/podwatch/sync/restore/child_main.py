@@ -4,15 +4,13 @@ A separate process, as for uploads: the daemon keeps its rhythm, memory is retur
 when its standard input closes or its parent dies. Its priority is not lowered: training waits for it.
 """
 
-import gc
 import sys
-from functools import partial
 from typing import Any
 
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
 from podwatch.stores.base import TOTAL
-from podwatch.stores.open_store import load, open_store, parse_store_url
-from podwatch.sync.child_protocol import JsonLinesOut, end_with_input, first_line, leave
+from podwatch.stores.open_store import open_store
+from podwatch.sync.child_protocol import JsonLinesOut, job_line, leave
 from podwatch.sync.restore.child_job import FetchJob
 from podwatch.sync.restore.fetch import Fetching
 from podwatch.system.child import die_with_parent
@@ -33,7 +31,7 @@ def explain(error: BaseException) -> dict[str, Any]:
 def main() -> int:
     die_with_parent(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
     out = JsonLinesOut()
-    line = first_line()
+    line = job_line()
     if not line:
         return 1
     job, credentials = FetchJob.from_line(line)
@@ -42,17 +40,10 @@ def main() -> int:
         out.progress(lambda: {"bytes": here, "downloaded": downloaded, "calls": TOTAL.snapshot()})
 
     try:
-        load(parse_store_url(job.store).scheme)  # once, in memory that all workers share
-        gc.freeze()
-        open_one = partial(
-            open_store,
-            job.store,
-            credentials,
-            writer_id=job.writer_id,
-            connections=job.connections,
-            features=job.features,
+        store = open_store(
+            job.store, credentials, writer_id=job.writer_id, connections=job.connections, features=job.features
         )
-        done = Fetching(job, open_one, progress, parent=0, settling=end_with_input).run()
+        done = Fetching(job, store, progress).run()
     except BaseException as error:
         out.say("error", **explain(error), calls=TOTAL.snapshot())
         return 1

@@ -7,29 +7,22 @@ there. Runs in a child process (child_main.py).
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from podwatch.client.times_and_sizes import size as in_words
-from podwatch.domain.errors import HostError, IntegrityError
+from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink
 from podwatch.domain.safe_links import check_links
-from podwatch.stores.base import OpenStore
-from podwatch.stores.part_reader import part_spans
+from podwatch.stores.base import ObjectStore, Take
+from podwatch.stores.part_reader import new_hash, part_spans
+from podwatch.sync.connections import Work, work_off
 from podwatch.sync.restore.child_job import Fetched, FetchJob
-from podwatch.sync.restore.pieces_on_disk import (
-    COMPLETE,
-    DIFFERS,
-    LOOK,
-    PIECE,
-    WHOLE,
-    Pieces,
-    link_there,
-    same_on_disk,
-    staged_file,
-)
+from podwatch.sync.restore.pieces_on_disk import StagedFile, hash_in_place, link_there, open_there, same_on_disk
 from podwatch.sync.restore.stage_and_put_in_place import allocated, give_away, open_staging, strip
-from podwatch.sync.restore.worker_processes import Order, Workers, how_many
 from podwatch.system.files import open_dir_below, sync_filesystem
 
 MARKERS = frozenset(
@@ -40,7 +33,7 @@ READINGS = 2
 """Reads of a piece before it counts as damaged in the store: a bit may flip in transit, hardly ever twice."""
 
 Progress = Callable[[int, int], None]
-"""(bytes that are verified or in flight, bytes that came over the line)."""
+"""(bytes that are verified or in flight, bytes that came over the line). Called by several threads."""
 
 
 def is_marker(path: str) -> bool:
@@ -49,31 +42,16 @@ def is_marker(path: str) -> bool:
 
 class Fetching:
     """``run`` fetches everything that is not in place already. Raises IntegrityError (damaged), SaveGone (no longer
-    there), RemoteError, HostError (no space, no worker) or OSError.
+    there), RemoteError, HostError (no space) or OSError; its threads may still be busy with their last piece then, so
+    that the process should end."""
 
-    Its workers are forked from this process, which must have no threads and no connections yet; ``open_store`` is
-    called in each of them. ``parent``: a descriptor whose end ends this process while they work (-1: none).
-    ``settling`` is called when they have ended and only the disk is left to wait for."""
-
-    def __init__(
-        self,
-        job: FetchJob,
-        open_store: OpenStore,
-        progress: Progress,
-        *,
-        parent: int = -1,
-        settling: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._job, self._open_store, self._progress = job, open_store, progress
-        self._parent, self._settling = parent, settling
-        self._number = {file: number for number, file in enumerate(job.files)}
-        self._here = 0
-        self._downloaded = 0
-        self._coming: dict[tuple[str, int, int], int] = {}
-        """Bytes of each piece in flight that count as here."""
-        self._left: dict[int, int] = {}
-        """Pieces per multi-piece file that are not right yet. The order that makes it zero completes the file."""
-        self._wrong = False
+    def __init__(self, job: FetchJob, store: ObjectStore, progress: Progress) -> None:
+        self._job, self._store, self._progress = job, store, progress
+        self._lock = threading.Lock()
+        self._here = self._downloaded = 0
+        self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        """By file: one thread writes to a file at a time. In the kernel they would wait for the file's lock, too, but
+        spinning: a fifth of the CPU of a restore of large files (benchmarks/transfers.md)."""
 
     def run(self) -> Fetched:
         files = by_part(self._job.files)
@@ -85,115 +63,128 @@ class Fetching:
         wanted = [f for part in staged for f in files.get(part, [])]
         links = [s for s in self._job.symlinks if s.part in staged]
         opened: dict[Path, int] = {}
-        try:
-            for home in set(homes.values()):
-                opened[home] = open_staging(self._job.pins, home)
-                strip(opened[home], {f.path for f in wanted if homes[f.part] == home})
-            roots = {part: opened[home] for part, home in homes.items()}
-            check_room([(roots[f.part], f.size) for f in wanted])
-            plain = sorted((f for f in wanted if not is_marker(f.path)), key=lambda f: -f.size)
-            with self._workers(wanted, roots) as workers:
-                workers.run(self._orders(plain, roots), self)
-                workers.run(self._orders([f for f in wanted if is_marker(f.path)], roots), self)
-            self._settling()
-            for link in links:
-                self._link(roots[link.part], link)
-            for descriptor in opened.values():
-                give_away(descriptor, self._job.owner)
-                sync_filesystem(descriptor)
-        finally:
-            for descriptor in opened.values():
-                os.close(descriptor)
+        for home in set(homes.values()):
+            opened[home] = open_staging(self._job.pins, home)
+            strip(opened[home], {f.path for f in wanted if homes[f.part] == home})
+        roots = {part: opened[home] for part, home in homes.items()}
+        check_room([(roots[f.part], f.size) for f in wanted])
+        plain = sorted((f for f in wanted if not is_marker(f.path)), key=lambda f: -f.size)
+        for group in (plain, [f for f in wanted if is_marker(f.path)]):
+            work_off([piece for file in group for piece in self._pieces(file, roots)], self._job.connections)
+        for link in links:
+            self._link(roots[link.part], link)
+        for descriptor in opened.values():
+            give_away(descriptor, self._job.owner)
+            sync_filesystem(descriptor)
+            os.close(descriptor)
         return Fetched(staged, self._downloaded)
-
-    @contextlib.contextmanager
-    def _workers(self, files: Collection[ManifestFile], roots: Mapping[str, int]) -> Iterator[Workers]:
-        """Workers for these files. None is left afterwards, however it ends."""
-        cores = len(os.sched_getaffinity(0))
-        first = self._job.connections
-        count = how_many(cores, first, sum(max(1, len(f.parts_sha1)) for f in files))
-        workers = Workers(
-            count,
-            first,
-            lambda: Pieces(self._job, roots, self._open_store),
-            self._parent,
-        )
-        try:
-            yield workers
-        finally:
-            workers.close()
-
-    # -- what is there ------------------------------------------------------------------------------------------------
 
     def _in_place(self, part: str, files: list[ManifestFile]) -> bool:
         """Is the part at its target, with every byte and mtime? Its links are made with its last file."""
-        target, pins = self._job.targets[part], self._job.pins
+        target, pins, size = self._job.targets[part], self._job.pins, self._job.part_size
         if not files or not all(same_on_disk(pins, target, f) for f in files):
             return False
         if not all(link_there(pins, target, s) for s in self._job.symlinks if s.part == part):
             return False
-        self._wrong = False
-        with self._workers(files, {}) as workers:
-            workers.run(self._looks(files), self)
-        return not self._wrong
+        right = True
 
-    def _looks(self, files: Iterable[ManifestFile]) -> Iterator[Order]:
-        for file in files:
-            for number, (_, length) in enumerate(part_spans(file.size, self._job.part_size)):
-                if self._wrong:
-                    return
-                yield Order(LOOK, self._number[file], number, length)
+        def look(file: ManifestFile, number: int) -> None:
+            nonlocal right
+            if right and hash_in_place(pins, target, file, size, number) != file.recorded(number)[1]:
+                right = False
 
-    # -- bringing it --------------------------------------------------------------------------------------------------
+        looks: list[Work] = [partial(look, f, n) for f in files for n in range(len(part_spans(f.size, size)))]
+        work_off(looks, self._job.connections)
+        return right
 
-    def _orders(self, files: Iterable[ManifestFile], roots: Mapping[str, int]) -> Iterator[Order]:
-        """Files of several pieces are created here, before any worker writes to them; single pieces by the worker."""
-        for file in files:
-            which = self._number[file]
-            spans = part_spans(file.size, self._job.part_size)
-            if len(spans) <= 1:
-                yield Order(WHOLE, which, 0, file.size)
-                continue
-            with staged_file(self._job, roots, which) as state:
-                touched = state.prepare()
-            self._left[which] = len(spans)
-            for number, (_, length) in enumerate(spans):
-                yield Order(PIECE, which, number, length, touched[number])
+    def _pieces(self, file: ManifestFile, roots: Mapping[str, int]) -> Iterator[Work]:
+        """A file of several pieces is created here, before any thread writes to it."""
+        root, spans = roots[file.part], part_spans(file.size, self._job.part_size)
+        if len(spans) <= 1:
+            yield partial(self._whole, file, root)
+            return
+        with self._staged(file, root) as state:
+            touched = state.prepare()
+        left = len(spans)
 
-    # Results of the workers' orders (worker_processes.Boss).
+        def piece(number: int) -> None:
+            nonlocal left
+            with self._staged(file, root) as state:
+                state.open()
+                self._bring(state, number, touched=touched[number])
+                with self._lock:
+                    left -= 1
+                    last = not left
+                if last:
+                    state.complete(self._job.owner)
 
-    def moved(self, order: Order, count: int) -> None:
-        self._coming[order[:3]] = self._coming.get(order[:3], 0) + count
-        self._count(count, downloaded=count)
+        for number in range(len(spans)):
+            yield partial(piece, number)
 
-    def finished(self, order: Order, result: str) -> tuple[Order, ...]:
-        file = self._job.files[order.file]
-        if order.kind == LOOK:
-            self._wrong = self._wrong or result != file.recorded(order.number)[1]
-            return ()
-        if order.kind == COMPLETE:
-            return ()
-        if result == DIFFERS:
-            again = self.lost(order)._replace(reading=order.reading + 1)
-            if again.reading >= READINGS:
-                where = f"{file.path} part {order.number + 1}"
+    def _whole(self, file: ManifestFile, root: int) -> None:
+        with self._staged(file, root) as state:
+            touched = any(state.prepare())
+            if state.spans:
+                self._bring(state, 0, touched=touched)
+            state.complete(self._job.owner)
+
+    def _staged(self, file: ManifestFile, root: int) -> StagedFile:
+        """The file in its staging directory."""
+        seed = partial(open_there, self._job.pins, self._job.targets[file.part], file)
+        return StagedFile(file, root, self._job.part_size, seed)
+
+    def _bring(self, state: StagedFile, number: int, *, touched: bool) -> None:
+        length = state.spans[number][1]
+        if state.good(number) if touched else state.taken_from_seed(number):
+            self._count(length)
+        else:
+            for reading in range(READINGS):
+                if self._download(state, number, reading, fresh=not (touched or reading or state.seeded)):
+                    break
+                self._count(-length)
+            else:
+                where = f"{state.file.path} part {number + 1}"
                 raise IntegrityError("the object does not match its recorded hash", where=where)
-            return (again,)
-        self._count(order.length - self._coming.pop(order[:3], 0))
-        if order.kind == WHOLE:
-            return ()
-        self._left[order.file] -= 1
-        return () if self._left[order.file] else (Order(COMPLETE, order.file, 0, 0),)
+        state.written(number)
 
-    def lost(self, order: Order) -> Order:
-        """Bytes written for it count as nothing; the order is repeated, over what is there."""
-        self._count(-self._coming.pop(order[:3], 0))
-        return order._replace(touched=True)
+    def _download(self, state: StagedFile, number: int, reading: int, *, fresh: bool) -> bool:
+        """Whether its bytes were right."""
+        file, (offset, length) = state.file, state.spans[number]
+        # The second reading is judged by SHA-1, so that one wrong record does not condemn good bytes.
+        name, expected = file.recorded(number, slow=reading > 0)
+        digest = new_hash(name)
+        write = state.writer(number, fresh=fresh)
+        turn = self._turns[file.path]
+
+        def take(data: memoryview) -> None:
+            digest.update(data)
+            with turn:
+                write(data)
+            self._count(len(data), downloaded=len(data))
+
+        if self._ask(file, offset, length, take) != file.size:
+            raise IntegrityError("the object's size differs from the recorded one", where=self._place(file))
+        return digest.hexdigest() == expected
+
+    def _ask(self, file: ManifestFile, offset: int, length: int, take: Take) -> int:
+        store = self._store
+        try:
+            return store.get_range(file.key, offset, length, take, file_id=file.file_id)
+        except IntegrityError:
+            raise
+        except RemoteError as error:
+            if not error.transient and store.stat(file.key, file.file_id) is None:
+                raise SaveGone("the object is not in the store any more", where=self._place(file)) from error
+            raise
+
+    def _place(self, file: ManifestFile) -> str:
+        return f"{self._store.url}/{file.key}"
 
     def _count(self, here: int, *, downloaded: int = 0) -> None:
-        self._here += here
-        self._downloaded += downloaded
-        self._progress(self._here, self._downloaded)
+        with self._lock:
+            self._here += here
+            self._downloaded += downloaded
+            self._progress(self._here, self._downloaded)
 
     def _link(self, root: int, link: ManifestSymlink) -> None:
         folder, _, name = link.path.rpartition("/")

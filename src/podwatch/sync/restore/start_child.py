@@ -89,7 +89,7 @@ class FetchProcess:
             process.stdout.close()
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-            drain.join(5.0)  # its workers hold standard error: when it ends, none of them writes any more
+            drain.join(5.0)
         if done is not None:
             return Fetched(tuple(done["staged"]), int(done["downloaded"]))
         if failure is not None:
