@@ -38,7 +38,6 @@ from podwatch.domain.secrets import scrub_argv
 
 _RENAME_NOREPLACE = 1
 _SYNC_FILE_RANGE_WRITE = 2
-_PUNCH_HOLE_KEEP_SIZE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -74,17 +73,6 @@ def start_writeback(descriptor: int, offset: int, length: int) -> None:
     call = getattr(_libc, "sync_file_range", None)
     if call is not None:
         call(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), _SYNC_FILE_RANGE_WRITE)
-
-
-def reserve(descriptor: int, offset: int, length: int) -> bool:
-    """Reserve disk blocks for this range, which reads as zeros until it is written: writing then costs a tenth less CPU
-    time. A hint: returns False where the filesystem has no such call or no space (``posix_fallocate`` would write)."""
-    return bool(_libc.fallocate(descriptor, 0, ctypes.c_int64(offset), ctypes.c_int64(length)) == 0)
-
-
-def release(descriptor: int, offset: int, length: int) -> None:
-    """Make a hole of this reserved range. A hint: without it the range uses disk space."""
-    _libc.fallocate(descriptor, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length))
 
 
 def atomic_write(path: Path, data: bytes | str, mode: int = 0o600) -> None:

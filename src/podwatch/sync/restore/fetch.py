@@ -1,8 +1,7 @@
 """Fetches one checkpoint's files into staging: every byte is hashed, no name is trusted, and a kill costs little.
 
 One queue of pieces (the manifest's parts) over all files. Staged bytes are hashed and kept where they are right, so an
-interrupted restore loses at most the pieces in flight; intact pieces of a damaged local checkpoint are copied from
-there. Runs in a child process (child_main.py).
+interrupted restore loses at most the pieces in flight. Runs in a child process (child_main.py).
 """
 
 import contextlib
@@ -21,7 +20,7 @@ from podwatch.stores.base import ObjectStore, Take
 from podwatch.stores.part_reader import new_hash, part_spans
 from podwatch.sync.connections import Work, work_off
 from podwatch.sync.restore.child_job import Fetched, FetchJob
-from podwatch.sync.restore.pieces_on_disk import StagedFile, hash_in_place, link_there, open_there, same_on_disk
+from podwatch.sync.restore.pieces_on_disk import StagedFile, hash_in_place, link_there, same_on_disk
 from podwatch.sync.restore.stage_and_put_in_place import allocated, give_away, open_staging, strip
 from podwatch.system.files import open_dir_below, sync_filesystem
 
@@ -103,15 +102,15 @@ class Fetching:
         if len(spans) <= 1:
             yield partial(self._whole, file, root)
             return
-        with self._staged(file, root) as state:
-            touched = state.prepare()
+        with StagedFile(file, root, self._job.part_size) as state:
+            there = state.prepare()
         left = len(spans)
 
         def piece(number: int) -> None:
             nonlocal left
-            with self._staged(file, root) as state:
+            with StagedFile(file, root, self._job.part_size) as state:
                 state.open()
-                self._bring(state, number, touched=touched[number])
+                self._bring(state, number, there=there)
                 with self._lock:
                     left -= 1
                     last = not left
@@ -122,24 +121,19 @@ class Fetching:
             yield partial(piece, number)
 
     def _whole(self, file: ManifestFile, root: int) -> None:
-        with self._staged(file, root) as state:
-            touched = any(state.prepare())
+        with StagedFile(file, root, self._job.part_size) as state:
+            there = state.prepare()
             if state.spans:
-                self._bring(state, 0, touched=touched)
+                self._bring(state, 0, there=there)
             state.complete(self._job.owner)
 
-    def _staged(self, file: ManifestFile, root: int) -> StagedFile:
-        """The file in its staging directory."""
-        seed = partial(open_there, self._job.pins, self._job.targets[file.part], file)
-        return StagedFile(file, root, self._job.part_size, seed)
-
-    def _bring(self, state: StagedFile, number: int, *, touched: bool) -> None:
+    def _bring(self, state: StagedFile, number: int, *, there: bool) -> None:
         length = state.spans[number][1]
-        if state.good(number) if touched else state.taken_from_seed(number):
+        if there and state.good(number):
             self._count(length)
         else:
             for reading in range(READINGS):
-                if self._download(state, number, reading, fresh=not (touched or reading or state.seeded)):
+                if self._download(state, number, reading):
                     break
                 self._count(-length)
             else:
@@ -147,13 +141,13 @@ class Fetching:
                 raise IntegrityError("the object does not match its recorded hash", where=where)
         state.written(number)
 
-    def _download(self, state: StagedFile, number: int, reading: int, *, fresh: bool) -> bool:
+    def _download(self, state: StagedFile, number: int, reading: int) -> bool:
         """Whether its bytes were right."""
         file, (offset, length) = state.file, state.spans[number]
         # The second reading is judged by SHA-1, so that one wrong record does not condemn good bytes.
         name, expected = file.recorded(number, slow=reading > 0)
         digest = new_hash(name)
-        write = state.writer(number, fresh=fresh)
+        write = state.writer(number)
         turn = self._turns[file.path]
 
         def take(data: memoryview) -> None:
