@@ -6,11 +6,9 @@
 512 MiB) at 60 ms and 40 MB/s per connection, ``tls`` 2.15 GB (4 x 512 MiB) over TLS. The service hands files out of the
 page cache (measuring/serving.py). Clients take turns within each round, and each round begins with another one, each
 into a directory of its own below ``--scratch``; start-up counts. podwatch compares every part with its hash and waits
-until all is on the disk; "to disk" is the same for the others. "podwatch, SHA-1" is a checkpoint of an older podwatch,
-which recorded SHA-1 alone. "rclone + hashing" compares every part, too, after the copy and on all cores: by SHA-1, all
-that a B2 store knows; "+ XXH3" by the hash that podwatch records beside it, the same work as podwatch's. What came is
-compared with what was sent. The ratio is the median of the rounds' own ratios, because neighbours on a shared
-machine change from round to round.
+until all is on the disk; "to disk" is the same for the others. "rclone + hashing" compares every part, too, after the
+copy and on all cores. What came is compared with what was sent. The ratio is the median of the rounds' own ratios,
+because neighbours on a shared machine change from round to round.
 """
 
 import json
@@ -63,7 +61,7 @@ def works(quick: bool, certificate: Path) -> list[Work]:
     many = [b2_sync(b2, "--threads", "20")] if b2.exists() else []
     version = rclone_version(new)
     copy = [rclone(new, version)] if version else []
-    checked = [rclone(new, version, hashing="sha1"), rclone(new, version, hashing="xxh3")] if version else []
+    checked = [rclone(new, version, hashing=True)] if version else []
     wide = [rclone(new, version, "--transfers", "16", "--multi-thread-streams", "16")] if version else []
     big = (512 * MIB,) if quick else (2048 * MIB, *(4 * [512 * MIB]))
     count = 300 if quick else 2000
@@ -71,13 +69,13 @@ def works(quick: bool, certificate: Path) -> list[Work]:
     far = 2 * ((128 if quick else 512) * MIB,)
     return [
         Work("large", f"{sum(big) / 1e9:.2f} GB in {len(big)} files", big, 0.0, 0.0,
-             (podwatch(), podwatch(old=True), raw(4), *sync, *copy, *checked)),
+             (podwatch(), raw(4), *sync, *copy, *checked)),
         Work("small", f"{count} files of 64 KiB", (65536,) * count, 0.0, 0.0,
              (podwatch(), raw(4), *sync, *many, *copy, *wide)),
         Work("far", f"{sum(far) / 1e9:.2f} GB in 2 files, 60 ms, 40 MB/s per connection", far, 0.06, 40e6,
              (podwatch(), raw(32), *sync, *many, *copy, *wide)),
         Work("tls", f"{sum(tls) / 1e9:.2f} GB in {len(tls)} file(s), TLS", tls, 0.0, 0.0,
-             (podwatch(), podwatch(old=True), raw(4), *sync, *copy, *checked),
+             (podwatch(), raw(4), *sync, *copy, *checked),
              (str(certificate), str(certificate.with_suffix(".key")))),
     ]  # fmt: skip
 
@@ -94,8 +92,8 @@ def service(work: Work, source: Path) -> Iterator[tuple[str, Listed]]:
         try:
             listed = []
             while (line := process.stdout.readline().strip()).startswith("["):
-                name, file_id, size, hashes, fast = json.loads(line)
-                listed.append((name, file_id, size, hashes, fast))
+                name, file_id, size, hashes = json.loads(line)
+                listed.append((name, file_id, size, hashes))
             if not line:
                 raise RuntimeError("the service did not start")
             yield line, listed
@@ -173,8 +171,7 @@ GOALS = {"rclone": 0.9, "rclone + hashing": 1.2}
 
 def judge(work: Work, taken: dict[str, list[tuple[Ran, float]]], figures: Figures) -> None:
     ours = [r for r, _ in taken["podwatch"]]
-    figures.at_most("peak memory of all its processes (PSS)", max(r.peak_mib for r in ours), MEMORY_LIMIT, "MiB")
-    figures.line(f"the same with shared pages counted in each (sum of RSS): {max(r.peak_rss for r in ours):.0f} MiB")
+    figures.at_most("peak memory", max(r.peak_mib for r in ours), MEMORY_LIMIT, "MiB")
     for name in taken:
         kind = "rclone + hashing" if name.endswith("+ hashing") else name.partition(" ")[0]
         if kind in ("b2", *GOALS):

@@ -11,17 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
-from benchmarks.measuring import ROOT
+from benchmarks.measuring import ROOT, memory_mib
 from benchmarks.measuring.discard import BUCKET
 from benchmarks.measuring.serving import PART
 from benchmarks.measuring.uploaders import Ran, _low, _measured, certificate
 from podwatch.system.files import sync_filesystem
 
 PREFIX = "set/"
-Listed = list[tuple[str, str, int, list[str], list[str]]]
-"""(name, file id, size, SHA-1 of each part, XXH3 of each part) of every file that the service has."""
+Listed = list[tuple[str, str, int, list[str]]]
+"""(name, file id, size, SHA-1 of each part) of every file that the service has."""
 
 RAW = """
 import hashlib, json, os, queue, socket, ssl, sys, threading
@@ -30,7 +28,7 @@ tls = ssl.create_default_context(cafile=trusted) if trusted else None
 host, port, lanes, target, listed = sys.argv[2:]
 PART, BLOCK = int(sys.argv[1]), 1 << 20
 work = queue.SimpleQueue()
-for name, file_id, size, hashes, _ in json.load(open(listed)):
+for name, file_id, size, hashes in json.load(open(listed)):
     descriptor = os.open(os.path.join(target, name), os.O_WRONLY | os.O_CREAT, 0o600)
     os.ftruncate(descriptor, size)
     for number, at in enumerate(range(0, size, PART)):
@@ -66,12 +64,11 @@ for thread in threads:
 HASHED = """
 import hashlib, json, os, sys
 from concurrent.futures import ThreadPoolExecutor
-target, part, listed, kind, library, *copy = sys.argv[1:]
-sys.path.append(library)
+target, part, listed, *copy = sys.argv[1:]
 if os.spawnvp(os.P_WAIT, copy[0], copy):
     sys.exit("the copy failed")
 def check(name, number, expected):
-    digest = hashlib.sha1() if kind == "sha1" else xxhash.xxh3_128()
+    digest = hashlib.sha1()
     at, left = number * int(part), int(part)
     with open(os.path.join(target, name), "rb", buffering=0) as file:
         file.seek(at)
@@ -79,11 +76,9 @@ def check(name, number, expected):
             digest.update(data)
             left -= len(data)
     assert digest.hexdigest() == expected, name
-if kind == "xxh3":
-    import xxhash
 work = []
-for name, _, _, sha1, xxh3 in json.load(open(listed)):
-    work += [(name, n, value) for n, value in enumerate(sha1 if kind == "sha1" else xxh3)]
+for name, _, _, sha1 in json.load(open(listed)):
+    work += [(name, n, value) for n, value in enumerate(sha1)]
 with ThreadPoolExecutor(os.cpu_count()) as pool:
     for done in [pool.submit(check, *one) for one in work]:
         done.result()
@@ -91,9 +86,9 @@ with ThreadPoolExecutor(os.cpu_count()) as pool:
 PODWATCH = """
 import json, resource, sys, time
 from benchmarks.measuring.downloaders import fetch_with_podwatch
-seconds, rss, pss = fetch_with_podwatch(*sys.argv[1:])
+seconds, peak = fetch_with_podwatch(*sys.argv[1:])
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(json.dumps([seconds, used.ru_utime + used.ru_stime, pss, rss]))
+print(json.dumps([seconds, used.ru_utime + used.ru_stime, peak]))
 """
 
 
@@ -114,29 +109,25 @@ def durable(run: Callable[[], Ran], target: Path) -> tuple[Ran, float]:
     return ran, ran.seconds + time.monotonic() - began
 
 
-def podwatch(*, old: bool = False) -> Downloader:
-    """The real child with its real job; its start and its waiting for the disk count. ``old``: with a manifest of an
-    older podwatch, which has no XXH3."""
+def podwatch() -> Downloader:
+    """The real child with its real job; its start and its waiting for the disk count."""
 
     def run(url: str, target: Path, home: Path, listed: Listed) -> Ran:
-        known = [(*file[:4], []) for file in listed] if old else listed
-        (home / "listed.json").write_text(json.dumps(known))
+        (home / "listed.json").write_text(json.dumps(listed))
         command = [sys.executable, "-c", PODWATCH, url, str(target), str(home / "listed.json")]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"podwatch failed: {done.stderr[-1500:]}")
-        seconds, cpu, pss, rss = json.loads(done.stdout.splitlines()[-1])
-        return Ran(seconds, cpu, pss, peak_rss=rss)
+        return Ran(*json.loads(done.stdout.splitlines()[-1]))
 
-    return Downloader("podwatch, SHA-1" if old else "podwatch", run)
+    return Downloader("podwatch", run)
 
 
 class Memory:
-    """Peaks of a process and its children together, in MiB, looked at every 0.4 s: ``rss`` counts a page once for each
-    process that has it, ``pss`` once."""
+    """The peak of a process in MiB, looked at every 0.4 s."""
 
     def __init__(self, pid: Callable[[], int | None]) -> None:
-        self.rss = self.pss = 0.0
+        self.peak = 0.0
         self._pid, self._over = pid, threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
@@ -150,22 +141,13 @@ class Memory:
 
     def _watch(self) -> None:
         while not self._over.wait(0.4):
-            first = self._pid()
-            if first is None:
-                continue
-            rss = pss = 0.0
-            with contextlib.suppress(OSError, ValueError):
-                below = Path(f"/proc/{first}/task/{first}/children").read_text().split()
-                for pid in (first, *below):
-                    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                        name, _, value = line.partition(":")
-                        rss += int(value.split()[0]) / 1024 if name == "Rss" else 0.0
-                        pss += int(value.split()[0]) / 1024 if name == "Pss" else 0.0
-            self.rss, self.pss = max(self.rss, rss), max(self.pss, pss)
+            if (pid := self._pid()) is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    self.peak = max(self.peak, memory_mib(pid, "VmHWM"))
 
 
-def fetch_with_podwatch(url: str, target: str, listed: str) -> tuple[float, float, float]:
-    """Seconds, and the peaks of all its processes together: RSS and PSS in MiB."""
+def fetch_with_podwatch(url: str, target: str, listed: str) -> tuple[float, float]:
+    """Seconds, and the child's peak in MiB."""
     from podwatch.domain.manifest import ManifestFile
     from podwatch.stores.credentials import Credentials
     from podwatch.sync.restore.child_job import FetchJob
@@ -173,8 +155,8 @@ def fetch_with_podwatch(url: str, target: str, listed: str) -> tuple[float, floa
     from podwatch.system.pinned_directories import pin_of
 
     files = tuple(
-        ManifestFile(f"trainer/{name}", "trainer", size, 1, 0o644, PREFIX + name, file_id, tuple(hashes), tuple(fast))
-        for name, file_id, size, hashes, fast in json.loads(Path(listed).read_text())
+        ManifestFile(f"trainer/{name}", "trainer", size, 1, 0o644, PREFIX + name, file_id, tuple(hashes))
+        for name, file_id, size, hashes in json.loads(Path(listed).read_text())
     )
     job = FetchJob(
         step=1, store=f"b2://{BUCKET}", writer_id="bench", part_size=PART, files=files, symlinks=(),
@@ -188,7 +170,7 @@ def fetch_with_podwatch(url: str, target: str, listed: str) -> tuple[float, floa
         seconds = time.monotonic() - began
     if done.downloaded != sum(f.size for f in files):
         raise SystemExit("podwatch did not fetch everything")
-    return seconds, memory.rss, memory.pss
+    return seconds, memory.peak
 
 
 def raw(lanes: int) -> Downloader:
@@ -221,8 +203,8 @@ def b2_sync(binary: Path, *options: str) -> Downloader:
     return Downloader(" ".join(("b2 sync", *options)), run)
 
 
-def rclone(binary: Path, version: str, *options: str, hashing: str = "") -> Downloader:
-    """``hashing`` (sha1 or xxh3): this hash of every part afterwards, on all cores, compared."""
+def rclone(binary: Path, version: str, *options: str, hashing: bool = False) -> Downloader:
+    """``hashing``: the SHA-1 of every part is compared afterwards, on all cores."""
 
     def run(url: str, target: Path, home: Path, listed: Listed) -> Ran:
         config = {"RCLONE_CONFIG": str(home / "none"), "RCLONE_CONFIG_B_TYPE": "b2", "RCLONE_CONFIG_B_ACCOUNT": "id"}
@@ -230,17 +212,8 @@ def rclone(binary: Path, version: str, *options: str, hashing: str = "") -> Down
         command = [str(binary), "copy", *options, f"b:{BUCKET}/{PREFIX}", str(target)]
         if hashing:
             (home / "listed.json").write_text(json.dumps(listed))
-            known = [
-                str(target),
-                str(PART),
-                str(home / "listed.json"),
-                hashing,
-                str(Path(xxhash.__file__).parent.parent),
-            ]
-            check = [sys.executable, "-S", "-c", HASHED, *known]
+            check = [sys.executable, "-S", "-c", HASHED, str(target), str(PART), str(home / "listed.json")]
             command = [*check, *command]
         return _low(command, home, **config)
 
-    return Downloader(
-        " ".join((f"rclone {version}", *options, *{"sha1": ["+ hashing"], "xxh3": ["+ XXH3"]}.get(hashing, []))), run
-    )
+    return Downloader(" ".join((f"rclone {version}", *options, *(["+ hashing"] if hashing else []))), run)

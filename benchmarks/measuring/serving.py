@@ -5,7 +5,7 @@
 
 The files of DIRECTORY are the bucket, below the prefix. One thread per connection; bodies go from the page cache to the
 socket by sendfile, or over TLS in blocks of 1 MiB. JSON calls are answered as in discard.py. Prints each file as a line
-of JSON (its name, file id, size, and the SHA-1 and the XXH3 of each part), and then its URL.
+of JSON (its name, file id, size, and the SHA-1 of each part), and then its URL.
 """
 
 import argparse
@@ -20,8 +20,6 @@ from email.utils import formatdate
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote
 
-import xxhash
-
 from benchmarks.measuring.discard import Json, Service, listen
 
 PART = 100_000_000
@@ -35,12 +33,12 @@ class Serving(Service):
         self.paths: dict[str, Path] = {}
         self.listed: list[Json] = []
         for path in sorted(directory.iterdir()):
-            hashes, fast = parts_hashes(path)
+            hashes = parts_hashes(path)
             known = hashes[0] if len(hashes) == 1 else "none"  # a large file's own hash is known to nobody
             file = self._file(prefix + path.name, path.stat().st_size, known, "upload")
             self.paths[str(file["fileId"])] = path
             self.listed.append(file)
-            print(json.dumps([path.name, file["fileId"], path.stat().st_size, hashes, fast]), flush=True)
+            print(json.dumps([path.name, file["fileId"], path.stat().st_size, hashes]), flush=True)
 
     def answer(self, call: str, version: str, headers: dict[str, str], body: Json, sent: tuple[int, str]) -> Json:
         if call in ("b2_list_file_names", "b2_list_file_versions"):
@@ -106,15 +104,14 @@ class Serving(Service):
                     time.sleep(max(0.0, (position - first) / self.rate - (time.monotonic() - began)))
 
 
-def parts_hashes(path: Path) -> tuple[list[str], list[str]]:
-    sha1, xxh3 = [], []
+def parts_hashes(path: Path) -> list[str]:
+    sha1 = []
     with path.open("rb", buffering=0) as file:
         while data := file.read(PART):
             while len(data) < PART and (more := file.read(PART - len(data))):
                 data += more
             sha1.append(hashlib.sha1(data).hexdigest())
-            xxh3.append(xxhash.xxh3_128_hexdigest(data))
-    return sha1, xxh3
+    return sha1
 
 
 def main() -> None:

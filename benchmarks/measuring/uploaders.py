@@ -114,15 +114,13 @@ def _prelude() -> str:
 @dataclass(frozen=True, slots=True)
 class Ran:
     """Wall and CPU seconds (user and system, all threads), peak memory in MiB. Of podwatch's uploads also how late, in
-    ms, turns of the daemon's loop came while it sent, and before; of its restores the peak with shared pages counted in
-    each process."""
+    ms, turns of the daemon's loop came while it sent, and before."""
 
     seconds: float
     cpu: float
     peak_mib: float
     late: tuple[float, ...] = ()
     quiet: tuple[float, ...] = ()
-    peak_rss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,19 +34,6 @@ def saved(step: int, seq: int, generation: int = 1) -> PublishedSave:
     return PublishedSave(step, f"s{seq}", "lin", generation, seq, f"k{step}", "fid", "b" * 40, 10, 1000, 5.0)
 
 
-def test_a_record_of_an_older_podwatch_has_no_xxh3(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    journal = Journal.open(path)
-    journal.save_object(10, "s1", obj("trainer/a"))
-    journal.close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE objects SET document = json_remove(document, '$.parts_xxh3')")
-    connection.close()
-    journal = Journal.open(path)
-    assert journal.objects(10, "s1") == {"trainer/a": obj("trainer/a")}
-    journal.close()
-
-
 def test_everything_survives_reopening(tmp_path: Path) -> None:
     path = tmp_path / "state" / "journal.sqlite"
     journal = Journal.open(path, wall=lambda: 42.0)
@@ -59,8 +45,6 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
     journal.update_incident(incident.id, resumed_step=10, lost_steps=2)
     journal.save_object(10, "s1", obj("trainer/a"))
     journal.save_object(10, "s1", obj("trainer/b", 0))
-    fast = replace(obj("trainer/c"), parts_xxh3=("b" * 32,))
-    journal.save_object(10, "s1", fast)
     journal.note_published(saved(10, 1))
     journal.learn("gpu_base", {"0": 5})
     journal.pin(10, "milestone")
@@ -81,7 +65,6 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
     assert again.objects(10, "s1") == {
         "trainer/a": obj("trainer/a"),
         "trainer/b": obj("trainer/b", 0),
-        "trainer/c": fast,
     }
     assert again.published() == [saved(10, 1)]
     assert again.learned("gpu_base") == {"0": 5}

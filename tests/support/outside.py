@@ -246,7 +246,7 @@ def piped_documents() -> dict[str, set[str]]:
 
 
 def _manifest() -> manifest.Manifest:
-    file = manifest.ManifestFile("a/b", "a", 1, 1, 0o600, "key", "id", ("0" * 40,), ("0" * 32,))
+    file = manifest.ManifestFile("a/b", "a", 1, 1, 0o600, "key", "id", ("0" * 40,))
     link = manifest.ManifestSymlink("a/c", "a", "b")
     return manifest.Manifest(
         "run", "lineage", 1, "save", "dcp", "now", "writer", 1, 1, (file,), (link,),

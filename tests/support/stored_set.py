@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import xxhash
-
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestSymlink, Pointer, sha1_hex
 from podwatch.stores.base import ObjectStore
@@ -22,10 +20,8 @@ def put_set(
     part_size: int = 5 << 20,  # the smallest part that S3 takes
     seq: int = 1,
     wandb: dict[str, str] | None = None,
-    old: bool = False,
 ) -> Manifest:
-    """Store the complete set of ``step`` that the catalogue sees, with manifest and pointer. ``old``: as by a podwatch
-    that recorded SHA-1 alone."""
+    """Store the complete set of ``step`` that the catalogue sees, with manifest and pointer."""
     contents = catalogue.contents(step)
     roots = {p.part.name: Path(p.part.path) for p in contents.parts}
     save_id = contents.set.save_id
@@ -34,10 +30,9 @@ def put_set(
         name = f"{entry.part}/{entry.path}"
         with (roots[entry.part] / entry.path).open("rb") as stream:
             put = put_file(store, keys.data(step, save_id, name), stream, entry.size, part_size=part_size)
-        fast = () if old else parts_xxh3(roots[entry.part] / entry.path, part_size)
         mode = entry.mode & 0o777
         files.append(
-            ManifestFile(name, entry.part, entry.size, entry.mtime_ns, mode, put.key, put.file_id, put.parts_sha1, fast)
+            ManifestFile(name, entry.part, entry.size, entry.mtime_ns, mode, put.key, put.file_id, put.parts_sha1)
         )
     manifest = Manifest(
         run_id=keys.run_id,
@@ -56,11 +51,6 @@ def put_set(
     )
     point(store, keys, manifest, seq)
     return manifest
-
-
-def parts_xxh3(path: Path, part_size: int) -> tuple[str, ...]:
-    with path.open("rb") as stream:
-        return tuple(xxhash.xxh3_128_hexdigest(data) for data in iter(lambda: stream.read(part_size), b""))
 
 
 def point(store: ObjectStore, keys: Keys, manifest: Manifest, seq: int) -> None:

@@ -40,7 +40,6 @@ from tests.support.s3server import KEY as S3_KEY
 from tests.support.s3server import KEY_ID as S3_KEY_ID
 from tests.support.s3server import S3Server
 from tests.support.small_reserve import small_reserve  # noqa: F401 - a fixture
-from tests.support.stored_set import parts_xxh3
 from tests.support.warm import children
 
 QUICK = Retry(attempts=4, base=0.01, cap=0.05)
@@ -63,8 +62,6 @@ def local_violations(root: Path, keys: Keys) -> list[str]:
             size = manifest.part_size
             hashes = tuple(hashlib.sha1(body[i : i + size]).hexdigest() for i in range(0, len(body), size))
             assert (len(body), hashes) == (file.size, file.parts_sha1), file.path
-            if file.parts_xxh3:
-                assert parts_xxh3(root / file.key, size) == file.parts_xxh3, file.path
     except (OSError, AssertionError) as error:
         return [repr(error)]
     return []

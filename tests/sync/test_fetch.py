@@ -2,7 +2,6 @@
 
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,11 @@ pytestmark = pytest.mark.slow
 PIECE = 5 << 20
 
 
-def stored(world: World, size: int = 16_000_000, step: int = 10, *, old: bool = False) -> Manifest:
+def stored(world: World, size: int = 16_000_000, step: int = 10) -> Manifest:
     world.write_set(step, size=size)
     world.scan()
     store = world.store()
-    manifest = put_set(store, world.keys, world.catalogue, step, layout="custom", seq=step, old=old)
+    manifest = put_set(store, world.keys, world.catalogue, step, layout="custom", seq=step)
     store.close()
     return manifest
 
@@ -59,11 +58,8 @@ def same(world: World, staging: Path) -> bool:
     return tree(staging / "checkpoint") == tree(world.output / "checkpoints" / "step_10")
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["xxh3", "sha1"])
-def test_all_of_it_and_then_nothing(world: World, tmp_path: Path, old: bool) -> None:
-    """Of a podwatch that records XXH3 beside SHA-1, and of one that did not."""
-    manifest = stored(world, old=old)
-    assert all(bool(file.parts_xxh3) == (not old and file.size > 0) for file in manifest.files)
+def test_all_of_it_and_then_nothing(world: World, tmp_path: Path) -> None:
+    manifest = stored(world)
     told: list[tuple[int, int]] = []
     done = Fetching(job(world, manifest, tmp_path / "s"), world.store(), lambda *seen: told.append(seen)).run()
     assert done == Fetched(("checkpoint",), manifest.total_bytes)
@@ -75,19 +71,17 @@ def test_all_of_it_and_then_nothing(world: World, tmp_path: Path, old: bool) -> 
     assert not (tmp_path / "t").exists()
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["xxh3", "sha1"])
-def test_one_wrong_byte_is_refused_whichever_hash_is_recorded(world: World, tmp_path: Path, old: bool) -> None:
-    manifest = stored(world, old=old)
+def test_one_wrong_byte_is_refused(world: World, tmp_path: Path) -> None:
+    manifest = stored(world)
     damage(world, 10, "model.bin", at=PIECE + 3)
     with pytest.raises(IntegrityError, match="does not match its recorded hash") as caught:
         fetch(world, job(world, manifest, tmp_path / "s"))
     assert caught.value.where == "checkpoint/model.bin part 2"
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["xxh3", "sha1"])
 @pytest.mark.parametrize("where", ["staging", "target"])
-def test_one_wrong_byte_on_this_disk_is_fetched_again(b2: World, tmp_path: Path, where: str, old: bool) -> None:
-    manifest = stored(b2, old=old)
+def test_one_wrong_byte_on_this_disk_is_fetched_again(b2: World, tmp_path: Path, where: str) -> None:
+    manifest = stored(b2)
     there = b2.output / "checkpoints" / "step_10"
     before = tree(there)
     fetch(b2, job(b2, manifest, tmp_path / "s"))
@@ -101,22 +95,6 @@ def test_one_wrong_byte_on_this_disk_is_fetched_again(b2: World, tmp_path: Path,
     came = PIECE if where == "staging" else manifest.total_bytes  # nothing is taken from a damaged copy
     assert fetch(b2, job(b2, manifest, staging, target=target)).downloaded == came
     assert tree(staging / "checkpoint") == before
-
-
-def test_a_wrong_record_of_xxh3_does_not_condemn_good_bytes(b2: World, tmp_path: Path) -> None:
-    """The second reading is judged by SHA-1: with both wrong it stays refused, with one right nothing is lost."""
-    assert b2.server is not None
-    manifest = stored(b2)
-    files = tuple(replace(f, parts_xxh3=("0" * 32, *f.parts_xxh3[1:])) if f.parts_xxh3 else f for f in manifest.files)
-    wrong = replace(manifest, files=files)
-    before = b2.server.sent()
-    fetch(b2, job(b2, wrong, tmp_path / "s"))
-    assert same(b2, tmp_path / "s")
-    again = sum(min(f.size, PIECE) for f in files)
-    assert b2.server.sent() - before == manifest.total_bytes + again, "the first part of each file came twice"
-    damage(b2, 10, "model.bin", at=3)
-    with pytest.raises(IntegrityError, match="does not match its recorded hash"):
-        fetch(b2, job(b2, wrong, tmp_path / "t"))
 
 
 def test_only_the_missing_pieces_wherever_they_are(b2: World, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,13 +106,10 @@ def test_files_of_all_sizes_go_through_one_queue(store: ObjectStore, tmp_path: P
         found = heard.objects()[f"p/{name}"]
         expected = [hashlib.sha1(data[i : i + PART]).hexdigest() for i in range(0, len(data), PART)]
         assert (found["size"], found["parts_sha1"]) == (len(data), expected)
-        assert found["parts_xxh3"] == [xxhash.xxh3_128_hexdigest(data[i : i + PART]) for i in range(0, len(data), PART)]
         assert fetch(store, f"run/{name}", tmp_path / "back") == data
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_only_missing_parts_are_sent(store: ObjectStore, tmp_path: Path, older: bool) -> None:
-    """``older``: the journal's note of the part is of a podwatch that knew no XXH3. Then the file has none."""
+def test_only_missing_parts_are_sent(store: ObjectStore, tmp_path: Path) -> None:
     root = tmp_path / "set"
     data = write(root, large=17 * MB)["large"]
     job = job_of(root, ["large"])
@@ -122,12 +118,9 @@ def test_only_missing_parts_are_sent(store: ObjectStore, tmp_path: Path, older: 
     note = store.put_part(upload, 3, FileSource(descriptor), 2 * PART, PART).note
     os.close(descriptor)
     heard = Heard()
-    note = note.partition(" ")[0] if older else note
     job = job_of(root, ["large"], resume={"large": (upload.id, {3: note})})
     Sending(job, store, heard.say, heard.progress).run()
     assert heard.count() == {"part": 3, "object": 1}, "begun anew, or part 3 sent again"
-    fast = [xxhash.xxh3_128_hexdigest(data[i : i + PART]) for i in range(0, len(data), PART)]
-    assert heard.objects()["p/large"]["parts_xxh3"] == ([] if older else fast)
     assert heard.bytes == len(data)
     assert fetch(store, "run/large", tmp_path / "back") == data
 
@@ -192,7 +185,6 @@ def test_a_finish_whose_answer_was_lost_is_found(tmp_path: Path) -> None:
         assert again.objects()["p/large"]["file_id"] == upload
         sent = [StoredPart.noted(notes[n], 0) for n in sorted(notes)]
         assert again.objects()["p/large"]["parts_sha1"] == [part.sha1 for part in sent]
-        assert again.objects()["p/large"]["parts_xxh3"] == [part.xxh3 for part in sent] != [""] * len(sent)
         assert again.bytes == len(data)
         assert len(server.versions("large")) == 1
         store.close()

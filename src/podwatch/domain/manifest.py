@@ -29,7 +29,6 @@ def valid_save_id(save_id: str) -> bool:
 
 
 _SHA1 = re.compile(r"^[0-9a-f]{40}\Z")
-_XXH3 = re.compile(r"^[0-9a-f]{32}\Z")
 _MOST_VALUES = 2_000_000
 """Values in one document: more than 100,000 files. A parsed value takes up to 30 times its bytes in memory."""
 _LARGEST = 2**63 - 1
@@ -147,8 +146,7 @@ class Proof(StrEnum):
 class ManifestFile:
     """One regular file. ``path`` is ``<part>/<path inside the part's directory>``; ``parts_sha1`` has one hash per
     ``part_size`` bytes (one for a smaller file, none for an empty one). ``file_id`` names the exact version if the
-    store has versions; otherwise it is empty. ``parts_xxh3``: XXH3-128 of the same parts, in the same read as SHA-1;
-    empty in manifests of an older podwatch, and for a file of which not all are known."""
+    store has versions; otherwise it is empty."""
 
     path: str
     part: str
@@ -158,14 +156,6 @@ class ManifestFile:
     key: str
     file_id: str
     parts_sha1: tuple[str, ...]
-    parts_xxh3: tuple[str, ...] = ()
-
-    def recorded(self, number: int, *, slow: bool = False) -> tuple[str, str]:
-        """Name and value of the hash by which part ``number`` is judged: XXH3 where it is recorded, else SHA-1
-        (``slow``: always)."""
-        if self.parts_xxh3 and not slow:
-            return "xxh3", self.parts_xxh3[number]
-        return "sha1", self.parts_sha1[number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +219,6 @@ class Manifest:
                     "key": f.key,
                     "file_id": f.file_id,
                     "parts_sha1": list(f.parts_sha1),
-                    **({"parts_xxh3": list(f.parts_xxh3)} if f.parts_xxh3 else {}),
                 }
                 for f in self.files
             ],
@@ -399,9 +388,6 @@ def _file(doc: Mapping[str, Any], part_size: int) -> ManifestFile:
     hashes = tuple(_text(h) for h in doc["parts_sha1"])
     if len(hashes) != -(-size // part_size) or not all(_SHA1.match(h) for h in hashes):
         raise ValueError(f"wrong part hashes for {doc['path']!r}")
-    fast = tuple(_text(h) for h in doc.get("parts_xxh3", ()))
-    if fast and (len(fast) != len(hashes) or not all(_XXH3.match(h) for h in fast)):
-        raise ValueError(f"wrong part hashes for {doc['path']!r}")
     return ManifestFile(
         path=check_relative_path(_text(doc["path"])),
         part=_text(doc["part"]),
@@ -411,7 +397,6 @@ def _file(doc: Mapping[str, Any], part_size: int) -> ManifestFile:
         key=_text(doc["key"]),
         file_id=_text(doc.get("file_id", "")),
         parts_sha1=hashes,
-        parts_xxh3=fast,
     )
 
 

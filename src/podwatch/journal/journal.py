@@ -401,8 +401,7 @@ class Journal:
         found = {}
         for row in rows:
             document = json.loads(row[0])
-            for name in ("parts_sha1", "parts_xxh3"):  # the second not in records of an older podwatch
-                document[name] = tuple(document.get(name, ()))
+            document["parts_sha1"] = tuple(document["parts_sha1"])
             found[document["path"]] = UploadedObject(**document)
         return found
 

@@ -9,8 +9,7 @@ class UploadedObject:
 
     ``path`` is ``<part>/<path inside the part>`` as in the manifest: unique within a checkpoint. ``size``,
     ``mtime_ns``, ``inode`` and ``device`` are those of the source while it was read: any difference now voids this
-    record. ``file_id`` is empty in stores without versions. ``parts_sha1`` are the hashes of the parts as really sent,
-    and so are ``parts_xxh3``, or empty where one is not known.
+    record. ``file_id`` is empty in stores without versions. ``parts_sha1`` are the hashes of the parts as really sent.
     """
 
     path: str
@@ -23,7 +22,6 @@ class UploadedObject:
     key: str
     file_id: str
     parts_sha1: tuple[str, ...]
-    parts_xxh3: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

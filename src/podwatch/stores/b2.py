@@ -22,7 +22,7 @@ from podwatch.stores.b2_session import Bucket
 from podwatch.stores.base import Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.http_transfer import BLOCK, Retry, WireBroken
-from podwatch.stores.part_reader import HEX_DIGITS, XXH3, PartStream, Source, StreamSource
+from podwatch.stores.part_reader import HEX_DIGITS, PartStream, Source, StreamSource
 from podwatch.stores.receive_download import receive
 
 _CONTENT_TYPE = "application/octet-stream"
@@ -90,7 +90,7 @@ class B2Store:
         answer = self._upload(f"part {number}", stream, send)
         if answer["contentSha1"] != stream.sha1:
             raise IntegrityError("the store holds different bytes than were sent", where=f"{self.url} part {number}")
-        return StoredPart(length, stream.sha1, xxh3=stream.hash(XXH3))
+        return StoredPart(length, stream.sha1)
 
     def parts_there(self, upload: Upload) -> Mapping[int, StoredPart] | None:
         self._bucket.id()
@@ -177,8 +177,7 @@ class B2Store:
         answer = self._upload(key, stream, send)
         if answer["contentSha1"] not in (stream.sha1, f"unverified:{stream.sha1}") or answer["contentLength"] != size:
             raise IntegrityError("the store holds different bytes than were sent", where=f"{self.url}/{key}")
-        stored = self._object(answer, (stream.sha1,) if size else (), Proof.STORE_CHECKED)
-        return replace(stored, parts_xxh3=(stream.hash(XXH3),) if size else ())
+        return self._object(answer, (stream.sha1,) if size else (), Proof.STORE_CHECKED)
 
     def _upload(self, key: str, stream: PartStream, send: Callable[[], Any]) -> Any:
         def once() -> Any:

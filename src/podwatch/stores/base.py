@@ -4,7 +4,7 @@ upload child, never on the loop.
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Protocol
 
 from podwatch.domain.errors import RemoteError
@@ -32,7 +32,7 @@ class StoredObject:
     """One version of one object as the store reports it.
 
     ``file_id`` names exactly this version and may be passed back; empty where the store cannot name one. Only the
-    writer knows ``parts_sha1``, and ``parts_xxh3`` (of an object that was sent whole). ``ours``: it carries podwatch's
+    writer knows ``parts_sha1``. ``ours``: it carries podwatch's
     writer tag; None: this answer does not tell (a listing of S3 carries no user metadata), and ``writer_id`` is then
     empty: see ``ObjectStore.identify``. ``uploaded_wall`` is the store's own clock in epoch seconds. ``proof`` is set
     by writes and by ``ObjectStore.prove``. ``info`` belongs to the store.
@@ -47,7 +47,6 @@ class StoredObject:
     uploaded_wall: float = 0.0
     info: Mapping[str, str] = field(default_factory=dict)
     proof: Proof = Proof.NONE
-    parts_xxh3: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +58,25 @@ class Upload:
     id: str
 
 
-_XXH3 = " xxh3:"
-
-
 @dataclass(frozen=True, slots=True)
 class StoredPart:
     """One part of an unfinished upload in the store. ``sha1`` in hex: of what was sent, or what the store reports;
     empty where a listing of the parts does not tell it. ``etag``: the store's own name for exactly these bytes; empty
-    where it has none. ``xxh3``: XXH3-128 of what was sent, which no store reports."""
+    where it has none."""
 
     size: int
     sha1: str = ""
     etag: str = ""
-    xxh3: str = ""
 
     @property
     def note(self) -> str:
-        """As the journal keeps it, so that the part can be recognized: the SHA-1, and the etag and XXH3 where there are
-        some."""
-        known = f"{self.sha1} {self.etag}" if self.etag else self.sha1
-        return f"{known}{_XXH3}{self.xxh3}" if self.xxh3 else known
+        """As the journal keeps it, so that the part can be recognized: the SHA-1, and the etag where there is one."""
+        return f"{self.sha1} {self.etag}" if self.etag else self.sha1
 
     @classmethod
     def noted(cls, note: str, size: int) -> "StoredPart":
-        known, _, xxh3 = note.partition(_XXH3)
-        sha1, _, etag = known.partition(" ")
-        return cls(size, sha1, etag, xxh3)
+        sha1, _, etag = note.partition(" ")
+        return cls(size, sha1, etag)
 
 
 MOST_PROBE_BYTES = 64
@@ -118,9 +110,7 @@ def recognized(there: Mapping[int, StoredPart], known: Mapping[int, StoredPart])
     found = {}
     for number, part in there.items():
         own = known.get(number)
-        if part.sha1 and own is not None and (own.sha1, own.size) == (part.sha1, part.size):
-            found[number] = replace(part, xxh3=own.xxh3)
-        elif part.sha1:
+        if part.sha1:
             found[number] = part
         elif own is not None and part.etag and (own.etag, own.size) == (part.etag, part.size):
             found[number] = own

@@ -28,7 +28,7 @@ from podwatch.domain.manifest import WRITER_TAG, Proof
 from podwatch.domain.safe_names import check_relative_path, valid_run_id
 from podwatch.stores.base import AccessDenied, Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours
 from podwatch.stores.local_large import LargeUploads
-from podwatch.stores.part_reader import XXH3, PartStream, Source, StreamSource
+from podwatch.stores.part_reader import PartStream, Source, StreamSource
 
 # -- store -----------------------------------------------------------------------------------------------------------
 
@@ -158,8 +158,8 @@ class LocalStore:
             finally:
                 os.close(scratch)
         info = {"mtime_ns": str(found.st_mtime_ns)}
-        sha1, xxh3 = ((sent.sha1,), (sent.hash(XXH3),)) if len(sent) else ((), ())
-        return StoredObject(key, found.st_size, "", sha1, True, self._writer_id, wall, info, Proof.FLUSHED, xxh3)
+        sha1 = (sent.sha1,) if len(sent) else ()
+        return StoredObject(key, found.st_size, "", sha1, True, self._writer_id, wall, info, Proof.FLUSHED)
 
     def _scratch(self) -> tuple[int, str]:
         """A new temporary file, locked by us. A sweep may catch it before it is locked: then take another."""

@@ -4,6 +4,7 @@
 a small file ``<number>`` with its length and hash, written after the data was flushed.
 """
 
+import hashlib
 import json
 import os
 import secrets
@@ -14,7 +15,7 @@ from typing import Any
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.stores.base import Progress, StoredPart, Unfinished, Upload
-from podwatch.stores.part_reader import XXH3, Source, became_shorter, new_hash
+from podwatch.stores.part_reader import Source, became_shorter
 
 _BLOCK = 1 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -46,14 +47,14 @@ class LargeUploads:
         try:
             target = os.open("data", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
             try:
-                sha1, xxh3 = _copy(source, offset, length, target, progress)
+                sha1 = _copy(source, offset, length, target, progress)
                 os.fsync(target)
             finally:
                 os.close(target)
             _write_file(directory, str(number), {"size": length, "sha1": sha1})
         finally:
             os.close(directory)
-        return StoredPart(length, sha1, xxh3=xxh3)
+        return StoredPart(length, sha1)
 
     def parts(self, upload: str) -> Mapping[int, StoredPart] | None:
         directory = self._open(upload)
@@ -151,15 +152,14 @@ def _has_data(directory: int) -> bool:
         return False
 
 
-def _copy(source: Source, offset: int, length: int, target: int, progress: Progress | None) -> tuple[str, str]:
-    """Returns SHA-1 and XXH3."""
-    sha1, xxh3, done = new_hash("sha1"), new_hash(XXH3), 0
+def _copy(source: Source, offset: int, length: int, target: int, progress: Progress | None) -> str:
+    """Returns the SHA-1."""
+    sha1, done = hashlib.sha1(usedforsecurity=False), 0
     while done < length:
         data = source.read_at(offset + done, min(_BLOCK, length - done))
         if not data:
             raise became_shorter()
         sha1.update(data)
-        xxh3.update(data)
         view = memoryview(data)
         at = offset + done
         while view:
@@ -168,7 +168,7 @@ def _copy(source: Source, offset: int, length: int, target: int, progress: Progr
         done += len(data)
         if progress is not None:
             progress(len(data))
-    return sha1.hexdigest(), xxh3.hexdigest()
+    return sha1.hexdigest()
 
 
 def _write_file(directory: int, name: str, document: Mapping[str, object]) -> None:

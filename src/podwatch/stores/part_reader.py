@@ -7,24 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import BinaryIO, Protocol
 
-import xxhash
-
 from podwatch.domain.errors import IntegrityError
 
 HEX_DIGITS = 40
-XXH3 = "xxh3"
-"""XXH3-128. With SHA-1 it is recorded of each part that is sent: it finds the same damage in a tenth of the time, and
-like SHA-1 it is no signature (docs/security.md)."""
-
-
-class Hash(Protocol):
-    def update(self, data: bytes | memoryview, /) -> None: ...
-    def hexdigest(self) -> str: ...
-
-
-def new_hash(name: str) -> Hash:
-    """``XXH3``, or a name that hashlib has."""
-    return xxhash.xxh3_128() if name == XXH3 else hashlib.new(name, usedforsecurity=False)
 
 
 class Source(Protocol):
@@ -77,7 +62,7 @@ def became_shorter() -> IntegrityError:
 class PartStream(io.RawIOBase):
     """One part of ``source``, with ``tail`` followed by its SHA-1 in hex, as B2's ``hex_digits_at_end`` wants it.
 
-    ``hashes``: names of the hashes to compute (``new_hash``). Each is of the bytes handed out, so a recorded hash
+    ``hashes``: names of the hashes to compute. Each is of the bytes handed out, so a recorded hash
     is of the sent bytes, even if the file changes meanwhile.
     ``seek(0)`` starts over, which a retry needs.
     """
@@ -90,14 +75,14 @@ class PartStream(io.RawIOBase):
         progress: Callable[[int], None] | None = None,
         *,
         tail: bool = True,
-        hashes: Sequence[str] = ("sha1", XXH3),
+        hashes: Sequence[str] = ("sha1",),
     ) -> None:
         super().__init__()
         self._with_tail, self._names = tail, tuple(hashes)
         self._source, self._offset, self._length, self._progress = source, offset, length, progress
         self._position = 0
         self._tail = b""
-        self._hashes = [new_hash(name) for name in self._names]
+        self._hashes = [hashlib.new(name, usedforsecurity=False) for name in self._names]
         self._reported = 0
         self.failure: Exception | None = None
         """The exception from reading or from the progress callback: HTTP libraries hide it in their own errors."""
@@ -128,7 +113,7 @@ class PartStream(io.RawIOBase):
             raise io.UnsupportedOperation("only a rewind is supported")
         self._position = 0
         self._tail = b""
-        self._hashes = [new_hash(name) for name in self._names]
+        self._hashes = [hashlib.new(name, usedforsecurity=False) for name in self._names]
         return 0
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
@@ -173,8 +158,8 @@ def part_sha1(source: Source, offset: int, length: int) -> str:
 
 
 def part_hashes(source: Source, offset: int, length: int, names: Sequence[str]) -> tuple[str, ...]:
-    """The same with the hashes of these names (``new_hash``); read once."""
-    digests = [new_hash(name) for name in names]
+    """The same with the hashes of these names; read once."""
+    digests = [hashlib.new(name, usedforsecurity=False) for name in names]
     block, done = memoryview(bytearray(min(length, 1 << 20))), 0
     while done < length:
         count = source.read_into(offset + done, block[: length - done])

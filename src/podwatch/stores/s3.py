@@ -26,7 +26,7 @@ from podwatch.stores.base import (
     not_ours,
 )
 from podwatch.stores.http_transfer import Answer, Retry
-from podwatch.stores.part_reader import XXH3, PartStream, Source, StreamSource, part_hashes
+from podwatch.stores.part_reader import PartStream, Source, StreamSource, part_hashes
 from podwatch.stores.s3_credentials import S3Credentials
 from podwatch.stores.s3_errors import Kind, Refused
 from podwatch.stores.s3_features import META, FoundFeatures, hash_headers, same_composite
@@ -133,7 +133,7 @@ class S3Store:
         proof = self._features.known().object_proof()
         headers = {META: self._writer_id, "Content-Type": _CONTENT_TYPE, **condition}
         call = Call("PUT", "s3:PutObject", key, headers=headers)
-        answer, sha1, xxh3 = self._send_proved(call, proof, source, 0, size, progress)
+        answer, sha1 = self._send_proved(call, proof, source, 0, size, progress)
         return StoredObject(
             key=key,
             size=size,
@@ -144,25 +144,23 @@ class S3Store:
             uploaded_wall=date_of(answer.headers.get("Date")) or self._session.store_wall(),
             info=info_of(answer.headers),
             proof=Proof.STORE_CHECKED if proof else Proof.NONE,
-            parts_xxh3=(xxh3,) if size else (),
         )
 
     def _send_proved(
         self, call: Call, proof: str, source: Source, offset: int, length: int, progress: Progress | None
-    ) -> tuple[Answer, str, str]:
-        """Send a body so that the store checks it, or its answer shows it; returns the answer, the SHA-1 and the XXH3
-        in hex.
+    ) -> tuple[Answer, str]:
+        """Send a body so that the store checks it, or its answer shows it; returns the answer and the SHA-1 in hex.
 
         A hash that goes into a header is computed first: the second read comes from the page cache, and a file that
         changed in between is refused by the store. It is read again then."""
         for attempt in range(3):
-            headers, payload, sha1, xxh3 = dict(call.headers), "", "", ""
-            names: tuple[str, ...] = ("sha1", XXH3, "md5") if proof == "etag" else ("sha1", XXH3)
+            headers, payload, sha1 = dict(call.headers), "", ""
+            names: tuple[str, ...] = ("sha1", "md5") if proof == "etag" else ("sha1",)
             if proof not in ("", "etag"):
-                wanted = tuple(dict.fromkeys(("sha1", XXH3, proof)))
+                wanted = tuple(dict.fromkeys(("sha1", proof)))
                 digests = dict(zip(wanted, part_hashes(source, offset, length, wanted), strict=True))
                 more, payload = hash_headers(proof, digests[proof])
-                headers, sha1, xxh3, names = headers | more, digests["sha1"], digests[XXH3], ()
+                headers, sha1, names = headers | more, digests["sha1"], ()
             stream = PartStream(source, offset, length, progress, tail=False, hashes=names)
             try:
                 answer = self._session.send(replace(call, headers=headers), stream, payload=payload)
@@ -173,7 +171,7 @@ class S3Store:
                 raise
             if proof == "etag" and etag_of(answer.headers) != stream.hash("md5"):
                 continue  # it arrived damaged, and replaces itself
-            return answer, sha1 or stream.sha1, xxh3 or stream.hash(XXH3)
+            return answer, sha1 or stream.sha1
         raise not_intact(f"{self.url}/{call.key}")
 
     # -- uploads in parts -------------------------------------------------------------------------------------------
@@ -194,10 +192,8 @@ class S3Store:
     ) -> StoredPart:
         query = {"partNumber": str(number), "uploadId": upload.id}
         call = Call("PUT", "s3:PutObject", upload.key, query)
-        answer, sha1, xxh3 = self._send_proved(
-            call, self._features.known().part_proof(), source, offset, length, progress
-        )
-        return StoredPart(length, sha1, etag_of(answer.headers), xxh3)
+        answer, sha1 = self._send_proved(call, self._features.known().part_proof(), source, offset, length, progress)
+        return StoredPart(length, sha1, etag_of(answer.headers))
 
     def parts_there(self, upload: Upload) -> Mapping[int, StoredPart] | None:
         found: dict[int, StoredPart] = {}

@@ -44,10 +44,7 @@ class FetchJob:
     def from_line(cls, line: bytes) -> "tuple[FetchJob, Credentials | None]":
         doc: dict[str, Any] = json.loads(line)
         secret = doc.pop("credentials")
-        files = tuple(
-            ManifestFile(**{**f, "parts_sha1": tuple(f["parts_sha1"]), "parts_xxh3": tuple(f["parts_xxh3"])})
-            for f in doc.pop("files")
-        )
+        files = tuple(ManifestFile(**{**f, "parts_sha1": tuple(f["parts_sha1"])}) for f in doc.pop("files"))
         links = tuple(ManifestSymlink(**s) for s in doc.pop("symlinks"))
         owner = doc.pop("owner")
         pins = tuple(Pin(**p) for p in doc.pop("pins"))

@@ -5,6 +5,7 @@ interrupted restore loses at most the pieces in flight. Runs in a child process 
 """
 
 import contextlib
+import hashlib
 import os
 import threading
 from collections import defaultdict
@@ -17,7 +18,7 @@ from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveG
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink
 from podwatch.domain.safe_links import check_links
 from podwatch.stores.base import ObjectStore, Take
-from podwatch.stores.part_reader import new_hash, part_spans
+from podwatch.stores.part_reader import part_spans
 from podwatch.sync.connections import Work, work_off
 from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.pieces_on_disk import StagedFile, hash_in_place, link_there, same_on_disk
@@ -89,7 +90,7 @@ class Fetching:
 
         def look(file: ManifestFile, number: int) -> None:
             nonlocal right
-            if right and hash_in_place(pins, target, file, size, number) != file.recorded(number)[1]:
+            if right and hash_in_place(pins, target, file, size, number) != file.parts_sha1[number]:
                 right = False
 
         looks: list[Work] = [partial(look, f, n) for f in files for n in range(len(part_spans(f.size, size)))]
@@ -132,8 +133,8 @@ class Fetching:
         if there and state.good(number):
             self._count(length)
         else:
-            for reading in range(READINGS):
-                if self._download(state, number, reading):
+            for _reading in range(READINGS):
+                if self._download(state, number):
                     break
                 self._count(-length)
             else:
@@ -141,12 +142,10 @@ class Fetching:
                 raise IntegrityError("the object does not match its recorded hash", where=where)
         state.written(number)
 
-    def _download(self, state: StagedFile, number: int, reading: int) -> bool:
+    def _download(self, state: StagedFile, number: int) -> bool:
         """Whether its bytes were right."""
         file, (offset, length) = state.file, state.spans[number]
-        # The second reading is judged by SHA-1, so that one wrong record does not condemn good bytes.
-        name, expected = file.recorded(number, slow=reading > 0)
-        digest = new_hash(name)
+        digest = hashlib.sha1(usedforsecurity=False)
         write = state.writer(number)
         turn = self._turns[file.path]
 
@@ -158,7 +157,7 @@ class Fetching:
 
         if self._ask(file, offset, length, take) != file.size:
             raise IntegrityError("the object's size differs from the recorded one", where=self._place(file))
-        return digest.hexdigest() == expected
+        return digest.hexdigest() == file.parts_sha1[number]
 
     def _ask(self, file: ManifestFile, offset: int, length: int, take: Take) -> int:
         store = self._store

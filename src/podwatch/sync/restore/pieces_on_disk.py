@@ -3,6 +3,7 @@ it counts."""
 
 import contextlib
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from podwatch.domain.errors import HostError
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink
 from podwatch.stores.base import Take
-from podwatch.stores.part_reader import new_hash, part_spans
+from podwatch.stores.part_reader import part_spans
 from podwatch.system.files import open_below, open_dir_below, start_writeback
 from podwatch.system.pinned_directories import Pin, open_pinned, open_regular
 
@@ -55,7 +56,7 @@ class StagedFile:
 
     def good(self, number: int) -> bool:
         """Does this piece match the manifest already?"""
-        return _hash_of(self._fd, self.file, self.spans[number], number) == self.file.recorded(number)[1]
+        return _sha1_of(self._fd, self.spans[number]) == self.file.parts_sha1[number]
 
     def writer(self, number: int) -> Take:
         """A function that writes blocks one after the other."""
@@ -132,22 +133,22 @@ def same_on_disk(pins: Sequence[Pin], root: str, file: ManifestFile) -> bool:
 
 
 def hash_in_place(pins: Sequence[Pin], root: str, file: ManifestFile, part_size: int, number: int) -> str:
-    """The recorded kind of hash of one piece of the file below ``root``; empty where it cannot be read whole."""
+    """The SHA-1 of one piece of the file below ``root``; empty where it cannot be read whole."""
     descriptor = open_there(pins, root, file)
     if descriptor < 0:
         return ""
     try:
-        return _hash_of(descriptor, file, part_spans(file.size, part_size)[number], number)
+        return _sha1_of(descriptor, part_spans(file.size, part_size)[number])
     except OSError:
         return ""
     finally:
         os.close(descriptor)
 
 
-def _hash_of(descriptor: int, file: ManifestFile, span: tuple[int, int], number: int) -> str:
+def _sha1_of(descriptor: int, span: tuple[int, int]) -> str:
     """Of one piece; empty where the file ends before it."""
     position, left = span
-    digest = new_hash(file.recorded(number)[0])
+    digest = hashlib.sha1(usedforsecurity=False)
     while left and (data := os.pread(descriptor, min(_BLOCK, left), position)):
         digest.update(data)
         position, left = position + len(data), left - len(data)

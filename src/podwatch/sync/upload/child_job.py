@@ -183,7 +183,6 @@ def manifest_files(files: tuple[JobFile, ...], done: "Mapping[str, UploadedObjec
             key=f.key,
             file_id=done[f.remote].file_id,
             parts_sha1=done[f.remote].parts_sha1,
-            parts_xxh3=done[f.remote].parts_xxh3,
         )
         for f in files
     )

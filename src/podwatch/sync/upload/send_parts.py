@@ -199,9 +199,8 @@ class Sending:
         assert file.stored is not None
         found = os.fstat(source.descriptor)
         file.close()
-        parts = [file.parts[n] for n in sorted(file.parts)]
-        hashes = [p.sha1 for p in parts] if file.large else list(file.stored.parts_sha1)
-        fast = [p.xxh3 for p in parts] if file.large else list(file.stored.parts_xxh3)
+        sent = [file.parts[n].sha1 for n in sorted(file.parts)]
+        hashes = sent if file.large else list(file.stored.parts_sha1)
         proof = file.stored.proof or read_back(self._store, file.stored, hashes, self._job.part_size, self._limit.take)
         self._say(
             "object",
@@ -209,7 +208,6 @@ class Sending:
             file_id=file.stored.file_id,
             size=file.stored.size,
             parts_sha1=hashes,
-            parts_xxh3=fast if all(fast) else [],  # parts of an older podwatch, or sent just before a kill, have none
             proof=proof,
             source=dict(zip(("device", "inode", "size", "mtime_ns"), _identity(found), strict=True)),
         )

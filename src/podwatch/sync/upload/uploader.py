@@ -90,7 +90,6 @@ class _Record:
             key=file.key,
             file_id=str(message["file_id"]),
             parts_sha1=tuple(str(h) for h in message["parts_sha1"]),
-            parts_xxh3=tuple(str(h) for h in message["parts_xxh3"]),
         )
         return lambda journal: journal.save_object(job.step, job.save_id, stored)
 
