@@ -93,11 +93,11 @@ def test_init_never_overwrites_without_force(tmp_path: Path) -> None:
 
 
 def test_init_without_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podwatch.cli.detect_machine.find_trainers", lambda: ())
+    monkeypatch.setattr("podwatch.cli.detect_machine.find_trainers", lambda **_: ())
     monkeypatch.chdir(tmp_path)
     result = run("init")
     assert result.exit_code == 0, result.output
-    assert "no running trainer found" in result.output
+    assert "no running trainer of yours found" in result.output
     assert load_settings(tmp_path / "podwatch.toml", environ={}).settings.trainer.output_dir == tmp_path / "outputs"
 
 

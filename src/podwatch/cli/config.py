@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, common, json_option
+from podwatch.cli.common import Where, clean, common, json_option
 
 if TYPE_CHECKING:
     from podwatch.cli.detect_machine import Trainer
@@ -82,6 +82,7 @@ def init(output: Path | None, force: bool, pid: int | None, full: bool, command:
 
     --pid without -o prints the configuration of that process and writes nothing: copy from it what has changed.
     """
+    from podwatch.cli.detect_machine import find_trainers
     from podwatch.config.loading import load_settings
     from podwatch.config.store_kinds import kind_of
 
@@ -109,9 +110,14 @@ def init(output: Path | None, force: bool, pid: int | None, full: bool, command:
     click.echo(f"wrote {output} (run {settings.run_id}, layout {settings.trainer.layout})")
     if trainer is None:
         click.echo(
-            "no running trainer found: fill in [trainer] command, or repeat with its command, such as"
+            "no running trainer of yours found: fill in [trainer] command, or repeat with its command, such as"
             " `podwatch config init --force -- uv run rl @ config.toml`"
         )
+        for number, words in find_trainers(of_others=True):
+            click.echo(
+                f"pid {number} belongs to another user and looks like one: {clean(words)[:80]}. To copy it:"
+                f" `podwatch config init --force --pid {number} -o {output}`"
+            )
     else:
         for line in _about_resume(trainer.argv, trainer.removed):
             click.echo(line)
@@ -273,6 +279,9 @@ def _proposal(trainer: "Trainer | None") -> tuple[dict[str, object], dict[str, s
         "trainer.cwd": str(cwd),
     }
     notes = {"trainer.output_dir": how}
+    if trainer is not None and trainer.user:
+        overrides["trainer.user"] = trainer.user
+        notes["trainer.user"] = f"pid {trainer.pid} runs as this user"
     if trainer:
         overrides |= {"trainer.command": list(argv), "trainer.env": dict(env)}
         if trainer.pid:

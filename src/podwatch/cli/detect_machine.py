@@ -1,6 +1,7 @@
 """Inspect this machine for ``podwatch config init``: GPUs, a running trainer, its output directory."""
 
 import os
+import pwd
 import re
 import tomllib
 from collections import Counter
@@ -8,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.layouts import kind_of, recognised
 from podwatch.checkpoints.layouts.base import Layout, Site
@@ -18,6 +20,9 @@ from podwatch.config.command_directory import current_directory
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.safe_names import valid_run_id
 from podwatch.system.files import read_file
+
+if TYPE_CHECKING:
+    import psutil
 
 _RESUME = "--resume"
 """A flag of many trainers: alone in some, with a value in others."""
@@ -56,7 +61,8 @@ class Gpu:
 @dataclass(frozen=True, slots=True)
 class Trainer:
     """A running trainer, or a planned one (``pid`` 0). ``argv`` has no resume flags, ``given`` is the whole command.
-    ``secrets`` are never written to the TOML or printed."""
+    ``secrets`` are never written to the TOML or printed. ``user``: its name, if that is another user than the caller.
+    """
 
     pid: int
     layout: str
@@ -66,6 +72,7 @@ class Trainer:
     secrets: Mapping[str, str] = field(repr=False)
     removed: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
+    user: str = ""
 
 
 def find_gpus() -> tuple[tuple[Gpu, ...], str]:
@@ -117,15 +124,18 @@ def layout_of(argv: Sequence[str]) -> str:
     return "auto" if found.launcher else ""
 
 
-def find_trainers() -> tuple[tuple[int, str], ...]:
-    """Pids and commands of the topmost processes that look like a trainer, oldest first."""
+def find_trainers(*, of_others: bool = False) -> tuple[tuple[int, str], ...]:
+    """Pids and commands of the topmost processes that look like a trainer, oldest first: the caller's, or those of
+    other users, who can give a process any command and directory."""
     import psutil
 
     matching: dict[int, tuple[float, str, int]] = {}
     mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for process in psutil.process_iter(["pid", "ppid", "cmdline", "create_time"]):
         argv = process.info["cmdline"] or []
-        if process.info["pid"] not in mine and layout_of(argv):
+        if process.info["pid"] in mine or not layout_of(argv):
+            continue
+        if (_users(process) != {os.geteuid()}) == of_others:
             matching[process.info["pid"]] = (process.info["create_time"], " ".join(argv), process.info["ppid"])
     found = []
     for pid, (created, command, parent) in matching.items():
@@ -136,6 +146,32 @@ def find_trainers() -> tuple[tuple[int, str], ...]:
         if not above & matching.keys():
             found.append((created, pid, command))
     return tuple((pid, command) for _, pid, command in sorted(found))
+
+
+def _users(process: "psutil.Process") -> set[int]:
+    """The real, effective and saved user id; empty if the process is gone."""
+    import psutil
+
+    try:
+        return {*process.uids()}
+    except psutil.Error:
+        return set()
+
+
+def _user_of(process: "psutil.Process") -> str:
+    """The name of its user; empty for the caller's own process. HostError if it has none, or several users."""
+    if (found := _users(process)) == {os.geteuid()}:
+        return ""
+    try:
+        (uid,) = found
+        return pwd.getpwuid(uid).pw_name
+    except (ValueError, KeyError) as error:
+        uids = ", ".join(map(str, sorted(found)))
+        raise HostError(
+            f"podwatch cannot run a command as the user of this process (uid {uids})",
+            where=f"pid {process.pid}",
+            fix="give the command itself: podwatch config init -- COMMAND",
+        ) from error
 
 
 def read_trainer(pid: int) -> Trainer:
@@ -157,7 +193,8 @@ def read_trainer(pid: int) -> Trainer:
         raise HostError("the process has no command line", where=f"pid {pid}", fix="give its launcher with --pid")
     command, removed = without_resume(argv, layout_at(argv, Path(cwd)))
     env, secrets = split_environment(environment)
-    return Trainer(pid, layout_of(argv) or "auto", command, Path(cwd), env, secrets, removed, tuple(argv))
+    user = _user_of(process)
+    return Trainer(pid, layout_of(argv) or "auto", command, Path(cwd), env, secrets, removed, tuple(argv), user)
 
 
 def planned_trainer(argv: Sequence[str], environment: Mapping[str, str]) -> Trainer:
