@@ -13,6 +13,7 @@ import pytest
 from podwatch.domain.errors import RemoteError
 from podwatch.stores.base import StoredObject
 from podwatch.stores.local import PRIVATE, LocalStore
+from podwatch.stores.part_reader import FileSource
 from tests.support.put_file import put_file
 from tests.support.strangers import needs_root
 
@@ -37,6 +38,29 @@ def test_symlinks_are_not_followed(tmp_path: Path) -> None:
     store.put_bytes("file", b"replaces the link, not its target")
     assert (outside / "secret").read_bytes() == b"secret"
     assert [o.key for o in LocalStore(root, writer_id="w").list("")] == ["file"]
+
+
+@pytest.mark.parametrize(("mode", "stored"), [(0o600, 0o600), (0o644, 0o644), (0o400, 0o600), (0o640, 0o640)])
+def test_a_file_becomes_readable_for_nobody_else(tmp_path: Path, mode: int, stored: int) -> None:
+    """Small, and in parts; nor while it is sent."""
+    path = tmp_path / "weights"
+    path.write_bytes(b"12345678")
+    path.chmod(mode)
+    store = LocalStore(tmp_path / "store", writer_id="w")
+    with path.open("rb") as file:
+        source = FileSource(file.fileno())
+        store.put_small("small", source, 8)
+        upload = store.begin_large("large", 8)
+        (data,) = (tmp_path / "store").rglob("data")
+        assert data.stat().st_mode & 0o077 == 0
+        parts = [store.put_part(upload, number, source, offset, 4) for number, offset in ((1, 0), (2, 4))]
+        assert data.stat().st_mode & 0o777 == stored
+        store.finish_large(upload, parts, 8)
+    for name in ("small", "large"):
+        assert (tmp_path / "store" / name).stat().st_mode & 0o777 == stored
+        assert store.get_bytes(name) == b"12345678"
+    store.put_bytes("document", b"{}")
+    assert (tmp_path / "store" / "document").stat().st_mode & 0o777 == 0o644
 
 
 def test_foreign_files_are_left_alone(tmp_path: Path) -> None:

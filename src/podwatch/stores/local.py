@@ -27,7 +27,7 @@ from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.manifest import WRITER_TAG, Proof
 from podwatch.domain.safe_names import check_relative_path, valid_run_id
 from podwatch.stores.base import AccessDenied, Progress, StoredObject, StoredPart, Take, Unfinished, Upload, not_ours
-from podwatch.stores.local_large import LargeUploads
+from podwatch.stores.local_large import DOCUMENT_MODE, LargeUploads, mode_of
 from podwatch.stores.part_reader import PartStream, Source, StreamSource
 
 # -- store -----------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class LocalStore:
                 left -= len(data)
             return stream
 
-        return self._put(key, fill)
+        return self._put(key, fill, mode_of(source))
 
     def begin_large(self, key: str, size: int) -> Upload:
         check_relative_path(key)
@@ -139,11 +139,11 @@ class LocalStore:
             found = list(self._large.all(prefix))
         yield from found
 
-    def _put(self, key: str, fill: Callable[[int], PartStream]) -> StoredObject:
+    def _put(self, key: str, fill: Callable[[int], PartStream], mode: int) -> StoredObject:
         check_relative_path(key)
         with self._errors(key):
             self._sweep()
-            scratch, name = self._scratch()
+            scratch, name = self._scratch(mode)
             try:
                 sent = fill(scratch)
                 os.fsync(scratch)
@@ -161,14 +161,14 @@ class LocalStore:
         sha1 = (sent.sha1,) if len(sent) else ()
         return StoredObject(key, found.st_size, "", sha1, True, self._writer_id, wall, info, Proof.FLUSHED)
 
-    def _scratch(self) -> tuple[int, str]:
+    def _scratch(self, mode: int = DOCUMENT_MODE) -> tuple[int, str]:
         """A new temporary file, locked by us. A sweep may catch it before it is locked: then take another."""
         directory = self._open_directory(f"{PRIVATE}/tmp", create=True)
         try:
             while True:
                 name = secrets.token_hex(8)
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                descriptor = os.open(name, flags, 0o644, dir_fd=directory)
+                descriptor = os.open(name, flags, mode, dir_fd=directory)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if os.fstat(descriptor).st_nlink:

@@ -15,10 +15,20 @@ from typing import Any
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.stores.base import Progress, StoredPart, Unfinished, Upload
-from podwatch.stores.part_reader import Source, became_shorter
+from podwatch.stores.part_reader import FileSource, Source, became_shorter
 
 _BLOCK = 1 << 20
+DOCUMENT_MODE = 0o644
+"""Of what podwatch itself writes: it has no secrets, and other users may watch the run."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def mode_of(source: Source) -> int:
+    """The permissions of what is stored: those of a checkpoint's file, which must not become readable for more users.
+    podwatch can always write what it has not finished."""
+    if isinstance(source, FileSource):
+        return os.fstat(source.descriptor).st_mode & 0o777 | 0o600
+    return DOCUMENT_MODE
 
 
 class LargeUploads:
@@ -32,7 +42,7 @@ class LargeUploads:
         upload = secrets.token_hex(16)
         directory = self._open_directory(f"{self._folder}/{upload}", create=True)
         try:
-            os.close(os.open("data", _NEW, 0o644, dir_fd=directory))
+            os.close(os.open("data", _NEW, 0o600, dir_fd=directory))
             _write_file(directory, "meta.json", {"key": key, "size": size, "writer_id": writer_id, "wall": wall})
         finally:
             os.close(directory)
@@ -47,6 +57,7 @@ class LargeUploads:
         try:
             target = os.open("data", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
             try:
+                os.fchmod(target, mode_of(source))
                 sha1 = _copy(source, offset, length, target, progress)
                 os.fsync(target)
             finally:
