@@ -11,8 +11,7 @@ import pytest
 
 from tests.support.asking import kill_engine, reasons, running, status
 from tests.support.daemon import DaemonProcess
-from tests.support.ptys import terminal
-from tests.support.rig import Rig, alive, stop_worker
+from tests.support.rig import Rig, alive
 
 pytestmark = pytest.mark.slow
 
@@ -80,40 +79,6 @@ def test_a_kill_of_the_daemon_in_the_middle_of_a_hook(rig: Rig, tmp_path: Path) 
     failed = pod.wait_event("hook-failed", 30, hook="once")
     assert "not run again" in failed["event"]
     assert len(documents(Path(f"{moment}.once"))) == 1, "at most once"
-    assert rig.trainer_pid == trainer
-    assert pod.stop() == 0
-
-
-def test_podwatch_and_the_worker_killed_in_the_middle_of_a_hook(rig: Rig, tmp_path: Path) -> None:
-    """What the hook started in a session of its own has lost its worker; the next podwatch ends it before it runs the
-    hook again. A process of an operator with the same variable is not touched."""
-    seen, own, gate = tmp_path / "seen", tmp_path / "own", tmp_path / "gate"
-    (tmp_path / "far.py").write_text(
-        "import os, sys, time\nos.setsid()\nplace = sys.argv[1]\nwith open(place + '.new', 'w') as file:\n"
-        "    file.write(' '.join([str(os.getpid()), sys.argv[2], os.environ['PODWATCH_CHILD']]))\n"
-        "os.rename(place + '.new', place)\ntime.sleep(600)\n"
-    )
-    far = f"{sys.executable} -S {tmp_path}/far.py {own} $PPID"
-    script = f"cat >> {seen}; [ -e {gate} ] || {far}; true"
-    rig.trainer_flags = ["--ckpt.interval", "5"]
-    pod = daemon(rig, hook("convert", ["checkpoint"], ["/bin/sh", "-c", script])).start()
-    trainer = running(pod, rig, step=5)
-    pod.wait_for(own.exists, 60, "the hook runs")
-    left, worker, mark = own.read_text().split(" ")
-    with terminal(["/bin/sh", "-c", "sleep 600"], environ={**os.environ, "PODWATCH_CHILD": mark}) as operator:
-        assert pod.process is not None
-        both = stop_worker(int(worker))  # so that they end nothing before they are killed
-        pod.process.send_signal(signal.SIGKILL)
-        for one in both:
-            os.kill(one, signal.SIGKILL)
-        pod.process.wait()
-        assert alive(int(left))
-        gate.touch()
-        pod.start()
-        pod.wait_event("hook-done", 60, hook="convert")
-        assert not alive(int(left))
-        assert alive(operator.pid)
-    assert len(documents(seen)) >= 2, "at least once"
     assert rig.trainer_pid == trainer
     assert pod.stop() == 0
 

@@ -172,7 +172,6 @@ def test_a_killed_worker_leaves_nothing(tmp_path: Path, detached: str) -> None:
     result = asyncio.run(killed())
     assert result.problem == "its worker process ended without a result"
     assert living(tmp_path / "far") == 0
-    assert (tmp_path / "h.lock").read_text() == "", "nothing is left to find"
 
 
 def test_a_kill_of_what_waits_for_the_worker_changes_nothing(tmp_path: Path) -> None:
@@ -204,15 +203,6 @@ def test_a_worker_that_does_not_end_in_time_is_killed_and_leaves_nothing(tmp_pat
 
     asyncio.run(stopped())
     assert living(tmp_path / "far") == 0
-
-
-def test_an_ended_run_leaves_no_record(tmp_path: Path) -> None:
-    assert run(sh(tmp_path, "cat h.lock; echo; echo $PODWATCH_CHILD")).ok
-    said = run(sh(tmp_path, "cat h.lock; echo; echo $PODWATCH_CHILD")).tail.splitlines()
-    assert said[1] == f"{json.loads(said[0])['token']}:{tmp_path / 'h.lock'}"
-    assert (tmp_path / "h.lock").read_text() == ""
-    assert not run(order(tmp_path, "/no/such/program")).ok
-    assert (tmp_path / "h.lock").read_text() == ""
 
 
 def test_the_store_key_and_podwatchs_own_settings_do_not_reach_it(tmp_path: Path) -> None:

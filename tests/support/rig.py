@@ -33,16 +33,6 @@ def alive(pid: int) -> bool:
     return stat is not None and stat.state not in "ZX"
 
 
-def stop_worker(pid: int) -> tuple[int, int]:
-    """SIGSTOP for a hook's worker and the process above it, which would end what the worker leaves; their pids."""
-    worker = procfs.read_stat(pid)
-    assert worker is not None
-    assert "podwatch.hooks.child_main" in procfs.command(worker.parent_pid)
-    for one in (worker.parent_pid, pid):
-        os.kill(one, signal.SIGSTOP)
-    return worker.parent_pid, pid
-
-
 def end_all(members: Callable[[], Collection[int]], within: float = 60.0) -> None:
     """SIGKILL until none of them is left, for so many seconds."""
     end = time.monotonic() + within

@@ -52,13 +52,11 @@ from podwatch.recording.recorder import Recorder
 from podwatch.recovery.stop import tell_to_end
 from podwatch.reporting import logging as log
 from podwatch.sensors.gpu import GpuReader
-from podwatch.system import procfs
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.child import give_back, settle
 from podwatch.system.clock import Clock, SystemClock
 from podwatch.system.sd_notify import make_notifier
 from podwatch.trainer.base import TrainerHandle
-from podwatch.trainer.leftover_hook_processes import end_interrupted
 from podwatch.trainer.start_and_adopt import KeeperJob
 
 if TYPE_CHECKING:
@@ -80,8 +78,6 @@ GIVE_BACK_SECONDS = 30.0
 """Interval of returning freed memory to the system; takes less than a millisecond when there is none."""
 TASKS_END_SECONDS = 5.0
 """A loop that waits for a hung disk is abandoned after this: its thread is a daemon thread."""
-LEFT_SECONDS = 20.0
-"""For ending what hooks and evaluations of a killed podwatch left."""
 LAST_WORDS_SECONDS = 2.0
 """Time that the shutdown takes after the last preemption step."""
 LOOK_AGAIN_SECONDS = 0.1
@@ -184,7 +180,6 @@ async def build_daemon(
         lambda text: host.bus.say(EventName.CONFIG_WARNING, text, Severity.WARNING),
         paths.journal.parent,
     )
-    await end_interrupted_commands(host)
     hooks = None
     if loaded.settings.hooks:
         from podwatch.daemon.hooks import make_hooks
@@ -214,20 +209,6 @@ async def build_daemon(
     ending = EndOfRun(parts, host, final, verdicts, make_pod_ender(parts, host.exit), store_jobs, evaluations)
     outlets = Outlets(notifying, recorder, artifacts, ending, job, hooks, evaluations)
     return Daemon(host, parts, loops, status, memory, reload, store_jobs, commands, outlets)
-
-
-async def end_interrupted_commands(host: Host) -> None:
-    """End what hooks and evaluations of a killed podwatch left, before training is looked for or started."""
-    looking = Worker("what hooks left")
-    try:
-        work = procfs.patiently(looking, end_interrupted, host.foundation.paths.state, timeout=LEFT_SECONDS)
-        for text in await work:
-            host.bus.say(EventName.START_WARNING, text, Severity.WARNING)
-    except OSError as error:  # a timeout is an OSError
-        text = f"cannot look for processes that hooks left: {error or 'no answer'}"
-        host.bus.say(EventName.START_WARNING, text, Severity.WARNING)
-    finally:
-        looking.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ the first that the kernel kills when memory runs out, its output is read and bou
 started ends with it: at the time limit, when it ends, and when podwatch ends, by SIGKILL too (standard input closes).
 
 These are two processes: the worker does all that, and the one above it only waits. If the worker is killed, its
-orphans get that one as their parent, which ends them. If both are killed, podwatch finds what is left by a token in
-the environment and a record in the lock file (trainer/leftover_hook_processes.py).
+orphans get that one as their parent, which ends them. If both are killed, the command ends too, and what it had
+started in other sessions stays.
 
 Reads one JSON line (``start_child.Order``) from standard input, writes one JSON line with the result to its output.
 """
@@ -35,8 +35,6 @@ HEAD_BYTES, TAIL_BYTES = 512 << 10, 64 << 10
 """Of the output of one run, the start and the end are kept."""
 LOCK_SECONDS = 20.0
 """How long an interrupted run may take to end before the next one of this hook starts."""
-MARK = "PODWATCH_CHILD"
-"""``leftover_hook_processes.NAME``."""
 LEFT_SECONDS = 10.0
 """For ending what SIGKILL does not end at once: a process that the disk holds."""
 TURN_SECONDS, DISK_TURN_SECONDS = 0.2, 0.05
@@ -115,8 +113,8 @@ def prctl(option: int, value: int) -> None:
 class Run:
     """One run of the command."""
 
-    def __init__(self, order: dict[str, Any], lock: "Lock") -> None:
-        self._order, self._lock = order, lock
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._order = order
         self.output = Output()
         self.status: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -131,7 +129,6 @@ class Run:
         try:
             reader = self._start()
         except (OSError, KeyError, ValueError, subprocess.SubprocessError) as error:
-            self._lock.clear()
             problem = getattr(error, "strerror", None) or str(error)
             return self.result(began, f"cannot start {self._order['argv'][0]}: {problem}")
         try:
@@ -147,8 +144,6 @@ class Run:
             if self.status is None and self._full is None:
                 self._end_politely(reader)
             left = self._end_all()
-            if not left:
-                self._lock.clear()
             self._drain(reader)
             problem = "interrupted: podwatch ended" if self._orphaned else problem
             problem = problem or (f"{left} processes cannot be ended" if left else "")
@@ -173,7 +168,7 @@ class Run:
                 stdout=writer,
                 stderr=writer,
                 cwd=order["cwd"],
-                env={**order["env"], **self._lock.mark()},
+                env=order["env"],
                 start_new_session=True,
                 preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - one thread
                 **account,
@@ -184,7 +179,6 @@ class Run:
         finally:
             os.close(writer)
             os.close(document)
-        self._lock.note_command(self._process.pid)
         return reader
 
     def _turn(self, reader: int, seconds: float) -> None:
@@ -274,62 +268,22 @@ def write_log(path: str, order: dict[str, Any], output: bytes, result: dict[str,
             file.write(head.encode() + output + (b"" if output.endswith(b"\n") or not output else b"\n"))
 
 
-def ticks_of(pid: int) -> int:
-    """Start of this process in clock ticks since boot; 0 if it is gone."""
-    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
-        return int(file.read().rpartition(b")")[2].split()[19])
-    return 0
-
-
-class Lock:
-    """The lock file of this hook or evaluation, held until this process ends; and in it the record of a run that has
-    not ended completely. Without a path it does nothing. ``mark`` is podwatch's part of the record."""
-
-    def __init__(self, path: str, mark: dict[str, Any]) -> None:
-        self._path, self._record = path, dict(mark)
-        self._descriptor = -1
-
-    def take(self) -> bool:
-        """Wait for the end of an interrupted run of the same hook; False if it does not come. Raises OSError."""
-        if not self._path:
+def take_lock(path: str) -> bool:
+    """Take the lock of this hook or evaluation, until this process ends: wait for the end of an interrupted run of the
+    same one. False if that does not come. Without a path there is none. Raises OSError."""
+    if not path:
+        return True
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        else:
             return True
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        end = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    return False
-                time.sleep(0.05)
-            else:
-                return True
-
-    def mark(self) -> dict[str, str]:
-        """The variable for the command; the record is written first."""
-        if self._descriptor < 0 or not self._record:
-            return {}
-        self._record["worker"] = [os.getpid(), ticks_of(os.getpid())]
-        self._write()
-        return {MARK: f"{self._record['token']}:{self._path}"}
-
-    def note_command(self, pid: int) -> None:
-        if self._descriptor >= 0 and self._record:
-            self._record["command"] = [pid, ticks_of(pid)]
-            self._write()
-
-    def clear(self) -> None:
-        """Nothing of the run is left."""
-        if self._descriptor >= 0:
-            with suppress(OSError):
-                os.ftruncate(self._descriptor, 0)
-
-    def _write(self) -> None:
-        """In place, longer each time: a reader sees a whole record. A full disk loses the record only."""
-        with suppress(OSError):
-            text = json.dumps(self._record).encode()
-            os.pwrite(self._descriptor, text, 0)
-            os.ftruncate(self._descriptor, len(text))
 
 
 def main() -> int:
@@ -368,10 +322,9 @@ def work() -> int:
     order = json.loads(line)
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     give_way()
-    lock = Lock(order["lock"], order.get("mark") or {})
-    run = Run(order, lock)
+    run = Run(order)
     try:
-        free = lock.take()
+        free = take_lock(order["lock"])
     except OSError:
         free = True  # the state directory cannot be written: run it without
     result = run.go() if free else run.result(time.monotonic(), "an interrupted run of it still has not ended")

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import pwd
-import secrets
 import shutil
 import signal
 import sys
@@ -17,10 +16,7 @@ from typing import Any, Final
 from podwatch.config.settings import CheckSettings, HookSettings, Settings
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.secrets import scrub
-from podwatch.system import procfs
-from podwatch.system.blocking_calls import Worker
 from podwatch.system.environment_without_secrets import scrubbed_environment
-from podwatch.trainer import leftover_hook_processes
 from podwatch.trainer.environment import build_environment, read_env_file
 
 GRACE_SECONDS: Final = 5.0
@@ -138,7 +134,6 @@ def _account(user: str) -> tuple[int | None, int | None, tuple[int, ...]]:
 async def run(order: Order) -> Result:
     """Run it to its end. Cancelling ends the command and all that it started, within ``END_SECONDS``; what a killed
     worker left is ended, too. Never raises a PodwatchError: what went wrong is in the result."""
-    mark = _mark(order)
     try:
         worker = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "podwatch.hooks.child_main",
@@ -153,7 +148,7 @@ async def run(order: Order) -> Result:
     try:
         with contextlib.suppress(TimeoutError, ConnectionError, ValueError):
             async with asyncio.timeout(order.timeout + order.grace + OVERHEAD_SECONDS):
-                worker.stdin.write(json.dumps({**asdict(order), "mark": mark}).encode() + b"\n")
+                worker.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
                 await worker.stdin.drain()
                 line = await worker.stdout.readline()
     finally:
@@ -166,35 +161,7 @@ async def run(order: Order) -> Result:
                     end()
                     await asyncio.wait_for(worker.wait(), KILL_SECONDS)
         worker._transport.close()  # type: ignore[attr-defined]  # a process that cannot be ended still holds the pipe
-        if order.lock:
-            await _end_left(Path(order.lock), str(mark["token"]))
     return _result(line)
-
-
-def _mark(order: Order) -> dict[str, Any]:
-    """podwatch's part of the record of this run (trainer/leftover_hook_processes.py)."""
-    own = procfs.identify(os.getpid())
-    return {
-        "token": secrets.token_hex(16),
-        "boot_id": procfs.boot_id(),
-        "pid_namespace": procfs.pid_namespace(),
-        "owner": [os.getpid(), 0 if own is None else own.start_ticks],
-        "users": sorted({os.geteuid(), *(() if order.uid is None else (order.uid,))}),
-    }
-
-
-async def _end_left(lock: Path, token: str) -> None:
-    """End what is left of this run, if its worker could not."""
-    looking = Worker("what a command left")
-    try:
-        record = await looking.call(leftover_hook_processes.read_record, lock, timeout=END_SECONDS)
-        if record is not None and record.token == token:
-            seconds = leftover_hook_processes.END_SECONDS
-            await procfs.patiently(looking, leftover_hook_processes.end_run, lock, record, timeout=2 * seconds)
-    except OSError:  # a timeout is an OSError; the next podwatch tries again
-        return
-    finally:
-        looking.close()
 
 
 def _result(line: bytes) -> Result:

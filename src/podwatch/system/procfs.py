@@ -153,14 +153,6 @@ def command(pid: int) -> tuple[str, ...]:
     return tuple(part.decode("utf-8", "replace") for part in raw.rstrip(b"\0").split(b"\0"))
 
 
-def environment_names(pid: int) -> frozenset[str] | None:
-    """Names only: values may be secrets. None when denied or gone. This is the environment at exec time."""
-    raw = _read_memory(pid, "environ")
-    if raw is None:
-        return None
-    return frozenset(item.partition(b"=")[0].decode("utf-8", "replace") for item in raw.split(b"\0") if item)
-
-
 def environment_value(pid: int, name: str) -> str | None:
     """One variable, for podwatch's own markers. None when unset, denied or gone."""
     return environment_values(pid, (name,)).get(name)

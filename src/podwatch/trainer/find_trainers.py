@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from podwatch.domain.process import ProcessIdentity, ProcessRole
 from podwatch.system import procfs
-from podwatch.trainer import leftover_hook_processes
 from podwatch.trainer.base import Candidate
 from podwatch.trainer.operator_shells import barred, carries, children_of, copied, find_interactive, of_users, starter
 from podwatch.trainer.process_roles import (
@@ -48,6 +47,10 @@ from podwatch.system.procfs import boot_id, pid_namespace
 
 __all__ = ["Judged", "Process", "Run", "copied_environment", "gather", "holders", "judge", "kept_by", "run_of"]
 
+_START = "PODWATCH_START_ID"
+"""Variable of each process of a keeper's tree."""
+_WORKER = "podwatch.hooks.child_main"
+"""What runs the command of a hook or an evaluation: all of it is below this process."""
 _TOOLS = frozenset(
     {
         "tail", "less", "more", "cat", "grep", "rg", "vim", "nvim", "vi", "nano", "emacs", "watch", "top", "htop",
@@ -76,8 +79,6 @@ class Run:
     checkpoint_dir: str = ""
     command: tuple[str, ...] = ()
     cwd: str = ""
-    state: Path | None = None
-    """The run's state directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,6 @@ def run_of(settings: "Settings") -> Run:
         checkpoint_dir=os.path.realpath(trainer.checkpoint_dir) if trainer.checkpoint_dir is not None else "",
         command=trainer.command,
         cwd=os.path.realpath(trainer.cwd or trainer.output_dir.parent),
-        state=settings.state_dir / settings.run_id,
     )
 
 
@@ -321,29 +321,27 @@ def _below(path: str, root: str) -> bool:
 
 
 def gather(run: Run, roles: Roles, *, own_pid: int) -> list[Process]:
-    """Read every process of the pod. Processes with a keeper's marker, podwatch's own tree, and processes of a hook or
-    an evaluation (``leftover_hook_processes.py``) are ``ours``."""
+    """Read every process of the pod. Processes with a keeper's marker, podwatch's own tree, and the worker of a hook or
+    an evaluation, also of another podwatch's, are ``ours``."""
     roots = tuple(root for root in (run.output_dir, run.checkpoint_dir) if root)
     own = {own_pid, *procfs.descendants(own_pid)}
     above = _ancestors(own_pid)
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     target = Target(run.output_dir, follow_links=True)
     result: list[Process] = []
-    marks: dict[int, str] = {}
     started: set[int] = set()
     for pid in procfs.all_pids():
         found = read(pid, roles)
         if found is None:
             continue
         inside = {fd: path for fd, path in found.links.items() if any(_below(path, root) for root in roots)}
-        values = procfs.environment_values(pid, (leftover_hook_processes.START, leftover_hook_processes.NAME))
-        marks[pid] = values.get(leftover_hook_processes.NAME, "")
-        if leftover_hook_processes.START in values:
+        marked = bool(procfs.environment_values(pid, (_START,)))
+        if marked:
             started.add(pid)
         process = replace(
             found,
             writes=tuple(procfs.open_for_writing(pid, inside)),
-            ours=pid in own or leftover_hook_processes.START in values,
+            ours=pid in own or marked or program(found.argv)[0] == _WORKER,
             above_us=pid in above,
             age=found.identity.age(now),
             links={},
@@ -351,11 +349,8 @@ def gather(run: Run, roles: Roles, *, own_pid: int) -> list[Process]:
         result.append(process)
     copies = copied(started, result) - own if started else frozenset()
     result = [replace(process, ours=False) if process.pid in copies else process for process in result]
-    of_commands = leftover_hook_processes.of_commands(result, marks, run.state)
     for n, process in enumerate(result):
-        if process.pid in of_commands:
-            result[n] = replace(process, ours=True)
-        elif not process.ours and of_users(process, run.users):
+        if not process.ours and of_users(process, run.users):
             result[n] = replace(process, names_run=_names_run(process, run, target))
     return result
 
