@@ -408,7 +408,7 @@ def test_uninstall_leaves_training_and_what_was_made_by_hand(pod: Pod) -> None:
     said = pod.podwatch("uninstall")
     assert f"removed   {unit}" in said
     assert f"it continues, without podwatch. To end it: systemctl stop podwatch-train-{RUN}" in said
-    for path in (f"/var/lib/podwatch/{RUN}", f"{ROOT}/work/.podwatch/outputs/run.json", "/srv/pod/my config.toml"):
+    for path in (f"/var/lib/podwatch/{RUN}", f"{ROOT}/work/.podwatch/outputs", "/srv/pod/my config.toml"):
         assert path in said, said
     assert pod.show("podwatch", "LoadState") == "not-found" or pod.show("podwatch", "ActiveState") == "inactive"
     assert "No such file" in pod.run("ls", unit, check=False)
