@@ -1,5 +1,6 @@
 """Candidates: what counts as someone's training, judged on made-up pods and found on the real one."""
 
+import json
 import os
 import subprocess
 import sys
@@ -371,3 +372,37 @@ async def test_a_real_launcher_is_found_attached_and_stopped(pod: Pod) -> None:
         finally:
             tail.kill()
             person.kill()
+
+
+def test_what_runs_below_the_worker_of_a_hook_is_no_candidate(tmp_path: Path) -> None:
+    """Also of one whose podwatch was killed: it saves like a trainer until its worker has ended it."""
+    out = tmp_path / "outputs"
+    (out / "step_5").mkdir(parents=True)
+    script, saved, place = tmp_path / "rl", out / "step_5" / "model.pt", tmp_path / "pid"
+    script.write_text(
+        f"#!{sys.executable} -S\nimport os, time\nlog = open({str(saved)!r}, 'w')\n"
+        f"open({str(place)!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(300)\n"
+    )
+    script.chmod(0o755)
+    order = {
+        "argv": ["setsid", str(script)], "cwd": str(tmp_path), "env": {"PATH": os.environ["PATH"]}, "timeout": 300,
+        "document": "", "title": "", "log": "", "lock": "", "uid": None, "gid": None, "groups": [], "grace": 0.1,
+        "keep_free": {},
+    }  # fmt: skip
+    with (
+        subprocess.Popen(["sleep", "300"]) as other,
+        subprocess.Popen([sys.executable, "-m", "podwatch.hooks.child_main"], stdin=subprocess.PIPE) as worker,
+    ):
+        assert worker.stdin is not None
+        worker.stdin.write(json.dumps(order).encode() + b"\n")
+        worker.stdin.flush()
+        try:
+            eventually(lambda: place.exists() and place.read_text().endswith("\n"))
+            run = Run(str(out))
+            seen = find_trainers.gather(run, ROLES, own_pid=other.pid)
+            assert any(str(saved) in p.writes for p in seen if p.pid == int(place.read_text()))
+            found = judge(seen, run)
+            assert (found.candidates, found.pending) == ((), ())
+        finally:
+            other.kill()
+            worker.stdin.close()
