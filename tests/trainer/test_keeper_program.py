@@ -99,8 +99,8 @@ def test_a_truncated_program_is_replaced_by_one_that_runs(tmp_path: Path, length
     assert runs(program, tmp_path / "after")
 
 
-def test_what_the_version_before_compiled_is_replaced_only_by_a_whole_one(small: Path) -> None:
-    """772aae4 has no checksum in its file, so nothing tells whether that is whole."""
+def test_a_compiled_one_without_a_checksum_is_replaced_only_by_a_whole_one(small: Path) -> None:
+    """Nothing tells whether it is whole."""
     old = small / "keeper.pyc"
     py_compile.compile(
         str(SOURCE), str(old), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
