@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from podwatch.client.times_and_sizes import from_rfc3339
-from podwatch.daemon.notifications import EventBus
+from podwatch.daemon.notifications import INCIDENTS_COUNTED, EventBus
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import FindingKind
 from podwatch.journal import AsyncJournal, Journal
@@ -29,7 +29,6 @@ from podwatch.system.clock import Clock
 from podwatch.system.procfs import boot_id
 
 LOOK_SECONDS: Final = 60.0
-INCIDENTS_COUNTED: Final = 1000
 _DOWN: Final = (TrainingState.DOWN, TrainingState.GAVE_UP, TrainingState.BLOCKED)
 
 
