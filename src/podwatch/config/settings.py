@@ -4,6 +4,8 @@
 environment and flags; ``validation.py`` validates.
 """
 
+import os
+import pwd
 import re
 from pathlib import Path
 from typing import Literal
@@ -579,7 +581,7 @@ class HookSettings(Section):
         None,
         description="file with its NAME=value lines; mode 0600",
     )
-    user: str = setting("", description="run it as this user; default: podwatch's own")
+    user: str = setting("", description="run it as this user; default: trainer.user, else podwatch's own")
     timeout: Duration = setting(3600.0, gt=0, description="podwatch then ends the command and all that it started")
     coalesce: bool = setting(True, description="of several waiting events of one kind run only the newest")
     retries: int = setting(0, ge=0, le=8, description="further attempts after a failure; the first after 10 s")
@@ -600,7 +602,7 @@ class CheckSettings(Section):
         None,
         description="file with its NAME=value lines; mode 0600",
     )
-    user: str = setting("", description="run it as this user; default: podwatch's own")
+    user: str = setting("", description="run it as this user; default: trainer.user, else podwatch's own")
     timeout: Duration = setting(60.0, gt=0, description="podwatch then ends it, and the check fails")
 
     @check("command", mode="before")
@@ -652,7 +654,7 @@ class EvaluationSettings(Section):
         None,
         description="file with its NAME=value lines; mode 0600",
     )
-    user: str = setting("", description="run it as this user; default: podwatch's own")
+    user: str = setting("", description="run it as this user; default: trainer.user, else podwatch's own")
 
     @check("command", mode="before")
     @classmethod
@@ -758,6 +760,7 @@ class NotifySettings(Section):
     command: tuple[str, ...] = setting(
         (), description="argv, without a shell, that receives each notice as JSON on stdin"
     )
+    user: str = setting("", description="run command as this user; default: trainer.user, else podwatch's own")
     urls: tuple[str, ...] = setting(
         (),
         description='channels, each with its lowest severity: "critical https://..."; with a key: in urls_file',
@@ -860,6 +863,14 @@ class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = setting("info", description="lowest severity that is logged")
 
 
+def _is_another(user: str) -> bool:
+    """Whether this is another user than podwatch's own. One that does not exist is reported where it is needed."""
+    try:
+        return bool(user) and pwd.getpwnam(user).pw_uid != os.geteuid()
+    except KeyError:
+        return True
+
+
 class Settings(Section):
     """The configuration of one run."""
 
@@ -942,6 +953,14 @@ class Settings(Section):
                 'evaluation.gpus = "free" needs the GPUs of training in gpu.inference or gpu.trainer: without them'
                 " every GPU can be training's, and no evaluation would ever run"
             )
-        if self.evaluation.user and place is None:
-            raise ValueError("evaluation.user needs evaluation.dir: a directory that this user can enter")
+        if place is None and (self.evaluation.user or (self.evaluation.command and _is_another(self.trainer.user))):
+            user = self.evaluation.user or f"{self.trainer.user}, as trainer.user says,"
+            raise ValueError(
+                f"an evaluation that runs as {user} needs evaluation.dir: a directory that this user can enter"
+            )
         return self
+
+    def user_of(self, command: "HookSettings | CheckSettings | EvaluationSettings | NotifySettings") -> str:
+        """The user that the operator's command runs as; empty: podwatch's own. The training user's, where there is one:
+        what lies in the directories of training, such as a module that the command imports, is that user's choice."""
+        return command.user or self.trainer.user

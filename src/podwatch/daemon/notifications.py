@@ -349,15 +349,16 @@ def read_urls(path: Path) -> tuple[str, ...]:
     return urls
 
 
-def channels_of(settings: NotifySettings, urls: Sequence[str]) -> "tuple[Channel, ...]":
+def channels_of(settings: Settings, urls: Sequence[str]) -> "tuple[Channel, ...]":
     """``urls``: entries, each with the severity that it asks for before the URL, or without."""
     from podwatch.policy.alerts import channel_of
     from podwatch.reporting.deliver_notices import CommandChannel, UrlChannel
 
-    asked = None if settings.command_severity is None else Severity(settings.command_severity)
-    by_command = (CommandChannel(settings.command, settings.timeout, least=asked),) if settings.command else ()
+    notify, user = settings.notify, settings.user_of(settings.notify)
+    asked = None if notify.command_severity is None else Severity(notify.command_severity)
+    by_command = (CommandChannel(notify.command, notify.timeout, least=asked, user=user),) if notify.command else ()
     entries = map(channel_of, urls)
-    return (*by_command, *(UrlChannel(url, settings.timeout, least) for least, url in entries))
+    return (*by_command, *(UrlChannel(url, notify.timeout, least) for least, url in entries))
 
 
 async def make_notifying(
@@ -397,7 +398,7 @@ async def make_notifying(
         dead_man = DeadMan(called, notify.timeout) if called else None
     kept = await journal.run(Journal.learned, TOLD, {})
     alerts = (wandb,) if wandb is not None and settings.wandb.alerts else ()
-    return Notifying(settings, (*channels_of(notify, urls), *alerts), clock, journal, kept, wandb, dead_man)
+    return Notifying(settings, (*channels_of(settings, urls), *alerts), clock, journal, kept, wandb, dead_man)
 
 
 async def _own_wandb_run(settings: Settings, clock: Clock, disk: Worker, state: Path | None) -> "WandbRun | None":

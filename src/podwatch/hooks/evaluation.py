@@ -382,7 +382,7 @@ class Evaluations:
             return self._failed(target, text)
         source = "local"
         try:
-            order = (self.place, target.step, self.settings.user)
+            order = (self.place, target.step, self._desk.settings.user_of(self.settings))
             work = await self._desk.disk.call(evaluation_files.make, *order, timeout=DISK_SECONDS)
             found = await self._site.here(target)
             if found is None:

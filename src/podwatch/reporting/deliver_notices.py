@@ -25,6 +25,7 @@ from podwatch.policy.alerts import body, reaches
 from podwatch.system.child import run_child
 from podwatch.system.clock import either
 from podwatch.system.environment_without_secrets import scrubbed_environment
+from podwatch.trainer.environment import build_environment
 
 QUEUE = 32
 """Pending notices of one channel: more than the hourly limit. A full queue drops the oldest that is not critical."""
@@ -80,12 +81,14 @@ def document_of(notice: Notice, *, run_id: str, host: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CommandChannel:
-    """The operator's program: gets the document on standard input, and its main fields in ``PODWATCH_*``."""
+    """The operator's program: gets the document on standard input, and its main fields in ``PODWATCH_*``. ``user``: it
+    runs as this user; empty: as podwatch's own."""
 
     argv: Sequence[str]
     timeout: float
     name: str = "notify.command"
     least: Severity | None = None
+    user: str = ""
 
     async def send(self, document: Mapping[str, Any]) -> None:
         said = {f"PODWATCH_{name.upper()}": str(document.get(name, "")) for name in _IN_ENVIRONMENT}
@@ -93,10 +96,14 @@ class CommandChannel:
             done = await run_child(
                 self.argv,
                 timeout=self.timeout,
-                env={**scrubbed_environment(os.environ), **{n: v.replace("\0", "") for n, v in said.items()}},
+                env={
+                    **build_environment(os.environ, {}, None, user=self.user),
+                    **{n: v.replace("\0", "") for n, v in said.items()},
+                },
                 cwd=Path("/"),
                 stdin=json.dumps(document).encode() + b"\n",
                 limit=4096,
+                user=self.user,
             )
         except PodwatchError as error:
             raise NotSent(error.what, final=True) from error

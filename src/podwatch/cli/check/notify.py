@@ -35,7 +35,7 @@ def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
         return
     urls = all_urls(chosen)
     if send:
-        for channel in channels_of(chosen, urls):
+        for channel in channels_of(settings, urls):
             yield _sent(channel, settings.run_id)
         return
     if chosen.command:

@@ -1,0 +1,122 @@
+"""Commands of the operator beside training of another user: they run as that user, so that nothing that this user
+writes runs as root; as root only where the configuration says so, and then away from that user's directories.
+
+Needs root.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.strangers import needs_root, public_directory
+
+pytestmark = needs_root
+
+NOBODY = 65534
+
+
+class Pod:
+    def __init__(self, root: Path) -> None:
+        self.root, self.theirs = root, root / "theirs"
+        self.theirs.mkdir()
+        os.chown(self.theirs, NOBODY, NOBODY)
+
+    def check(self, more: str, user: str = "nobody") -> dict[str, tuple[str, str]]:
+        """The lines of ``podwatch check``: name -> (level, text and fix)."""
+        config = self.root / "podwatch.toml"
+        config.write_text(f"""
+run_id = "r"
+state_dir = "{self.root}/state"
+[trainer]
+output_dir = "{self.theirs}/out"
+cwd = "{self.theirs}"
+command = ["true"]
+{f'user = "{user}"' if user else ""}
+{more}
+""")
+        config.chmod(0o644)
+        done = subprocess.run(
+            [sys.executable, "-m", "podwatch", "-c", str(config), "check", "--json"],
+            cwd="/", capture_output=True, text=True, timeout=60, check=False,
+            env={"PATH": os.environ["PATH"], "HOME": str(self.root), "PODWATCH_RUNTIME_DIR": str(self.root / "run")},
+        )  # fmt: skip
+        assert done.stdout, done.stderr
+        lines = json.loads(done.stdout)["checks"]
+        return {line["name"]: (line["level"], f"{line['text']} {line.get('fix', '')}") for line in lines}
+
+    def run_check(self, more: str = "", user: str = "nobody") -> tuple[str, str]:
+        """The result of one [[checks]] that says who it is, and where."""
+        shown = '["sh", "-c", "echo uid=$(id -u) home=$HOME in $PWD; exit 10"]'
+        lines = self.check(f'[[checks]]\nname = "who"\ncommand = {shown}\n{more}', user)
+        (found,) = (line for name, line in lines.items() if "who" in name)
+        return found
+
+
+@pytest.fixture
+def pod() -> Iterator[Pod]:
+    with public_directory() as directory:
+        yield Pod(directory)
+
+
+def test_a_command_runs_as_the_training_user(pod: Pod) -> None:
+    _, text = pod.run_check()
+    assert f"uid={NOBODY} home=/nonexistent in {pod.theirs}" in text
+
+
+def test_as_root_it_runs_outside_of_the_training_users_directories(pod: Pod) -> None:
+    _, text = pod.run_check('user = "root"')
+    assert "uid=0 home=/root in /" in text
+    assert str(pod.theirs) not in text
+
+
+def test_as_root_in_a_directory_of_the_training_user_it_is_refused(pod: Pod) -> None:
+    for cwd in (pod.theirs, pod.theirs / "below"):
+        cwd.mkdir(exist_ok=True)
+        level, text = pod.run_check(f'user = "root"\ncwd = "{cwd}"')
+        assert (level, "another user could replace" in text) == ("fail", True), text
+    (pod.root / "roots").mkdir()
+    assert "uid=0" in pod.run_check(f'user = "root"\ncwd = "{pod.root}/roots"')[1]
+
+
+def test_as_root_it_is_no_program_of_the_training_user(pod: Pod) -> None:
+    """Neither by its path nor by the PATH of training."""
+    program = pod.theirs / "tool"
+    program.write_text(f"#!/bin/sh\ntouch {pod.root}/ran\n")
+    program.chmod(0o755)
+    for name in (str(program), "tool"):
+        table = f'[[checks]]\nname = "who"\nuser = "root"\ncommand = ["{name}"]'
+        lines = pod.check(f'env = {{ PATH = "{pod.theirs}:/usr/bin:/bin" }}\n{table}')
+        (found,) = (line for check, line in lines.items() if "who" in check)
+        assert (found[0], "another user could replace" in found[1]) == ("fail", True), found
+    assert not (pod.root / "ran").exists()
+
+
+def test_without_a_training_user_commands_run_as_podwatch_does(pod: Pod) -> None:
+    assert f"uid=0 home=/root in {pod.theirs}" in pod.run_check(user="")[1].replace(str(pod.root) + " ", "/root ")
+
+
+def test_an_evaluation_of_the_training_user_needs_a_directory_that_they_can_enter(pod: Pod) -> None:
+    config = pod.root / "podwatch.toml"
+    pod.check("")
+    config.write_text(config.read_text() + '[evaluation]\ncommand = ["true"]\nevery_saves = 1\n')
+    command = [sys.executable, "-m", "podwatch", "-c", str(config), "config", "validate"]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "evaluation.dir" in done.stderr) == (78, True), done.stderr
+
+
+def test_notices_go_to_a_command_that_runs_as_the_training_user(pod: Pod) -> None:
+    told = pod.theirs / "told"
+    for user, uid in (("", NOBODY), ("root", 0)):
+        table = f'user = "{user}"\n' if user else ""
+        script = f"id -u > {told}"
+        pod.check(f'[notify]\ncommand = ["sh", "-c", "{script}"]\n{table}')
+        config = pod.root / "podwatch.toml"
+        command = [sys.executable, "-m", "podwatch", "-c", str(config), "check", "--notify"]
+        subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+        assert told.read_text().strip() == str(uid)
+        told.unlink()
