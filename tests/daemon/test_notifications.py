@@ -152,8 +152,9 @@ class Shifted(SystemClock):
 
 async def test_a_severity_before_a_url_and_for_the_command(tmp_path: Path) -> None:
     urls = ("warning https://a.example/key123", "https://b.example")
-    made = settings(tmp_path, command=["/bin/true"], command_severity="critical", urls=urls).notify
-    channels = channels_of(made, all_urls(made))
+    whole = settings(tmp_path, command=["/bin/true"], command_severity="critical", urls=urls)
+    made = whole.notify
+    channels = channels_of(whole, all_urls(made))
     assert [channel.least for channel in channels] == [Severity.CRITICAL, Severity.WARNING, None]  # type: ignore[attr-defined]
     assert [channel.name for channel in channels[1:]] == ["https://a.example/...", "https://b.example/..."]
     assert "key123" not in scrub("posted to https://a.example/key123")

@@ -1,10 +1,8 @@
 """What the daemon says and reads of trainers other than the rig's own."""
 
-import json
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -63,30 +61,6 @@ def test_a_step_line_of_the_operators_own(rig: Rig) -> None:
         **{"checkpoints.custom__step_dir": "ckpt_{step}", "checkpoints.custom__step_line": line},
     )
     daemon.wait_for(lambda: status(daemon)["training"]["step"] == 900_000, 30, "steps from the pattern")
-
-
-def test_the_record_follows_the_run_directory_while_training_runs(rig: Rig) -> None:
-    """An installation from before prime-rl had run directories: the configuration is corrected, podwatch restarted. The
-    trainer is the same one, still known as started by podwatch, and nothing is started beside it."""
-    daemon = rig.daemon().start()
-    confirmed(daemon)
-    pid, lineage = rig.trainer_pid, _record(rig.output)["lineage"]
-    daemon.stop()
-    own = rig.output / "one"
-    daemon.config.write_text(rig.config(trainer__output_dir=str(own), trainer__cwd=str(rig.output.parent)))
-    daemon.start()
-    daemon.wait_for(lambda: status(daemon)["training"]["alive"], 30, "training is taken over")
-    training = status(daemon)["training"]
-    assert (training["pid"], training["supervision"]) == (pid, "keeper")
-    assert _record(own)["lineage"] == lineage
-    assert not (rig.output.parent / ".podwatch" / "outputs").exists()
-    assert len(rig.starts) == 1
-    assert "moved" in daemon.log.read_text()
-
-
-def _record(output_dir: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((output_dir.parent / ".podwatch" / output_dir.name / "run.json").read_text())
-    return document
 
 
 def test_the_end_of_a_process_with_a_role_by_the_operators_own_pattern(rig: Rig) -> None:

@@ -25,18 +25,6 @@ BOOTED = Path("/run/systemd/system")
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _SIGNED = re.compile(r"# podwatch install sha256:([0-9a-f]{64})\n(.*)", re.S)
-_EARLIER = frozenset(
-    {
-        "8701e5b251b51fed1ede7106dd882fdb11e1fcc9e8051695715c360e05867a5a",
-        "e55ddfaa904119c01ea118dd5be9ab1015483c33a24445ca90808f1a2fbd1546",
-        "f7dc9347269ac272f9cc612e3042b4443d2bd4e40df13511a9e70e9274649b89",
-        "51b835abc630c355efc7c3ddf6ed86cd15a33ee8160f35c36d0904546d1f42c6",
-        "8594f7dd74b9d0eecdddc7ffa5e59e50966499ea1fca325050629f8d155e28eb",
-        "5bf2996b2412d5eca3d3a173300d307f72120e62b1532d88f0c4991bf02d193a",
-    }
-)
-"""Units that versions before the first line with a digest installed: SHA-256 without their ExecStart lines."""
-_EARLIER_DROPIN = "# Written by `podwatch install`"
 _FACT = re.compile(r"^# (Run|Configuration): (.*)$", re.M)
 
 
@@ -119,12 +107,9 @@ def origin(path: Path) -> Origin:
         return Origin.FOREIGN
     text = path.read_bytes().decode(errors="replace")
     match = _SIGNED.fullmatch(text)
-    if match is not None:
-        return Origin.OURS if _digest(match[2]) == match[1] else Origin.EDITED
-    if text.startswith(_EARLIER_DROPIN) and path.suffix == ".conf":
-        return Origin.OURS
-    lines = [line for line in text.splitlines() if not line.startswith("ExecStart=")]
-    return Origin.OURS if _digest("".join(f"{line}\n" for line in lines)) in _EARLIER else Origin.FOREIGN
+    if match is None:
+        return Origin.FOREIGN
+    return Origin.OURS if _digest(match[2]) == match[1] else Origin.EDITED
 
 
 def _digest(text: str) -> str:
