@@ -259,6 +259,8 @@ def test_which_exits_are_final(pod: Pod, code: int) -> None:
     else:
         pod.wait(lambda: int(pod.show(name, "NRestarts")) > 8, 30, "it is restarted beyond systemd's default limit")
     pod.run("systemctl", "stop", name)
+    pod.run("rm", "/etc/systemd/system/podwatch@.service")  # `podwatch install` did not write it
+    pod.run("systemctl", "daemon-reload")
 
 
 def test_reload(pod: Pod) -> None:
