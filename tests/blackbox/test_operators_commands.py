@@ -83,16 +83,42 @@ def test_as_root_in_a_directory_of_the_training_user_it_is_refused(pod: Pod) -> 
     assert "uid=0" in pod.run_check(f'user = "root"\ncwd = "{pod.root}/roots"')[1]
 
 
-def test_as_root_it_is_no_program_of_the_training_user(pod: Pod) -> None:
-    """Neither by its path nor by the PATH of training."""
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["{theirs}/tool"],
+        ["tool"],
+        ["sh", "{theirs}/tool"],
+        ["sh", "-e", "{theirs}/tool"],
+        ["{root}/asks-env"],
+        ["{python}", "-c", "import json"],
+    ],
+    ids=" ".join,
+)
+def test_as_root_it_runs_nothing_of_the_training_user(pod: Pod, command: list[str]) -> None:
+    """Neither a program by its path or by the PATH of training, nor a script, nor a module by training's PYTHONPATH."""
+    (pod.theirs / "json.py").write_text(f"open({str(pod.root / 'ran')!r}, 'w')\n")
+    for path, text in (
+        (pod.theirs / "tool", f"#!/bin/sh\ntouch {pod.root}/ran\n"),
+        (pod.root / "asks-env", "#!/usr/bin/env tool\n"),
+    ):
+        path.write_text(text)
+        path.chmod(0o755)
+    words = [word.format(theirs=pod.theirs, root=pod.root, python=sys.executable) for word in command]
+    env = f'env = {{ PATH = "{pod.theirs}:/usr/bin:/bin", PYTHONPATH = "{pod.theirs}" }}'
+    pod.check(f'{env}\n[[checks]]\nname = "who"\nuser = "root"\ncommand = {json.dumps(words)}')
+    assert not (pod.root / "ran").exists()
+
+
+def test_as_root_a_notice_and_the_end_of_the_pod_run_nothing_of_the_training_user(pod: Pod) -> None:
     program = pod.theirs / "tool"
     program.write_text(f"#!/bin/sh\ntouch {pod.root}/ran\n")
     program.chmod(0o755)
-    for name in (str(program), "tool"):
-        table = f'[[checks]]\nname = "who"\nuser = "root"\ncommand = ["{name}"]'
-        lines = pod.check(f'env = {{ PATH = "{pod.theirs}:/usr/bin:/bin" }}\n{table}')
-        (found,) = (line for check, line in lines.items() if "who" in check)
-        assert (found[0], "another user could replace" in found[1]) == ("fail", True), found
+    lines = pod.check(f'[notify]\nuser = "root"\ncommand = ["{program}"]')
+    assert (lines["notify"][0], "another user" in lines["notify"][1]) == ("fail", True), lines["notify"]
+    config = pod.root / "podwatch.toml"
+    command = [sys.executable, "-m", "podwatch", "-c", str(config), "check", "--notify"]
+    subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
     assert not (pod.root / "ran").exists()
 
 

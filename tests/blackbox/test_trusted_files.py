@@ -122,6 +122,12 @@ def their_directory_in_a_shared_one(machine: Machine) -> Path:
     return machine.link(machine.root / "shared" / "conf" / "podwatch.toml", machine.real)
 
 
+def roots_file_that_they_moved_into_a_shared_directory(machine: Machine) -> Path:
+    """From a directory of theirs, where root's program had written it."""
+    moved = machine.config(machine.root / "home" / "log")
+    return moved.rename(machine.root / "shared" / "podwatch.toml")
+
+
 def in_a_directory_that_everybody_writes(machine: Machine) -> Path:
     return machine.config(machine.root / "open" / "podwatch.toml")
 
@@ -135,7 +141,8 @@ HOSTILE = [
     in_their_directory, their_link_to_roots_file, roots_link_in_their_directory, below_their_directory,
     through_their_link_to_a_directory, by_a_link_of_roots_into_their_directory, by_a_link_that_passes_their_directory,
     back_out_of_their_directory, their_link_in_a_shared_directory, a_hard_link_in_a_shared_directory,
-    their_directory_in_a_shared_one, in_a_directory_that_everybody_writes, in_a_directory_that_a_group_writes,
+    their_directory_in_a_shared_one, roots_file_that_they_moved_into_a_shared_directory,
+    in_a_directory_that_everybody_writes, in_a_directory_that_a_group_writes,
 ]  # fmt: skip
 hostile = pytest.mark.parametrize("place", HOSTILE, ids=lambda one: one.__name__)
 
@@ -175,10 +182,11 @@ def test_a_file_of_secrets_that_another_user_could_choose(machine: Machine, plac
 
 
 def test_what_only_root_can_have_put_there_is_used(machine: Machine) -> None:
-    """Also through links of root's, and in a shared directory with the sticky bit."""
-    shared = machine.config(machine.root / "shared" / "podwatch.toml")
+    """Also through links of root's, and in a directory of root's in a shared one with the sticky bit."""
+    (machine.root / "shared" / "roots").mkdir()
+    shared = machine.config(machine.root / "shared" / "roots" / "podwatch.toml")
     inside = machine.link(machine.root / "etc" / "link.toml", "podwatch.toml", uid=0)
-    linked = machine.link(machine.root / "shared" / "link.toml", machine.real, uid=0)
+    linked = machine.link(machine.root / "shared" / "roots" / "link.toml", machine.real, uid=0)
     for path in (machine.real, shared, inside, linked, machine.root / "etc" / ".." / "etc" / "podwatch.toml"):
         done = machine.podwatch("-c", str(path), "config", "validate")
         assert done.returncode == 0, done.stderr
@@ -190,24 +198,31 @@ def test_a_loop_of_links_ends(machine: Machine) -> None:
     assert machine.podwatch("-c", str(loop), "config", "validate").returncode == REFUSED
 
 
-@pytest.mark.parametrize("their", ["directory", "way"])
-def test_modules_of_another_user_are_not_imported(machine: Machine, their: str) -> None:
-    """By an entry of PYTHONPATH that they own, or below a directory that they own."""
-    entry = machine.root / "home" if their == "directory" else machine.root / "home" / "lib"
+@pytest.mark.parametrize("their", ["home", "home/lib", "shared"])
+@pytest.mark.parametrize("command", ["config validate", "run --set mode=x"])
+def test_modules_of_another_user_are_not_imported(machine: Machine, their: str, command: str) -> None:
+    """By an entry of PYTHONPATH that they own, below a directory that they own, or to which they can add names; neither
+    by the command nor by the process in which `podwatch run` loads the configuration."""
+    entry = machine.root / their
     entry.mkdir(exist_ok=True)
-    (entry / "tomllib.py").write_text(f"open({str(machine.root / 'ran')!r}, 'w')\nraise SystemExit(99)\n")
-    done = machine.podwatch("-c", str(machine.real), "config", "validate", PYTHONPATH=str(entry))
-    assert done.returncode == 0, done.stderr
+    for module in ("tomllib", "pathlib", "pickle", "subprocess"):
+        (entry / f"{module}.py").write_text(f"open({str(machine.root / 'ran')!r}, 'w')\nraise SystemExit(99)\n")
+    done = machine.podwatch("-c", str(machine.real), *command.split(), PYTHONPATH=f":{entry}:", cwd=entry)
+    assert done.returncode == (0 if "validate" in command else REFUSED), done.stderr
     assert not (machine.root / "ran").exists()
     assert "PYTHONPATH" in done.stderr
     assert str(entry) in done.stderr
 
 
-def test_a_python_of_another_user_is_not_run(machine: Machine) -> None:
-    """[wandb] python, which ``check`` and the daemon would run."""
-    python = machine.write(
-        machine.root / "home" / "python", f"#!/bin/sh\ntouch {machine.root}/ran\necho 0.19.0\n", 0o755
-    )
+@pytest.mark.parametrize("their", ["program", "packages"])
+def test_a_python_of_another_user_is_not_run(machine: Machine, their: str) -> None:
+    """[wandb] python, which ``check`` and the daemon would run; nor root's that imports their packages."""
+    place = machine.root / ("home" if their == "program" else "etc") / "bin"
+    place.mkdir()
+    python = machine.write(place / "python", f"#!/bin/sh\ntouch {machine.root}/ran\necho 0.19.0\n", 0o755)
+    packages = place.parent / "lib" / "python3.12" / "site-packages"
+    packages.mkdir(parents=True)
+    os.chown(packages, UID, UID)
     config = machine.config(
         machine.root / "etc" / "other.toml", more=f'wandb.enabled = true\nwandb.python = "{python}"'
     )

@@ -161,14 +161,27 @@ def test_the_pods_own_key_fills_nothing_that_the_bucket_names(pods: Pods, name: 
     command = f'["/bin/sh", "-c", "exit 0", "{name}={SECRET}", "@", "{pods.config}"]'
     pods.stored(files={pods.config: f'{name} = "{SECRET}"\n'}, command=command)
     key = "key-of-this-pod-0123456789"
+    fill = "PODWATCH_FILL_" + re.sub("_+", "_", name)
     env = {"B2_APPLICATION_KEY_ID": "0012", "B2_APPLICATION_KEY": "another-key", name: key} | (
-        {f"PODWATCH_FILL_{name}": key, f"PODWATCH_FILL_{name}_2": key} if given else {}
+        {fill: key, f"{fill}_2": key} if given else {}
     )
     said = pods.place("--trust", code=78, **env)
     assert said.count("by hand") == 2 or not given, said
     assert key not in said
     assert not any(key in path.read_text() for path in pods.etc.rglob("*") if path.is_file())
     assert pods.untouched()
+
+
+def test_the_pods_own_key_goes_into_no_file_that_the_bucket_calls_secret(pods: Pods) -> None:
+    """Nor is such a file readable for others, whatever the bucket says."""
+    pods.stored(files={pods.config: f'B2_APPLICATION_KEY = "{SECRET}"\nother_key = "{SECRET}"\n'})
+    pods.rewrite(secret=True, mode="0644")
+    key = "key-of-this-pod-0123456789"
+    env = {"B2_APPLICATION_KEY_ID": "0012", "B2_APPLICATION_KEY": key, "PODWATCH_FILL_OTHER_KEY": "other-0123456789"}
+    pods.place("--trust", code=78, **env)
+    assert not any(key in path.read_text() for path in pods.etc.rglob("*") if path.is_file())
+    pods.place("--trust", PODWATCH_FILL_B2_APPLICATION_KEY="given-by-hand-012345", **env)
+    assert stat.S_IMODE(pods.config.stat().st_mode) == 0o600
 
 
 def test_everything_that_would_run_is_shown(pods: Pods) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.thresholds import RestartPolicy
-from podwatch.policy.errors_in_output import deterministic, names_checkpoint
+from podwatch.policy.errors_in_output import deterministic, shows_failed_load
 from podwatch.policy.exit_code import Blame
 from podwatch.policy.restart import Action, Decision, Failure, RestartHistory, after_failure, blame_of, succeeded
 from tests.support.examples import examples
@@ -27,8 +27,10 @@ def fail(
     made_step: bool = False,
     step: int | None = 40,
     lines: tuple[str, ...] = (),
+    explained_by: str = "",
 ) -> Decision:
-    return after_failure(history, Failure(kind, at, loaded, made_step, step, lines), POLICY, 0.5)
+    failure = Failure(kind, at, loaded, made_step, step, lines, explained_by=explained_by)
+    return after_failure(history, failure, POLICY, 0.5)
 
 
 def test_a_command_that_never_worked_gets_two_tries() -> None:
@@ -109,12 +111,70 @@ def test_a_bad_checkpoint_is_left_after_two_proven_failures_only() -> None:
 
 
 def test_a_checkpoint_named_in_an_error_counts_as_loaded() -> None:
-    lines = ("RuntimeError: PytorchStreamReader failed reading /out/checkpoints/step_40/trainer/__0_0.distcp",)
-    assert names_checkpoint(lines, 40)
-    assert not names_checkpoint(lines, 4)
-    assert not names_checkpoint(("Saving checkpoint step_40",), 40)
+    lines = ("RuntimeError: cannot read /out/checkpoints/step_40/trainer/__0_0.distcp",)
+    assert shows_failed_load(lines, 40)
+    assert not shows_failed_load(lines, 4)
+    assert not shows_failed_load(("Saving checkpoint step_40",), 40)
     first = fail(succeeded(RestartHistory(), 0.0, POLICY), 1.0, lines=lines)
     assert fail(first.history, 2.0, lines=lines).step_back
+
+
+SERIALIZATION = 'File "/x/site-packages/torch/serialization.py", line 1634, in load'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory.",
+        f"""{SERIALIZATION}
+    return _legacy_load(
+_pickle.UnpicklingError: invalid load key, '\xa2'.""",
+        f"""{SERIALIZATION}
+    raise pickle.UnpicklingError(_get_wo_message(str(e))) from None
+_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed the default value""",
+        """  File "/x/torch/distributed/checkpoint/filesystem.py", line 899, in read_data
+    torch.load(
+    super().__init__(torch._C.PyTorchFileReader(name_or_buffer))
+OSError: [Errno 22] Invalid argument""",
+        """  File "/x/torch/_weights_only_unpickler.py", line 327, in load
+    raise EOFError
+EOFError
+""".replace("_weights_only_unpickler", "serialization"),
+        "AssertionError: metadata is None; global metadata read failed: invalid load key, '\xb6'.",
+        "safetensors._safetensors_rust.SafetensorError: Error while deserializing header: header too large",
+        "[rank0]: torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([0])",
+    ],
+)
+def test_what_readers_of_weights_say_is_a_failed_load_although_it_names_no_file(text: str) -> None:
+    """As torch 2.13 and safetensors print it for files of random bytes, cut files and empty ones."""
+    lines = tuple(text.splitlines())
+    first = fail(succeeded(RestartHistory(), 0.0, POLICY), 1.0, lines=lines)
+    assert not first.step_back, "one failed load is no proof"
+    assert fail(first.history, 2.0, lines=lines).step_back
+    last = fail(succeeded(RestartHistory(), 0.0, POLICY), 1.0, lines=("exit code 1",), explained_by=lines[-1])
+    assert fail(last.history, 2.0, lines=("exit code 1",), explained_by=lines[-1]).step_back == shows_failed_load(
+        lines[-1:], 40
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "_pickle.UnpicklingError: pickle data was truncated",  # by whom? a data loader reads pickles too
+        "EOFError: Ran out of input",
+        f"""{SERIALIZATION}
+INFO loaded the checkpoint""",
+        'File "/x/torch/serialization.py", line 12, in save\nOSError: No space left on device',
+        "ValueError: the learning rate is negative",
+    ],
+)
+def test_other_errors_say_nothing_about_the_checkpoint(text: str) -> None:
+    history = succeeded(RestartHistory(), 0.0, POLICY)
+    for n in range(4):
+        decision = fail(history, 1.0 + n, lines=tuple(text.splitlines()))
+        history = decision.history
+        assert not decision.step_back
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired, TrainerSample, observed
+from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.domain.thresholds import Policies, RestartPolicy
 from podwatch.journal import Journal
 from podwatch.policy.exit_code import Blame
@@ -20,7 +21,7 @@ from podwatch.policy.restart import RestartHistory
 from podwatch.recovery import Phase, quarantine
 from podwatch.recovery.operation_runner import adopt
 from podwatch.trainer.base import CannotExecute
-from tests.support.recovery_world import GIB, Killer, Podwatch, World, death, finished, index_of
+from tests.support.recovery_world import GIB, Killer, Podwatch, Store, World, death, finished, index_of
 
 pytestmark = pytest.mark.slow
 
@@ -528,6 +529,25 @@ async def test_a_damaged_newest_set_is_passed_over(world: World) -> None:
     podwatch.see(18, finding=death())
     await podwatch.until(Phase.CONFIRMING)
     assert world.plans[-1].step == 10
+    await podwatch.leave()
+
+
+async def test_one_that_is_damaged_in_the_store_too_is_fetched_once_and_passed_over(world: World) -> None:
+    """It was uploaded as it was. A newer save of the same step is another one."""
+    store = Store(world)
+    podwatch = await running(world, restore=store)
+    line = podwatch.record.current.lineage.id  # type: ignore[union-attr]
+    store.saves = [StoredSave(10, "s10", line, 1), StoredSave(15, "s15", line, 2)]
+    world.damaged[15] = ("b.bin is shorter than its index says",)
+    podwatch.see(18, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert (world.plans[-1].step, store.fetched) == (10, [15])
+    (said,) = [e for e in world.events if e.name is EventName.CHECKPOINT_DAMAGED and "in the store" in e.message]
+    assert "podwatch start --step 15" in said.message
+    podwatch.see(11)
+    podwatch.see(12, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert (world.plans[-1].step, store.fetched) == (10, [15]), "not again"
     await podwatch.leave()
 
 

@@ -40,7 +40,9 @@ def test_symlinks_are_not_followed(tmp_path: Path) -> None:
     assert [o.key for o in LocalStore(root, writer_id="w").list("")] == ["file"]
 
 
-@pytest.mark.parametrize(("mode", "stored"), [(0o600, 0o600), (0o644, 0o644), (0o400, 0o600), (0o640, 0o640)])
+@pytest.mark.parametrize(
+    ("mode", "stored"), [(0o600, 0o600), (0o644, 0o644), (0o400, 0o600), (0o640, 0o640), (0o666, 0o644)]
+)
 def test_a_file_becomes_readable_for_nobody_else(tmp_path: Path, mode: int, stored: int) -> None:
     """Small, and in parts; nor while it is sent."""
     path = tmp_path / "weights"

@@ -57,23 +57,30 @@ def leave_out_current_directory() -> None:
 
 
 def leave_out_what_others_can_write() -> None:
-    """Remove from ``sys.path``, with a line on standard error, the entries of PYTHONPATH that another user could write
-    or replace: podwatch imports from there, also as root."""
-    if not (listed := {entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}):
+    """Remove from ``sys.path`` and from PYTHONPATH, for podwatch's own children too, the entries that another user
+    could write or replace, with a line on standard error: podwatch imports from there, also as root. What the
+    interpreter has imported before (sitecustomize, encodings) is beyond that."""
+    listed = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(entry)]
+    if "PYTHONPATH" not in os.environ:
         return
+    before, home = list(sys.path), _home()
+    sys.path[:] = [entry for entry in before if entry not in listed or entry == home]
     from pathlib import Path
 
     from podwatch.client.trusted_configuration import check_trusted
     from podwatch.domain.errors import ConfigurationError
 
-    for entry in listed.intersection(sys.path):
+    refused = set()
+    for entry in dict.fromkeys(listed):
         try:
             check_trusted(Path(entry), "an entry of PYTHONPATH")
         except ConfigurationError as error:
-            sys.path.remove(entry)
-            print(f"podwatch ignores it: {error}", file=sys.stderr)
+            refused.add(entry)
+            print(f"podwatch and what it starts do without this entry of PYTHONPATH: {error}", file=sys.stderr)
         except OSError:
-            sys.path.remove(entry)  # it is not there
+            refused.add(entry)  # it is not there
+    sys.path[:] = [entry for entry in before if entry not in refused or entry == home]
+    os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in listed if entry not in refused)
 
 
 def keep_standard_descriptors() -> None:

@@ -335,6 +335,7 @@ def _show(call: Call, fetched: "Fetched", files: "list[PlannedFile]", settings: 
         click.echo(f"  command    {clean(shlex.join(scrub_argv(settings.trainer.command)))}")
         for key, command in list(commands(settings))[bool(settings.trainer.command) :]:
             click.echo(f"  also runs  {clean(shlex.join(scrub_argv(command)))}   ({clean(key)})")
+        click.echo(f"  as         {clean(_users(settings))}")
         for name, value in settings.trainer.env.items():
             click.echo(f"  with       {clean(name)}={clean(scrub(value))}")
         click.echo(f"  in         {clean(settings.trainer.cwd or settings.trainer.output_dir.parent)}")
@@ -349,6 +350,14 @@ def _show(call: Call, fetched: "Fetched", files: "list[PlannedFile]", settings: 
     for key, value in record.settings.items():
         click.echo(f"  the last pod also had {clean(key)} = {clean(value)} (environment or --set; not used here)")
     click.echo(f"  digest     {record.digest}")
+
+
+def _users(settings: "Settings") -> str:
+    """Whose rights the commands have, in words."""
+    own = {hook.user for hook in settings.hooks} | {check.user for check in settings.checks}
+    own |= {settings.evaluation.user, settings.notify.user, settings.trainer.user} - {""}
+    names = sorted(name for name in own if name)
+    return f"this user, or as their `user` says: {', '.join(names)}" if names else "this user"
 
 
 def _refuse(

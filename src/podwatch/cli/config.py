@@ -163,10 +163,13 @@ def _print(pid: int, *, full: bool) -> None:
 
 def _files(output: Path, *, force: bool) -> tuple[Path, Path]:
     """The configuration and the env file to write, absolute. UsageError where that would damage something."""
+    from podwatch.client.trusted_configuration import check_trusted
     from podwatch.config.command_directory import absolute
     from podwatch.domain.errors import UsageError
 
     output = absolute(output)
+    with contextlib.suppress(OSError):  # writing says what is wrong
+        check_trusted(output.parent, "the directory of the configuration")
     if _kind(output) == stat.S_IFDIR:
         raise UsageError(
             "it is a directory", where=str(output), fix=f"name a file in it: -o {output / 'podwatch.toml'}"

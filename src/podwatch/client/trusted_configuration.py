@@ -4,15 +4,18 @@ keys and passwords that it names. The daemon and every command use this.
 Whoever can write such a file, or put another in its place, decides what podwatch runs. So the way to it is walked name
 by name, through every link: each directory in which a name is looked up must belong to root or the caller and be closed
 to other writers, and the file must be a regular one of root's or the caller's that no other user can write. In a
-directory of root's with the sticky bit, such as /tmp, others cannot replace a name: what has one there is accepted if
-root or the caller made it. On a read-only mount (a Kubernetes ConfigMap or Secret) owners and modes do not matter. On a
-FUSE mount the server reports the owners, so the server itself must belong to root or the caller.
+directory of root's with the sticky bit, such as /tmp, others can add names, also by moving there what is root's: only a
+directory of root's or the caller's is accepted there, which nobody else can move. On a read-only mount (a Kubernetes
+ConfigMap or Secret) owners and modes do not matter. On a FUSE mount the server reports the owners, so the server itself
+must belong to root or the caller.
 """
 
 import contextlib
 import errno
 import os
+import shutil
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +23,7 @@ from podwatch.domain.errors import ConfigurationError
 
 MAX_BYTES: Final = 1 << 20
 _LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_ELSEWHERE: Final = "move it to a directory that only root or you can write"
 _MOST_NAMES: Final = 400
 """On one way, those of links included: a loop of links ends here."""
 
@@ -58,17 +62,32 @@ def read_trusted_bytes(path: Path, what: str = "the configuration", *, secret: b
     return raw
 
 
-def check_trusted(path: Path, what: str) -> None:
-    """Raise ConfigurationError if another user could write or replace the file or directory at ``path``; OSError if it
-    is not there."""
+def check_trusted(path: Path, what: str, *, shared: bool = False) -> None:
+    """Raise ConfigurationError if another user could write or replace the file or directory at ``path``, or, unless
+    ``shared``, add names to that directory; OSError if it is not there."""
     place = _open_way(path, what)
     try:
-        if stat.S_ISDIR(os.fstat(place).st_mode):
-            _check_directory(path, place, what)
-        else:
+        if not stat.S_ISDIR(os.fstat(place).st_mode):
             _check_file(path, place, what, secret=False)
+        elif _check_directory(path, place, what) and not shared:
+            raise ConfigurationError(
+                f"other users can add files to {what}", where=str(path), fix="use a directory that only root can write"
+            )
     finally:
         os.close(place)
+
+
+def check_command(argv: Sequence[str], directory: Path, path: str | None) -> None:
+    """Raise ConfigurationError if another user could decide what this command runs: by its program, found in ``path``,
+    by a file among its arguments, or by its working directory. Says nothing of what is not there."""
+    what = "runs with podwatch's rights"
+    with contextlib.suppress(OSError):
+        check_trusted(directory, f"the working directory of {argv[0]}, which {what}")
+    program = str(directory / argv[0]) if "/" in argv[0] else shutil.which(argv[0], path=path)
+    for file in (program, *(str(directory / word) for word in argv[1:] if not word.startswith("-"))):
+        with contextlib.suppress(OSError, ValueError):
+            if file and Path(file).is_file():
+                check_trusted(Path(file), f"{file}, which {what}")
 
 
 # -- the way -----------------------------------------------------------------------------------------------------------
@@ -91,10 +110,9 @@ def _open_way(path: Path, what: str) -> int:
                 return os.dup(here)
             shared = _check_directory(path, here, what)
             below = open_at(pending.pop(), here)
-            found = os.fstat(below)
             if shared:
-                _check_maker(path, below, what, found)
-            if stat.S_ISLNK(found.st_mode):
+                _check_name(path, below, what)
+            if stat.S_ISLNK(os.fstat(below).st_mode):
                 target = os.readlink("", dir_fd=below)
                 pending += _names(target)
                 here = open_at("/") if target.startswith("/") else here
@@ -117,7 +135,7 @@ def _check_directory(path: Path, directory: int, what: str) -> bool:
     of_root = status.st_uid == 0 or _is_outside(status.st_uid)
     others_write = bool(status.st_mode & 0o022) and not read_only
     why, way_out = "", ""
-    if server not in (0, os.geteuid()):
+    if server not in (0, os.geteuid()) and not _is_outside(server):
         why = f"is on a FUSE mount of uid {server}"
     elif not (of_root or read_only or status.st_uid == os.geteuid()):
         why = f"belongs to uid {status.st_uid}"
@@ -128,23 +146,18 @@ def _check_directory(path: Path, directory: int, what: str) -> bool:
         raise ConfigurationError(
             f"another user could replace {what}, and so decide what podwatch runs: {name} {why}",
             where=str(path),
-            fix=f"{way_out.format(name)}move it to a directory that only root or you can write, such as /etc/podwatch",
+            fix=f"{way_out.format(name)}{_ELSEWHERE}",
         )
     return others_write
 
 
-def _check_maker(path: Path, place: int, what: str, found: os.stat_result) -> None:
-    """Of a name in a directory to which others can add names: ConfigurationError if another user can have made it.
-    A directory is checked when the way goes on in it."""
-    linked = stat.S_ISREG(found.st_mode) and found.st_nlink > 1  # a hard link to a file of root's
-    foreign = stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()) and not _is_outside(found.st_uid)
-    if linked or foreign:
+def _check_name(path: Path, place: int, what: str) -> None:
+    """Of a name in a directory to which others can add names: ConfigurationError for all but a directory, which is
+    checked when the way goes on in it. A link can be theirs; a file or link of root's can have been moved there."""
+    if not stat.S_ISDIR(os.fstat(place).st_mode):
         name = Path(f"/proc/self/fd/{place}").readlink()
-        kind = "hard" if linked else "symbolic"
         raise ConfigurationError(
-            f"another user can have made the {kind} link {name}, and so chosen {what}",
-            where=str(path),
-            fix="move it to a directory that only root or you can write, such as /etc/podwatch",
+            f"another user can have put {name} there, and so chosen {what}", where=str(path), fix=_ELSEWHERE
         )
 
 
@@ -157,18 +170,18 @@ def _check_file(path: Path, place: int, what: str, *, secret: bool) -> None:
         raise ConfigurationError(f"{what} is not a regular file", where=str(path))
     mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
     file = os.path.realpath(path) if path.is_symlink() else path
+    read_only = bool(os.fstatvfs(place).f_flag & os.ST_RDONLY)
     if secret and status.st_mode & 0o077:
-        raise ConfigurationError(
-            f"{what} can be read by other users ({mode})", where=str(path), fix=f"chmod 600 {file}"
-        )
+        fix = "mount it with mode 0400 (Kubernetes: defaultMode, and no fsGroup)" if read_only else f"chmod 600 {file}"
+        raise ConfigurationError(f"{what} can be read by other users ({mode})", where=str(path), fix=fix)
     server = _fuse_user(place, status)
-    if server not in (0, os.geteuid()):
+    if server not in (0, os.geteuid()) and not _is_outside(server):
         raise ConfigurationError(
             f"{what} is on a FUSE mount of uid {server}, who could make podwatch run any command",
             where=str(path),
             fix="copy it to your own directory",
         )
-    if os.fstatvfs(place).f_flag & os.ST_RDONLY:
+    if read_only:
         return
     if status.st_uid not in (0, os.geteuid()):
         raise ConfigurationError(

@@ -863,7 +863,7 @@ class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = setting("info", description="lowest severity that is logged")
 
 
-def _is_another(user: str) -> bool:
+def is_another(user: str) -> bool:
     """Whether this is another user than podwatch's own. One that does not exist is reported where it is needed."""
     try:
         return bool(user) and pwd.getpwnam(user).pw_uid != os.geteuid()
@@ -953,12 +953,17 @@ class Settings(Section):
                 'evaluation.gpus = "free" needs the GPUs of training in gpu.inference or gpu.trainer: without them'
                 " every GPU can be training's, and no evaluation would ever run"
             )
-        if place is None and (self.evaluation.user or (self.evaluation.command and _is_another(self.trainer.user))):
+        if place is None and (self.evaluation.user or (self.evaluation.command and is_another(self.trainer.user))):
             user = self.evaluation.user or f"{self.trainer.user}, as trainer.user says,"
             raise ValueError(
                 f"an evaluation that runs as {user} needs evaluation.dir: a directory that this user can enter"
             )
         return self
+
+    @property
+    def beside_another(self) -> bool:
+        """Whether training runs as another user than podwatch."""
+        return is_another(self.trainer.user)
 
     def user_of(self, command: "HookSettings | CheckSettings | EvaluationSettings | NotifySettings") -> str:
         """The user that the operator's command runs as; empty: podwatch's own. The training user's, where there is one:

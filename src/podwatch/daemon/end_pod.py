@@ -6,12 +6,15 @@ command can destroy the disk with all that is on it, so it runs only after the f
 learns whether everything is stored, and runs a limited number of times, each journaled before.
 """
 
+import asyncio
 import os
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, Protocol
 
+from podwatch.client.trusted_configuration import check_command
 from podwatch.config.settings import EndPodSettings
 from podwatch.daemon.components import Components
 from podwatch.daemon.shutdown import Exit
@@ -57,6 +60,11 @@ class PodOwner(Protocol):
 
     @property
     def settings(self) -> EndPodSettings: ...
+
+    @property
+    def beside_another(self) -> bool:
+        """Whether training runs as another user than podwatch."""
+        ...
 
     @property
     def run_id(self) -> str: ...
@@ -178,6 +186,8 @@ class PodEnder:
         }
         try:
             environment = build_environment(self._environ, {}, settings.env_file) | own
+            if self._owner.beside_another:
+                await asyncio.to_thread(check_command, settings.command, Path("/"), environment.get("PATH"))
             done = await run_child(settings.command, timeout=settings.timeout, env=environment)
         except PodwatchError as error:
             return str(error)
@@ -213,6 +223,10 @@ class EndedRun:
     @property
     def settings(self) -> EndPodSettings:
         return self._parts.settings.end_pod
+
+    @property
+    def beside_another(self) -> bool:
+        return self._parts.settings.beside_another
 
     @property
     def run_id(self) -> str:

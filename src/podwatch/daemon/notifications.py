@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from podwatch.checkpoints.layouts import command_line
-from podwatch.client.trusted_configuration import read_trusted
-from podwatch.config.settings import NotifySettings, Settings
+from podwatch.client.trusted_configuration import check_command, read_trusted
+from podwatch.config.settings import NotifySettings, Settings, is_another
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.event import Emit, Event, EventName, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity
@@ -350,12 +350,15 @@ def read_urls(path: Path) -> tuple[str, ...]:
 
 
 def channels_of(settings: Settings, urls: Sequence[str]) -> "tuple[Channel, ...]":
-    """``urls``: entries, each with the severity that it asks for before the URL, or without."""
+    """``urls``: entries, each with the severity that it asks for before the URL, or without. ConfigurationError if
+    another user could decide what the command runs with podwatch's rights. Blocks."""
     from podwatch.policy.alerts import channel_of
     from podwatch.reporting.deliver_notices import CommandChannel, UrlChannel
 
     notify, user = settings.notify, settings.user_of(settings.notify)
     asked = None if notify.command_severity is None else Severity(notify.command_severity)
+    if notify.command and settings.beside_another and not is_another(user):
+        check_command(notify.command, Path("/"), os.environ.get("PATH"))
     by_command = (CommandChannel(notify.command, notify.timeout, least=asked, user=user),) if notify.command else ()
     entries = map(channel_of, urls)
     return (*by_command, *(UrlChannel(url, notify.timeout, least) for least, url in entries))
@@ -398,7 +401,13 @@ async def make_notifying(
         dead_man = DeadMan(called, notify.timeout) if called else None
     kept = await journal.run(Journal.learned, TOLD, {})
     alerts = (wandb,) if wandb is not None and settings.wandb.alerts else ()
-    return Notifying(settings, (*channels_of(settings, urls), *alerts), clock, journal, kept, wandb, dead_man)
+    try:
+        channels = await disk.call(channels_of, settings, urls)
+    except ConfigurationError as error:
+        complain(f"notifications: {error}")
+        without = settings.model_copy(update={"notify": notify.model_copy(update={"command": ()})})
+        channels = channels_of(without, urls)
+    return Notifying(settings, (*channels, *alerts), clock, journal, kept, wandb, dead_man)
 
 
 async def _own_wandb_run(settings: Settings, clock: Clock, disk: Worker, state: Path | None) -> "WandbRun | None":

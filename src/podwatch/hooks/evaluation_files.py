@@ -37,7 +37,7 @@ def make(place: Path, step: int, user: str) -> Path:
     and ``checkpoint``. ``user`` can enter all of them and write to ``output`` only. Raises HostError and OSError."""
     owner = _owner(user)
     mode = 0o700 if owner is None else 0o711
-    _check(next(path for path in (place, *place.parents) if os.path.lexists(path)))
+    _check(next(path for path in (place, *place.parents) if os.path.lexists(path)), shared=True)
     place.parent.mkdir(mode=mode, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         place.mkdir(mode=0o700)
@@ -88,13 +88,12 @@ def _opened(place: Path) -> Iterator[int]:
         os.close(directory)
 
 
-def _check(place: Path) -> None:
+def _check(place: Path, *, shared: bool = False) -> None:
     """HostError if another user could lead podwatch to another directory."""
     try:
-        check_trusted(place, "the directory of the evaluations")
+        check_trusted(place, "the directory of the evaluations", shared=shared)
     except ConfigurationError as error:
-        fix = "set [evaluation] dir to a directory below one that only root or you can write"
-        raise HostError(error.what, where=str(place), fix=fix) from error
+        raise HostError(error.what, where=str(place), fix=f"{error.fix}, or change [evaluation] dir") from error
 
 
 def _remove(directory: int, name: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from podwatch.client.trusted_configuration import check_trusted
+from podwatch.client.trusted_configuration import check_command
 from podwatch.config.settings import CheckSettings, HookSettings, Settings
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.secrets import scrub
@@ -99,18 +99,20 @@ def order_for(
     title: str,
     state: Path | None,
 ) -> Order:
-    """The order for a command of the configuration. Its environment: that of training, then its own env_file, then
-    ``own``: its PODWATCH_* variables and the GPUs of an evaluation. ``state``: the directory of log and lock. Blocks:
+    """The order for a command of the configuration. Its environment: that of training, unless it runs with podwatch's
+    rights beside training of another user; its own env_file; ``own``: its PODWATCH_* variables and the GPUs of an
+    evaluation. ``state``: the directory of log and lock. Blocks:
     reads the env_files. Raises PodwatchError."""
     trainer = settings.trainer
     user = settings.user_of(child)
     uid, gid, groups = _account(user)
     training = {**trainer.env, **(read_env_file(trainer.env_file) if trainer.env_file is not None else {})}
-    environment = {**build_environment(environ, training, child.env_file, user=user), **own}
     directory = child.cwd or trainer.cwd or trainer.output_dir.parent
-    if uid is None and _account(trainer.user)[0] is not None:
-        directory = child.cwd or Path("/")
-        _check_closed(child.command[0], directory, environment)
+    if with_own_rights := uid is None and _account(trainer.user)[0] is not None:
+        training, directory = {}, child.cwd or Path("/")  # its PATH and PYTHONPATH name the training user's directories
+    environment = {**build_environment(environ, training, child.env_file, user=user), **own}
+    if with_own_rights:
+        check_command(child.command, directory, environment.get("PATH"))
     return Order(
         tuple(child.command),
         str(directory),
@@ -124,16 +126,6 @@ def order_for(
         gid,
         groups,
     )
-
-
-def _check_closed(program: str, directory: Path, environment: Mapping[str, str]) -> None:
-    """ConfigurationError if the training user could replace what a command with podwatch's own rights runs, or finds in
-    its working directory."""
-    with contextlib.suppress(OSError):  # it is not there: whoever starts the command says so
-        check_trusted(directory, "the working directory of this command, which runs as podwatch's user")
-        found = str(directory / program) if "/" in program else shutil.which(program, path=environment.get("PATH"))
-        if found:
-            check_trusted(Path(found), f"{program}, which runs as podwatch's user")
 
 
 def _account(user: str) -> tuple[int | None, int | None, tuple[int, ...]]:

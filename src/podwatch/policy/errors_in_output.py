@@ -25,10 +25,28 @@ _DETERMINISTIC: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 
 
-def names_checkpoint(lines: Iterable[str], step: int) -> bool:
-    """Whether an error line names the checkpoint of ``step`` (``step_40``, ``checkpoint-40``...)."""
+_DAMAGED_WEIGHTS = re.compile(
+    r"PytorchStreamReader failed|PyTorchFileReader\(|invalid header or archive is corrupted|Weights only load failed"
+    r"|SafetensorError|Error while deserializing header|\bCheckpointException\b|global metadata read failed"
+)
+"""Errors that only a reader of weights raises: torch's zip files, safetensors, torch.distributed.checkpoint."""
+_LOADING_FRAME = re.compile(
+    r"(?:torch/serialization|torch/distributed/checkpoint/\w+|safetensors/\w+|deepspeed/\S*checkpoint\w*)\.py\"?,"
+    r" line \d+, in \w*(?:load|read)"
+)
+_EXCEPTION = re.compile(r"\b\w*(?:Error|Exception)\b")
+
+
+def shows_failed_load(lines: Iterable[str], step: int) -> bool:
+    """Whether the end of a start's output proves that it could not load the checkpoint of ``step``: an error line names
+    it (``step_40``, ``checkpoint-40``...), or is one that only a reader of weights raises, or an exception came out of
+    a function of such a reader. Most libraries name no file."""
+    shown = list(lines)
     name = re.compile(rf"(step|checkpoint)[_-]0*{step}(?!\d)", re.IGNORECASE)
-    return any(name.search(line) and _LOAD_ERROR.search(line) for line in lines)
+    if any((name.search(line) and _LOAD_ERROR.search(line)) or _DAMAGED_WEIGHTS.search(line) for line in shown):
+        return True
+    frames = [n for n, line in enumerate(shown) if _LOADING_FRAME.search(line)]
+    return bool(frames) and any(_EXCEPTION.search(line) for line in shown[frames[-1] + 1 :])
 
 
 def deterministic(lines: Iterable[str]) -> str:

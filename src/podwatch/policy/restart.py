@@ -37,7 +37,7 @@ from enum import StrEnum
 
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.thresholds import RestartPolicy
-from podwatch.policy.errors_in_output import LOG_LINES_KEPT, deterministic, names_checkpoint
+from podwatch.policy.errors_in_output import LOG_LINES_KEPT, deterministic, shows_failed_load
 from podwatch.policy.exit_code import Blame, blame
 
 MAX_STEP_BACKS_PER_STREAK = 2
@@ -278,7 +278,7 @@ def _proven_failed_load(failure: Failure) -> int | None:
         return None
     if failure.loaded or failure.kind is FindingKind.RESUMED_WRONG:
         return step
-    return step if names_checkpoint(failure.last_lines, step) else None
+    return step if shows_failed_load((*failure.last_lines, failure.explained_by), step) else None
 
 
 def _why_back(failure: Failure) -> str:

@@ -258,6 +258,8 @@ class Operations:
                 continue
             if choice.source == "store":
                 await self.starter.fetch(choice)
+                if await self.chooser.fetched_damaged(choice):
+                    continue
                 why = await self.chooser.misfit(choice.step)
                 if why and self.context.memory.wanted is None:
                     self._needs_person(NothingToResume(unfit(choice, why)))

@@ -200,6 +200,8 @@ class ResumeChooser:
         self.failed_fetches = 0
         self.followed = ""
         """The lineage in the store that the chosen checkpoint belongs to; empty if it is on this pod."""
+        self.damaged_in_store: set[tuple[int, str]] = set()
+        """(step, save_id) of what was found damaged after it was fetched: another download would be the same."""
 
     async def ours(self) -> tuple[list[CheckpointSet], list[CheckpointSet]]:
         """Rescan; return (checkpoints of this run, checkpoints of an unknown run)."""
@@ -282,6 +284,26 @@ class ResumeChooser:
                 step=choice.step,
             )
 
+    async def fetched_damaged(self, choice: Choice) -> bool:
+        """Return whether the checkpoint that was just fetched is damaged: it was so when it was uploaded, as its files
+        have the hashes of the store. It is then not chosen again, nor fetched. A step that the operator named is not
+        checked."""
+        tools = self.context.tools
+        if choice.step is None or self.context.memory.wanted is not None:
+            return False
+        reasons = await tools.blocking(tools.catalogue.verify, choice.step)
+        if not reasons:
+            return False
+        self.damaged_in_store.add((choice.step, choice.save_id))
+        tools.say(
+            EventName.CHECKPOINT_DAMAGED,
+            f"step {choice.step} is damaged in the store too, so podwatch continues from an older checkpoint:"
+            f" {reasons[0]}. `podwatch start --step {choice.step}` tries it all the same",
+            Severity.WARNING,
+            step=choice.step,
+        )
+        return True
+
     def _unknown(self, choice: Choice, foreign: Sequence[CheckpointSet]) -> str:
         """Return why the operator has to make this choice while the state database cannot be read (without it a run
         looks new, and adopted checkpoints look foreign); empty if podwatch can make it."""
@@ -319,6 +341,9 @@ class ResumeChooser:
         try:
             refused = frozenset(self.context.memory.refused) if wanted is None else frozenset()
             found = await self.context.tools.store.restore.newest(refused, wanted)
+            while found is not None and wanted is None and (found.step, found.save_id) in self.damaged_in_store:
+                refused |= {found.step}
+                found = await self.context.tools.store.restore.newest(refused)
         except (PodwatchError, OSError) as error:  # a call that hangs ends in a TimeoutError
             return (), str(error)
         return () if found is None else (found,), ""

@@ -46,10 +46,15 @@ class WandbPlan:
     training: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def check_python(self) -> None:
-        """Raise ConfigurationError if another user could replace ``python``. Blocks."""
-        if self.python != sys.executable:
-            with contextlib.suppress(OSError):  # it is not there: whoever runs it says so
-                check_trusted(Path(self.python), "wandb.python")
+        """Raise ConfigurationError if another user could replace ``python`` or what it imports. Blocks."""
+        if self.python == sys.executable:
+            return
+        python = Path(self.python)
+        with contextlib.suppress(OSError):  # it is not there: whoever runs it says so
+            check_trusted(python, "wandb.python")
+            for packages in python.parents[1].glob("lib/python*/site-packages"):
+                for directory in (packages, *packages.glob("wandb")):
+                    check_trusted(directory, "what wandb.python imports")
 
     def first_order(self) -> dict[str, Any]:
         run = {

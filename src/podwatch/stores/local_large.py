@@ -27,7 +27,7 @@ def mode_of(source: Source) -> int:
     """The permissions of what is stored: those of a checkpoint's file, which must not become readable for more users.
     podwatch can always write what it has not finished."""
     if isinstance(source, FileSource):
-        return os.fstat(source.descriptor).st_mode & 0o777 | 0o600
+        return os.fstat(source.descriptor).st_mode & 0o755 | 0o600
     return DOCUMENT_MODE
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from podwatch.client.trusted_configuration import check_trusted, read_trusted
 from podwatch.domain.errors import ConfigurationError, PermissionDenied, RemoteError
 from podwatch.domain.secrets import register, register_temporary, url_secrets
 from podwatch.system.files import read_file
@@ -123,14 +124,27 @@ def find(
     endpoint = wanted.s3_endpoint or given["AWS_ENDPOINT_URL_S3"] or given["AWS_ENDPOINT_URL"]
     endpoint = endpoint or chosen.get("endpoint_url", "")
     register(*url_secrets(endpoint))
+    ca = given["AWS_CA_BUNDLE"] or chosen.get("ca_bundle", "")
+    _check_ca(ca)
     region = wanted.s3_region or given["AWS_REGION"] or given["AWS_DEFAULT_REGION"] or chosen.get("region", "")
     return replace(
         found,
         endpoint=check_endpoint(endpoint),
         region=region,
         addressing=wanted.s3_addressing,
-        ca=given["AWS_CA_BUNDLE"] or chosen.get("ca_bundle", ""),
+        ca=ca,
     )
+
+
+def _check_ca(path: str) -> None:
+    """PermissionDenied if another user could choose whom podwatch sends the key to."""
+    try:
+        if path:
+            check_trusted(Path(path), "the file of certificates")
+    except ConfigurationError as error:
+        raise PermissionDenied(error.what, where=error.where, fix=error.fix) from error
+    except OSError:
+        return  # whoever opens it says so
 
 
 def check_endpoint(endpoint: str) -> str:
@@ -196,13 +210,16 @@ def _sections(credentials: Path, config: Path, profile: str) -> dict[str, str]:
 
 def _section(path: Path, section: str) -> dict[str, str]:
     try:
-        text = read_file(path).decode("utf-8", "replace")
+        path.stat()
+        text = read_trusted(path, "the AWS file")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
     except OSError as error:
-        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-            return {}
         raise PermissionDenied(
             f"the AWS file cannot be read: {error.strerror}", where=str(path), fix="let podwatch's user read it"
         ) from error
+    except ConfigurationError as error:
+        raise PermissionDenied(error.what, where=error.where, fix=error.fix) from error
     import configparser  # an upload child needs none of it
 
     parser = configparser.RawConfigParser(strict=False)

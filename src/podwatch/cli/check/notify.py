@@ -34,8 +34,13 @@ def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
         yield Line("notify", "warn" if send else "ok", text, "see docs/notifications.md")
         return
     urls = all_urls(chosen)
+    try:
+        channels = channels_of(settings, urls)
+    except ConfigurationError as error:
+        yield Line("notify", "fail", error.what, error.fix)
+        return
     if send:
-        for channel in channels_of(settings, urls):
+        for channel in channels:
             yield _sent(channel, settings.run_id)
         return
     if chosen.command:

@@ -236,7 +236,9 @@ def _planned(
         text, reasons = edited, {hole.at: "write it there: this copy was edited" for hole in left}
     else:
         left = holes
-        text, reasons = filled(template, holes, environ, () if source.secret else _withheld(environ))
+        kept = _withheld(environ)
+        given = {name: value for name, value in environ.items() if name.startswith(FILL) or value not in kept}
+        text, reasons = filled(template, holes, given, () if source.secret else kept)
     open_ = tuple(Open(copy, hole.line, hole.key, reasons[hole.at]) for hole in left if hole.at in reasons)
     return PlannedFile(source, target, text, "new" if there is None else "differs", open=open_)
 
@@ -296,7 +298,13 @@ def write(file: PlannedFile, roots: Sequence[str], *, replace: bool = False) -> 
         try:
             if replace and file.state == "differs":
                 moved = f"{file.target.name}.before-bootstrap-{secrets.token_hex(4)}"
-            _create(directory, file.target.name, file.text.encode(), file.source.mode, moved)
+            _create(
+                directory,
+                file.target.name,
+                file.text.encode(),
+                0o600 if file.source.secret else file.source.mode,
+                moved,
+            )
         finally:
             os.close(directory)
     except OSError as error:
