@@ -166,6 +166,8 @@ def test_what_readers_of_weights_say_is_a_failed_load_although_it_names_no_file(
         f"""{SERIALIZATION}
 INFO loaded the checkpoint""",
         'File "/x/torch/serialization.py", line 12, in save\nOSError: No space left on device',
+        f"{SERIALIZATION}\nOSError: [Errno 5] Input/output error",
+        "CheckpointException: rank 0: [Errno 116] Stale file handle: '/nfs/step_40/__0_0.distcp'",
         "ValueError: the learning rate is negative",
     ],
 )

@@ -35,13 +35,17 @@ _LOADING_FRAME = re.compile(
     r" line \d+, in \w*(?:load|read)"
 )
 _EXCEPTION = re.compile(r"\b\w*(?:Error|Exception)\b")
+_DISK = re.compile(r"Input/output error|Remote I/O error|Stale file handle|Transport endpoint|Permission denied")
+"""The file could not be read: that says nothing about its content."""
 
 
 def shows_failed_load(lines: Iterable[str], step: int) -> bool:
     """Whether the end of a start's output proves that it could not load the checkpoint of ``step``: an error line names
     it (``step_40``, ``checkpoint-40``...), or is one that only a reader of weights raises, or an exception came out of
-    a function of such a reader. Most libraries name no file."""
+    a function of such a reader. Most libraries name no file. Not if the disk could not read it."""
     shown = list(lines)
+    if any(map(_DISK.search, shown)):
+        return False
     name = re.compile(rf"(step|checkpoint)[_-]0*{step}(?!\d)", re.IGNORECASE)
     if any((name.search(line) and _LOAD_ERROR.search(line)) or _DAMAGED_WEIGHTS.search(line) for line in shown):
         return True
