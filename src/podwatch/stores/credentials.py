@@ -71,9 +71,11 @@ def credentials_from_environment(
     """Key and endpoint for the store ``url`` from (in this order) systemd's CREDENTIALS_DIRECTORY, an env file, the
     environment; for S3 also from what these name (``s3_credentials.find``), which may block for some seconds.
 
-    A file that others can read is refused with PermissionDenied. None if there is no key anywhere; half a key is a
-    ConfigurationError. The scrubber knows the values from then on.
+    A file that others can read is refused with PermissionDenied. None for a directory, and if there is no key anywhere;
+    half a key is a ConfigurationError. The scrubber knows the values from then on.
     """
+    if url.startswith("file://"):
+        return None
     wanted = (*NAMES, *(OWN + name for name in NAMES)) if url.startswith("s3://") else (KEY_ID, KEY, ENDPOINT)
     values: dict[str, str] = {n: env[n] for n in wanted if env.get(n)}
     if env_file is not None and env_file.exists():
