@@ -1,6 +1,7 @@
 """The promise behind everything: a run that was killed and healed ends in the same weights as one that was not."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -235,6 +236,34 @@ def kill_in_the_middle_of_a_save(daemon: DaemonProcess, cards: Cards, output: Pa
     daemon.wait_for(saving, 60, "the trainer is in the middle of a save")
     assert cards.trainer is not None
     psutil.Process(cards.trainer).send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("guarded", ["A"], indirect=True)
+def test_a_checkpoint_that_was_damaged_before_its_upload_does_not_keep_training_down(
+    guarded: tuple[DaemonProcess, Cards, Path, str], tmp_path: Path
+) -> None:
+    """The middle of its shard is overwritten once it is complete, size and times are as before, and it is published. It
+    is fetched once, found damaged again, and left."""
+    daemon, cards, output, variant = guarded
+    reference = tmp_path / "reference"
+    subprocess.run(command(reference, variant, free_port()), check=True, cwd=tmp_path, capture_output=True, timeout=120)
+    daemon.start()
+    damaged = output / "checkpoints" / f"step_{2 * INTERVAL}" / "trainer"
+    daemon.wait_for((damaged / ".metadata").exists, 120, "the second checkpoint")
+    for shard in damaged.glob("*.distcp"):
+        found, size = shard.stat(), shard.stat().st_size
+        with shard.open("r+b") as file:
+            file.seek(size // 4)
+            file.write(os.urandom(size // 2))
+        os.utime(shard, ns=(found.st_atime_ns, found.st_mtime_ns))
+    published(daemon, 60, step=2 * INTERVAL)
+    assert cards.trainer is not None
+    psutil.Process(cards.trainer).send_signal(signal.SIGKILL)
+    daemon.wait_event("trainer-finished", 300)
+    same_weights(output, reference)
+    events = [(e["podwatch_event"], e.get("step")) for e in daemon.events()]
+    assert [step for name, step in events if name == "trainer-started"] == [None, INTERVAL]
+    assert events.count(("restored", 2 * INTERVAL)) == 1
 
 
 def test_the_checks_agree_with_what_torch_really_writes(tmp_path: Path) -> None:
