@@ -15,8 +15,9 @@ from podwatch.policy.disk_forecast import (
     SAVES_KEPT,
     NextSave,
     Saves,
-    predict,
+    due,
     save_gap,
+    sizes,
 )
 from podwatch.policy.local_retention import Protection, RemovalInput, RemovalKind, Trigger, plan_removal
 
@@ -39,6 +40,12 @@ def saved(
     return CheckpointSet(step, "x", whole, tuple(parts), size + export, files, wall, save_id or f"id{step}")
 
 
+def predict(
+    saves: Saves, *, wall: float, policy: DiskPolicy, save_seconds: float = 0.0, speed: float = 0.0
+) -> NextSave:
+    return due(sizes(saves, policy, speed), saves, wall, policy, speed, save_seconds)
+
+
 def after(*sets: CheckpointSet, wall: float | None = None, **kw: float) -> NextSave:
     last = max((s.changed_wall for s in sets), default=0.0)
     return predict(Saves().seeing(sets), wall=last if wall is None else wall, policy=POLICY, **kw)
@@ -57,6 +64,37 @@ def test_the_biggest_of_the_last_ones() -> None:
     assert after(saved(1, 1.0, 47), saved(2, 2.0, 15)).bytes == 47, "a model without its optimizer in between"
 
 
+def test_the_usual_size() -> None:
+    assert after(*[saved(n, n * 100.0, 31 if n == 11 else 16) for n in range(12)]).usual_bytes == 16
+    assert after(*[saved(n, n * 100.0, 47 if n % 2 else 15) for n in range(12)]).usual_bytes == 47
+    assert after(*[saved(n, n * 100.0, 47 if n > 9 else 15) for n in range(12)]).usual_bytes == 47
+    assert after(saved(1, 1.0, 47, files=8), saved(2, 2.0, 15)).usual_files == 9
+    found = after(*[saved(n, n * 100.0, export=31 if n == 3 else 0) for n in range(12)])
+    assert found.parts == (("trainer", 47, 47), ("weights", 31, 0))
+
+
+def test_one_big_save_costs_no_unstored_checkpoint_and_no_training() -> None:
+    sets = [saved(n, n * 1200.0, (31 if n == 10 else 16) * GB) for n in range(12)]
+    expected = after(*sets)
+    free = 20 * GB
+    given_ = RemovalInput(
+        sets[-3:], DiskSample("/app", 200 * GB, 200 * GB - free, free), expected.room, True, stored=frozenset()
+    )
+    given_ = replace(given_, usual_bytes=expected.usual_room)
+    plan = plan_removal(given_, replace(POLICY, prune_above=1.0))
+    assert (plan.removals, plan.critical, plan.missing_bytes) == ((), False, 0)
+    assert plan.missing_for_biggest == int(31 * GB * 1.1) - free
+    both = replace(given_, stored=frozenset({(9, "id9"), (10, "id10")}))
+    assert [r.step for r in plan_removal(both, POLICY).removals] == [9, 10], "what is in the store goes for it"
+    low = replace(given_, disk=DiskSample("/app", 200 * GB, 183 * GB, 17 * GB))
+    plan = plan_removal(low, POLICY)
+    assert [r.kind for r in plan.removals] == [RemovalKind.UNSTORED_SET], "as much as the usual size needs"
+    assert plan.missing_bytes == 0
+    begun = replace(saved(12, 13 * 1200.0, 18 * GB), completeness=Completeness.WRITING, save_id="")
+    grown = replace(low, sets=[*sets[-3:], begun], disk=DiskSample("/app", 200 * GB, 190 * GB, 10 * GB))
+    assert plan_removal(grown, POLICY).critical, "the save in flight is a big one"
+
+
 def test_what_podwatch_removed_of_a_set_was_written_all_the_same() -> None:
     whole, cut = saved(1, 10.0, export=16), saved(1, 10.0)
     saves = Saves().seeing([whole])
@@ -71,7 +109,7 @@ def test_when_it_comes() -> None:
     assert after(*regular, wall=6000.0 + 100, save_seconds=200.0).due_in == 900.0
     assert not after(*regular, wall=6000.0 + 100).soon
     assert after(*regular, wall=6000.0 + 901).soon
-    assert after(*regular, wall=6000.0 + 500, bytes_per_second=47 / 250).soon, "removal takes so long"
+    assert after(*regular, wall=6000.0 + 500, speed=47 / 250).soon, "removal takes so long"
     late = after(*regular, wall=6000.0 + 1201)
     assert (late.due_in, late.soon) == (None, True)
     for sets in (regular[:3], [*regular, saved(6, 6300.0)], [*regular, saved(6, 9000.0)]):
@@ -214,6 +252,7 @@ class World:
             protected={self.uploading: Protection.UPLOADING} if self.uploading is not None else {},
             soon=expected.soon,
             due_in=expected.due_in,
+            usual_bytes=expected.usual_room,
         )
         newest = newest_complete(listed)
         plan = plan_removal(given_, self.policy)

@@ -23,7 +23,7 @@ from tests.support.small_disk import guarded, small_mount
 POLICY = DiskPolicy()
 GB = 1_000_000_000
 MIB = 1 << 20
-NEXT = NextSave(bytes=47 * GB, files=9)
+NEXT = NextSave(bytes=47 * GB, files=9, usual_bytes=47 * GB, usual_files=9)
 
 
 def a_set(step: int, size: int = 47 * GB, changed: float = 0.0) -> CheckpointSet:
@@ -34,7 +34,8 @@ def a_set(step: int, size: int = 47 * GB, changed: float = 0.0) -> CheckpointSet
 def said(next_save: NextSave = NEXT, policy: DiskPolicy = POLICY, **changes: Any) -> tuple[Finding, ...]:
     disk = changes.pop("disk", DiskSample("/app", 250 * GB, 219 * GB, 31 * GB, 1000, 900))
     base = RemovalInput([a_set(40, 12 * GB), a_set(45)], disk, next_save.room, True, soon=next_save.soon)
-    given = replace(base, due_in=next_save.due_in, next_save_files=next_save.inodes, **changes)
+    given = replace(base, due_in=next_save.due_in, next_save_files=next_save.inodes, usual_bytes=next_save.usual_room)
+    given = replace(given, usual_files=next_save.usual_inodes, **changes)
     return no_room(plan_removal(given, policy), disk, next_save, policy, 5.0)
 
 
@@ -61,7 +62,7 @@ def test_what_goes_unsynced_is_announced_while_there_is_time() -> None:
 
 def test_missing_inodes_are_told() -> None:
     low = DiskSample("/app", 500 * GB, 100 * GB, 400 * GB, 1000, 3)
-    (found,) = said(replace(NEXT, files=50), disk=low)
+    (found,) = said(replace(NEXT, files=50, usual_files=50), disk=low)
     assert "needs 50 files, 3 inodes are free: 43 short" in found.summary
 
 
@@ -71,6 +72,18 @@ def test_training_is_stopped_only_where_its_owner_asked_and_the_save_is_near() -
     assert (found.verdict, found.confirmed) == (Verdict.STOP, True)
     (found,) = said(replace(NEXT, soon=False, due_in=900.0), policy=stop, first_seen_wall=1044.0)
     assert (found.verdict, found.confirmed) == (Verdict.NONE, False)
+
+
+def test_a_save_that_is_seldom_so_big_is_a_warning_and_stops_nothing() -> None:
+    stop, sometimes = replace(POLICY, stop_when_full=True), replace(NEXT, usual_bytes=20 * GB)
+    (found,) = said(sometimes, stop, sets=[a_set(40), a_set(45)])
+    assert (found.severity, found.verdict) == (Severity.WARNING, Verdict.NONE)
+    assert "the biggest of the last ones (47 GB) does not fit: 31 GB are free, 20.7 GB short" in found.summary
+    disk = DiskSample("/app", 100 * GB, 69 * GB, 31 * GB)
+    given = RemovalInput([a_set(40), a_set(45)], disk, 47 * GB, True, usual_bytes=20 * GB)
+    plan = plan_document(plan_removal(given, POLICY))
+    assert (plan["freed_bytes"], plan["missing_bytes"], plan["critical"]) == (0, 0, False)
+    assert plan["message"].endswith("the biggest of the last ones; one of the usual size fits")
 
 
 def others(*disks: DiskSample, staged: bool = False) -> list[tuple[FindingKind, str]]:

@@ -2,7 +2,8 @@
 
 Checkpoints are deleted from the disk while their sizes and times are still useful, so every complete save is recorded
 separately. The next save is expected to be as big as the biggest of the last ones: a milestone with an export, or a
-model without its optimizer in between, needs no rule of its own.
+model without its optimizer in between, needs no rule of its own. Only what costs something, to delete a checkpoint that
+is not in the store or to stop training, is decided by the usual size: a milestone comes seldom.
 
 ``Forecast`` keeps the saves so far over restarts and deletions, and answers for the event loop.
 """
@@ -10,7 +11,7 @@ model without its optimizer in between, needs no rule of its own.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import median
+from statistics import median, median_high
 from typing import Any
 
 from podwatch.domain.checkpoint import CheckpointSet
@@ -21,6 +22,9 @@ SAVES_KEPT = 32
 RECENT_SAVES = 12
 """The expected size is the maximum of this many newest saves; more than ten, so that every tenth save as milestone is
 included."""
+USUAL_SAVES = 4
+"""The usual size is the upper median of this many newest saves: of two kinds in turn it is the bigger, and one
+milestone does not change it."""
 GAPS = 8
 MOST_SAVES = 3
 """podwatch keeps room for at most this many saves: a disk that must hold more is reported as too small."""
@@ -79,8 +83,8 @@ class Saves:
 
 @dataclass(frozen=True, slots=True)
 class NextSave:
-    """The prediction, without margin. ``bytes`` and ``files``: of one save. ``saves``: how many saves can come before
-    podwatch can delete anything in between.
+    """The prediction, without margin. ``bytes`` and ``files``: of one save. ``usual_bytes`` and ``usual_files``: what
+    it probably has. ``saves``: how many saves can come before podwatch can delete anything in between.
 
     ``due_in``: seconds until the next save begins, by its cadence; None: it can begin at any moment. ``soon``: podwatch
     must make the room now.
@@ -91,8 +95,10 @@ class NextSave:
     saves: int = 1
     due_in: float | None = None
     soon: bool = True
-    parts: tuple[tuple[str, int], ...] = ()
-    """The largest recent size of each part: parts can be on separate file systems."""
+    parts: tuple[tuple[str, int, int], ...] = ()
+    """The largest recent and the usual size of each part: parts can be on separate file systems."""
+    usual_bytes: int = 0
+    usual_files: int = 0
 
     @property
     def room(self) -> int:
@@ -102,17 +108,18 @@ class NextSave:
     def inodes(self) -> int:
         return self.files * self.saves
 
+    @property
+    def usual_room(self) -> int:
+        return self.usual_bytes * self.saves
 
-def predict(
-    saves: Saves, *, wall: float, policy: DiskPolicy, bytes_per_second: float = 0.0, save_seconds: float = 0.0
-) -> NextSave:
-    """Predict the next save. ``bytes_per_second``: measured deletion speed, 0 if unknown. ``save_seconds``: duration of
-    a save (the cadence is measured between ends of saves, and room is needed at the beginning). Pure."""
-    return due(sizes(saves, policy, bytes_per_second), saves, wall, policy, bytes_per_second, save_seconds)
+    @property
+    def usual_inodes(self) -> int:
+        return self.usual_files * self.saves
 
 
 def sizes(saves: Saves, policy: DiskPolicy, bytes_per_second: float) -> NextSave:
-    """The part of the prediction that does not depend on the time."""
+    """The part of the prediction that does not depend on the time. ``bytes_per_second``: measured deletion speed, 0 if
+    unknown. Pure."""
     known = saves.known
     if not known:
         return NextSave()
@@ -125,13 +132,16 @@ def sizes(saves: Saves, policy: DiskPolicy, bytes_per_second: float) -> NextSave
         files=max(s.files for s in recent),
         saves=_at_once(median(gaps) if gaps else None, react),
         parts=_parts(recent),
+        usual_bytes=median_high(s.bytes for s in recent[-USUAL_SAVES:]),
+        usual_files=median_high(s.files for s in recent[-USUAL_SAVES:]),
     )
 
 
 def due(
     save: NextSave, saves: Saves, wall: float, policy: DiskPolicy, bytes_per_second: float, save_seconds: float
 ) -> NextSave:
-    """``save`` with the time at which it is due."""
+    """``save`` with the time at which it is due. ``save_seconds``: duration of a save (the cadence is measured between
+    ends of saves, and room is needed at the beginning). Pure."""
     seconds = _due_in(saves.known, save_gaps(saves.known), wall, save_seconds)
     soon = seconds is None or seconds <= policy.lead_seconds + 2 * _removal(save.bytes, bytes_per_second)
     return replace(save, due_in=seconds, soon=soon)
@@ -170,12 +180,13 @@ def _at_once(gap: float | None, react: float) -> int:
     return min(MOST_SAVES, 1 + int(react / gap))
 
 
-def _parts(saves: Sequence[Save]) -> tuple[tuple[str, int], ...]:
-    most: dict[str, int] = {}
-    for save in saves:
-        for name, size in save.parts:
-            most[name] = max(most.get(name, 0), size)
-    return tuple(sorted(most.items()))
+def _parts(saves: Sequence[Save]) -> tuple[tuple[str, int, int], ...]:
+    known = [dict(save.parts) for save in saves]
+    found = []
+    for name in sorted({name for parts in known for name in parts}):
+        each = [parts.get(name, 0) for parts in known]
+        found.append((name, max(each), median_high(each[-USUAL_SAVES:])))
+    return tuple(found)
 
 
 def _save(found: CheckpointSet) -> Save:

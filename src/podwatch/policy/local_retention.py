@@ -6,9 +6,9 @@ times ``margin``, must fit before it comes (``prediction``), in bytes and in ino
 
 Order: trash and expired quarantine; incomplete checkpoints that no process writes; old broadcasts and rollouts that
 belong to no checkpoint; parts that a resume does not need; complete checkpoints in the store, oldest first. Only at the
-critical threshold (the next save does not fit and nothing else can be deleted): complete checkpoints that are not in
-the store, oldest first, and last one that is being uploaded; and only when the next save is near, because an upload may
-complete until then. Never the newest complete checkpoint.
+critical threshold (a save of the usual size does not fit and nothing else can be deleted): complete checkpoints that
+are not in the store, oldest first, and last one that is being uploaded; and only when the next save is near, because an
+upload may complete until then. Never the newest complete checkpoint.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -114,7 +114,8 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class RemovalInput:
-    """``next_save_bytes`` and ``next_save_files``: expected before podwatch can delete anything again. ``soon``: the
+    """``next_save_bytes`` and ``next_save_files``: expected before podwatch can delete anything again; ``usual_bytes``
+    and ``usual_files`` (None: the same): what probably comes, for the critical threshold. ``soon``: the
     save can begin at any moment, otherwise in ``due_in`` seconds. ``stored``: (step, save_id) whose manifest is
     published. ``first_seen_wall``: checkpoints last changed before podwatch first guarded this directory are deleted
     only when they are in the store. ``trash_path``: the directory that holds ``trash_bytes``."""
@@ -136,6 +137,8 @@ class RemovalInput:
     next_save_files: int = 0
     soon: bool = True
     due_in: float | None = None
+    usual_bytes: int | None = None
+    usual_files: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +146,10 @@ class RemovalPlan:
     """``removals``: deletions in their order. ``kept``: every other checkpoint, newest first, with the reason.
 
     ``target_bytes``: bytes to free; ``shortfall_bytes``: bytes of it still missing after all ``removals``.
-    ``critical``: the next save does not fit unless podwatch deletes checkpoints that are not in the store, or not at
-    all. ``waiting``: such checkpoints, deleted only when the save is near. ``missing_bytes`` and ``missing_inodes``:
-    missing for the next save even after all of that.
+    ``critical``: a save of the usual size does not fit unless podwatch deletes checkpoints that are not in the store,
+    or not at all. ``waiting``: such checkpoints, deleted only when the save is near. ``missing_bytes`` and
+    ``missing_inodes``: missing for a save of the usual size even after all of that; ``missing_for_biggest``: bytes
+    missing for one as big as the biggest of the last ones.
     """
 
     removals: tuple[Removal, ...]
@@ -157,6 +161,7 @@ class RemovalPlan:
     waiting: tuple[Removal, ...] = ()
     missing_bytes: int = 0
     missing_inodes: int = 0
+    missing_for_biggest: int = 0
 
     @property
     def freed_bytes(self) -> int:
@@ -176,10 +181,13 @@ def inodes_needed(sets: Sequence[CheckpointSet], next_save_files: int, margin: f
 
 @dataclass(frozen=True, slots=True)
 class _Pressure:
-    """Bytes and inodes to free. ``room`` and ``inodes``: for the next save, even at the cost of checkpoints that are
-    not in the store. ``ample_room``: ``room`` and the hysteresis. ``usage``: for the usage threshold."""
+    """Bytes and inodes to free. ``room`` and ``inodes``: for the biggest save that can come. ``usual_room`` and
+    ``usual_inodes``: for a save of the usual size, even at the cost of checkpoints that are not in the store.
+    ``ample_room``: ``room`` and the hysteresis. ``usage``: for the usage threshold."""
 
     room: int
+    usual_room: int
+    usual_inodes: int
     ample_room: int
     usage: int
     inodes: int
@@ -203,18 +211,34 @@ def pressure_of(given: RemovalInput, policy: DiskPolicy) -> _Pressure:
     if room > 0:
         ample = room_needed(sets, given.next_save_bytes, policy.margin + ROOM_HYSTERESIS)
         ample_room = max(ample, given.free_floor_bytes) - disk.free_bytes
+    usual_bytes, usual_files = _usual(given, policy.margin)
+    usual_room = max(room_needed(sets, usual_bytes, policy.margin), given.free_floor_bytes) - disk.free_bytes
     usage = 0
     if disk.used_ratio > policy.prune_above:
         usage = disk.used_bytes - int(policy.prune_to * disk.capacity_bytes)
-    inodes = 0
+    inodes = usual_inodes = 0
     if disk.inodes_total > 0:  # some file systems create inodes on demand and report 0
         inodes = inodes_needed(sets, given.next_save_files, policy.margin) - disk.inodes_free
+        usual_inodes = inodes_needed(sets, usual_files, policy.margin) - disk.inodes_free
     return _Pressure(
         room=max(0, room),
+        usual_room=max(0, usual_room),
+        usual_inodes=max(0, usual_inodes),
         ample_room=ample_room,
         usage=max(0, usage),
         inodes=max(0, inodes),
         inodes_low=disk.inodes_total > 0 and disk.inodes_free < policy.inodes_below * disk.inodes_total,
+    )
+
+
+def _usual(given: RemovalInput, margin: float) -> tuple[int, int]:
+    """Bytes and files of a save of the usual size; of the biggest if a save in flight has outgrown the usual one."""
+    size, files = given.usual_bytes, given.usual_files
+    written = max((s.size_bytes for s in given.sets if s.completeness is Completeness.WRITING), default=0)
+    outgrown = size is not None and written > size * margin
+    return (
+        given.next_save_bytes if size is None or outgrown else size,
+        given.next_save_files if files is None or outgrown else files,
     )
 
 
@@ -233,11 +257,11 @@ def plan_removal(given: RemovalInput, policy: DiskPolicy) -> RemovalPlan:
                 break
             freed += _add(removals, removal)
             inodes = sum(r.files for r in removals)
-    critical = pressure.room > freed or pressure.inodes > inodes
+    critical = pressure.usual_room > freed or pressure.usual_inodes > inodes
     waiting: list[Removal] = []
     if critical:
         for removal in _critical(given, keep, {r.step for r in removals if not r.part}):
-            if freed >= pressure.room and inodes >= pressure.inodes:
+            if freed >= pressure.usual_room and inodes >= pressure.usual_inodes:
                 break
             if given.soon:
                 freed += _add(removals, removal)
@@ -253,8 +277,9 @@ def plan_removal(given: RemovalInput, policy: DiskPolicy) -> RemovalPlan:
         max(0, target - sum(r.bytes for r in removals)),
         critical,
         tuple(waiting),
+        max(0, pressure.usual_room - freed),
+        max(0, pressure.usual_inodes - inodes),
         max(0, pressure.room - freed),
-        max(0, pressure.inodes - inodes),
     )
 
 

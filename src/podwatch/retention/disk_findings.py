@@ -25,19 +25,20 @@ NAMED = 3
 def no_room(
     plan: RemovalPlan, disk: DiskSample, next_save: NextSave, policy: DiskPolicy, at: float
 ) -> tuple[Finding, ...]:
-    """A finding if the next save does not fit (critical), or fits only after deleting checkpoints that are not in the
-    store (warning, while there is time). ``at``: time of the disk reading."""
+    """A finding if a save of the usual size does not fit (critical), or fits only after deleting checkpoints that are
+    not in the store (warning, while there is time), or one as big as the biggest does not fit (warning). ``at``: time
+    of the disk reading."""
     subject = "" if disk.role in ("", "checkpoints") else disk.role
     where = f" in {disk.path}" if subject else ""
     many = f" ({next_save.saves} saves can come before podwatch can remove anything)" if next_save.saves > 1 else ""
-    need = f"the next save needs {format_size(next_save.room)}{many}, {format_size(disk.free_bytes)} are free{where}"
+    free = f"{format_size(disk.free_bytes)} are free{where}"
     if plan.missing_bytes > 0:
         soon = next_save.soon and policy.stop_when_full
         gone = f"can remove {format_size(plan.freed_bytes)}" if plan.freed_bytes else "can remove nothing more"
         needed = plan.missing_bytes + plan.freed_bytes + disk.free_bytes  # so that the numbers add up
-        margin = f" ({format_size(next_save.room)} and the margin)" if needed >= next_save.room else ""
+        margin = f" ({format_size(next_save.usual_room)} and the margin)" if needed >= next_save.usual_room else ""
         summary = (
-            f"the next save needs {format_size(needed)}{margin}{many}, {format_size(disk.free_bytes)} are free{where},"
+            f"the next save needs {format_size(needed)}{margin}{many}, {free},"
             f" podwatch {gone}: {format_size(plan.missing_bytes)} short{_ways_out(plan)}"
         )
         stop = Verdict.STOP if soon else Verdict.NONE
@@ -46,16 +47,24 @@ def no_room(
         )
     if plan.missing_inodes > 0:
         summary = (
-            f"the next save needs {next_save.inodes} files, {disk.inodes_free} inodes are free{where}:"
+            f"the next save needs {next_save.usual_inodes} files, {disk.inodes_free} inodes are free{where}:"
             f" {plan.missing_inodes} short{_ways_out(plan)}"
         )
         return (Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, summary, at, BY_HAND, subject=subject),)
     if plan.waiting:
         steps = ", ".join(str(r.step) for r in plan.waiting)
         due = "" if next_save.due_in is None else f", in about {next_save.due_in / 60:.0f} min,"
-        summary = f"{need}: before that save{due} podwatch deletes step {steps}, which is not in the store"
+        need = f"the next save needs {format_size(next_save.usual_room)}{many}"
+        summary = f"{need}, {free}: before that save{due} podwatch deletes step {steps}, which is not in the store"
         fix = "use a faster uplink, save less often, or use a bigger disk; `podwatch prune --dry-run` explains the plan"
         return (Finding(FindingKind.DISK_NO_ROOM, Severity.WARNING, summary, at, fix, subject=subject),)
+    if plan.missing_for_biggest > 0:
+        summary = (
+            f"a save as big as the biggest of the last ones ({format_size(next_save.bytes)}) does not fit: {free},"
+            f" {format_size(plan.missing_for_biggest)} short; podwatch deletes nothing for it that is not in the store"
+            f"{_ways_out(plan)}"
+        )
+        return (Finding(FindingKind.DISK_NO_ROOM, Severity.WARNING, summary, at, BY_HAND, subject=subject),)
     return ()
 
 

@@ -362,6 +362,8 @@ class Pruner:
             next_save_files=next_save.inodes,
             soon=next_save.soon,
             due_in=next_save.due_in,
+            usual_bytes=next_save.usual_room,
+            usual_files=next_save.usual_inodes,
         )
 
 
@@ -391,8 +393,11 @@ def _on(next_save: NextSave, devices: Mapping[str, int], disk: DiskSample, main:
     """The share of the next save that is written to one file system."""
     if all(device == main.device for device in devices.values()):
         return next_save
-    share = sum(size for part, size in next_save.parts if _lies_on(part, devices, disk, main))
-    return replace(next_save, bytes=min(share, next_save.bytes), files=0)
+    here = [sizes for part, *sizes in next_save.parts if _lies_on(part, devices, disk, main)]
+    size, usual = (
+        min(sum(sizes[n] for sizes in here), most) for n, most in enumerate((next_save.bytes, next_save.usual_bytes))
+    )
+    return replace(next_save, bytes=size, files=0, usual_bytes=usual, usual_files=0)
 
 
 def plan_document(plan: RemovalPlan, *, done: bool = False, waits_for: str = "") -> dict[str, Any]:
@@ -420,6 +425,8 @@ def plan_document(plan: RemovalPlan, *, done: bool = False, waits_for: str = "")
         message = f"{format_size(plan.freed_bytes)} of {format_size(plan.target_bytes)} {verb} ({plan.trigger})"
         if plan.shortfall_bytes:
             message += f"; {format_size(plan.shortfall_bytes)} short"
+            if plan.missing_for_biggest and not plan.critical:
+                message += " for a save as big as the biggest of the last ones; one of the usual size fits"
         if plan.waiting:
             message += f"; {format_size(sum(r.bytes for r in plan.waiting))} more to be freed before the next save"
         if plan.removals and waits_for:
