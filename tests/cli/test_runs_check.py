@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -121,6 +122,31 @@ def test_from_anywhere_with_a_key(machine, tmp_path) -> None:
         assert checked(machine, "r", "--store", f"b2://{BUCKET}", code=3, **wrong).startswith("UNKNOWN: ")
     gone = checked(machine, "r", "--store", f"b2://{BUCKET}", code=3, **env)
     assert gone.startswith("UNKNOWN: "), "a store that does not answer says nothing about the run"
+
+
+def test_watch_tells_of_a_run_that_vanishes_once(machine, store) -> None:
+    for name in ("well", "other"):
+        past_run(store, Keys(name), 10)
+        beat(store, name)
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "podwatch", "runs", "check", "--watch", "--every", "1s", "--store",
+         f"file://{machine.directory / 'store'}"],
+        stdout=subprocess.PIPE, text=True, env=machine.env, cwd=machine.directory,
+    )  # fmt: skip
+    assert watching.stdout is not None
+    try:
+        shown = (line for line in iter(watching.stdout.readline, "") if not line[0].isdigit())
+        assert [next(shown).split(":")[0] for _ in range(2)] == ["OK other", "OK well"]
+        shutil.rmtree(machine.directory / "store" / "other")
+        assert next(shown) == "UNKNOWN other: not in the store any more\n"
+        time.sleep(2.5)
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(20) == 3
+        assert not list(shown)
+    finally:
+        watching.kill()
+        watching.wait(20)
+        watching.stdout.close()
 
 
 def test_watch_prints_what_changes_until_it_is_interrupted(machine, store) -> None:

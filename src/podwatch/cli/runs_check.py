@@ -184,10 +184,13 @@ def _lines(evidence: "Evidence", judgement: "Judgement") -> list[str]:
 
 
 def _watch(store: "ObjectStore", prefix: str, run_id: str, limits: "Limits", every: float) -> None:
-    """Print each run whose verdict changes, after the time, until Ctrl-C. Each reading costs about five small reads for
-    each run, and without ``run_id`` one listing."""
+    """Print each run whose verdict changes, after the time, until Ctrl-C; a run that vanishes is unknown, as a named
+    one that is missing. Each reading costs about five small reads for each run, and without ``run_id`` one listing."""
     from podwatch.domain.errors import RemoteError
+    from podwatch.policy.run_check import Evidence, Judgement, Level
 
+    gone = Judgement(Level.UNKNOWN, "not in the store any more")
+    seen: set[str] = set()
     said: dict[str, tuple[str, str]] = {}
     worst = _worst([])
     with contextlib.suppress(KeyboardInterrupt):
@@ -196,6 +199,9 @@ def _watch(store: "ObjectStore", prefix: str, run_id: str, limits: "Limits", eve
             lines: dict[str, list[str]] = {}
             try:
                 found = _judged(store, prefix, run_id, limits)
+                there = {evidence.run_id for evidence, _ in found}
+                found += [(Evidence(name), gone) for name in sorted(seen - there)]
+                seen |= there
                 worst = _worst(found)
                 for evidence, judgement in found:
                     reason = "" if evidence.beat is None else evidence.beat.reason
