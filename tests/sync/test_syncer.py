@@ -522,6 +522,32 @@ async def test_the_first_upload_does_not_give_way_and_is_not_nice(b2: World, run
     assert os.getpriority(os.PRIO_PROCESS, running.pid) == os.getpriority(os.PRIO_PROCESS, 0)
 
 
+@pytest.mark.parametrize("last", ["a preemption", "the final sync"])
+async def test_the_last_upload_is_not_nice(b2: World, run: Run, monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+    assert b2.server is not None
+    b2.write_set(5)
+    b2.scan()
+    syncer = await run(b2)
+    await until(lambda: syncer.status().last_step == 5, 200)
+    urgent = []
+    send = syncer._sender.upload
+
+    async def upload(*args: object, **named: object) -> None:
+        urgent.append(named["urgent"])
+        await send(*args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(syncer._sender, "upload", upload)
+    b2.write_set(10)
+    b2.scan()
+    if last == "a preemption":
+        await syncer.sync_now()
+    else:
+        monkeypatch.setattr(syncer._run, "trainer_alive", lambda: False, raising=False)
+        syncer.run_ended()
+    await until(lambda: syncer.status().last_step == 10, 200)
+    assert urgent == [True]
+
+
 async def test_the_child_ends_with_its_parent_and_is_nice(b2: World, run: Run) -> None:
     assert b2.server is not None
     b2.write_set(5)

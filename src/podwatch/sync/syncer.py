@@ -594,7 +594,7 @@ class Syncer:
             self._begin_gap(chosen)
             message = f"step {chosen.step}: upload started"
             self._tell(EventName.UPLOAD_STARTED, message, step=chosen.step, bytes=total)
-            await self._sender.upload(plan.contents, todo, done, progress, hold=hold, urgent=self._behind(chosen.step))
+            await self._sender.upload(plan.contents, todo, done, progress, hold=hold, urgent=self._urgent(chosen.step))
         finally:
             self._in_flight = _InFlight()
             self.session.idle.set()
@@ -675,10 +675,12 @@ class Syncer:
     ) -> None:
         self._emit(Event(name, self._clock.wall(), message, severity, fields))
 
-    def _behind(self, step: int) -> bool:
-        """Whether the upload of this step gives way to nothing: a newer save waits, or nothing is stored yet."""
+    def _urgent(self, step: int) -> bool:
+        """Whether the upload of this step gives way to nothing: a newer save waits, nothing is stored yet, a preemption
+        or an operator waits for it, or training has ended."""
         known = self.session.known
-        return self._tally.newer_waits(step) or (known.last_step is None and not known.stored)
+        first = known.last_step is None and not known.stored
+        return first or self._tally.newer_waits(step) or self._serving is not None or self._over()
 
     def _note_sets(self) -> None:
         """After a rescan: record which checkpoints are pending."""
