@@ -3,9 +3,12 @@
 import asyncio
 import json
 import os
+import pwd
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -259,6 +262,44 @@ def test_it_gets_the_environment_of_training_then_its_own(tmp_path: Path) -> Non
     assert shown(settings.checks[0])["BOTH"] == "training"
     evaluation = shown(settings.evaluation.as_check(), CUDA_VISIBLE_DEVICES="")
     assert (evaluation["HF_TOKEN"], evaluation["CUDA_VISIBLE_DEVICES"]) == ("hf-4711-token", "")
+
+
+def test_what_its_user_cannot_read_is_a_problem() -> None:
+    """podwatch itself, as root, sees a script that another user cannot reach."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    place = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        place.chmod(0o755)
+        script, program = place / "in" / "convert.py", place / "in" / "convert"
+        script.parent.mkdir(mode=0o755)
+        for path in (script, program):
+            path.write_text("#!/bin/sh\n")
+            path.chmod(0o755)
+
+        def problem(*command: str) -> str:
+            text = (
+                f'run_id = "r1"\n[trainer]\noutput_dir = "{place}/out"\n[[hooks]]\nname = "h"\non = ["checkpoint"]\n'
+                f'command = {json.dumps(command)}\ncwd = "/"\nuser = "nobody"\n'
+            )
+            settings = load_text(text, None, environ={}).settings
+            return start_child.problem_of(settings.hooks[0], settings, {"PATH": "/usr/bin:/bin"})[0]
+
+        shell = ("/bin/sh", str(script))
+        assert (problem(*shell), problem(str(program))) == ("", "")
+        script.parent.chmod(0o700)
+        said = f": the mode of {script.parent} does not allow it"
+        assert problem(*shell) == f"user nobody cannot read {script}{said}"
+        assert problem(str(program)) == f"user nobody cannot execute {program}{said}"
+        script.parent.chmod(0o711)
+        assert problem(*shell) == "", "a directory need not be readable"
+        script.chmod(0o600)
+        assert problem(*shell) == f"user nobody cannot read {script}: the mode of {script} does not allow it"
+        os.chown(script, 65534, -1)
+        if pwd.getpwnam("nobody").pw_uid == 65534:
+            assert problem(*shell) == ""
+    finally:
+        shutil.rmtree(place)
 
 
 def test_an_unusable_env_file_or_user_is_an_error_with_its_fix(tmp_path: Path) -> None:

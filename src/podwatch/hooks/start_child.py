@@ -196,6 +196,30 @@ def problem_of(child: HookSettings | CheckSettings, settings: Settings, environ:
     if found is None:
         return f"{program} not found or not executable", "write its absolute path, and make it executable"
     script = Path(order.argv[1]) if len(order.argv) > 1 else Path()
-    if script.suffix in (".py", ".sh") and not (cwd / script).is_file():
-        return f"{script}, which {program} gets, not found in {cwd}", "correct the path"
+    needed = {Path(found): 1}
+    if script.suffix in (".py", ".sh"):
+        needed[cwd / script] = 4
+        if not (cwd / script).is_file():
+            return f"{script}, which {program} gets, not found in {cwd}", "correct the path"
+    for path, bits in needed.items():
+        if (closed := _closed(path, bits, order)) is not None:
+            what = f"user {settings.user_of(child)} cannot {'execute' if bits == 1 else 'read'} {path}"
+            fix = "move it where this user may read it, such as /opt, or change its mode"
+            return f"{what}: the mode of {closed} does not allow it", fix
     return "", ""
+
+
+def _closed(path: Path, needed: int, order: Order) -> Path | None:
+    """``path``, or a directory above it, whose mode bits keep the order's user out; None if none does. ``needed``: the
+    bits of ``path`` itself, 4 to read and 1 to execute."""
+    if order.uid is None or order.uid == 0:
+        return None
+    above = dict.fromkeys((*reversed(path.parents), *reversed(path.resolve().parents)))
+    with contextlib.suppress(OSError):  # what podwatch cannot examine is no finding
+        for each, bits in (*((directory, 1) for directory in above), (path, needed)):
+            info = each.stat()
+            own_group = info.st_gid in (order.gid, *order.groups)
+            shift = 6 if info.st_uid == order.uid else 3 if own_group else 0
+            if info.st_mode >> shift & bits != bits:
+                return each
+    return None
