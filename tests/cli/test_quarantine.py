@@ -28,7 +28,7 @@ def test_what_was_set_aside_is_listed_and_comes_back(tmp_path: Path) -> None:
         f'run_id = "r"\nstate_dir = "{tmp_path}/state"\n[trainer]\nlayout = "hf"\noutput_dir = "{output}"\n'
     )
     workspace = Workspace(output).probe()
-    data = quarantine.plan([ahead], step=10, steps={15: "complete"}, lineage="a", wall=1.0)
+    data = quarantine.plan([ahead], step=10, steps={15: "complete"}, lineage="a", wall=1.0, number=7)
     quarantine.carry_out(workspace, Intent(7, IntentKind.QUARANTINE, 1.0, data))
     assert not ahead.exists()
 

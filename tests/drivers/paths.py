@@ -131,7 +131,8 @@ class Guard:
         moves = [{"from": str(path), "to": f"{n}-{path.name}"} for n, path in enumerate(paths)]
         if named is not None:
             moves[0]["to"] = named
-        intent = Intent(number, IntentKind.QUARANTINE, 1.0, {"step": 5, "steps": {}, "wall": 1.0, "moves": moves})
+        data = {"number": number, "step": 5, "steps": {}, "wall": 1.0, "moves": moves}
+        intent = Intent(number, IntentKind.QUARANTINE, 1.0, data)
         return quarantine.carry_out(self.workspace, intent)
 
     def give_back(self, number: int) -> tuple[Path, ...]:

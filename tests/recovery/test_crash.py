@@ -134,7 +134,8 @@ async def test_an_interrupted_quarantine_does_not_touch_a_living_trainer(quick_d
     journal = Journal.open(quick_dir / "state" / "j.sqlite")
     target = world.output / "checkpoints" / "step_15"
     journal.open_intent(
-        IntentKind.QUARANTINE, quarantine.plan([target], step=10, steps={15: "complete"}, lineage="l", wall=0.0)
+        IntentKind.QUARANTINE,
+        quarantine.plan([target], step=10, steps={15: "complete"}, lineage="l", wall=0.0, number=1),
     )
     journal.close()
     heir = Podwatch(world)

@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 
 def intent_for(paths: list[Path], number: int = 7) -> Intent:
-    data = quarantine.plan(paths, step=10, steps={15: "complete"}, lineage="l", wall=1.0)
+    data = quarantine.plan(paths, step=10, steps={15: "complete"}, lineage="l", wall=1.0, number=number)
     return Intent(number, IntentKind.QUARANTINE, 1.0, data)
 
 

@@ -490,7 +490,7 @@ class Podwatch:
                 run=RunFiles(layout, self.catalogue, self.workspace, self.record),
                 sensors=TrainerSensors(Gpus(world), self.sensors, self.sensors),
                 pod=self.pod,
-                store=RunStore(restore, kw.pop("lease", None), kw.pop("backup", None)),
+                store=RunStore(restore, kw.pop("lease", None)),
                 jitter=Even(),
                 **kw,
             )

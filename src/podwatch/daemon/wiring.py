@@ -263,7 +263,7 @@ def _recovery(
             run=RunFiles(run.layout, checkpoints.catalogue, run.workspace, training.record),
             sensors=TrainerSensors(sensing.gpus, sensing.processes, sensing.progress),
             pod=ThisPod(training, sensing.servers),
-            store=RunStore(store.restore, store.syncer, store.syncer),
+            store=RunStore(store.restore, store.syncer),
             gang=gang,
             guard=run.guard,
         )

@@ -350,17 +350,13 @@ def summarise(
     return Tree(engines, youngest, tuple(sorted(holders)), frozenset(theirs), frozenset(ours), blind, sleep_mode)
 
 
-def _words(command: str, flag: str) -> Iterable[tuple[str, str]]:
-    """(value after ``=``, next word) for each occurrence of the flag; vLLM accepts ``_`` for ``-``."""
-    words = command.split()
-    for n, word in enumerate(words):
-        name, _, value = word.partition("=")
-        if name.replace("_", "-") == flag:
-            yield value, words[n + 1] if n + 1 < len(words) else ""
-
-
 def _flag(command: str, flag: str) -> bool:
-    return any((value or "true").lower() not in ("false", "0", "no") for value, _ in _words(command, flag))
+    """Whether the flag is set; vLLM accepts ``_`` for ``-``."""
+    for word in command.split():
+        name, _, value = word.partition("=")
+        if name.replace("_", "-") == flag and value.lower() not in ("false", "0", "no"):
+            return True
+    return False
 
 
 def _ask_servers(

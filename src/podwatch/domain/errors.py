@@ -77,12 +77,6 @@ class Busy(HostError):  # noqa: N818
     exit_code = ExitCode.TRY_AGAIN
 
 
-class GaveUp(PodwatchError):  # noqa: N818
-    """podwatch gave up: the operator must act, or the job needs another machine."""
-
-    exit_code = ExitCode.GAVE_UP
-
-
 class RemoteError(PodwatchError):
     """The object store or another remote service failed. ``transient``: whether a later attempt can succeed."""
 

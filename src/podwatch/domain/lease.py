@@ -118,7 +118,6 @@ class Sign:
     generation: int = 0
     nonce: str = ""
     state: str = ""
-    written_at: str = ""
     digest_wall: float | None = None
     """When the run's last digest was sent, or when a pod began to wait for the first; epoch seconds."""
     pins: Mapping[int, str] = field(default_factory=dict)
@@ -140,7 +139,6 @@ def parse_sign(data: bytes | None) -> Sign | None:
         generation=generation if type(generation) is int and 0 <= generation < 2**62 else 0,
         nonce=_text(document, "claim"),
         state=_text(document, "state"),
-        written_at=_text(document, "written_at"),
         digest_wall=_time(document, LAST_DIGEST),
         pins=parse_pins(document),
         saves=parse_saves(document),

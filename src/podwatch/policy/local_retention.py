@@ -46,8 +46,6 @@ class Protection(StrEnum):
     UPLOADING = "uploading"
     """Can be deleted at the critical threshold if it is not the newest; its upload is stopped first."""
     RESUME_SOURCE = "resume-source"
-    RESTORING = "restoring"
-    WRITING = "writing"
     EARLIER_BRANCH = "earlier-branch"
     """Of a branch that training has left and that has no successor in the store yet; can be deleted at the critical
     threshold."""
@@ -56,8 +54,6 @@ class Protection(StrEnum):
     READING = "reading"
     """A hook or an evaluation reads it, within its time limit; can be deleted at the critical threshold, because a full
     disk costs training."""
-    UNCONFIRMED = "unconfirmed"
-    """The last resume could not be confirmed by a step number."""
 
 
 YIELDING = frozenset({Protection.UPLOADING, Protection.EARLIER_BRANCH, Protection.READING})

@@ -30,6 +30,7 @@ SPARE = ".spare"
 SPARE_INDEX_BYTES = 65_536
 INDEX = "index.json"
 INDEX_BYTES = 16 << 20
+UNMOVED = "nothing was moved; report this as a bug"
 _NAME = re.compile(r"[0-9]+-[^/\0]+")
 """``<n>-<name>``: one plain segment."""
 
@@ -48,13 +49,13 @@ def plan(
     steps: Mapping[int, str],
     lineage: str,
     wall: float,
-    number: int | None = None,
+    number: int,
 ) -> dict[str, object]:
     """Return the intent's data. ``steps`` maps every moved step to its completeness, for the later decision what can be
     deleted: a good checkpoint in quarantine stays protected until its replacement is safe. ``number`` names the
-    directory (None: the intent's id, as in the first versions)."""
+    directory."""
     return {
-        **({} if number is None else {"number": number}),
+        "number": number,
         "step": step,
         "lineage": lineage,
         "wall": wall,
@@ -97,9 +98,11 @@ def _numbers(tree: PinnedTree, home: Path) -> list[int]:
 
 
 def number_of(intent: Intent) -> int:
-    """Return the quarantine's number, which ``podwatch quarantine return`` takes."""
+    """Return the quarantine's number, which ``podwatch quarantine return`` takes. Raises HostError."""
     number = intent.data.get("number")
-    return number if isinstance(number, int) else intent.id
+    if not isinstance(number, int):
+        raise HostError("the journal holds a move without a number", fix=UNMOVED)
+    return number
 
 
 def directory_of(workspace: Workspace, intent: Intent) -> Path:
@@ -112,9 +115,7 @@ def carry_out(workspace: Workspace, intent: Intent) -> int:
     try:
         moves = moves_of(intent)
     except ValueError as error:
-        raise HostError(
-            f"the journal holds a damaged move: {error}", fix="nothing was moved; report this as a bug"
-        ) from error
+        raise HostError(f"the journal holds a damaged move: {error}", fix=UNMOVED) from error
     for move in moves:
         if not workspace.holds(move.source):
             raise HostError("refusing to move a path outside the output directory", where=str(move.source))

@@ -243,14 +243,6 @@ class GangStart(Protocol):
         ...
 
 
-class Backup(Protocol):
-    """Uploads of this run."""
-
-    async def sync_now(self, step: int | None = None) -> None:
-        """Upload and publish the checkpoint of ``step``; returns when it is in the store. Raises PodwatchError."""
-        ...
-
-
 class LeaseView(Protocol):
     """The lease of the run in the store."""
 
@@ -296,11 +288,10 @@ class RunFiles:
 
 @dataclass(frozen=True, slots=True)
 class RunStore:
-    """The run in the store; all are None without one."""
+    """The run in the store; both are None without one."""
 
     restore: RestoreSource | None = None
     lease: LeaseView | None = None
-    backup: Backup | None = None
 
 
 @dataclass(frozen=True, slots=True)

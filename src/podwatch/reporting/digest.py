@@ -19,7 +19,6 @@ SHOWN: Final = {"reward": "reward", "kl": "KL"}
 """Metrics of training in a digest, and their names there."""
 RECENT_STEPS: Final = 20
 """A metric is the mean of its last values: those of single steps scatter."""
-_FACTS: Final = ("disk", "checkpoint", "store", "upload")
 
 
 @dataclass(frozen=True, slots=True)

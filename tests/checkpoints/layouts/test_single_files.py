@@ -147,7 +147,7 @@ def test_quarantine_and_back(pod: Pod) -> None:
     workspace = Workspace(pod.output)
     quarantine.make_spare(workspace)
     ahead = pod.layout.ahead_of(10)
-    data = quarantine.plan(ahead, step=10, steps={20: "complete", 30: "complete"}, lineage="l", wall=1.0)
+    data = quarantine.plan(ahead, step=10, steps={20: "complete", 30: "complete"}, lineage="l", wall=1.0, number=7)
     intent = Intent(7, IntentKind.QUARANTINE, 1.0, data)
     assert quarantine.carry_out(workspace, intent) == 2
     assert set(pod.layout.steps()) == {10}

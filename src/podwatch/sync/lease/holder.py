@@ -31,7 +31,6 @@ RETRY_MIN, RETRY_MAX = 5.0, 60.0
 """Seconds between tries while the store does not answer."""
 ASIDE_SECONDS = 60.0
 """How soon a pod sees that control.json gives it the run again."""
-SETTLED = (LeaseAction.HOLD, LeaseAction.SUPERSEDED, LeaseAction.REFUSE)
 
 
 class Follower(Protocol):
