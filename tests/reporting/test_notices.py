@@ -123,11 +123,11 @@ def digests() -> dict[str, Notice]:
         now = digest.totals(document, digest.recent(view.snapshot.training.value or ()), WALL)
         return digest.notice(document, now, before)
 
-    yesterday = digest.Totals(WALL - 86_400, 40, reward=0.31, kl=0.02, lost_money=0.5, lost_seconds=300.0)
+    yesterday = digest.Totals(WALL - 86_400, 40, 0, 300.0, 0, lost_money=0.5, reward=0.31, kl=0.02)
     return {
         "digest-good-night": sent(at(views.healthy()), replace(yesterday, failures=1)),
         "digest-bad-night": sent(at(views.gave_up()), yesterday),
-        "digest-not-backed-up": sent(views.not_backed_up(), digest.Totals(WALL - 86_400)),
+        "digest-not-backed-up": sent(views.not_backed_up(), digest.Totals(WALL - 86_400, failures=0, steps_lost=0)),
     }
 
 

@@ -72,6 +72,7 @@ def test_the_trainings_own_project() -> None:
 def test_the_figures() -> None:
     found = metrics_of(views.healthy(), lost_steps=7)
     assert found["podwatch/steps_lost"] == 7
+    assert "podwatch/steps_lost" not in metrics_of(views.healthy(), lost_steps=None), "unknown is not 0"
     assert found["podwatch/restarts"] >= 0
     assert {"podwatch/step", "podwatch/disk_used_ratio", "podwatch/sync_lag_seconds"} <= found.keys()
     assert any(name.endswith("_memory_bytes") for name in found)

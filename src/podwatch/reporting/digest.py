@@ -27,9 +27,9 @@ class Totals:
 
     wall: float
     step: int | None = None
-    failures: int = 0
+    failures: int | None = None
     lost_seconds: float | None = None
-    steps_lost: int = 0
+    steps_lost: int | None = None
     lost_money: float | None = None
     reward: float | None = None
     kl: float | None = None
@@ -41,9 +41,9 @@ def totals(document: Mapping[str, Any], metrics: Mapping[str, float], wall: floa
     return Totals(
         wall,
         step,
-        int(account.get("failures") or 0),
+        account.get("failures"),
         account.get("lost_seconds"),
-        int(account.get("steps_lost") or 0),
+        account.get("steps_lost"),
         (account.get("money") or {}).get("lost"),
         metrics.get("reward"),
         metrics.get("kl"),
@@ -90,7 +90,7 @@ def notice(document: Mapping[str, Any], now: Totals, before: Totals) -> Notice:
             for label in ("disk", "checkpoint", "store", "upload")
             if label in facts
         ),
-        f"Useful training so far: {facts['goodput']}." if "goodput" in facts else "",
+        f"Goodput so far: {facts['goodput']}." if "goodput" in facts else "",
         *(f"Open ({problem['severity']}): {problem['summary']}." for problem in problems),
     ]
     title = "digest" if now.step is None else f"digest: step {now.step}"
@@ -114,16 +114,18 @@ def _steps(now: Totals, before: Totals, since: str) -> str:
 
 def _failures(document: Mapping[str, Any], now: Totals, before: Totals, since: str) -> str:
     """Failures and what they cost; counted anew where the journal was lost."""
+    if now.failures is None or before.failures is None or not document.get("account"):
+        return ""
     count = now.failures - before.failures
-    if count < 0 or not document.get("account"):
+    if count < 0:
         return ""
     if count == 0:
         return f"No failure {since}."
     text = f"{count} failure{'' if count == 1 else 's'} {since}"
     if now.lost_seconds is not None and before.lost_seconds is not None:
         text += f": {span(max(0.0, now.lost_seconds - before.lost_seconds))} lost"
-    steps = now.steps_lost - before.steps_lost
-    text += f", {steps} steps lost" if steps > 0 else ""
+    if now.steps_lost is not None and before.steps_lost is not None and now.steps_lost > before.steps_lost:
+        text += f", {now.steps_lost - before.steps_lost} steps lost"
     if now.lost_money is not None and before.lost_money is not None:
         currency = document["account"]["money"]["currency"]
         text += f", {amount(max(0.0, now.lost_money - before.lost_money), currency)}"
