@@ -40,7 +40,8 @@ def test_a_run_by_hand() -> None:
 
 def test_an_open_incident_costs_more_each_second() -> None:
     death = replace(DEATH, closed_wall=None, resumed_step=None, lost_steps=None)
-    assert loss_of(death, HOUR + 60, 60.0) == Loss(1, 60.0)
+    assert loss_of(death, HOUR + 60, 60.0) == Loss(1, 60.0, None, None)
+    assert loss_of(replace(death, lost_steps=5), HOUR + 60, 60.0) == Loss(1, 60.0, 300.0, 5)
     assert loss_of(death, HOUR + 90, 60.0).idle == 90
     assert loss_of(death, HOUR - 90, 60.0).idle == 0, "the clock was set back"
 
@@ -58,6 +59,12 @@ def test_what_is_unknown_is_not_zero() -> None:
     assert no_steps.incidents[1].idle == 600
     counts_saves = account(SPENT, [replace(DEATH, lost_steps=None)], 10 * HOUR)
     assert (counts_saves.run.lost_seconds, counts_saves.goodput) == (None, None)
+    assert (counts_saves.run.steps_lost, counts_saves.causes["silent-death"].steps) == (None, None)
+    unconfirmed = replace(DEATH, closed_wall=None, resumed_step=None, lost_steps=None)
+    fresh = replace(DEATH, resumed_step=None, lost_steps=None)
+    for unknown in (unconfirmed, fresh):
+        found = account(SPENT, [unknown, HANG], 10 * HOUR)
+        assert (found.run.steps_lost, found.run.lost_seconds, found.goodput) == (None, None, None)
     no_price = account(SPENT, [DEATH], 10 * HOUR, left=100)
     assert (no_price.run.so_far, no_price.run.lost, no_price.at_end) == (None,) * 3
     assert no_price.goodput is not None
@@ -73,6 +80,8 @@ def test_several_pods_are_added_up() -> None:
     other = both(replace(earlier, currency="USD"), found.run)
     assert (other.so_far, other.lost, other.seconds) == (None, None, 20 * HOUR)
     assert both(replace(earlier, so_far=None), found.run).so_far is None
+    unknown = both(replace(earlier, failures=None, steps_lost=None), found.run)
+    assert (unknown.failures, unknown.steps_lost) == (None, None)
 
 
 def test_the_time_of_a_step_contains_saves() -> None:

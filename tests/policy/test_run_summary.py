@@ -37,6 +37,11 @@ def test_the_run_ended_with_its_last_step_by_the_clock_of_the_store() -> None:
     assert not summarize("r", BEAT | {"outcome": "preempted"}, began_wall=1.0, written_wall=2.0, since=None).ended
 
 
+def test_figures_that_a_heartbeat_does_not_say_are_unknown() -> None:
+    found = summarize("r", {"account": {"total_seconds": 60.0}}, began_wall=None, written_wall=None, since=1.0)
+    assert (found.failures, found.steps_lost, found.lost_seconds) == (None, None, None)
+
+
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),

@@ -256,7 +256,8 @@ class Notifying:
         """Log one row of metrics to podwatch's own W&B run, if configured."""
         if self.wandb is not None:
             incidents = await self._journal.run(Journal.incidents, INCIDENTS_COUNTED)
-            lost = sum(i.lost_steps or 0 for i in incidents)
+            known = [i.lost_steps for i in incidents if i.lost_steps is not None]
+            lost = sum(known) if len(known) == len(incidents) else None
             from podwatch.reporting.wandb import metrics_of
 
             await self.wandb.push(metrics_of(view, lost_steps=lost))

@@ -253,7 +253,8 @@ def cost_of(incident: int, account: Account | None) -> str:
         steps = f", {loss.steps} steps to train again" if loss.steps else ""
         parts.append(f"{took}{steps}{_money(account.price.of(loss.seconds), account.price)}")
     if run.lost_seconds is not None and run.lost_seconds >= 1 and not (loss.times and run.failures == 1):
-        count = "1 failure" if run.failures == 1 else f"{run.failures} failures"
+        known = "all failures" if run.failures is None else f"{run.failures} failures"
+        count = "1 failure" if run.failures == 1 else known
         parts.append(f"{count} of this run: {_span(run.lost_seconds)}{_money(run.lost, account.price)}")
     return "; ".join(parts)
 

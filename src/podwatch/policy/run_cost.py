@@ -5,14 +5,16 @@ A failure costs the time without training, and the steps that the resume went ba
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from podwatch.domain.event import Incident
 
 COST_KEY: Final = "cost"
 """Journal key of what is kept for the next podwatch."""
 WINDOW: Final = 60
-"""Looks over which the time of a step is measured: an hour, so that it contains saves."""
+"""Newest steps seen over which the time of a step is measured. One look a minute sees one: an hour or longer,
+so that it contains saves."""
+_Number = TypeVar("_Number", int, float)
 DOWN: Final = "down"
 """The cause of time without training outside of incidents: podwatch gave up, or something blocks the start."""
 
@@ -30,20 +32,21 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What failures have cost. ``idle``: seconds without training; ``training``: seconds of training that was lost."""
+    """What failures have cost. ``idle``: seconds without training; ``training``: seconds of training that was lost, in
+    ``steps``."""
 
     times: int = 0
     idle: float = 0.0
     training: float | None = 0.0
-    steps: int = 0
+    steps: int | None = 0
 
     @property
     def seconds(self) -> float | None:
         return _sum(self.idle, self.training)
 
     def plus(self, other: "Loss") -> "Loss":
-        training = _sum(self.training, other.training)
-        return Loss(self.times + other.times, self.idle + other.idle, training, self.steps + other.steps)
+        training, steps = _sum(self.training, other.training), _sum(self.steps, other.steps)
+        return Loss(self.times + other.times, self.idle + other.idle, training, steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,9 @@ class Totals:
 
     since: float
     seconds: float = 0.0
-    failures: int = 0
+    failures: int | None = 0
     lost_seconds: float | None = 0.0
-    steps_lost: int = 0
+    steps_lost: int | None = 0
     so_far: float | None = None
     lost: float | None = None
     currency: str = ""
@@ -64,7 +67,8 @@ class Totals:
 class Spent:
     """What incidents do not say. ``down``: seconds without training and without an open incident. ``earlier``: of the
     run's earlier pods. ``after``: the incidents up to this one are in ``earlier``. ``unconfirmed``: incident -> epoch
-    seconds from which training runs, although no step confirms it and the incident stays open."""
+    seconds from which training runs, although no step confirms it and the incident stays open. ``claim``: generation of
+    the newest claim on the run with which this pod looked for an earlier account."""
 
     since: float
     seconds: float = 0.0
@@ -73,6 +77,7 @@ class Spent:
     earlier: Totals | None = None
     after: int = 0
     unconfirmed: Mapping[str, float] = field(default_factory=dict)
+    claim: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +140,11 @@ def account(
 
 
 def loss_of(incident: Incident, wall: float, step_seconds: float | None) -> Loss:
-    """What ``incident`` has cost until ``wall``. If training was not resumed, the next incident counts its steps."""
+    """What ``incident`` has cost until ``wall``."""
     idle = max(0.0, min(wall, wall if incident.closed_wall is None else incident.closed_wall) - incident.opened_wall)
     steps = incident.lost_steps
-    if steps is None and incident.resumed_step is None:
-        return Loss(1, idle)
     training = None if steps is None or step_seconds is None else steps * step_seconds
-    return Loss(1, idle, training, steps or 0)
+    return Loss(1, idle, training, steps)
 
 
 def both(earlier: Totals, own: Totals) -> Totals:
@@ -150,16 +153,16 @@ def both(earlier: Totals, own: Totals) -> Totals:
     return Totals(
         earlier.since,
         earlier.seconds + own.seconds,
-        earlier.failures + own.failures,
+        _sum(earlier.failures, own.failures),
         _sum(earlier.lost_seconds, own.lost_seconds),
-        earlier.steps_lost + own.steps_lost,
+        _sum(earlier.steps_lost, own.steps_lost),
         _sum(earlier.so_far, own.so_far) if same else None,
         _sum(earlier.lost, own.lost) if same else None,
         own.currency,
     )
 
 
-def _sum(one: float | None, other: float | None) -> float | None:
+def _sum(one: _Number | None, other: _Number | None) -> _Number | None:
     return None if one is None or other is None else one + other
 
 

@@ -61,9 +61,9 @@ def totals_of(account: Mapping[str, Any], since: float | None) -> Totals | None:
     return Totals(
         since,
         seconds,
-        _count(account.get("failures")) or 0,
+        _count(account.get("failures")),
         _number(account.get("lost_seconds")),
-        _count(account.get("steps_lost")) or 0,
+        _count(account.get("steps_lost")),
         _number(money.get("so_far")),
         _number(money.get("lost")),
         _text(money.get("currency"))[:8],

@@ -306,7 +306,8 @@ def _account(account: Account | None) -> Iterable[Metric]:
     for cause, loss in sorted(account.causes.items()):
         if loss.training is not None:
             lost.add_metric([cause], loss.training)
-        steps.add_metric([cause], float(loss.steps))
+        if loss.steps is not None:
+            steps.add_metric([cause], float(loss.steps))
     yield from (lost, steps)
     if account.finish is not None:
         finish = GaugeMetricFamily("podwatch_finish_seconds", "Time to the target step", labels=["estimate"])

@@ -219,8 +219,9 @@ class WandbRun:
         process._transport.close()  # type: ignore[attr-defined]  # wandb's helper can still hold the pipe
 
 
-def metrics_of(view: DaemonView, *, lost_steps: int) -> dict[str, float]:
-    """The metrics of podwatch's W&B run, in base units. ``lost_steps``: in all incidents of this run on this pod."""
+def metrics_of(view: DaemonView, *, lost_steps: int | None) -> dict[str, float]:
+    """The metrics of podwatch's W&B run, in base units. ``lost_steps``: in all incidents of this run on this pod;
+    None: unknown of one."""
     disk, sync = view.snapshot.disk.value, view.sync
     step, saved = view.snapshot.newest_step, newest_complete(view.checkpoints)
     last_stored = sync.last_step if sync.store_url else None
