@@ -36,7 +36,7 @@ class Watching:
         self.accountant.look(replace(view, snapshot=snapshot, **changes))  # type: ignore[arg-type]
 
     async def dies(self, *, down: float, lost_steps: int) -> None:
-        incident = await self.journal.run(Journal.open_incident, "silent-death", "", "", self.clock.wall())
+        incident = await self.journal.run(Journal.open_incident, "silent-death", "", "", self.clock.wall(), lost_steps)
         self.bus.say(
             EventName.INCIDENT_OPENED, "", incident=incident.id, kind="silent-death", began=self.clock.wall(),
             lost_steps=lost_steps,
@@ -110,15 +110,15 @@ async def test_a_pod_that_takes_over_adds_its_own(tmp_path: Path) -> None:
     await first.dies(down=60, lost_steps=0)
     document = account_document(first.accountant.account(PRICE, 10.0), brief=True)
     assert document is not None
-    second.accountant.take_over(document)
+    second.accountant.take_over(document, 2)
     clock.advance(340)
     found = second.accountant.account(PRICE, 10.0).run
     assert (found.seconds, found.failures, found.lost_seconds, found.so_far) == (1000.0, 1, 60.0, 1.0)
     back = account_document(second.accountant.account(PRICE, 10.0), brief=True)
     assert back is not None
-    first.accountant.take_over(back)
+    first.accountant.take_over(back, 3)
     assert first.accountant.account(PRICE, 10.0).run.failures == 1, "its own are in the other pod's figures"
-    second.accountant.take_over({"since": "x", "total_seconds": -1})
+    second.accountant.take_over({"since": "x", "total_seconds": -1}, 4)
     assert second.accountant.account(PRICE, 10.0).run == found
     await first.journal.close()
     await second.journal.close()
@@ -137,4 +137,78 @@ async def test_a_run_that_is_finished_or_down(tmp_path: Path) -> None:
     )
     podwatch.clock.advance(600)
     assert podwatch.accountant.account(PRICE).run.seconds == 660
+    await podwatch.journal.close()
+
+
+async def test_a_try_after_giving_up_does_not_count_the_time_since_then_twice(tmp_path: Path) -> None:
+    path, clock = tmp_path / "journal.sqlite", ManualClock()
+    podwatch = await begun(path, clock)
+    podwatch.looks(100, 1000)
+    incident = await podwatch.journal.run(Journal.open_incident, "silent-death", "", "", clock.wall(), 5)
+    number = incident.id
+    podwatch.bus.say(
+        EventName.INCIDENT_OPENED, "", incident=number, kind="silent-death", began=clock.wall(), lost_steps=5
+    )
+
+    async def close(**steps: int | None) -> None:
+        await podwatch.journal.run(Journal.update_incident, number, closed_wall=clock.wall(), **steps)
+        podwatch.bus.say(EventName.INCIDENT_CLOSED, "", incident=number, **steps)
+
+    podwatch.looks(100, 350, recovery=views.gave_up().recovery, findings=views.gave_up().findings)
+    await close(resumed_step=None, lost_steps=None)
+    clock.advance(3650)
+    podwatch.accountant.look(views.gave_up())
+    await close(resumed_step=95, lost_steps=6)
+    found = podwatch.accountant.account(PRICE, 10.0)
+    assert (found.run.seconds, found.run.steps_lost) == (5000.0, 6)
+    assert found.run.lost_seconds == 350 + 3650 + 60
+    await podwatch.journal.close()
+    again = await begun(path, clock)
+    assert again.accountant.account(PRICE, 10.0).run.lost_seconds == 350 + 3650 + 60
+    await again.journal.close()
+
+
+async def test_the_steps_of_an_open_incident_stay_known_over_a_restart(tmp_path: Path) -> None:
+    path, clock = tmp_path / "journal.sqlite", ManualClock()
+    podwatch = await begun(path, clock)
+    podwatch.looks(100, 1000)
+    await podwatch.journal.run(Journal.open_incident, "silent-death", "", "", clock.wall(), 5)
+    await podwatch.journal.close()
+    again = await begun(path, clock)
+    assert again.accountant.account(PRICE, 10.0).incidents[1].training == 50.0
+    await again.journal.close()
+
+
+async def test_what_another_pod_writes_while_this_one_holds_the_run_replaces_nothing(tmp_path: Path) -> None:
+    path, clock = tmp_path / "journal.sqlite", ManualClock()
+    foreign = {"since": "2026-01-01T00:00:00Z", "total_seconds": 7.0, "failures": 9, "lost_seconds": 1.0}
+    podwatch = await begun(path, clock)
+    podwatch.accountant.take_over({}, 0)
+    podwatch.accountant.take_over({}, 1)
+    podwatch.looks(1, 600)
+    podwatch.accountant.take_over(foreign, 1)
+    assert podwatch.accountant.account(PRICE).run.seconds == 600
+    podwatch.looks(1, 0)
+    await podwatch.journal.close()
+    again = await begun(path, clock)
+    again.accountant.take_over(foreign, 1)
+    assert again.accountant.account(PRICE).run.seconds == 600
+    again.accountant.take_over(foreign, 3)
+    assert again.accountant.account(PRICE).run.seconds == 7, "the run was another pod's meanwhile"
+    await again.journal.close()
+
+
+async def test_an_incident_that_is_open_when_the_run_is_taken_over_counts(tmp_path: Path) -> None:
+    clock = ManualClock()
+    podwatch = await begun(tmp_path / "journal.sqlite", clock)
+    await podwatch.dies(down=60, lost_steps=2)
+    incident = await podwatch.journal.run(Journal.open_incident, "silent-death", "", "", clock.wall(), 3)
+    podwatch.bus.say(
+        EventName.INCIDENT_OPENED, "", incident=incident.id, kind="silent-death", began=clock.wall(), lost_steps=3
+    )
+    earlier = {"since": "2026-01-01T00:00:00Z", "total_seconds": 9.0, "failures": 1, "lost_seconds": 1, "steps_lost": 2}
+    podwatch.accountant.take_over(earlier, 2)
+    clock.advance(40)
+    found = podwatch.accountant.account(PRICE, 10.0).run
+    assert (found.failures, found.steps_lost, found.lost_seconds) == (2, 5, 1 + 40 + 30)
     await podwatch.journal.close()

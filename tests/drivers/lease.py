@@ -184,6 +184,19 @@ class Contender:
     def take_over_pins(self) -> None:
         self.protocol.foreign_pins = {}
 
+    @property
+    def foreign_account(self) -> Mapping[str, Any]:
+        """What the run costs by another pod's heartbeat, until it is taken over."""
+        return self.protocol.foreign_account
+
+    @property
+    def claimed(self) -> int:
+        """Generation of its claim, won or not."""
+        return self.protocol.claimed
+
+    def take_over_account(self) -> None:
+        self.protocol.foreign_account = {}
+
     def note_digest(self, wall: float) -> None:
         self.protocol.note_digest(wall)
 

@@ -777,6 +777,7 @@ async def test_the_incident_begins_with_the_failure_and_its_end_says_what_it_cos
     await podwatch.until(Phase.CONFIRMING)
     (opened,) = [e for e in world.events if e.name is EventName.INCIDENT_OPENED]
     assert "(3 steps lost, 9 s of training)" in opened.message
+    assert (await podwatch.journal.run(Journal.incidents))[0].lost_steps == 3, "the next podwatch knows it too"
     world.set_walls[15] = world.clock.wall()  # the new trainer writes into the checkpoint that it was started from
     podwatch.catalogue.rescan()
     assert "; no training for 7" in opened.message
@@ -791,6 +792,25 @@ async def test_the_incident_begins_with_the_failure_and_its_end_says_what_it_cos
     (incident,) = podwatch.journal.sync.incidents()
     assert abs(incident.opened_wall - began) < 1.0
     assert incident.resolution == "restarted from step 15"
+    await podwatch.leave()
+
+
+async def test_the_steps_of_a_failure_count_once_where_the_next_start_fails(world: World) -> None:
+    podwatch = await running(world)
+    world.start_error = CannotExecute("the command does not exist")
+    podwatch.see(18, finding=death())
+    async with asyncio.timeout(60):
+        while len([e for e in world.events if e.name is EventName.INCIDENT_OPENED]) < 2:
+            await asyncio.sleep(0.005)
+    world.start_error = ""
+    await podwatch.until(Phase.CONFIRMING)
+    podwatch.see(16)
+    await podwatch.journal.run(Journal.incidents)
+    await podwatch.journal.run(Journal.incidents)
+    found = podwatch.journal.sync.incidents()
+    assert [one.kind for one in found][-2] == "start-failed"
+    assert [one.lost_steps for one in found] == [0] * (len(found) - 1) + [3]
+    assert all(one.closed_wall is not None for one in found)
     await podwatch.leave()
 
 

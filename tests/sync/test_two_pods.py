@@ -481,7 +481,8 @@ def test_what_the_run_costs_is_handed_on_in_the_heartbeat(pods: Pods) -> None:
     assert first.claims.foreign_account == {}, "its own is in its journal"
     second.hold()
     assert second.claims.foreign_account == {"failures": 3}
-    second.claims.foreign_account = {}
+    assert second.claims.claimed == second.claims.generation > 0
+    second.claims.take_over_account()
     second.beat(HolderState.RUNNING, {"account": "none"})
     assert second.claims.foreign_account == {}, "taken over once, although it read that heartbeat again"
     first.look()

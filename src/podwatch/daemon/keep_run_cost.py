@@ -74,17 +74,25 @@ class Accountant:
         self._at = now
         self._keep()
 
-    def take_over(self, document: Mapping[str, Any]) -> None:
-        """Continue the account in the last heartbeat of another pod; it contains what this pod had left before."""
+    def take_over(self, document: Mapping[str, Any], claim: int) -> None:
+        """Continue the account in the last heartbeat of another pod (empty: there is none); it contains what this pod
+        had left before. Once for each ``claim`` (its generation) with which this pod holds the run: what another pod
+        writes later does not replace what this pod has counted since."""
+        if claim <= self._spent.claim:
+            return
+        self._spent = replace(self._spent, claim=claim)
         if (earlier := totals_of(document, from_rfc3339(document.get("since")))) is not None:
+            closed = (one.id for one in self._incidents.values() if one.closed_wall is not None)
             self._spent = Spent(
                 self._clock.wall(),
                 step_seconds=self._spent.step_seconds,
                 earlier=earlier,
-                after=max(self._incidents, default=0),
+                after=max(closed, default=0),
+                unconfirmed=self._spent.unconfirmed,
+                claim=claim,
             )
             self._at = self._clock.boottime()
-            self._keep()
+        self._keep()
 
     def account(
         self, price: Price, median: float | None = None, *, target: int | None = None, step: int | None = None
@@ -124,11 +132,12 @@ class Accountant:
             )
         elif event.name is EventName.INCIDENT_CLOSED and number in self._incidents:
             resumed, steps = fields.get("resumed_step"), fields.get("lost_steps")
+            one = self._incidents[number]
             self._incidents[number] = replace(
-                self._incidents[number],
-                closed_wall=event.wall,
-                resumed_step=resumed if isinstance(resumed, int) else None,
-                lost_steps=steps if isinstance(steps, int) else None,
+                one,
+                closed_wall=event.wall if one.closed_wall is None else one.closed_wall,
+                resumed_step=resumed if isinstance(resumed, int) else one.resumed_step,
+                lost_steps=steps if isinstance(steps, int) else one.lost_steps,
             )
 
     def _keep(self) -> None:

@@ -191,8 +191,8 @@ class StoreJobs:
             session = self._syncer.session
             await adopt_pins(session.lease, self._memory, self._parts.run.journal)
             session.take_over_saves()
-            if session.lease is not None and (account := session.lease.take_account()):
-                self._status.books.accountant.take_over(account)
+            if session.lease is not None:
+                self._status.books.accountant.take_over(*session.lease.take_account())
             recovery, sets = self._parts.recovery, self._parts.checkpoints.catalogue.sets
             own = [found for found in sets if recovery.context.owns(found)]
             fields = heartbeat_fields(self._status.view(), own, state)

@@ -45,6 +45,11 @@ _INCIDENT_COLUMNS: Final = (
 _INCIDENT_CHANGES: Final = frozenset(
     {"summary", "evidence", "bundle", "closed_wall", "resolution", "resumed_step", "lost_steps"}
 )
+_CHANGE: Final = {
+    "closed_wall": "COALESCE(closed_wall, ?)",
+    "resumed_step": "COALESCE(?, resumed_step)",
+    "lost_steps": "COALESCE(?, lost_steps)",
+}
 
 
 IN_STANDBY: Final = frozenset({IntentKind.STOP, IntentKind.START, IntentKind.QUARANTINE})
@@ -301,26 +306,36 @@ class Journal:
 
     # -- incidents ----------------------------------------------------------------------------------------------------
 
-    def open_incident(self, kind: str, summary: str, evidence: str = "", opened_wall: float | None = None) -> Incident:
+    def open_incident(
+        self,
+        kind: str,
+        summary: str,
+        evidence: str = "",
+        opened_wall: float | None = None,
+        lost_steps: int | None = None,
+    ) -> Incident:
         """``evidence`` is JSON; ``opened_wall`` is when the failure began, in epoch seconds (None: now). Id 0 means
         that it could not be stored."""
         began = self._wall() if opened_wall is None else opened_wall
-        made = Incident(id=0, kind=kind, opened_wall=began, summary=summary, evidence=evidence)
+        made = Incident(id=0, kind=kind, opened_wall=began, summary=summary, evidence=evidence, lost_steps=lost_steps)
         number = self._tell(
-            "INSERT INTO incidents (kind, opened_wall, summary, evidence) VALUES (?, ?, ?, ?)",
-            (kind, made.opened_wall, made.summary, made.evidence),
+            "INSERT INTO incidents (kind, opened_wall, summary, evidence, lost_steps) VALUES (?, ?, ?, ?, ?)",
+            (kind, made.opened_wall, made.summary, made.evidence, lost_steps),
         )
         self._keep_if_possible()
         return replace(made, id=number)
 
     def update_incident(self, incident_id: int, /, **changes: object) -> Incident:
-        """Change any of summary, evidence, bundle, closed_wall, resolution, resumed_step, lost_steps."""
+        """Change any of summary, evidence, bundle, closed_wall, resolution, resumed_step, lost_steps.
+
+        One that is closed again keeps its first ``closed_wall``: the time since then is not its own. None removes no
+        steps."""
         unknown = set(changes) - _INCIDENT_CHANGES
         if unknown:
             raise InternalError(f"an incident has no field {sorted(unknown)[0]!r}", fix="report this as a bug")
         if changes and incident_id:
             changes = {name: scrub(value) if isinstance(value, str) else value for name, value in changes.items()}
-            columns = ", ".join(f"{name} = ?" for name in changes)
+            columns = ", ".join(f"{name} = {_CHANGE.get(name, '?')}" for name in changes)
             number = self._id("incidents", incident_id)
             self._tell(f"UPDATE incidents SET {columns} WHERE id = ?", (*changes.values(), number))  # noqa: S608
             self._keep_if_possible()

@@ -342,6 +342,13 @@ class RecoveryContext:
         """Return whether steps since the checkpoint ``step`` (None: since the beginning) cannot be counted."""
         return step is not None and counts_saves(self.tools.layout)
 
+    def lost_steps(self, last: int | None, step: int | None) -> int | None:
+        """Return the steps from the checkpoint ``step`` (None: from the beginning) to ``last``; None if unknown."""
+        if last is None or self.uncounted(step):
+            return None
+        lost = last - (step or 0)
+        return lost if lost >= 0 else None  # the checkpoint is above every step seen
+
     # -- the failure --------------------------------------------------------------------------------------------------
 
     def failed(self, cause: Finding, attempt: Attempt | None) -> OpenFailure:
@@ -360,15 +367,12 @@ class RecoveryContext:
         started = self.handle is not None and self.handle.start_id != failure.start_id
         step = self.attempt.resumed_from if started and self.attempt is not None else self.expected_step()
         fresh = step is None and (started or self.memory.fresh)
-        lost = None
-        if failure.step is not None and (fresh or step is not None) and not self.uncounted(step):
-            lost = failure.step - (step or 0)
         due = self.memory.next_try_wall if self.phase is Phase.BACKOFF else None
         return Healing(
             failure.cause,
             step=step,
             fresh=fresh,
-            lost_steps=lost if lost is not None and lost >= 0 else None,
+            lost_steps=self.lost_steps(failure.step, step) if fresh or step is not None else None,
             lost_seconds=self.attempt.lost_seconds if started and self.attempt else self.lost_seconds(step),
             started=started,
             retry_seconds=None if due is None else max(0.0, due - self.tools.clock.wall()),
@@ -415,10 +419,10 @@ class RecoveryContext:
             lost_steps=lost,
         )
 
-    async def close_open_incident(self, resolution: str) -> None:
+    async def close_open_incident(self, resolution: str, *, lost: int | None = None) -> None:
         incident = await self.tools.journal.run(Journal.current_incident)
         if incident is not None:
-            self.close_incident(incident.id, resolution)
+            self.close_incident(incident.id, resolution, lost=lost)
 
     # -- what the next podwatch must know -----------------------------------------------------------------------------
 

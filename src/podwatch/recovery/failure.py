@@ -183,19 +183,27 @@ class Failures:
         if incident is not None:
             self.context.close_incident(incident.id, f"podwatch gave up: {why}", over=False)
 
-    async def could_not_start(self, error: StartFailed, step: int | None) -> int:
-        """Record that the command did not run: a failed start, not a bad checkpoint. Return the incident's id."""
+    async def could_not_start(self, error: StartFailed, step: int | None, lost: int | None) -> int:
+        """Record that the command did not run: a failed start, not a bad checkpoint. Return the incident's id.
+        ``lost``: steps that the failure before it has cost."""
         self.context.by_request = False  # the next tries are podwatch's own, not the operator's request
-        await self.context.close_open_incident("the command could not be started")
+        await self.context.close_open_incident("the command could not be started", lost=lost)
         start_id = f"failed-{self.context.tools.clock.wall():.3f}"
         attempt = Attempt(start_id, self.context.tools.clock.monotonic(), step)
-        incident = await self.context.tools.journal.run(Journal.open_incident, "start-failed", str(error))
+        incident = await self.context.tools.journal.run(
+            Journal.open_incident, "start-failed", str(error), lost_steps=0
+        )  # nothing was trained
         self.context.last_incident = incident.id
         needs_person = error.what if error.needs_person else ""
         decision = await self.count(start_id, attempt, FindingKind.TRAINER_EXITED, (str(error),), needs_person)
         gave_up = self.context.memory.history.gave_up
         self.context.tools.say(
-            EventName.INCIDENT_OPENED, str(error), Severity.CRITICAL, incident=incident.id, gave_up=gave_up
+            EventName.INCIDENT_OPENED,
+            str(error),
+            Severity.CRITICAL,
+            incident=incident.id,
+            gave_up=gave_up,
+            lost_steps=0,
         )
         self.context.notes.add(FindingKind.BLOCKED, Severity.CRITICAL, error.what, error.fix)
         self.report(decision, f"The training command could not be started: {error.what}", (str(error),), attempt)

@@ -136,10 +136,7 @@ class Confirmation:
         self.context.failure = None
         self.context.notes.clear(FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
         self.context.remember_soon()
-        lost = None
-        if attempt.step_at_death is not None and not self.context.uncounted(attempt.resumed_from):
-            lost = attempt.step_at_death - (attempt.resumed_from or 0)
-            lost = lost if lost >= 0 else None  # the checkpoint is above every step seen: the loss is unknown
+        lost = self.context.lost_steps(attempt.step_at_death, attempt.resumed_from)
         text = f"Training continues at step {step} ({source})"
         if attempt.resumed_from == step:  # a trainer that first reports the step it loaded
             text = f"Training continues from step {step}"

@@ -135,15 +135,17 @@ class Operations:
         decision = None
         if self.context.memory.counted != handle.start_id:
             decision = await self.failures.count(handle.start_id, attempt, finding.kind, own, explained_by=line)
+        healing = self.context.healing()
+        lost_steps = None if healing is None else healing.lost_steps
         incident = await self.context.tools.journal.run(
             Journal.open_incident,
             str(finding.kind),
             finding.summary + (f" ({failure.log})" if failure.log else ""),
             json.dumps(plain(finding.evidence)),
             failure.wall,
+            lost_steps,
         )
         self.context.last_incident = incident.id
-        healing = self.context.healing()
         told = (finding if healing is None else reported(healing)).summary
         gave_up = self.context.memory.history.gave_up
         self.context.tools.say(
@@ -154,7 +156,7 @@ class Operations:
             kind=str(finding.kind),
             began=round(failure.wall, 3),
             gave_up=gave_up,
-            lost_steps=None if healing is None else healing.lost_steps,
+            lost_steps=lost_steps,
             lost_seconds=None if healing is None or healing.lost_seconds is None else round(healing.lost_seconds, 1),
         )
         if decision is not None:
@@ -279,7 +281,9 @@ class Operations:
                 await self.context.tools.clock.sleep(BLOCKED_POLL)
                 continue
             except StartFailed as error:
-                incident_id = await self.failures.could_not_start(error, choice.step)
+                lost = self.context.lost_steps(step_at_death, choice.step)
+                incident_id = await self.failures.could_not_start(error, choice.step, lost)
+                step_at_death = None  # its steps are in the incident that ends here
                 if not await self._pause():
                     return
                 continue

@@ -106,12 +106,13 @@ class LeaseHolder:
     def took_over_pins(self) -> None:
         self._claims.foreign_pins = {}
 
-    def take_account(self) -> Mapping[str, Any]:
-        """The account of the run in the same heartbeat, once. Empty while this pod does not write the heartbeat."""
+    def take_account(self) -> tuple[Mapping[str, Any], int]:
+        """The account of the run in the same heartbeat, once, and the generation of this pod's claim. Empty and 0 while
+        this pod does not write the heartbeat."""
         if not self.speaks:
-            return {}
+            return {}, 0
         found, self._claims.foreign_account = self._claims.foreign_account, {}
-        return found
+        return found, self._claims.claimed
 
     @property
     def holding(self) -> bool:

@@ -249,6 +249,12 @@ class LeaseProtocol:
         self._known = replace(self._known, exclusive=exclusive)
 
     @property
+    def claimed(self) -> int:
+        """Generation of the claim of this pod, won or not; 0 if none."""
+        own = self._known.own
+        return own.claim.generation if own is not None else 0
+
+    @property
     def generation(self) -> int:
         own = self._known.own
         return own.claim.generation if own is not None and own.won else 0
