@@ -261,7 +261,7 @@ def newest(daemon: DaemonProcess) -> int:
     return max(int(e["step"]) for e in daemon.events() if e["podwatch_event"] == "checkpoint-complete")
 
 
-SLOW = {"sync__max_rate": "10kB"}
+SLOW = {"sync__max_rate": "3kB"}
 """An upload takes seconds."""
 
 
