@@ -82,7 +82,9 @@ def command(
     with opened(where, url) as (store, prefix, own):
         run_id = checked_run_id(run_id or own)
         keys, clock = Keys(run_id, prefix), SystemClock()
-        controller = Controller(RunStore(store, keys, clock), run_id, commands, clock, act=mode != "dry-run")
+        controller = Controller(
+            RunStore(store, keys, clock), run_id, commands, clock, act=mode != "dry-run", creates=False
+        )
         if mode == "loop":
             stop = _Stop()
             for number in (signal.SIGTERM, signal.SIGINT):

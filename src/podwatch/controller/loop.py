@@ -25,6 +25,10 @@ check, and some repetitions."""
 AGAIN_SECONDS = 5.0
 FRESH_SECONDS = 60.0
 """Nothing is done on what was read longer ago: a frozen controller would take its own absence for the pod's."""
+NOT_CREATED = (
+    "not created: caps and spend lie in the store, where whoever can write as a pod could raise them. Start a pod"
+    " yourself, with `podwatch bootstrap`"
+)
 STALE = "Reading took too long: what was read is too old to act on."
 CHANGED = "The records changed while the lists were read."
 """A record is written before its machine is requested: only one that is still missing now is lost."""
@@ -57,13 +61,14 @@ class Look:
 
 @dataclass
 class Controller:
-    """One run. ``act`` False: everything but reading is left out."""
+    """One run. ``act`` False: everything but reading is left out. ``creates`` False: it requests no machine."""
 
     store: RunStore
     run_id: str
     providers: Mapping[str, Provider]
     clock: ControllerClock
     act: bool = True
+    creates: bool = True
     parallel: bool = True
     """Ask several providers at once."""
     _failed: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -121,6 +126,8 @@ class Controller:
             return str(error)
 
     def _act(self, decision: Decision, facts: Facts) -> Look:
+        if decision.action is Action.CREATE and not self.creates:
+            return Look(decision, NOT_CREATED, ExitCode.FAILED)
         if decision.prepare:
             self.store.claim(decision.prepare)
         if decision.action is Action.DESTROY:
