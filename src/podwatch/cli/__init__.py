@@ -10,6 +10,8 @@ import sys
 
 AGAIN, UNDER_INIT = 86, "PODWATCH_UNDER_INIT"
 """``ExitCode.GAVE_UP``, and the variable of the same name: importing them takes time in which a signal can come."""
+TRAINING_PATH = "PODWATCH_TRAINING_PYTHONPATH"
+"""``trainer.environment.GIVEN_PATH``."""
 
 
 def main() -> None:
@@ -58,8 +60,8 @@ def leave_out_current_directory() -> None:
 
 def leave_out_what_others_can_write() -> None:
     """Remove from ``sys.path`` and from PYTHONPATH, for podwatch's own children too, the entries that another user
-    could write or replace, with a line on standard error: podwatch imports from there, also as root. What the
-    interpreter has imported before (sitecustomize, encodings) is beyond that."""
+    could write or replace, with a line on standard error: podwatch imports from there, also as root. Training gets it
+    as it was given. What the interpreter has imported before (sitecustomize, encodings) is beyond that."""
     listed = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(entry)]
     if "PYTHONPATH" not in os.environ:
         return
@@ -76,10 +78,11 @@ def leave_out_what_others_can_write() -> None:
             check_trusted(Path(entry), "an entry of PYTHONPATH")
         except ConfigurationError as error:
             refused.add(entry)
-            print(f"podwatch and what it starts do without this entry of PYTHONPATH: {error}", file=sys.stderr)
+            print(f"podwatch does without this entry of PYTHONPATH: {error}", file=sys.stderr)
         except OSError:
             refused.add(entry)  # it is not there
     sys.path[:] = [entry for entry in before if entry not in refused or entry == home]
+    os.environ.setdefault(TRAINING_PATH, os.environ["PYTHONPATH"])
     os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in listed if entry not in refused)
 
 

@@ -32,6 +32,7 @@ OPERATIONAL = frozenset(
         "PODWATCH_DIRECTORY",
         "PODWATCH_LABEL",
         "PODWATCH_TEST_TIMES",
+        "PODWATCH_TRAINING_PYTHONPATH",
     }
 )
 """PODWATCH_* variables that are not settings: exported to training, or read by commands."""

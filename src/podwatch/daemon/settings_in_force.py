@@ -31,7 +31,7 @@ from podwatch.domain.thresholds import (
 )
 from podwatch.stores.credentials import credentials_for
 from podwatch.stores.s3_credentials import claim_own
-from podwatch.trainer.environment import build_environment, read_env_file
+from podwatch.trainer.environment import as_given, build_environment, read_env_file
 
 
 @dataclass(slots=True)
@@ -187,7 +187,7 @@ class TrainingEnvironment:
     def build(self) -> dict[str, str]:
         """Reads the env_file: blocks. The values can be secrets."""
         trainer = self._config.settings.trainer
-        built = build_environment(os.environ, trainer.env, trainer.env_file, user=trainer.user)
+        built = build_environment(as_given(os.environ), trainer.env, trainer.env_file, user=trainer.user)
         if self.heartbeat_url:
             built["PODWATCH_HEARTBEAT_URL"] = f"{self.heartbeat_url}/heartbeat/{self.token}/trainer"
             built["PODWATCH_HEARTBEAT_ORCHESTRATOR_URL"] = f"{self.heartbeat_url}/heartbeat/{self.token}/orchestrator"

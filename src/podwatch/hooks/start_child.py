@@ -18,7 +18,7 @@ from podwatch.config.settings import CheckSettings, HookSettings, Settings
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.secrets import scrub
 from podwatch.system.environment_without_secrets import scrubbed_environment
-from podwatch.trainer.environment import build_environment, read_env_file
+from podwatch.trainer.environment import as_given, build_environment, read_env_file
 
 GRACE_SECONDS: Final = 5.0
 """Between SIGTERM and SIGKILL at the time limit."""
@@ -110,7 +110,8 @@ def order_for(
     directory = child.cwd or trainer.cwd or trainer.output_dir.parent
     if with_own_rights := uid is None and _account(trainer.user)[0] is not None:
         training, directory = {}, child.cwd or Path("/")  # its PATH and PYTHONPATH name the training user's directories
-    environment = {**build_environment(environ, training, child.env_file, user=user), **own}
+    base = environ if with_own_rights else as_given(environ)
+    environment = {**build_environment(base, training, child.env_file, user=user), **own}
     if with_own_rights:
         check_command(child.command, directory, environment.get("PATH"))
     return Order(

@@ -24,7 +24,14 @@ ALLOWED = frozenset(
 )
 """The only ``PODWATCH_*`` names training may see; heartbeat URLs start with ``PODWATCH_HEARTBEAT_``."""
 
+GIVEN_PATH = "PODWATCH_TRAINING_PYTHONPATH"
+"""PYTHONPATH as the operator gave it: podwatch's own is without what others can write (``podwatch.cli``)."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def as_given(base: Mapping[str, str]) -> Mapping[str, str]:
+    """``base``, usually os.environ, with the operator's PYTHONPATH, for what runs as training does."""
+    return {**base, "PYTHONPATH": base[GIVEN_PATH]} if GIVEN_PATH in base else base
 
 
 def for_training(env: Mapping[str, str]) -> dict[str, str]:
