@@ -95,7 +95,8 @@ def test_archive_refuses_what_it_must(stored):
 def test_a_run_as_a_record(stored):
     machine, _, config, _ = stored
     past_run(days_ago(machine, 3), Keys("past"), 10, 20)
-    beat = {"outcome": "finished", "step": 20, "account": {"money": {"so_far": 8.5, "currency": "EUR"}}}
+    account = {"since": "2026-11-20T00:00:00Z", "total_seconds": 3600, "money": {"so_far": 8.5, "currency": "EUR"}}
+    beat = {"outcome": "finished", "step": 20, "account": account}
     LocalStore(machine.directory / "store", writer_id="w").put_bytes(Keys("past").heartbeat, json.dumps(beat).encode())
     shown = machine.podwatch("runs", "show", "past", "-c", config)
     assert shown.returncode == 0, shown.stderr

@@ -471,7 +471,7 @@ def test_the_command_with_a_store_and_with_a_configuration(tmp_path: Path) -> No
     )
     config.chmod(0o600)
     done = podwatch(tmp_path, "-c", str(config), "--once")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr  # until its caps lie where no pod can write
     assert "CREATE: Pod old has left the run (preempted)" in done.stdout
-    assert "has sent no heartbeat yet" in done.stdout
-    assert len(place.machines()) == 1
+    assert "Not created:" in done.stdout
+    assert place.machines() == {}
