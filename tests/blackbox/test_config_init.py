@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.strangers import UID, needs_root, public_directory
 
-pytestmark = needs_root
+pytestmark = [pytest.mark.slow, needs_root]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.strangers import needs_root, public_directory
 
-pytestmark = needs_root
+pytestmark = [pytest.mark.slow, needs_root]
 
 NOBODY = 65534
 SECONDS = 30.0

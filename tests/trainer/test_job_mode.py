@@ -121,7 +121,9 @@ async def test_an_attempt_is_refused_while_the_keeper_of_an_earlier_one_lives(po
         await pod.launcher(state=pod.root / "other").start(pod.script("exit 0", start_id="s2"))
     eventually(pod.members)
     owner.let_go()
-    eventually(lambda: not pod.members() and not pod.keepers())
+    kept = read_record(pod.directory)
+    assert kept is not None
+    eventually(lambda: not pod.members() and not procfs.is_alive(kept.keeper))
     refuse_beside_earlier_attempt(pod.directory, next_job())
     assert read_record(pod.directory) is None, "its end is no failure of training"
 
