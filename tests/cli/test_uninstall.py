@@ -133,7 +133,7 @@ def test_everything_stays_and_is_listed(pod: Pod) -> None:
     sizes = {item["path"]: item["bytes"] for item in document["items"]}
     assert sizes[str(pod.state)] > 0 < sizes[str(pod.beside)]
     assert (document["removed"], document["training"]) == ([], None)
-    (beside,) = [item for item in document["items"] if item["kind"] == "beside"]
+    (beside,) = [item for item in document["items"] if item["kind"] == "run-directory"]
     assert beside["complete_steps"] == [20]
 
 

@@ -44,7 +44,7 @@ class Pod:
     run_id: str = "run"
     trains: bool = False
     paused: bool = False
-    beside_another: bool = False
+    trains_as_another: bool = False
     waiting: list[str] = field(default_factory=list)
     clock: AutoClock = field(default_factory=AutoClock)
     events: list[Event] = field(default_factory=list)

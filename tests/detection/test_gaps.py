@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.detection.gaps import Gap, GapsState, begin_anew, find_gap
+from podwatch.detection.gaps import GapsState, TurnGap, begin_anew, find_gap
 from podwatch.detection.run_detectors import DetectionState, advance, initial
 from podwatch.detection.windows import NOT_HELD, Held, Rhythm
 from podwatch.domain.finding import Finding, FindingKind, Verdict
@@ -175,7 +175,7 @@ def test_steps_that_were_made_in_the_hole_count() -> None:
 def test_what_happened_adds_up(passed: float, slept: float, jumped: float) -> None:
     before = GapsState(1000.0, 1000.0, Rhythm(1000.0, (2.0,) * 5))
     now = Snapshot(1000.0 + passed, 1e9 + passed + slept + jumped, boot_at=1000.0 + passed + slept)
-    gap = find_gap(before, now, DetectionPolicy()) or Gap(now.at, 0.0, 0.0)
+    gap = find_gap(before, now, DetectionPolicy()) or TurnGap(now.at, 0.0, 0.0)
     assert (gap.stalled > 0.0) == (now.at - 1000.0 > 30.0)
     if slept > 2.01:
         assert gap.suspended == pytest.approx(slept, abs=0.01)
@@ -191,7 +191,7 @@ def test_clocks_that_go_back_or_stand_still_are_no_hole() -> None:
 
 def test_only_windows_begin_anew() -> None:
     state = (
-        GapsState(stalls=(Gap(1.0, 40.0, 0.0),)),
+        GapsState(stalls=(TurnGap(1.0, 40.0, 0.0),)),
         Held(1.0, 3, 5.0),
         Rhythm(4.0, (2.0,)),
         7,

@@ -8,8 +8,8 @@ from podwatch.domain.event import Incident
 from podwatch.policy.run_cost import (
     Loss,
     Price,
+    RunCost,
     Spent,
-    Totals,
     account,
     both,
     from_dict,
@@ -73,9 +73,9 @@ def test_what_is_unknown_is_not_zero() -> None:
 
 
 def test_several_pods_are_added_up() -> None:
-    earlier = Totals(-HOUR, 5 * HOUR, 3, 900.0, 7, 10.0, 0.5, "EUR")
+    earlier = RunCost(-HOUR, 5 * HOUR, 3, 900.0, 7, 10.0, 0.5, "EUR")
     found = account(replace(SPENT, earlier=earlier, after=1), [DEATH, HANG], 10 * HOUR, price=PRICE)
-    assert found.run == Totals(-HOUR, 15 * HOUR, 4, 2100.0, 7, 70.0, 2.5, "EUR")
+    assert found.run == RunCost(-HOUR, 15 * HOUR, 4, 2100.0, 7, 70.0, 2.5, "EUR")
     assert set(found.incidents) == {2}, "the earlier pod's figures contain the first"
     other = both(replace(earlier, currency="USD"), found.run)
     assert (other.so_far, other.lost, other.seconds) == (None, None, 20 * HOUR)
@@ -96,7 +96,7 @@ def test_the_time_of_a_step_contains_saves() -> None:
 
 
 def test_what_is_kept_survives_json() -> None:
-    kept = replace(SPENT, earlier=Totals(1.0, 2.0, lost_seconds=None), after=3)
+    kept = replace(SPENT, earlier=RunCost(1.0, 2.0, lost_seconds=None), after=3)
     assert from_dict(to_dict(kept)) == kept
     for broken in (None, {}, [], "x", {"since": 1.0}, {**to_dict(kept), "other": 1}):
         assert from_dict(broken) is None

@@ -333,8 +333,9 @@ def _show(call: Call, fetched: "Fetched", files: "list[PlannedFile]", settings: 
     click.echo(f"run {call.run_id} in {clean(call.store)}, stored by {clean(record.producer)}")
     if settings is not None:
         click.echo(f"  command    {clean(shlex.join(scrub_argv(settings.trainer.command)))}")
-        for key, command in list(commands(settings))[bool(settings.trainer.command) :]:
-            click.echo(f"  also runs  {clean(shlex.join(scrub_argv(command)))}   ({clean(key)})")
+        for key, command in commands(settings):
+            if key != "trainer.command":
+                click.echo(f"  also runs  {clean(shlex.join(scrub_argv(command)))}   ({clean(key)})")
         click.echo(f"  as         {clean(_users(settings))}")
         for name, value in settings.trainer.env.items():
             click.echo(f"  with       {clean(name)}={clean(scrub(value))}")
@@ -353,11 +354,10 @@ def _show(call: Call, fetched: "Fetched", files: "list[PlannedFile]", settings: 
 
 
 def _users(settings: "Settings") -> str:
-    """Whose rights the commands have, in words."""
-    own = {hook.user for hook in settings.hooks} | {check.user for check in settings.checks}
-    own |= {settings.evaluation.user, settings.notify.user, settings.trainer.user} - {""}
-    names = sorted(name for name in own if name)
-    return f"this user, or as their `user` says: {', '.join(names)}" if names else "this user"
+    """The users that the commands run as."""
+    own = [settings.trainer.user, settings.user_of(settings.evaluation), settings.user_of(settings.notify)]
+    users = {*own, *map(settings.user_of, settings.hooks), *map(settings.user_of, settings.checks)}
+    return ", ".join(sorted(user or "the user of podwatch" for user in users))
 
 
 def _refuse(

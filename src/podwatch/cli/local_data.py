@@ -71,7 +71,7 @@ def _beside(workspace: Workspace, run: str) -> Iterator[Item]:
         note = ", ".join(f"step {step} ({state})" for step, state in states)
         note = problem or (f"quarantine: {note}" if note else "")
         whole = tuple(sorted(step for step, state in states if state == Completeness.COMPLETE))
-        yield Item("beside", home, workspace.tree.measure(home)[0], note, whole, not problem)
+        yield Item("run-directory", home, workspace.tree.measure(home)[0], note, whole, not problem)
 
 
 def _of_another(workspace: Workspace, run: str) -> str:

@@ -184,40 +184,47 @@ def _lines(evidence: "Evidence", judgement: "Judgement") -> list[str]:
 
 
 def _watch(store: "ObjectStore", prefix: str, run_id: str, limits: "Limits", every: float) -> None:
-    """Print each run whose verdict changes, after the time, until Ctrl-C; a run that vanishes is unknown, as a named
-    one that is missing. Each reading costs about five small reads for each run, and without ``run_id`` one listing."""
-    from podwatch.domain.errors import RemoteError
-    from podwatch.policy.run_check import Evidence, Judgement, Level
-
-    gone = Judgement(Level.UNKNOWN, "not in the store any more")
+    """Print each run whose verdict changes, after the time, until Ctrl-C. Each reading costs about five small reads for
+    each run, and without ``run_id`` one listing."""
     seen: set[str] = set()
     said: dict[str, tuple[str, str]] = {}
     worst = _worst([])
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            now: dict[str, tuple[str, str]] = {}
-            lines: dict[str, list[str]] = {}
-            try:
-                found = _judged(store, prefix, run_id, limits)
-                there = {evidence.run_id for evidence, _ in found}
-                found += [(Evidence(name), gone) for name in sorted(seen - there)]
-                seen |= there
-                worst = _worst(found)
-                for evidence, judgement in found:
-                    reason = "" if evidence.beat is None else evidence.beat.reason
-                    now[evidence.run_id] = judgement.level.name, reason
-                    lines[evidence.run_id] = _lines(evidence, judgement)
-            except RemoteError as error:
-                worst = _worst([])
-                now, lines = {"": ("UNKNOWN", "")}, {"": for_terminal(f"UNKNOWN: {clean(error)}")}
-            if not now:
-                now, lines = {"": ("UNKNOWN", "none")}, {"": [f"UNKNOWN: no runs in {clean(store.url)}"]}
-            for name, verdict in now.items():
+            worst, now = _reading(store, prefix, run_id, limits, seen)
+            for name, (verdict, lines) in now.items():
                 if said.get(name) != verdict:
-                    click.echo("\n".join([time.strftime("%Y-%m-%d %H:%M:%S"), *lines[name]]))
-            said = now
+                    click.echo("\n".join([time.strftime("%Y-%m-%d %H:%M:%S"), *lines]))
+            said = {name: verdict for name, (verdict, _) in now.items()}
             time.sleep(every)
     raise click.exceptions.Exit(int(worst))
+
+
+def _reading(
+    store: "ObjectStore", prefix: str, run_id: str, limits: "Limits", seen: set[str]
+) -> "tuple[Level, dict[str, tuple[tuple[str, str], list[str]]]]":
+    """The worst level, and by run its verdict (level and reason) and its lines; the empty name is the store's.
+    ``seen``: every run so far, which grows; one that has vanished is unknown, as a named one that is missing."""
+    from podwatch.domain.errors import RemoteError
+    from podwatch.policy.run_check import Evidence, Judgement, Level
+
+    try:
+        found = _judged(store, prefix, run_id, limits)
+    except RemoteError as error:
+        return Level.UNKNOWN, {"": (("UNKNOWN", ""), for_terminal(f"UNKNOWN: {clean(error)}"))}
+    there = {evidence.run_id for evidence, _ in found}
+    gone = Judgement(Level.UNKNOWN, "not in the store any more")
+    found += [(Evidence(name), gone) for name in sorted(seen - there)]
+    seen |= there
+    if not found:
+        return Level.UNKNOWN, {"": (("UNKNOWN", "none"), [f"UNKNOWN: no runs in {clean(store.url)}"])}
+    return _worst(found), {
+        evidence.run_id: (
+            (judgement.level.name, "" if evidence.beat is None else evidence.beat.reason),
+            _lines(evidence, judgement),
+        )
+        for evidence, judgement in found
+    }
 
 
 def _document(evidence: "Evidence", judgement: "Judgement") -> dict[str, Any]:

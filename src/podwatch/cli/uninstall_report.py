@@ -55,7 +55,7 @@ class Report:
         return [p for p in (self.service.dropin, self.service.unit_file) if origin(p) is not Origin.ABSENT]
 
     def _how_to_remove_data(self) -> list[str]:
-        ours = [i for i in self.items if i.ours and i.kind in ("beside", "state", "runtime")]
+        ours = [i for i in self.items if i.ours and i.kind in ("run-directory", "state", "runtime")]
         if not ours:
             return []
         lines = ["after the end of training, this removes podwatch's own directories of this run:"]

@@ -1,7 +1,7 @@
 """Every setting of podwatch, with its default and its meaning. The reason for a default is beside it or in its policy.
 
 ``config show``, ``config init`` and docs/configuration.md are generated from these classes. ``loading.py`` reads files,
-environment and flags; ``validation.py`` validates.
+environment and flags; ``validation.py`` validates. Long because it is one list, read from top to bottom.
 """
 
 import os
@@ -863,7 +863,7 @@ class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = setting("info", description="lowest severity that is logged")
 
 
-def is_another(user: str) -> bool:
+def _is_another(user: str) -> bool:
     """Whether this is another user than podwatch's own. One that does not exist is reported where it is needed."""
     try:
         return bool(user) and pwd.getpwnam(user).pw_uid != os.geteuid()
@@ -953,7 +953,7 @@ class Settings(Section):
                 'evaluation.gpus = "free" needs the GPUs of training in gpu.inference or gpu.trainer: without them'
                 " every GPU can be training's, and no evaluation would ever run"
             )
-        if place is None and (self.evaluation.user or (self.evaluation.command and is_another(self.trainer.user))):
+        if place is None and (self.evaluation.user or (self.evaluation.command and _is_another(self.trainer.user))):
             user = self.evaluation.user or f"{self.trainer.user}, as trainer.user says,"
             raise ValueError(
                 f"an evaluation that runs as {user} needs evaluation.dir: a directory that this user can enter"
@@ -961,11 +961,15 @@ class Settings(Section):
         return self
 
     @property
-    def beside_another(self) -> bool:
+    def trains_as_another(self) -> bool:
         """Whether training runs as another user than podwatch."""
-        return is_another(self.trainer.user)
+        return _is_another(self.trainer.user)
 
     def user_of(self, command: "HookSettings | CheckSettings | EvaluationSettings | NotifySettings") -> str:
         """The user that the operator's command runs as; empty: podwatch's own. The training user's, where there is one:
         what lies in the directories of training, such as a module that the command imports, is that user's choice."""
         return command.user or self.trainer.user
+
+    def outranks_training(self, command: "HookSettings | CheckSettings | EvaluationSettings | NotifySettings") -> bool:
+        """Whether the command has podwatch's own rights, and training those of another user."""
+        return self.trains_as_another and not _is_another(self.user_of(command))

@@ -62,7 +62,7 @@ class PodOwner(Protocol):
     def settings(self) -> EndPodSettings: ...
 
     @property
-    def beside_another(self) -> bool:
+    def trains_as_another(self) -> bool:
         """Whether training runs as another user than podwatch."""
         ...
 
@@ -186,7 +186,7 @@ class PodEnder:
         }
         try:
             environment = build_environment(self._environ, {}, settings.env_file) | own
-            if self._owner.beside_another:
+            if self._owner.trains_as_another:
                 await asyncio.to_thread(check_command, settings.command, Path("/"), environment.get("PATH"))
             done = await run_child(settings.command, timeout=settings.timeout, env=environment)
         except PodwatchError as error:
@@ -225,8 +225,8 @@ class EndedRun:
         return self._parts.settings.end_pod
 
     @property
-    def beside_another(self) -> bool:
-        return self._parts.settings.beside_another
+    def trains_as_another(self) -> bool:
+        return self._parts.settings.trains_as_another
 
     @property
     def run_id(self) -> str:

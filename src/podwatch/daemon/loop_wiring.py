@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from podwatch.checkpoints.scan import linked_steps
 from podwatch.daemon.backup_findings import kept_branch
@@ -26,9 +26,6 @@ from podwatch.policy.local_retention import Protection
 from podwatch.recording.format import Header
 from podwatch.recording.recorder import Recorder
 from podwatch.retention.room_for_next_save import Disks, Pruner
-
-if TYPE_CHECKING:
-    pass
 
 READ_TURNS = 5
 """10 s at the default poll. After a crash the next podwatch reads the lines since then again, which is harmless."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from podwatch.checkpoints.layouts import command_line
 from podwatch.client.trusted_configuration import check_command, read_trusted
-from podwatch.config.settings import NotifySettings, Settings, is_another
+from podwatch.config.settings import NotifySettings, Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.event import Emit, Event, EventName, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity
@@ -356,13 +356,15 @@ def channels_of(settings: Settings, urls: Sequence[str]) -> "tuple[Channel, ...]
     from podwatch.policy.alerts import channel_of
     from podwatch.reporting.deliver_notices import CommandChannel, UrlChannel
 
-    notify, user = settings.notify, settings.user_of(settings.notify)
-    asked = None if notify.command_severity is None else Severity(notify.command_severity)
-    if notify.command and settings.beside_another and not is_another(user):
+    notify = settings.notify
+    by_url = tuple(UrlChannel(url, notify.timeout, least) for least, url in map(channel_of, urls))
+    if not notify.command:
+        return by_url
+    if settings.outranks_training(notify):
         check_command(notify.command, Path("/"), os.environ.get("PATH"))
-    by_command = (CommandChannel(notify.command, notify.timeout, least=asked, user=user),) if notify.command else ()
-    entries = map(channel_of, urls)
-    return (*by_command, *(UrlChannel(url, notify.timeout, least) for least, url in entries))
+    least = None if notify.command_severity is None else Severity(notify.command_severity)
+    user = settings.user_of(notify)
+    return (CommandChannel(notify.command, notify.timeout, least=least, user=user), *by_url)
 
 
 async def make_notifying(

@@ -29,7 +29,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class TurnGap:
     """A gap between two turns. ``at``: the later turn; ``stalled``: seconds without a turn, if they were too many;
     ``suspended``: seconds that the machine slept, which the monotonic clock does not count."""
 
@@ -45,7 +45,7 @@ class GapsState:
     at: float | None = None
     boot: float | None = None
     rhythm: Rhythm = NO_RHYTHM
-    stalls: tuple[Gap, ...] = ()
+    stalls: tuple[TurnGap, ...] = ()
 
 
 class GapsDetector:
@@ -81,7 +81,7 @@ class GapsDetector:
 DETECTOR = GapsDetector()
 
 
-def find_gap(state: GapsState, snapshot: Snapshot, policy: DetectionPolicy) -> Gap | None:
+def find_gap(state: GapsState, snapshot: Snapshot, policy: DetectionPolicy) -> TurnGap | None:
     """The gap between the last turn and this one; None if there is none."""
     if state.at is None or snapshot.at <= state.at:
         return None
@@ -96,7 +96,7 @@ def find_gap(state: GapsState, snapshot: Snapshot, policy: DetectionPolicy) -> G
         policy.blind_after_seconds, STALL_TURNS * sorted(gaps)[len(gaps) // 2]
     ):
         passed = 0.0
-    return Gap(snapshot.at, passed, slept) if passed or slept else None
+    return TurnGap(snapshot.at, passed, slept) if passed or slept else None
 
 
 def begin_anew(state: S) -> S:
@@ -118,7 +118,7 @@ def begin_anew(state: S) -> S:
     return state
 
 
-def _stalled(stalls: tuple[Gap, ...]) -> Finding:
+def _stalled(stalls: tuple[TurnGap, ...]) -> Finding:
     last, longest = stalls[-1], max(s.stalled for s in stalls)
     often = f", {len(stalls)} times within {TOLD_SECONDS / 60:.0f} min" if len(stalls) > 1 else ""
     return Finding(

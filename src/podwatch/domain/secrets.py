@@ -2,7 +2,8 @@
 
 Findings, evidence, events, incidents, notices and errors scrub their own text when they are created, so that no caller
 can forget it. Two methods: values that podwatch *knows* (``register``, called where a secret is read), and patterns
-that look like a secret. A pattern can remove harmless text; that is better than showing a key.
+that look like a secret. A pattern can remove harmless text; that is better than showing a key. One long file, because
+the order of the rules counts.
 
 Covered, for known values of at least 8 characters: the value itself, percent-encoded, JSON-, repr- or shell-escaped,
 in hexadecimal, in base64 at any alignment, split by line breaks (with indentation) or terminal colours, and the first

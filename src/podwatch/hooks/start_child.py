@@ -101,18 +101,17 @@ def order_for(
 ) -> Order:
     """The order for a command of the configuration. Its environment: that of training, unless it runs with podwatch's
     rights beside training of another user; its own env_file; ``own``: its PODWATCH_* variables and the GPUs of an
-    evaluation. ``state``: the directory of log and lock. Blocks:
-    reads the env_files. Raises PodwatchError."""
+    evaluation. ``state``: the directory of log and lock. Blocks: reads the env_files. Raises PodwatchError."""
     trainer = settings.trainer
     user = settings.user_of(child)
     uid, gid, groups = _account(user)
     training = {**trainer.env, **(read_env_file(trainer.env_file) if trainer.env_file is not None else {})}
     directory = child.cwd or trainer.cwd or trainer.output_dir.parent
-    if with_own_rights := uid is None and _account(trainer.user)[0] is not None:
-        training, directory = {}, child.cwd or Path("/")  # its PATH and PYTHONPATH name the training user's directories
-    base = environ if with_own_rights else as_given(environ)
+    base = as_given(environ)
+    if settings.outranks_training(child):  # PATH and PYTHONPATH of training name its user's directories
+        base, training, directory = environ, {}, child.cwd or Path("/")
     environment = {**build_environment(base, training, child.env_file, user=user), **own}
-    if with_own_rights:
+    if settings.outranks_training(child):
         check_command(child.command, directory, environment.get("PATH"))
     return Order(
         tuple(child.command),

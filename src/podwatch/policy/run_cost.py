@@ -50,7 +50,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class RunCost:
     """What one pod has cost, or all of them. ``since``: epoch seconds; ``seconds``: that podwatch guarded the run."""
 
     since: float
@@ -74,7 +74,7 @@ class Spent:
     seconds: float = 0.0
     down: float = 0.0
     step_seconds: float | None = None
-    earlier: Totals | None = None
+    earlier: RunCost | None = None
     after: int = 0
     unconfirmed: Mapping[str, float] = field(default_factory=dict)
     claim: int = 0
@@ -93,7 +93,7 @@ class Finish:
 class Account:
     """``run``: of all pods. ``causes`` and ``incidents``: of this pod."""
 
-    run: Totals
+    run: RunCost
     goodput: float | None
     """The share of the time that no failure took; None before the time of a step is known."""
     causes: Mapping[str, Loss]
@@ -128,7 +128,7 @@ def account(
     for loss in causes.values():
         whole = whole.plus(loss)
     so_far, lost = price.of(spent.seconds), price.of(whole.seconds)
-    run = Totals(spent.since, spent.seconds, whole.times, whole.seconds, whole.steps, so_far, lost, price.currency)
+    run = RunCost(spent.since, spent.seconds, whole.times, whole.seconds, whole.steps, so_far, lost, price.currency)
     run = run if spent.earlier is None else both(spent.earlier, run)
     goodput = None
     if pace is not None and run.lost_seconds is not None and run.seconds > 0:
@@ -147,10 +147,10 @@ def loss_of(incident: Incident, wall: float, step_seconds: float | None) -> Loss
     return Loss(1, idle, training, steps)
 
 
-def both(earlier: Totals, own: Totals) -> Totals:
+def both(earlier: RunCost, own: RunCost) -> RunCost:
     """Money is added up in one currency only."""
     same = earlier.currency == own.currency
-    return Totals(
+    return RunCost(
         earlier.since,
         earlier.seconds + own.seconds,
         _sum(earlier.failures, own.failures),
@@ -197,6 +197,6 @@ def from_dict(data: object) -> Spent | None:
     try:
         known: dict[str, Any] = dict(data)  # type: ignore[call-overload]  # anything else raises
         earlier = known.pop("earlier")
-        return Spent(**known, earlier=None if earlier is None else Totals(**earlier))
+        return Spent(**known, earlier=None if earlier is None else RunCost(**earlier))
     except (TypeError, ValueError, KeyError):
         return None

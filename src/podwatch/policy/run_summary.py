@@ -11,7 +11,7 @@ from typing import Any, Final
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.safe_names import deceives
 from podwatch.domain.secrets import scrub
-from podwatch.policy.run_cost import Totals
+from podwatch.policy.run_cost import RunCost
 
 CONTEXT_LINES: Final = 3
 LONGEST: Final = 300
@@ -53,12 +53,12 @@ class Summary:
         return self.ended_wall - self.started_wall
 
 
-def totals_of(account: Mapping[str, Any], since: float | None) -> Totals | None:
+def totals_of(account: Mapping[str, Any], since: float | None) -> RunCost | None:
     """The totals in ``account`` of a heartbeat; None without their times. ``since``: as epoch seconds."""
     seconds, money = _number(account.get("total_seconds")), _mapping(account.get("money"))
     if since is None or seconds is None:
         return None
-    return Totals(
+    return RunCost(
         since,
         seconds,
         _count(account.get("failures")),

@@ -49,8 +49,10 @@ class NotSent(Exception):  # noqa: N818
 
 
 class Channel(Protocol):
-    name: str
-    """For display; without secrets."""
+    @property
+    def name(self) -> str:
+        """For display; without secrets."""
+        ...
 
     async def send(self, document: Mapping[str, Any]) -> None:
         """Send one notice within a deadline. Raises NotSent."""

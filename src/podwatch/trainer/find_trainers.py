@@ -176,13 +176,13 @@ def judge(processes: Iterable[Process], run: Run) -> Judged:
     waiting: dict[int, Candidate] = {}
     at_work: set[int] = set()
     saving: set[int] = set()
-    servers = _servers(pod)
+    chains = {process.pid: pod.chain(process) for process in pod.all if pod.counts(process)}
+    servers = _servers(chains.values())
     for process in pod.all:
-        if not pod.counts(process):
+        if (chain := chains.get(process.pid)) is None:
             if (asks := _live_writer(process, pod)) is not None:
                 waiting.setdefault(asks.launcher.pid, asks)
             continue
-        chain = pod.chain(process)
         top = chain[-1]
         if top.pid in servers:
             continue
@@ -214,16 +214,16 @@ def judge(processes: Iterable[Process], run: Run) -> Judged:
     )
 
 
-def _servers(pod: _Pod) -> frozenset[int]:
+def _servers(chains: Iterable[Sequence[Process]]) -> frozenset[int]:
     """The tops of trees that serve a model: an inference server or its engine, with no training role below it."""
     roles: dict[int, set[ProcessRole]] = {}
-    tops: dict[int, ProcessRole] = {}
-    for process in pod.all:
-        if pod.counts(process):
-            top = pod.chain(process)[-1]
-            tops[top.pid] = top.role
-            roles.setdefault(top.pid, set()).add(process.role)
-    return frozenset(pid for pid, role in tops.items() if role in _SERVING and not roles[pid] & _TRAINING)
+    serving: set[int] = set()
+    for process, *above in chains:
+        top = above[-1] if above else process
+        roles.setdefault(top.pid, set()).add(process.role)
+        if top.role in _SERVING:
+            serving.add(top.pid)
+    return frozenset(pid for pid in serving if not roles[pid] & _TRAINING)
 
 
 _SERVING = frozenset({ProcessRole.INFERENCE, ProcessRole.ENGINE})

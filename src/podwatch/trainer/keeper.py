@@ -2,8 +2,8 @@
 # pathlib would cost this process memory for as long as training lives.
 """The keeper: the small, long-lived parent process of one training run.
 
-One file, standard library only, no podwatch import: each start copies it into the run's state directory and runs the
-copy as ``python -I -S -E keeper.py DIRECTORY START_ID``, so that an upgrade of podwatch cannot pull its code away.
+One long file, standard library only, no podwatch import: each start copies it into the run's state directory and runs
+the copy as ``python -I -S -E keeper.py DIRECTORY START_ID``, so that an upgrade of podwatch cannot pull its code away.
 Everything it needs is imported at the start. podwatch can crash, stop or be upgraded at any moment; training does not
 notice.
 
