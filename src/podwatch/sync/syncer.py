@@ -680,7 +680,10 @@ class Syncer:
         or an operator waits for it, or training has ended."""
         known = self.session.known
         first = known.last_step is None and not known.stored
-        return first or self._tally.newer_waits(step) or self._serving is not None or self._over()
+        asked = (
+            bool(self._requests) or self._serving is not None
+        )  # one that came after the checkpoint was chosen waits too
+        return first or self._tally.newer_waits(step) or asked or self._over()
 
     def _note_sets(self) -> None:
         """After a rescan: record which checkpoints are pending."""
