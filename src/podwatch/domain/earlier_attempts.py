@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from podwatch.domain.document import SCHEMA_VERSION
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
-from podwatch.domain.manifest import SCHEMA_VERSION
 from podwatch.domain.safe_names import deceives
 
 LONGEST_TEXT = 1000

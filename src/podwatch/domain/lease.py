@@ -11,9 +11,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from podwatch.domain.document import SCHEMA_VERSION
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.manifest import SCHEMA_VERSION, valid_save_id
+from podwatch.domain.manifest import valid_save_id
 from podwatch.domain.safe_names import deceives
 from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave
 

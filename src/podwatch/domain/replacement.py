@@ -13,8 +13,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
+from podwatch.domain.document import SCHEMA_VERSION
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.manifest import SCHEMA_VERSION
 from podwatch.domain.safe_names import deceives
 
 _NUMBERED: Final = re.compile(r"([1-9][0-9]{0,17})(?::(s[a-z2-7]{7}))?")

@@ -5,6 +5,8 @@ import re
 from podwatch.domain.errors import IntegrityError
 
 _RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_PLAIN = re.compile(r"(?:(?!\.{1,2}(?:/|\Z))[ -.0-\[\]-~]{1,255}(?:/(?!\Z)|\Z))+")
+"""Most paths: of printable ASCII, without a backslash. Quicker than what the others need."""
 _DECEIVING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -19,6 +21,8 @@ def check_relative_path(path: str) -> str:
     Refused: empty or absolute paths, backslashes, control characters, ``.``, ``..`` and empty segments, names that no
     file system or store can hold, and names that display differently from what they are.
     """
+    if len(path) <= 900 and _PLAIN.fullmatch(path):
+        return path
     segments = path.split("/")
     if (
         not path
@@ -28,7 +32,7 @@ def check_relative_path(path: str) -> str:
         or any(s in ("", ".", "..") or len(s.encode("utf-8", "surrogatepass")) > 255 for s in segments)
         or len(path.encode("utf-8", "surrogatepass")) > 900
     ):
-        raise IntegrityError("unsafe path in a manifest", where=repr(path)[:120], fix="podwatch ignores the object")
+        raise IntegrityError("unsafe path", where=repr(path)[:120], fix="podwatch ignores the object")
     return path
 
 

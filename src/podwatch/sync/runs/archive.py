@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from podwatch.domain.document import SCHEMA_VERSION
 from podwatch.domain.errors import Busy, HostError, IntegrityError
-from podwatch.domain.manifest import SCHEMA_VERSION, Keys, Pointer
+from podwatch.domain.manifest import Keys, Pointer
 from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.policy.store_retention import Decision, Keep, Leftover, abandoned_uploads, plan_archive, sign_of_life
 from podwatch.stores.base import CannotDelete, ObjectStore, StoredObject, Upload, store_time

@@ -1,0 +1,298 @@
+"""JSON documents that leave the process or outlive it: one way to read them and one way to write them. Pure.
+
+A document is a frozen dataclass whose fields have the types below. pydantic checks and builds it; it is imported with
+the first document, so that a process that reads none does without its 9 MiB. Unknown fields are ignored, because newer
+versions add fields; a wrong value makes the whole document unreadable; a field with a default may be absent.
+"""
+
+import gc
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, cast
+
+from podwatch.domain.errors import IntegrityError
+from podwatch.domain.safe_names import check_relative_path, deceives, valid_run_id
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic_core import CoreSchema, ErrorDetails
+
+T = TypeVar("T")
+SCHEMA_VERSION = 1
+_MOST_VALUES = 2_000_000
+"""In one document: more than 100,000 files. A parsed value takes up to 30 times its bytes in memory."""
+_DEEPEST = 32
+"""Levels of a value of any form. What has a type has the depth of its type."""
+
+
+class Document:
+    """Base of every document. ``KIND`` is the value of its field ``kind``; empty: it has neither that nor
+    ``schema_version``. ``FILE`` names it in errors. ``LARGEST``: bytes."""
+
+    __slots__ = ()
+    KIND: ClassVar[str] = ""
+    FILE: ClassVar[str] = "document"
+    LARGEST: ClassVar[int] = 1 << 20
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, where: str = "") -> Self:
+        """The document in ``data``. Raises IntegrityError, which names the document, the field and what is wrong."""
+        with _no_collection():
+            return cls.from_json(_parsed(cls, data, where), where=where)
+
+    @classmethod
+    def from_json(cls, found: object, *, where: str = "") -> Self:
+        """The same for what is parsed already."""
+        from pydantic import ValidationError
+
+        _check_kind(cls, found, where)
+        try:
+            return cast("Self", _adapter(cls).validate_python(found))
+        except ValidationError as error:
+            raise _bad(cls, where, _first(error.errors(include_url=False, include_input=False))) from None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json", warnings="error")
+        return {**found, "kind": self.KIND, "schema_version": SCHEMA_VERSION} if self.KIND else found
+
+    def to_bytes(self) -> bytes:
+        """Canonical: the same document always has the same bytes."""
+        return canonical(self.to_json())
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing of a document becomes garbage while it is read; searching it for garbage takes a quarter of the time.
+    Another thread that ends earlier enables it again, and it is never off for good."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def canonical(found: object) -> bytes:
+    """JSON with sorted keys. Raises ValueError for a number that JSON does not have."""
+    return (json.dumps(found, indent=1, sort_keys=True, ensure_ascii=True, allow_nan=False) + "\n").encode()
+
+
+def json_schema(kind: type[Document]) -> dict[str, Any]:
+    """The JSON schema of what podwatch writes."""
+    return _adapter(kind).json_schema(mode="serialization")
+
+
+_adapters: "dict[type[Document], TypeAdapter[Any]]" = {}
+
+
+def _adapter(kind: type[Document]) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter
+
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
+
+
+def _parsed(kind: type[Document], data: bytes, where: str) -> object:
+    if len(data) > kind.LARGEST:
+        raise _bad(kind, where, f"it has {len(data)} bytes, more than {kind.LARGEST}")
+    if data.count(b",") > _MOST_VALUES:
+        raise _bad(kind, where, f"it has more than {_MOST_VALUES} values")
+    try:
+        found = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_unique, parse_constant=_no_number)
+        if b"\\ud" in data or b"\\uD" in data:  # halves of a character, which may stand alone
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
+    except _KeyTwiceError as error:
+        raise _bad(kind, where, "a key is there twice") from error
+    except (ValueError, RecursionError) as error:
+        raise _bad(kind, where, "it is not valid JSON") from error
+
+
+class _KeyTwiceError(ValueError):
+    """Readers of JSON differ in which of two equal keys they use."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _KeyTwiceError
+    return found
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _check_kind(kind: type[Document], found: object, where: str) -> None:
+    if not isinstance(found, dict):
+        raise _bad(kind, where, "it is not a JSON object")
+    if not kind.KIND:
+        return
+    if found.get("kind") != kind.KIND:
+        raise _bad(kind, where, f"its kind is not {kind.KIND}")
+    if type(version := found.get("schema_version")) is not int or version != SCHEMA_VERSION:
+        raise _bad(
+            kind,
+            where,
+            f"this podwatch does not support schema_version {version!r:.40}",
+            fix="use the version of podwatch that wrote it, or a newer one",
+        )
+
+
+def _bad(kind: type[Document], where: str, what: str, *, fix: str = "") -> IntegrityError:
+    return IntegrityError(f"{kind.FILE} cannot be read: {what}", where=where or kind.FILE, fix=fix)
+
+
+def _first(problems: "list[ErrorDetails]") -> str:
+    """Where the first problem is, and what. Names in it come from the document."""
+    first = problems[0]
+    place = ".".join(str(part)[:40] for part in first["loc"])
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    what = first["msg"].removeprefix("Value error, ") + more
+    text = f"{place}: {what}" if place else what
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)[:300]
+
+
+@dataclass(frozen=True, slots=True)
+class Strictly:
+    """No other value is taken for one of the type: no text for a number, no bool for an integer, no infinity. The
+    limits are of numbers; ``above`` and ``below`` themselves are refused."""
+
+    least: int | None = None
+    most: int | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
+        limits = {"ge": self.least, "le": self.most, "gt": self.above, "lt": self.below}
+        schema: dict[str, Any] = {**handler(source), "strict": True}
+        schema |= {name: limit for name, limit in limits.items() if limit is not None}
+        return cast("CoreSchema", schema | ({"allow_inf_nan": False} if schema["type"] == "float" else {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A text for which ``check`` returns nothing, and otherwise raises ValueError or IntegrityError. ``clean``, if
+    there is one, makes every text such a text; it is applied when a document is written."""
+
+    check: Callable[[str], object]
+    clean: Callable[[str], str] | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
+        from pydantic_core import core_schema
+
+        written = core_schema.plain_serializer_function_ser_schema(self.clean) if self.clean else None
+        text = core_schema.str_schema(strict=True)
+        return core_schema.no_info_after_validator_function(self._checked, text, serialization=written)
+
+    def _checked(self, value: str) -> str:
+        try:
+            self.check(value)
+        except IntegrityError as error:
+            raise ValueError(error.what) from error
+        return value
+
+
+def _check_shown(text: str, most: int) -> None:
+    if len(text) > most:
+        raise ValueError(f"longer than {most} characters")
+    if deceives(text):
+        raise ValueError("contains control characters, or others that hide what it is")
+
+
+def _shown(text: str, most: int) -> str:
+    return "".join("\ufffd" if deceives(c) else c for c in text[:most]) if deceives(text) else text[:most]
+
+
+def shown(most: int) -> Checked:
+    """For text that people read: at most this many characters, none that deceive."""
+    return Checked(partial(_check_shown, most=most), partial(_shown, most=most))
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A text that all of ``pattern`` matches. In the syntax of Rust's regular expressions: ``$`` is the end only."""
+
+    pattern: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
+        from pydantic_core import core_schema
+
+        return core_schema.str_schema(strict=True, pattern=f"^(?:{self.pattern})$")
+
+
+def _check_run_id(text: str) -> None:
+    if not valid_run_id(text):
+        raise ValueError("is no run id")
+
+
+@dataclass(frozen=True, slots=True)
+class _Many:
+    """One problem is enough: each costs as much memory as a hundred values."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
+        return cast("CoreSchema", {**handler(source), "fail_fast": True})
+
+
+def _few(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > 1000:
+        raise ValueError("more than 1000 entries")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Few:
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(_few, handler(source))
+
+
+def any_json(value: Any, depth: int = 0) -> Any:
+    """``value``, if JSON has it and it is not too deep. Raises ValueError."""
+    if depth > _DEEPEST:
+        raise ValueError(f"more than {_DEEPEST} levels deep")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("a number is not finite")
+    for part in (*value, *value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        any_json(part, depth + 1)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _AnyForm:
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_after_validator_function(any_json, handler(source))
+
+
+_HIGHEST = 2**63 - 1
+"""What SQLite and a file system can hold."""
+
+Flag = Annotated[bool, Strictly()]
+Integer = Annotated[int, Strictly(-_HIGHEST, _HIGHEST)]
+Whole = Annotated[int, Strictly(0, _HIGHEST)]
+Positive = Annotated[int, Strictly(1, _HIGHEST)]
+FileMode = Annotated[int, Strictly(0, 0o7777)]
+Real = Annotated[float, Strictly()]
+Wall = Annotated[float, Strictly(above=0.0, below=1e11)]
+"""Epoch seconds; the limit is in the year 5138."""
+Text = Annotated[str, Strictly()]
+"""Of any form: never a name, and not to be printed as it is."""
+Label = Annotated[str, shown(200)]
+"""A name or a short sentence that people read."""
+RunId = Annotated[str, Checked(_check_run_id)]
+SaveId = Annotated[str, Form(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")]
+Sha1 = Annotated[str, Form(r"[0-9a-f]{40}")]
+RelativePath = Annotated[str, Checked(check_relative_path)]
+"""Safe to join below a directory, and not a name that deceives."""
+Many = Annotated[tuple[T, ...], _Many()]
+Texts = Annotated[Mapping[Text, Text], _Few()]
+Json = Annotated[Mapping[str, Any], _AnyForm()]
+"""A JSON object of any form."""
