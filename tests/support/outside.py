@@ -215,7 +215,7 @@ def stored_documents() -> dict[str, set[str]]:
         last=LastEnd(65, "gave-up", "reason", "command", 1.0, instance=pod.instance),
         attempt=OpenAttempt("id", 1.0), bad_hosts=(BadHost(host, "reason", 1.0, 2.0),), suspect=Suspect(host, 1),
     )  # fmt: skip
-    pointer = manifest.Pointer(1, 1, "run", "lineage", 1, "writer", "now", wandb={"run": "x"})
+    pointer = manifest.Pointer(1, 1, "run", "lineage", None, "writer", "now", wandb={"run": "x"})
     written = {
         "manifest": _manifest().to_bytes(),
         "pointer": pointer.to_bytes(),
