@@ -22,7 +22,7 @@ LAZY     := --quiet --disable-pip-version-check --no-compile
 LOCK     := --quiet --universal --python-version 3.11 --generate-hashes --no-build --custom-compile-command 'make lock'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-e2e test-slow test-neighbours test-pythons test-torch test-trainers test-disk test-systemd test-container test-gpu test-clients test-s3 test-ray test-engines test-providers test-slurm test-telling test-dashboards crash chaos fuzz hours controller-months nightly lint coverage-outside edition-2 lock bench clean test-page
+.PHONY: help setup demo docs test test-blackbox test-slow test-neighbours test-pythons test-torch test-trainers test-disk test-systemd test-container test-gpu test-clients test-s3 test-ray test-engines test-providers test-slurm test-telling test-dashboards crash chaos fuzz hours controller-months nightly lint coverage-outside edition-2 lock bench clean test-page
 
 help:            ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -68,8 +68,8 @@ demo: $(STAMP)   ## a simulated pod whose inference engine dies silently, and wh
 test: $(STAMP)   ## the default test suite
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-test-e2e: $(STAMP)  ## every end-to-end test: a real daemon, trainer and engine, and the NVML stand-in
-	@$(BIN)/python -m pytest $(PARALLEL) -m '' tests/e2e $(ARGS)
+test-blackbox: $(STAMP)  ## everything from outside: commands, files, HTTP, stores, real daemons and trainers, and the NVML stand-in
+	@$(BIN)/python -m pytest $(PARALLEL) -m '' tests/blackbox $(ARGS)
 
 test-slow: $(STAMP)  ## what takes long of the same suite: many cases and examples, many kills, many real processes
 	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(PARALLEL) -m 'slow or hypothesis' $(ARGS)
@@ -105,7 +105,7 @@ fuzz: $(STAMP)   ## every parser of checkpoints, 25 times as long as in the defa
 	@HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q $(PARALLEL) --timeout 1800 -m '' tests/checkpoints/test_fuzz.py tests/checkpoints/test_structure.py $(ARGS)
 
 test-disk: $(STAMP)  ## hundreds of saves on a small disk, by a real writer: make test-disk N=300
-	@PODWATCH_DISK_SAVES=$(or $(N),300) $(BIN)/python -m pytest -m '' tests/retention/test_saving_process.py tests/e2e/test_disk_at_proportions.py tests/policy/test_disk_forecast.py --timeout 3600 $(ARGS)
+	@PODWATCH_DISK_SAVES=$(or $(N),300) $(BIN)/python -m pytest -m '' tests/retention/test_saving_process.py tests/blackbox/test_disk_at_proportions.py tests/policy/test_disk_forecast.py --timeout 3600 $(ARGS)
 
 test-systemd: $(STAMP)  ## under a real systemd, booted in a container (root, systemd-container)
 	@$(BIN)/python -m pytest tests/suites/systemd $(ARGS)
@@ -129,7 +129,7 @@ test-s3: $(STAMP)  ## S3 stores: rclone's and moto's servers, boto3 and rclone a
 test-telling: $(STAMP)  ## notices through apprise and podwatch's own W&B run, with both of them installed, on loopback
 	@test -x .venv-telling/bin/wandb || { sh tools/make-venv .venv-telling && \
 	    .venv-telling/bin/pip install --quiet --disable-pip-version-check -e '.[test,notify,wandb]'; }
-	@.venv-telling/bin/python -m pytest -q -m '' tests/reporting/test_deliver_notices.py tests/reporting/test_wandb.py tests/e2e/test_notified.py $(ARGS)
+	@.venv-telling/bin/python -m pytest -q -m '' tests/reporting/test_deliver_notices.py tests/reporting/test_wandb.py tests/blackbox/test_notified.py $(ARGS)
 
 test-dashboards: $(STAMP)  ## the alert rules by promtool, each query of the Grafana dashboard by a real Prometheus (Debian: prometheus)
 	@$(BIN)/python -m pytest -q tests/suites/dashboards $(ARGS)
@@ -178,7 +178,7 @@ lint: $(LINT)    ## ruff, mypy --strict, import contracts; then the size of each
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 	@$(BIN)/python tools/size --short
 
-coverage-outside:  ## what the outside tests reach of src, in .coverage-outside/report.txt: make coverage-outside FILES=tests/e2e/test_life.py
+coverage-outside:  ## what the outside tests reach of src, in .coverage-outside/report.txt: make coverage-outside FILES=tests/blackbox/test_life.py
 	@python3 tools/coverage-outside $(FILES) $(ARGS)
 
 edition-2:       ## the second edition in .venv-edition-2, the oracle of differential tests; prints the path of its podwatch

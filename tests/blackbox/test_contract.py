@@ -1,76 +1,12 @@
-"""``contract.toml`` against the product: neither has a name that the other does not have."""
+"""The rules of ``contract.toml``, by which every test checks the documents and names that podwatch shows."""
 
-import re
 import time
-from collections.abc import Collection, Mapping
-from typing import Any
 
 import pytest
 
 from tests.support import contract as rules
-from tests.support import outside
 from tests.support.contract import compare, contract, parse_fate
 from tests.support.json_paths import paths_of
-
-NOTHING: frozenset[str] = frozenset()
-
-
-def differences(listed: Mapping[str, str], found: Collection[str]) -> list[str]:
-    return compare(listed, found, contract().done)
-
-
-def test_commands_options_and_arguments() -> None:
-    found = [name for command, names in outside.commands().items() for name in (command, *_below(command, names))]
-    assert differences(contract().commands, found) == []
-
-
-def _below(command: str, names: list[str]) -> list[str]:
-    return [f"{command} {name}" for name in names]
-
-
-def test_exit_codes() -> None:
-    listed = {code: entry["fate"] for code, entry in contract().data["exit_codes"].items()}
-    assert differences(listed, {str(code) for code in outside.exit_codes()}) == []
-
-
-@pytest.mark.parametrize(
-    ("section", "found"),
-    [
-        ("settings", outside.setting_names),
-        ("variables", outside.variables),
-        ("findings", outside.finding_kinds),
-        ("events", outside.event_names),
-        ("http", outside.http_requests),
-    ],
-)
-def test_names(section: str, found: Any) -> None:
-    assert differences(contract().names(section), found()) == []
-
-
-def test_metrics() -> None:
-    """The product lists families without the endings of the text format."""
-    listed = {_family(name): _family(fate) for name, fate in contract().names("metrics").items()}
-    assert differences(listed, outside.metric_names()) == []
-
-
-def _family(name: str) -> str:
-    return re.sub(r"_(total|info)\b", "", name)
-
-
-@pytest.mark.parametrize("name", sorted({*contract().enums, *outside.enums()}))
-def test_words(name: str) -> None:
-    assert differences(contract().enums.get(name, {}), outside.enums().get(name, ())) == []
-
-
-@pytest.mark.parametrize("name", sorted({*contract().documents, *outside.documents()}))
-def test_fields_of_documents(name: str) -> None:
-    """Where the product's own list is shorter than what is printed, ``unlisted`` has the rest."""
-    found = {*outside.documents().get(name, ()), *contract().data["unlisted"].get(name, ())}
-    assert differences(contract().documents.get(name, {}), found) == []
-
-
-def test_files_of_an_incident() -> None:
-    rules.check_names("files", [f"incident/{name}" for name in outside.incident_files()])
 
 
 def test_every_fate_is_well_formed() -> None:
@@ -80,9 +16,6 @@ def test_every_fate_is_well_formed() -> None:
     for fate in (fate for table in tables for fate in table.values()):
         parse_fate(fate)
     assert set(mine.done) <= {f"{number:02}" for number in range(2, 12)}
-
-
-# -- the rules themselves
 
 
 @pytest.mark.parametrize("text", ["", "gone", "goes", "goes in 1", "goes in 12", "goes in 01", "stays in 02", "renamed",

@@ -20,7 +20,7 @@ from podwatch.stores.local import LocalStore
 from podwatch.sync.runs.bootstrap import start_artefacts
 from podwatch.sync.upload.artifacts import scrubber
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
-from tests.support.small_disk import small_mount
+from tests.support.mounts import small_mount
 
 pytestmark = pytest.mark.slow
 

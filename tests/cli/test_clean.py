@@ -17,7 +17,7 @@ from podwatch.cli import stray_gpu_processes
 from podwatch.domain.thresholds import Policies, RestartPolicy
 from podwatch.journal import Journal
 from podwatch.system.procfs import identify
-from tests.e2e.conftest import make_rig, nvml_library, rig  # noqa: F401 - fixtures
+from tests.blackbox.conftest import make_rig, nvml_library, rig  # noqa: F401 - fixtures
 from tests.recovery.conftest import quick_dir, world  # noqa: F401 - fixtures
 from tests.support import warm
 from tests.support.asking import running, status

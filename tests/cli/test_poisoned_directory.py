@@ -75,7 +75,7 @@ def test_run_as_a_module_it_drops_the_directory_before_it_imports_more(tmp_path:
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_imports_nothing_from_it(tmp_path: Path, name: str) -> None:
     if name in ("demo", "run"):
-        pytest.skip("real ones are in tests/e2e/test_poisoned_directory.py")
+        pytest.skip("real ones are in tests/blackbox/test_poisoned_directory.py")
     poison = Poison(configured(tmp_path / "x"), [*STANDARD, *INSTALLED]).with_podwatch()
     for arguments in ([name], [name, "--json"], [name, "list"], [name, "ls"], [name, "show"], [name, "verify"]):
         done = typed(tmp_path / "x", str(SCRIPT), *arguments, "-c", "podwatch.toml")

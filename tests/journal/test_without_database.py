@@ -22,7 +22,7 @@ from podwatch.journal import Journal
 from podwatch.journal import open_database as opening_module
 from podwatch.journal.open_database import SCHEMA_VERSION, read_database
 from podwatch.journal.without_database import KEYS, UNKNOWN_IDS, StandbyFile
-from tests.support.small_disk import small_mount
+from tests.support.mounts import small_mount
 
 pytestmark = pytest.mark.slow
 

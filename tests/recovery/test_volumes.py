@@ -17,7 +17,7 @@ from podwatch.retention.list_trash_and_quarantine import quarantine_entries
 from podwatch.retention.remove_checkpoints import Remover
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
-from tests.support.small_disk import small_mount
+from tests.support.mounts import small_mount
 
 pytestmark = pytest.mark.root
 

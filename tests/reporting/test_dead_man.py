@@ -1,9 +1,7 @@
 """The dead-man's switch against a real web server: each service's form, what is withheld, and what a failure does."""
 
 import asyncio
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.secrets import register_address
 from podwatch.reporting.dead_man import MOST_TEXT, DeadMan, Signal, call_of, signal_of
+from tests.support.ping_service import Service
 
 HEALTHCHECKS = "https://hc-ping.com/5c1b2e0a-1111-4222-8333-944455556666"
 KUMA = "https://kuma.example/api/push/T0k3n?status=up&msg=OK&ping="
@@ -80,32 +79,6 @@ def test_what_podwatch_cannot_observe_is_withheld() -> None:
         "critical": Signal.FAIL,
         "unknown": None,
     }
-
-
-class Service:
-    def __init__(self) -> None:
-        self.status, self.seen = 200, []  # type: ignore[var-annotated]
-        service = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-                service.seen.append((self.command, self.path, body))
-                self.send_response(service.status)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            do_GET = do_POST  # noqa: N815
-
-            def log_message(self, *_: object) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}/ping/T0K3N-4711"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 @pytest.fixture

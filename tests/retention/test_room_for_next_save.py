@@ -18,7 +18,8 @@ from podwatch.retention.room_for_next_save import plan_document
 from podwatch.sensors.disk import DisksSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
-from tests.support.small_disk import guarded, small_mount
+from tests.support.mounts import small_mount
+from tests.support.small_disk import guarded
 
 POLICY = DiskPolicy()
 GB = 1_000_000_000

@@ -19,7 +19,8 @@ import pytest
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
 from podwatch.policy.local_retention import RemovalKind
-from tests.support.small_disk import Guard, guarded, small_mount
+from tests.support.mounts import small_mount
+from tests.support.small_disk import Guard, guarded
 
 pytestmark = pytest.mark.slow
 

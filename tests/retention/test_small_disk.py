@@ -16,7 +16,8 @@ from podwatch.domain.errors import Busy
 from podwatch.domain.event import EventName
 from podwatch.policy.local_retention import Protection, RemovalKind
 from tests.support.checkpoints import broadcast_operations, finish, prime_rl_operations, write_rollouts
-from tests.support.small_disk import Guard, guarded, small_mount
+from tests.support.mounts import small_mount
+from tests.support.small_disk import Guard, guarded
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,8 @@ tells so by ``<control>/waits``), ``{"say": ["line"]}`` (printed at each step, b
 ``"once": true`` is removed before it is carried out.
 
 Each trainer and each engine takes a lock for its whole life. One that finds it taken writes to ``<control>/double``:
-two trainers were alive at once, however short (promise 4).
+two trainers were alive at once, however short (promise 4). The trainer notes what it makes below its output directory
+in ``<control>/made-by-trainer`` (promise 8).
 """
 
 import argparse
@@ -30,6 +31,7 @@ from tests.support.checkpoints import (
     orchestrator_operations,
     write_rollouts,
 )
+from tests.support.creations import Creations
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -98,6 +100,7 @@ class Orders:
 def main() -> int:
     args = parse(sys.argv[1:])
     control, output = args.control, args.output_dir
+    Creations(output.absolute(), control / "made-by-trainer")
     orders = Orders(control)
     with (control / "starts.jsonl").open("a") as out:  # first: whoever sees our pid finds the start listed
         out.write(json.dumps({"pid": os.getpid(), "step": args.resume, "argv": sys.argv[1:]}) + "\n")

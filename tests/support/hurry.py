@@ -6,16 +6,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from podwatch.system import procfs
-
-
-def children(pid: int) -> list[int]:
-    """Of every thread of it: a look at each process of the machine, ten times a second, costs much more."""
-    try:
-        lists = [task.joinpath("children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
-    except OSError:  # a thread has just ended, or a kernel without these lists
-        return [p for p in procfs.all_pids() if (stat := procfs.read_stat(p)) is not None and stat.parent_pid == pid]
-    return [int(word) for words in lists for word in words.split()]
+from tests.support.processes import children
 
 
 def hurry(pid: int) -> None:

@@ -4,7 +4,8 @@
 
 Standard library only. It shows its processes by ``<control>/{launcher,engine,trainer}.pid``, makes a step every 0.1 s
 and holds a file of a checkpoint open for writing. The launcher passes SIGINT and SIGTERM on, reports them in its
-log as Python does, waits for its children and ends by the signal it received.
+log as Python does, waits for its children and ends by the signal it received. What it makes in OUTPUT_DIR is noted in
+``<control>/made-by-trainer``.
 """
 
 import os
@@ -13,6 +14,10 @@ import sys
 import time
 from pathlib import Path
 from typing import NoReturn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.support.creations import Creations
 
 
 def named(control: Path, what: str, comm: str) -> None:
@@ -46,6 +51,7 @@ def trainer(control: Path, output: Path, teardown: float) -> NoReturn:
 
 def main() -> None:
     control, output, teardown = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+    Creations(output, control / "made-by-trainer")
     with (control / "starts.jsonl").open("a") as out:
         out.write(f'{{"pid": {os.getpid()}}}\n')
     asked: list[int] = []

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from podwatch.system import procfs
+from tests.support import processes
 
 
 class Screen:
@@ -121,8 +121,8 @@ def terminal(
     try:
         yield Terminal(pid, master)
     finally:
-        for member in procfs.all_pids():
-            status = procfs.read_stat(member)
+        for member in processes.all_pids():
+            status = processes.read_stat(member)
             if status is not None and status.session == pid:
                 os.kill(member, signal.SIGKILL)
         os.close(master)

@@ -13,9 +13,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from podwatch.system import procfs
+from tests.support import processes
+from tests.support.creations import Creations, names_below, noted
 from tests.support.daemon import DaemonProcess
 from tests.support.nvml import GIB, NvmlWorld
+from tests.support.processes import alive
 
 TRAINER = Path(__file__).with_name("fake_trainer.py")
 
@@ -26,11 +28,6 @@ TIMES = frozenset(
      "sync.sweep"}
 )  # fmt: skip
 """Times that only tests change: no part of the configuration, but of the file that PODWATCH_TEST_TIMES names."""
-
-
-def alive(pid: int) -> bool:
-    stat = procfs.read_stat(pid)
-    return stat is not None and stat.state not in "ZX"
 
 
 def end_all(members: Callable[[], Collection[int]], within: float = 60.0) -> None:
@@ -45,17 +42,17 @@ def end_all(members: Callable[[], Collection[int]], within: float = 60.0) -> Non
 
 def naming(root: Path) -> list[int]:
     """Living processes with a path below ``root`` in their command; never our own."""
-    return [pid for pid in _others() if any(str(root) in word for word in procfs.command(pid))]
+    return [pid for pid in _others() if any(str(root) in word for word in processes.command(pid))]
 
 
 def members_of(run_id: str, root: Path) -> list[int]:
     """Living processes that carry this run's mark, or name a path below ``root`` in their command; never our own."""
-    marked = [pid for pid in _others() if procfs.environment_value(pid, "PODWATCH_RUN") == run_id]
+    marked = [pid for pid in _others() if processes.environment_value(pid, "PODWATCH_RUN") == run_id]
     return [*marked, *naming(root)]
 
 
 def _others() -> list[int]:
-    return [pid for pid in procfs.all_pids() if pid != os.getpid() and alive(pid)]
+    return [pid for pid in processes.all_pids() if pid != os.getpid() and alive(pid)]
 
 
 class Cards(threading.Thread):
@@ -104,6 +101,8 @@ class Rig:
         self.cards = Cards(self.world, self.control)
         self.trainer_flags: list[str] = []
         self._library = library
+        self._creations = Creations(self.output, root / "made-by-test")
+        self._not_ours: set[str] = set()
         self._daemons: list[DaemonProcess] = []
         self.cards.start()
 
@@ -157,6 +156,8 @@ class Rig:
     def daemon(self, environ: dict[str, str] | None = None, **changes: Any) -> DaemonProcess:
         times = {"PODWATCH_TEST_TIMES": str(self.times)}
         variables = {**self.world.environment(self._library), **times, **(environ or {})}
+        if not self._daemons:
+            self._not_ours |= names_below(self.output)
         made = DaemonProcess(self.root, self.config(**changes), variables)
         self._daemons.append(made)
         return made
@@ -171,7 +172,8 @@ class Rig:
         (self.output / "logs").mkdir(parents=True, exist_ok=True)
         (self.output / "checkpoints").mkdir(exist_ok=True)
         words = shlex.join([str(launcher), *self.command()[3:]])
-        log, part = f"{self.output}/logs/rl.log", f"{self.output}/checkpoints/.step_0.part"
+        log, part = self.output / "logs" / "rl.log", self.output / "checkpoints" / ".step_0.part"
+        self.made_by_others(log, part)
         script = f"setsid {words} >> {log} 2>&1 < /dev/null 9> {part} &"
         subprocess.run(["sh", "-c", script], check=True, cwd=self.output.parent)
 
@@ -219,6 +221,23 @@ class Rig:
         double = self.control / "double"
         assert not double.exists(), f"two were alive at once: {double.read_text()}"
 
+    def made_by_others(self, *paths: Path) -> None:
+        """Names below output_dir that a program makes which notes nothing: neither the fake trainer nor this test."""
+        self._not_ours |= {str(path.relative_to(self.output)) for path in paths}
+
+    def nothing_of_podwatch(self) -> None:
+        """Promise 8: each name below output_dir was made by a trainer, by this test, or before the first podwatch came.
+        A restored checkpoint has the names that the trainer gave it, on this pod or on another pod of the test; what
+        lies in quarantine, trash and staging is not below output_dir. Only where output_dir is a mount of its own,
+        out of which nothing can be renamed, they are in its ``.podwatch``."""
+        names = names_below(self.output) - self._not_ours
+        pods = self.root.parent
+        for notes in (*pods.glob("*/made-by-test"), *pods.glob("*/*/made-by-trainer")):
+            names -= noted(notes)
+        if self.output.is_mount():
+            names = {name for name in names if name.partition("/")[0] != ".podwatch"}
+        assert not names, f"below output_dir, and made by no trainer: {sorted(names)}"
+
     @property
     def saved(self) -> list[int]:
         """Steps whose trainer part has its marker."""
@@ -236,7 +255,9 @@ class Rig:
                 daemon.process.wait()
         end_all(self.members)
         self.cards.stop()
+        self._creations.stop()
         self.never_two()
+        self.nothing_of_podwatch()
         for daemon in self._daemons:
             if daemon.log.exists():
                 assert "Traceback" not in daemon.log.read_text(errors="replace"), daemon.tail(80)

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from podwatch.simulation.pod import free_port
 from tests.support.asking import status
 from tests.support.daemon import DaemonProcess
 from tests.support.nvml import GIB, NvmlWorld
+from tests.support.ports import free_port
 from tests.support.rig import Rig
 
 PROGRAM = Path(__file__).with_name("served_trainer.py")

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import os
-import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -28,20 +26,6 @@ from podwatch.sensors.disk import DiskSensor
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
-
-
-@contextlib.contextmanager
-def small_mount(mount: Path, size: int, options: str = "") -> Iterator[bool]:
-    """A tmpfs of ``size`` bytes at ``mount``; False where it may not be mounted."""
-    mount.mkdir(parents=True, exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}{options}", "tmpfs", str(mount)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
 class Uploads(Protocol):

@@ -32,14 +32,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from podwatch import cli
 from tests.support import namespaces
 
 ROOT = Path(__file__).parents[2]
 CHILDREN = ("podwatch.sync.restore.child_main", "podwatch.sync.upload.child_main")
 IMPORTED = (
     *CHILDREN,
-    *(f"podwatch.cli.{module.name}" for module in pkgutil.iter_modules(cli.__path__)),
     "podwatch.config.validation",
     "podwatch.daemon.daemon",
     "podwatch.stores.b2",
@@ -106,7 +104,8 @@ _warm: _Warm | None = None
 
 def import_all() -> None:
     """Import what the commands need: once, in the process whose children call ``fork_here``."""
-    for name in IMPORTED:
+    commands = pkgutil.iter_modules(importlib.import_module("podwatch.cli").__path__, "podwatch.cli.")
+    for name in (*IMPORTED, *(module.name for module in commands)):
         importlib.import_module(name)
 
 

@@ -13,7 +13,7 @@ from podwatch.domain.safe_links import check_links
 from podwatch.recovery import quarantine
 from podwatch.stores.base import TOTAL
 from podwatch.system.own_directories import Workspace
-from tests.support.small_disk import small_mount
+from tests.support.mounts import small_mount
 from tests.support.stored_set import put_set
 from tests.sync.conftest import Run, World
 

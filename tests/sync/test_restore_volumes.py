@@ -8,7 +8,7 @@ import pytest
 from podwatch.domain.errors import HostError, RemoteError
 from podwatch.recovery import quarantine
 from podwatch.system.own_directories import Workspace
-from tests.support.small_disk import small_mount
+from tests.support.mounts import small_mount
 from tests.support.stored_set import put_set
 from tests.sync.conftest import World
 from tests.sync.test_restore import damage, fresh, tree

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from podwatch.domain.errors import HostError
 from podwatch.trainer import keeper_client
 from podwatch.trainer.keeper_client import SOURCE, is_whole, place, sealed
+from tests.support.mounts import small_mount
 from tests.support.pod import Pod
-from tests.support.small_disk import small_mount
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from podwatch.simulation.pod import free_port
 from podwatch.system import procfs
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
 from tests.support.hurry import hurry
 from tests.support.nvml import NvmlWorld
+from tests.support.ports import free_port
 from tests.support.rig import Cards, alive, end_all
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-rl"

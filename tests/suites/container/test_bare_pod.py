@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from podwatch.simulation.pod import free_port
 from tests.reporting.test_dead_man import Service
 from tests.suites.container.container import Container
 from tests.suites.container.images import MISSING, REPO, Rootfs, own_root
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import PATIENCE
+from tests.support.ports import free_port
 
 WITHOUT = "" if find_spec("torch") else "needs torch: run it with `make test-torch`"
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.skipif(bool(WITHOUT or MISSING), reason=WITHOUT or MISSING)]

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from podwatch.simulation.pod import free_port
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open_store import open_store
 from tests.suites.container.images import MISSING, REPO, own_root
@@ -39,6 +38,7 @@ from tests.suites.container.test_bare_pod import (
 )
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.clouds import RunPodCloud
+from tests.support.ports import free_port
 
 __all__ = ["wheels"]  # a fixture
 WITHOUT = "" if find_spec("torch") else "needs torch: run it with `make test-torch`"

@@ -25,7 +25,7 @@ from tests.support.rig import Rig
 pytestmark = [pytest.mark.root, pytest.mark.timeout(2400)]
 
 ROOT = Path(__file__).parents[3]
-SOME = ["tests/e2e", "tests/cli", "tests/daemon", "tests/sensors"]
+SOME = ["tests/blackbox", "tests/cli", "tests/daemon", "tests/sensors"]
 WHAT = ["tests"] if os.environ.get("NEIGHBOURS") == "all" else SOME
 
 HOLDER = """
@@ -120,7 +120,7 @@ def test_nothing_lives_on_when_pytest_is_killed(tmp_path: Path, how: tuple[str, 
     """Neither the daemon of a test nor its training: the kernel ends them with the process that ran the test."""
     log = tmp_path / "log"
     options = [*how, "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'base'}"]
-    command = [sys.executable, "-m", "pytest", *options, "tests/e2e/test_life.py"]
+    command = [sys.executable, "-m", "pytest", *options, "tests/blackbox/test_life.py"]
     with log.open("wb") as out:
         suite = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out)
     try:
@@ -139,7 +139,7 @@ def test_where_no_namespace_can_be_made_tests_are_skipped_in_one_line_and_the_ga
     (tmp_path / "no_namespaces.py").write_text(plugin)
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "TESTS_MUST_ISOLATE": "1" if gate else ""}
     options = ["-p", "no_namespaces", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'base'}"]
-    tests = ["tests/e2e/test_life.py", "tests/cli/test_status.py", "tests/domain/test_safe_links.py"]
+    tests = ["tests/blackbox/test_life.py", "tests/cli/test_status.py", "tests/domain/test_safe_links.py"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests], cwd=ROOT, env=environ, capture_output=True, text=True
     )

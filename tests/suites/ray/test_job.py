@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.simulation.pod import free_port
 from tests.suites.engines.stand_in import StandIn
 from tests.suites.ray.test_ray import ENVIRONMENT, PYTHON, RAY, SLOW, Clusters, head
+from tests.support.ports import free_port
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "engines" / "ray_job.py"
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from podwatch.simulation.pod import free_port
 from podwatch.system import procfs
 from tests.suites.ray.driver import living
 from tests.support.daemon import DaemonProcess
+from tests.support.ports import free_port
 from tests.support.rig import alive
 
 ROOT = Path(__file__).parents[3]

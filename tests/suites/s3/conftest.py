@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.simulation.pod import free_port
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.http_transfer import Retry
 from podwatch.stores.s3 import S3Store
 from podwatch.stores.s3_credentials import S3Credentials
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 VENV = ROOT / ".venv-s3" / "bin"

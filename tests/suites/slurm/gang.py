@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from podwatch.simulation.pod import free_port
 from tests.suites.slurm.lab import Lab
 from tests.suites.slurm.training import GONE, PATIENCE, SlurmTraining, ends
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.nvml import GIB, NvmlWorld, build_nvml
+from tests.support.ports import free_port
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "engines" / "slurm-nodes.sbatch"
 PROGRAM = Path(__file__).with_name("programs") / "gang_train.py"

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from podwatch.simulation.pod import free_port
 from podwatch.system import procfs
+from tests.support.ports import free_port
 
 PATIENCE = 3.0
 """Times what a wait takes at most on a machine that does nothing else."""

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from podwatch.simulation.pod import free_port
 from tests.support.asking import published
 from tests.support.daemon import DaemonProcess
 from tests.support.nvml import GIB, NoCompiler, NvmlWorld, build_nvml
+from tests.support.ports import free_port
 
 torch = pytest.importorskip("torch", reason="needs torch: run it with `make test-torch`")
 pytestmark = pytest.mark.timeout(600)

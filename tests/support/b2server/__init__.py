@@ -38,5 +38,11 @@ class B2Server(ServerProcess):
     def versions(self, suffix: str = "") -> list[dict[str, Any]]:
         return [v for v in self.admin("versions")["versions"] if v["name"].endswith(suffix)]
 
+    def objects(self, beginning: str = "") -> dict[str, bytes]:
+        """Name -> content of what a client could download now."""
+        newest = {v["name"]: v for v in self.versions() if v["action"] != "start" and v["name"].startswith(beginning)}
+        bodies = self.directory / "body"
+        return {name: (bodies / v["file_id"]).read_bytes() for name, v in newest.items() if v["action"] == "upload"}
+
     def environment(self) -> dict[str, str]:
         return environment(B2_APPLICATION_KEY_ID=KEY_ID, B2_APPLICATION_KEY=KEY, B2_ENVIRONMENT=self.url)

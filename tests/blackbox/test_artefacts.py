@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.domain.manifest import Keys
-from podwatch.stores.b2 import B2Store
-from podwatch.stores.credentials import Credentials
 from tests.support.asking import kill_engine, running
-from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from tests.support.b2server import BUCKET, KEY, B2Server
 from tests.support.rig import Rig
 
 pytestmark = pytest.mark.slow
@@ -27,18 +24,16 @@ def test_logs_configuration_and_evidence_are_in_the_store(rig: Rig, tmp_path: Pa
         running(daemon, rig, step=5)
         kill_engine(rig)
         daemon.wait_event("incident-closed", 40)
-        store = B2Store(BUCKET, Credentials(KEY_ID, KEY, server.url), writer_id="look")
-        root = f"{Keys(rig.run_id).root}/"
+        root = f"{rig.run_id}/podwatch/"
 
         def arrived() -> bool:
-            names = [o.key.removeprefix(root) for o in store.list(root)]
+            names = [name.removeprefix(root) for name in server.objects(root)]
             kinds = {name.partition("/")[0] for name in names}
             return {"incidents", "config"} <= kinds and any(name.endswith("__train.log") for name in names)
 
         daemon.wait_for(arrived, 60, "the round after the incident")
         assert daemon.stop() == 0
-        found = {o.key.removeprefix(root): store.get_bytes(o.key) or b"" for o in store.list(root)}
-        store.close()
+        found = {name.removeprefix(root): data for name, data in server.objects(root).items()}
     (log,) = [data for name, data in found.items() if name.startswith("logs/") and name.endswith("__train.log")][:1]
     assert log.count(b"\n") > 3
     assert any(name.startswith("config/") for name in found), sorted(found)

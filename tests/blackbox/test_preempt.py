@@ -1,6 +1,5 @@
 """The machine is taken away: said in the store, told to training, and over within the grace."""
 
-import asyncio
 import json
 import os
 import signal
@@ -10,12 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.daemon import shutdown
-from podwatch.daemon.preemption_grace import Budget, fits, upload_if_it_fits
-from podwatch.daemon.shutdown import system_is_stopping
-from podwatch.sync.interfaces import SyncStatus
-from podwatch.system import procfs
-from tests.support import contract
+from tests.support import contract, processes
 from tests.support.asking import confirmed, leaves_within, messages, published, running
 from tests.support.rig import Rig, alive
 
@@ -63,7 +57,7 @@ def test_what_training_saves_at_sigterm_is_stored_before_the_container_ends(rig:
     rig.order(wait=True)
     daemon.wait_for((rig.control / "waits").exists, 20, "the trainer stands between two steps")
     assert daemon.process is not None
-    (init,) = procfs.children(daemon.process.pid)
+    (init,) = processes.children(daemon.process.pid)
     os.kill(init, signal.SIGTERM)
     assert daemon.process.wait(180) == 0, daemon.tail()
     saved = max(int(path.name.removeprefix("step_")) for path in (rig.output / "checkpoints").iterdir())
@@ -97,100 +91,3 @@ def test_a_store_that_hangs_does_not_keep_training_from_being_told(rig: Rig) -> 
     assert daemon.process is not None
     assert daemon.process.returncode == 0
     daemon.wait_for(lambda: not alive(trainer), 10, "training ends")
-
-
-# -- the pieces
-
-
-def say(directory: Path, script: str) -> None:
-    program = directory / "systemctl"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-
-
-@pytest.mark.parametrize(
-    ("script", "expected"),
-    [
-        ("echo stopping; exit 1", True),
-        ("echo running", False),
-        ("echo degraded; exit 1", False),
-        ("exec sleep 30", False),
-    ],
-)
-async def test_systemd_is_asked_in_bounded_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: bool
-) -> None:
-    say(tmp_path, script)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    began = time.monotonic()
-    assert await system_is_stopping(booted=tmp_path, within=0.3 if "sleep" in script else 5) is expected
-    assert time.monotonic() - began < 20
-    assert not await system_is_stopping(booted=tmp_path / "no systemd here")
-
-
-@pytest.mark.parametrize("init", ["pid1", "detached", ""])
-async def test_only_pid_one_and_a_machine_that_stops_are_a_preemption(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str
-) -> None:
-    monkeypatch.setattr(shutdown, "BOOTED", tmp_path / "none")
-    assert bool(await shutdown.told_by(init)) is (init == "pid1")
-
-
-def test_what_fits() -> None:
-    assert fits(0, 0, 0.5, 0.0), "all is sent: it is being published"
-    assert fits(100, 100, 0.5, 0.6)
-    assert not fits(100, 100, 0.5, 0.4)
-    assert not fits(1, 0, 0.5, 60), "nothing moves"
-
-
-async def test_an_upload_that_fits_is_waited_for_and_one_that_does_not_is_dropped_soon() -> None:
-    began = time.monotonic()
-
-    def going(rate: float, total: int) -> SyncStatus:
-        sent = min(total, int(rate * (time.monotonic() - began)))
-        return SyncStatus(uploading_step=None if sent >= total else 5, uploaded_bytes=sent, total_bytes=total)
-
-    class Sending:
-        def __init__(self, total: int) -> None:
-            self.total = total
-
-        def status(self) -> SyncStatus:
-            return going(1000, self.total) if self.total else SyncStatus()
-
-    assert await upload_if_it_fits(Sending(1000), Budget(20))
-    assert 0.9 < time.monotonic() - began < 15, "long before the budget's end"
-    began = time.monotonic()
-    assert not await upload_if_it_fits(Sending(100_000), Budget(20))
-    assert time.monotonic() - began < 15
-    assert await upload_if_it_fits(Sending(0), Budget(3)), "none is in flight"
-
-
-async def test_training_is_told_even_when_everything_before_it_hangs() -> None:
-    told: list[float] = []
-    began = time.monotonic()
-
-    class Hanging:
-        def status(self) -> SyncStatus:
-            return SyncStatus(uploading_step=5, total_bytes=10)
-
-        async def stop(self) -> None:
-            await asyncio.sleep(60)
-
-    class Last:
-        syncer = Hanging()
-
-        async def beat(self) -> None:
-            await asyncio.sleep(60)
-
-        async def end_training(self) -> None:
-            told.append(time.monotonic() - began)
-
-        async def training_ended(self) -> None:
-            await asyncio.sleep(60)
-
-        async def last_checkpoint(self) -> None:
-            await asyncio.sleep(60)
-
-    await shutdown.say_goodbye(Budget(3), Last())
-    assert told
-    assert told[0] < 30, "what hangs, hangs for a minute"

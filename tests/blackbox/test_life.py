@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from podwatch.daemon.checkpoint_loop import ANNOUNCED
 from tests.support.asking import kill_engine, messages, reasons, running, says
 from tests.support.rig import Rig, alive
 
@@ -63,7 +62,7 @@ def written_down(rig: Rig) -> set[int]:
     """The steps that the journal holds as announced."""
     path = rig.root / "state" / rig.run_id / "journal.sqlite"
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        rows = connection.execute("SELECT value FROM learned WHERE key = ?", (ANNOUNCED,)).fetchall()
+        rows = connection.execute("SELECT value FROM learned WHERE key = ?", ("checkpoints.announced",)).fetchall()
     return {int(step) for (kept,) in rows for step in json.loads(kept)}
 
 

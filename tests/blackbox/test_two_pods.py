@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from podwatch.domain.manifest import Keys
-from podwatch.sync.store_session import EARLIER
 from tests.support.asking import messages
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
-from tests.sync.conftest import local_violations
+from tests.support.store_layout import violations
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 QUICK = {"sync__heartbeat": "5s", "sync__holder_patience": "12s", "sync__claim_wait": "2s"}
@@ -47,7 +45,7 @@ class Run:
         if self.server is not None:
             assert self.server.violations() == []
         else:
-            assert local_violations(self.root, Keys(self.run_id)) == []
+            assert violations(self.root, self.run_id) == []
 
 
 @pytest.fixture
@@ -215,7 +213,7 @@ def test_a_pod_that_says_goodbye_is_not_waited_for(shared: Run) -> None:
 
     def saves() -> list[dict[str, Any]]:
         with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as connection:
-            rows = connection.execute("SELECT value FROM learned WHERE key = ?", (EARLIER,)).fetchall()
+            rows = connection.execute("SELECT value FROM learned WHERE key = ?", ("sync.earlier_saves",)).fetchall()
         found: list[dict[str, Any]] = json.loads(rows[0][0])["saves"] if rows else []
         return found
 

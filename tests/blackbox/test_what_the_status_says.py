@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from podwatch.simulation.pod import free_port
 from tests.support.asking import kill_engine, messages, published, reasons, running, says, wait_reason
 from tests.support.asking import status as document
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
 from tests.support.hurry import hurry
+from tests.support.ports import free_port
 from tests.support.rig import Rig
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_pod_gone import die
+from tests.blackbox.test_pod_gone import die
 from tests.support.rig import Rig
 from tests.support.s3server import BUCKET, KEY, KEY_ID, S3Server
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.reporting.test_dead_man import Service
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
+from tests.support.ping_service import Service
 from tests.support.rig import Rig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

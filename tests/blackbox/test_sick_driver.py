@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.sensors.gpu import DEADLINE
-from podwatch.system import procfs
+from tests.support import processes
 from tests.support.asking import status
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
@@ -19,6 +18,9 @@ from tests.support.rig import Rig
 pytestmark = pytest.mark.slow
 
 WORDS = {"hang": "hangs while loading", "abort": "(SIGABRT)", "crash": "(SIGSEGV)", "exit": "(exit status 7)"}
+
+DEADLINE = 10
+"""Seconds after which a driver that does not answer is called blind (nothing in the configuration changes it)."""
 
 
 def livez(daemon: DaemonProcess) -> int:
@@ -35,8 +37,8 @@ def gpus(daemon: DaemonProcess) -> dict[str, Any]:
 
 def trials_of(pid: int) -> list[int]:
     return [
-        child for child in procfs.descendants(pid)
-        if any("nvml_trial_child" in word for word in procfs.command(child))
+        child for child in processes.descendants(pid)
+        if any("nvml_trial_child" in word for word in processes.command(child))
     ]  # fmt: skip
 
 

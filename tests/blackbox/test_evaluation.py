@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.asking import published, running
 from tests.support.daemon import DaemonProcess
+from tests.support.mounts import small_mount
 from tests.support.rig import Rig, alive
-from tests.support.small_disk import small_mount
 
 pytestmark = pytest.mark.slow
 

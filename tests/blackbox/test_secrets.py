@@ -13,10 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.domain.manifest import Keys
-from podwatch.stores.b2 import B2Store
-from podwatch.stores.credentials import Credentials
-from podwatch.system import procfs
+from tests.support import processes
 from tests.support.asking import running, status, wait_reason
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import DaemonProcess
@@ -112,12 +109,11 @@ def test_no_outlet_and_no_file_shows_a_secret(rig: Rig, tmp_path: Path) -> None:
         wait_reason(daemon, "gave-up", 90)
         daemon.wait_for(lambda: told.exists() and "gave" in told.read_text(), 60, "the notice")
         wait_reason(daemon, "notify-failing", 60)
-        store = B2Store(BUCKET, Credentials(KEY_ID, KEY, server.url), writer_id="look")
-        root = f"{Keys(rig.run_id).root}/"
+        root = f"{rig.run_id}/podwatch/"
         daemon.wait_for(
             lambda: (
-                any("/incidents/" in key for key in stored(store, root))
-                and any(b"ModuleNotFoundError" in data for key, data in stored(store, root).items() if "/logs/" in key)
+                any("/incidents/" in key for key in stored(server, root))
+                and any(b"ModuleNotFoundError" in data for key, data in stored(server, root).items() if "/logs/" in key)
             ),
             60,
             "bundle and log in the store",
@@ -127,8 +123,7 @@ def test_no_outlet_and_no_file_shows_a_secret(rig: Rig, tmp_path: Path) -> None:
         shown |= command_lines(rig)
         shown |= {f"while it runs: {name}": data for name, data in files(rig, given).items()}
         assert daemon.stop() == 0
-        shown |= {f"store: {key}": unpacked(data) for key, data in stored(store, root).items()}
-        store.close()
+        shown |= {f"store: {key}": unpacked(data) for key, data in stored(server, root).items()}
     shown |= {f"after: {name}": data for name, data in offline(daemon)}
     shown |= files(rig, given)
     kinds = (
@@ -153,9 +148,9 @@ COMMANDS = (
 )  # fmt: skip
 
 
-def stored(store: B2Store, root: str) -> dict[str, bytes]:
+def stored(server: B2Server, root: str) -> dict[str, bytes]:
     """What is small; the checkpoint's own files are the trainer's."""
-    return {o.key: store.get_bytes(o.key) or b"" for o in store.list(root) if "/objects/" not in o.key}
+    return {name: data for name, data in server.objects(root).items() if "/step_" not in name or name.endswith(".json")}
 
 
 def asked(daemon: DaemonProcess) -> Iterator[tuple[str, bytes]]:
@@ -184,8 +179,8 @@ def offline(daemon: DaemonProcess) -> Iterator[tuple[str, bytes]]:
 def command_lines(rig: Rig) -> dict[str, bytes]:
     """Of every process that is ours; the trainer's own is the trainer's."""
     found = {}
-    for pid in procfs.all_pids():
-        words = procfs.command(pid)
+    for pid in processes.all_pids():
+        words = processes.command(pid)
         if str(rig.root) in " ".join(words) and str(TRAINER) not in words:
             found[f"command line of {pid}"] = "\0".join(words).encode()
     assert found

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.system import procfs
+from tests.support import processes
 from tests.support.asking import kill_engine, leaves_within, running, says, wait_reason
 from tests.support.rig import Rig
 
@@ -71,5 +71,7 @@ def test_wandb_has_a_run_of_its_own_and_the_daemon_none_of_it(rig: Rig) -> None:
     assert not (rig.output / "wandb").exists()
     assert "notify-failing" not in {r["kind"] for r in (daemon.status() or {})["reasons"]}
     assert daemon.stop() == 0
-    left = [p for p in procfs.all_pids() if any("wandb" in word for word in procfs.command(p) if str(state) in word)]
+    left = [
+        p for p in processes.all_pids() if any("wandb" in word for word in processes.command(p) if str(state) in word)
+    ]
     assert left == []

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.system import procfs
+from tests.support import processes
 from tests.support.asking import kill_engine
 from tests.support.daemon import DaemonProcess
 from tests.support.poison import INSTALLED, STANDARD, Poison
@@ -79,16 +79,16 @@ def test_a_night_in_a_poisoned_directory(rig: Rig, elsewhere: Path, hook: tuple[
     assert started.returncode == 0, started.stderr
     daemon.log = rig.root / "state" / rig.run_id / "podwatch.log"
     pid = daemon.wait_for(lambda: endpoint(daemon), 30, "a daemon")
-    init = procfs.read_stat(pid).parent_pid  # type: ignore[union-attr]
+    init = processes.read_stat(pid).parent_pid  # type: ignore[union-attr]
     try:
         daemon.wait_for(lambda: rig.trainer_pid, 30, "training")
         assert (cwd_of(pid), cwd_of(init)) == ("/", "/")
-        assert "-P" in procfs.command(pid)
+        assert "-P" in processes.command(pid)
         trainer = rig.trainer_pid
         assert cwd_of(trainer) == str(rig.root / "work")
-        assert procfs.environment_value(trainer, "PYTHONPATH") == "/nonexistent/of-the-operator"
-        assert procfs.environment_value(trainer, "FROM_THE_FILE") == "yes"
-        assert procfs.environment_value(trainer, "PODWATCH_DIRECTORY") is None
+        assert processes.environment_value(trainer, "PYTHONPATH") == "/nonexistent/of-the-operator"
+        assert processes.environment_value(trainer, "FROM_THE_FILE") == "yes"
+        assert processes.environment_value(trainer, "PODWATCH_DIRECTORY") is None
         daemon.wait_event("published", 40)
         kill_engine(rig)
         daemon.wait_event("incident-closed", 40)

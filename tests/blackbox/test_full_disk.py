@@ -11,8 +11,8 @@ import pytest
 from tests.support.asking import reasons, says, status
 from tests.support.checkpoints import dcp_operations, finish, orchestrator_operations
 from tests.support.daemon import DaemonProcess
+from tests.support.mounts import small_mount
 from tests.support.rig import Rig
-from tests.support.small_disk import small_mount
 
 pytestmark = pytest.mark.slow
 

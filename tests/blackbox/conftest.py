@@ -14,7 +14,7 @@ from tests.support.rig import Rig
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each wait here has a limit that says what did not come; the one of the whole test must not be first."""
     for item in items:
-        if item.nodeid.startswith("tests/e2e/") and item.get_closest_marker("timeout") is None:
+        if item.nodeid.startswith("tests/blackbox/") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(600))
 
 

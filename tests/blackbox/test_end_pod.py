@@ -1,15 +1,13 @@
 """A plain pod ends its own rented machine, and never before its checkpoints are safe."""
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from podwatch.domain.lease import Claim, Pod, claim_document
-from podwatch.domain.manifest import Keys
-from podwatch.stores.local import LocalStore
-from tests.e2e.test_job import heartbeat, latest
+from tests.blackbox.test_job import heartbeat, latest
 from tests.support.asking import messages, published, running
 from tests.support.daemon import DaemonProcess
 from tests.support.provider import Provider, provider_server
@@ -24,6 +22,16 @@ RECIPE = str(Path(__file__).parents[2] / "examples/providers/end_pod.py")
 def vast() -> Iterator[Provider]:
     with provider_server() as found:
         yield found
+
+
+def claim_of_another_pod(store: Path, generation: int) -> None:
+    """As it writes it when it takes the run over."""
+    own = next(path for path in store.rglob("claims/*") if path.name.startswith(f"{generation - 1}-"))
+    other = {"writer_id": "other", "machine": "m2", "boot": "b2", "place": "p", "host": "pod-2"}
+    claim = {**json.loads(own.read_text()), **other, "generation": generation, "nonce": "only"}
+    unfinished = store / "claim"
+    unfinished.write_text(json.dumps(claim))
+    unfinished.rename(own.with_name(f"{generation}-only"))
 
 
 def pod(rig: Rig, vast: Provider, store: Path, **changes: object) -> DaemonProcess:
@@ -127,12 +135,7 @@ def test_a_superseded_pod_ends_itself_and_an_operators_stop_does_not(rig: Rig, e
     assert vast.calls == []
     assert daemon.command("start").returncode == 0
     running(daemon, rig, after=len(daemon.events()))
-    keys, other = Keys(rig.run_id), Pod("other", "m2", "b2", "p", "pod-2")
-    generation = heartbeat(elsewhere)["generation"] + 1
-    claim = Claim(generation, "only")
-    LocalStore(elsewhere, writer_id="other").put_bytes(
-        f"{keys.claims}{generation}-only", claim_document(claim, other, "2026-01-31T04:00:00Z")
-    )
+    claim_of_another_pod(elsewhere, heartbeat(elsewhere)["generation"] + 1)
     daemon.wait_event("superseded", 120)
     daemon.wait_event("pod-ending", 120)
     vast.wait()

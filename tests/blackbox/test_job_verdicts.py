@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_job import Job, heartbeat
+from tests.blackbox.test_job import Job, heartbeat
 from tests.support import contract
 from tests.support.asking import messages, published, running
 from tests.support.rig import Rig

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.system.own_directories import Workspace
 from tests.support.asking import confirmed, published, running
 from tests.support.rig import Rig
 
@@ -40,5 +39,5 @@ def test_a_new_pod_goes_on_in_the_same_wandb_runs(rig: Rig, elsewhere: Path) -> 
     again = rig.starts[1]
     assert again["step"] >= 5
     assert again["argv"][-4:] == ["--trainer.wandb.id", "trn1", "--orchestrator.wandb.id", "orc1"]
-    record = json.loads(Workspace(rig.output).record.read_text())
+    record = json.loads((rig.output.parent / ".podwatch" / rig.output.name / "run.json").read_text())
     assert record["wandb"] == ids

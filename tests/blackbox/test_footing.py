@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from podwatch.journal.open_database import SCHEMA_VERSION
 from tests.support.asking import kill_engine, reasons, running, says, would_miss_the_engine
 from tests.support.daemon import DaemonProcess
+from tests.support.mounts import small_mount
 from tests.support.rig import Rig, alive, end_all
-from tests.support.small_disk import small_mount
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("attaching")]
 
@@ -78,6 +77,10 @@ def locked(path: Path) -> Iterator[None]:
             holder.kill()
 
 
+NEWER = 10_000
+"""The version of a database that no podwatch of today wrote."""
+
+
 @contextlib.contextmanager
 def newer(path: Path) -> Iterator[None]:
     def set_version(version: int) -> None:
@@ -86,13 +89,15 @@ def newer(path: Path) -> Iterator[None]:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.close()
 
-    set_version(SCHEMA_VERSION + 1)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        (known,) = connection.execute("PRAGMA user_version").fetchone()
+    set_version(NEWER)
     before = path.read_bytes()
     try:
         yield
     finally:
         assert path.read_bytes() == before, "a database of a newer podwatch was changed"
-        set_version(SCHEMA_VERSION)
+        set_version(known)
 
 
 @contextlib.contextmanager
@@ -113,7 +118,7 @@ def unreadable(path: Path) -> Iterator[None]:
 
 OBSTACLES: dict[str, tuple[Callable[[Path], contextlib.AbstractContextManager[None]], str]] = {
     "locked": (locked, "another process has locked the state database"),
-    "newer": (newer, f"has schema {SCHEMA_VERSION + 1}"),
+    "newer": (newer, f"has schema {NEWER}"),
     "unreadable": (unreadable, "the state database cannot be opened"),
 }
 

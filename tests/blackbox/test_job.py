@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.system import procfs
-from tests.support import contract
+from tests.support import contract, processes
 from tests.support.asking import messages, published, running
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig, alive
@@ -51,7 +50,7 @@ class Job:
         end = time.monotonic() + 60
         while self.rig.members() and time.monotonic() < end:
             time.sleep(0.05)
-        assert self.rig.members() == [], [procfs.command(pid) for pid in self.rig.members()]
+        assert self.rig.members() == [], [processes.command(pid) for pid in self.rig.members()]
 
     def keeper(self) -> int:
         return int(self.record()["keeper"])
@@ -181,7 +180,7 @@ def test_a_daemon_that_crashes_is_started_again_and_takes_over_the_trainer(rig: 
     job = Job(rig).start()
     trainer = running(job.daemon, rig)
     daemon = int(json.loads(next(job.daemon.runtime.glob("*/endpoint.json")).read_text())["pid"])
-    assert procfs.read_stat(daemon).parent_pid == job.process.pid  # type: ignore[union-attr]
+    assert processes.read_stat(daemon).parent_pid == job.process.pid  # type: ignore[union-attr]
     os.kill(daemon, signal.SIGKILL)
     job.daemon.wait_event("trainer-adopted", 30)
     assert rig.trainer_pid == trainer
@@ -194,7 +193,7 @@ def test_neither_keeper_nor_trainer_holds_the_engines_output(rig: Rig) -> None:
     job = Job(rig).start()
     trainer = running(job.daemon, rig)
     engines = job.daemon.log.stat()
-    for pid in (trainer, job.keeper(), *procfs.descendants(job.keeper())):
+    for pid in (trainer, job.keeper(), *processes.descendants(job.keeper())):
         for link in Path(f"/proc/{pid}/fd").iterdir():
             try:
                 held = link.stat()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from podwatch.system import procfs
+from tests.support import processes
 from tests.support.asking import running, says, status
 from tests.support.daemon import DaemonProcess
 from tests.support.ptys import terminal
@@ -32,6 +32,7 @@ def loading(rig: Rig) -> Iterator[subprocess.Popen[bytes]]:
     """``python train.py --output_dir OUT``: no context and no open checkpoint until ``rig.control/save`` exists."""
     save = rig.output / "checkpoints" / "step_3" / "shard.distcp"
     save.parent.mkdir(parents=True, exist_ok=True)
+    rig.made_by_others(save)
     script = rig.root / "train.py"
     script.write_text(LOADING)
     argv = [sys.executable, "-S", "train.py", str(rig.control / "save"), str(save), "--output_dir", str(rig.output)]
@@ -126,15 +127,17 @@ def test_an_operators_shell_outlives_what_podwatch_does_to_the_trainer_in_it(rig
     launcher = rig.root / "rl"
     launcher.write_text(f"#!{sys.executable} -S\nimport runpy\nrunpy.run_path({str(TRAINER)!r}, run_name='__main__')\n")
     launcher.chmod(0o755)
-    (rig.output / "checkpoints").mkdir(parents=True)
+    part = rig.output / "checkpoints" / ".step_0.part"
+    part.parent.mkdir(parents=True)
+    rig.made_by_others(part)
     words = " ".join([str(launcher), *rig.command()[3:]])
     with terminal(shell, str(rig.output)) as tty:
         assert tty.answers()
-        tty.type(f"{words} > {rig.root}/rl.log 2>&1 9> {rig.output}/checkpoints/.step_0.part &")
+        tty.type(f"{words} > {rig.root}/rl.log 2>&1 9> {part} &")
         daemon = rig.daemon().start()
         daemon.wait_event("trainer-attached", 60)
         pid = daemon.wait_for(lambda: status(daemon)["training"]["pid"], 30, "its pid")
-        parent = procfs.read_stat(pid)
+        parent = processes.read_stat(pid)
         assert parent is not None
         assert parent.parent_pid == tty.pid
         before = len(rig.saved)
