@@ -176,6 +176,34 @@ async def test_an_end_is_shown_with_the_words_that_came_before_it(tmp_path: Path
             await podwatch.sensor.stop()
 
 
+async def test_an_end_waits_for_logs_that_are_read_slowly(tmp_path: Path) -> None:
+    """Seen on a busy machine: the exit was judged 3 s after it, and the finish line was read 1 s later."""
+    go = threading.Event()
+    go.set()
+    podwatch = Podwatch(tmp_path, poll=3600.0, slow=go)
+    sensor = ProcessSensor(SystemClock(), poll=0.02, logs=podwatch.sensor)
+    await podwatch.sensor.start()
+    podwatch.sensor.begin_start(time.time(), "s1")
+    await podwatch.sensor.look_again()
+    go.clear()  # each read takes 5 s now, and one is under way already when the trainer ends
+    podwatch.sensor.refresh()
+    await asyncio.sleep(0.2)
+    log(podwatch.log, *FINISH)
+    with subprocess.Popen(["true"]) as process:
+        handle = Handle(process)
+    sensor.watch(handle)  # type: ignore[arg-type]
+    await sensor.start()
+    try:
+        await until(lambda: (sample := sensor.latest().value) is not None and sample.exit is not None)
+        sample = sensor.latest().value
+        assert sample is not None
+        assert sample.finish_line
+    finally:
+        go.set()
+        await sensor.stop()
+        await podwatch.sensor.stop()
+
+
 async def test_the_end_of_one_process_is_shown_with_the_words_that_came_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,6 @@
 """Progress of training: pings, markers and checkpoint steps in files, step lines in logs."""
 
 import asyncio
-import contextlib
 import re
 import threading
 from collections import deque
@@ -59,6 +58,8 @@ POLL = 4.0
 finish line must be known before the exit that follows it is judged."""
 DEADLINE = 15.0
 """Seconds. Listing step directories on a network volume sometimes takes seconds; a hung mount never answers."""
+BLIND_POLL = 0.5
+"""Seconds between two looks at whether the files still answer, while a read is awaited."""
 TICK = 0.05
 """Seconds by which a file's time can lag behind the clock: the kernel stamps files once per tick."""
 LINES_KEPT = 50
@@ -202,16 +203,14 @@ class ProgressSensor:
             }
         return self._remembered
 
-    async def look_again(self, within: float = 3.0) -> None:
-        """Wait until a read that starts after this call is processed, at most ``within`` seconds: the last lines of a
-        trainer that ended must be known before its end is judged."""
+    async def look_again(self) -> None:
+        """Return once a read that starts after this call is processed: the last lines of a trainer that ended must be
+        known before its end is judged, however busy the machine is. Without it if the files do not answer."""
         asked = self._clock.monotonic()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                while self._first or self._looked_at < asked:
-                    self._absorbed.clear()
-                    self._poller.wake()
-                    await self._absorbed.wait()
+        while (self._first or self._looked_at < asked) and self._poller.latest().state is not SensorState.BLIND:
+            self._absorbed.clear()
+            self._poller.wake()
+            await self._clock.wait(self._absorbed, BLIND_POLL)
 
     def refresh(self) -> None:
         """Look again now instead of at the next turn."""
