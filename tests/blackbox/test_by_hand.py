@@ -122,6 +122,8 @@ def test_training_that_finishes_while_a_stop_waits_is_finished_and_its_engine_is
     running(daemon, rig, step=5)
     rig.order(wait=True)
     daemon.wait_for((rig.control / "waits").exists, 20, "the trainer stands between two steps")
+    newest = rig.saved[-1]  # known before the request: else it is the next save that the stop waits for
+    daemon.wait_for(lambda: status(daemon)["checkpoints"]["newest_complete_step"] == newest, 30, "a set")
     engine = rig.engine_pid
     with ThreadPoolExecutor() as beside:
         waits = beside.submit(daemon.command, "stop-training", "--after-save", "--wait")
