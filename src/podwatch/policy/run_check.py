@@ -17,6 +17,7 @@ from podwatch.policy.exit_code import Outcome
 from podwatch.policy.who_holds_the_run import PATIENCE_SECONDS
 
 _RESTS = ("paused", "evaluating")
+_DOWN = ("blocked", "backoff", "gave-up")
 """Phases as the heartbeat names them (recovery/state.py)."""
 
 
@@ -170,9 +171,10 @@ def _dead(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement
 def _guarded(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
     if not beat.state:
         return Judgement(Level.UNKNOWN, f"a pod holds the run, but its heartbeat cannot be read; {stored}")
-    at = "no step yet" if beat.step is None else f"step {beat.step}"
+    down = beat.desired == Desired.RUNNING and beat.phase in _DOWN
+    at = "training is down" if down else "no step yet" if beat.step is None else f"step {beat.step}"
     why = beat.reason or "see `podwatch status` on the pod"
-    if beat.overall == "critical":
+    if down or beat.overall == "critical":
         return Judgement(Level.CRITICAL, f"{at}; {why}; {stored}")
     if beat.age > limits.late:
         return Judgement(Level.WARNING, f"{at}; no heartbeat since {_span(beat.age)}; {stored}")
