@@ -1,11 +1,13 @@
 """Finding runs, endpoint files, and the words for times and sizes."""
 
+import json
 import os
 
 import pytest
 
 from podwatch.client.find_daemon import (
     Endpoint,
+    boot_id,
     choose,
     find_runs,
     locate,
@@ -15,6 +17,7 @@ from podwatch.client.find_daemon import (
     read_hints,
     runtime_roots,
     start_ticks,
+    training_lives,
     write_endpoint,
 )
 from podwatch.client.times_and_sizes import ago, from_rfc3339, rfc3339, size, span
@@ -55,6 +58,22 @@ def test_an_endpoint_that_is_no_file_holds_no_command_up(tmp_path):
     (tmp_path / "one").mkdir()
     os.mkfifo(tmp_path / "one" / "endpoint.json")
     assert read_endpoint(tmp_path / "one") is None
+
+
+def test_training_of_a_start_after_the_last_document_lives(tmp_path):
+    """podwatch was killed just after it restarted training: only the keeper's record names the new launcher."""
+    record = {"boot_id": boot_id(), "pid": os.getpid(), "ticks": start_ticks(os.getpid())}
+    document = {"training": {"pid": 2**22 + 1, "start_ticks": 5}, "daemon": {"state_dir": str(tmp_path)}}
+    assert training_lives(document) is False
+    (tmp_path / "keeper").mkdir()
+    path = tmp_path / "keeper" / "record.json"
+    for changed, lives in ({}, True), ({"ticks": 7}, False), ({"boot_id": "another"}, False), ({"pid": "x"}, False):
+        path.write_text(json.dumps(record | changed))
+        assert training_lives(document) is lives
+    path.write_text(json.dumps(record))
+    assert training_lives({"daemon": document["daemon"]}) is True
+    path.write_text("torn")
+    assert training_lives({"daemon": document["daemon"]}) is None
 
 
 def test_a_pid_used_again_is_not_the_daemon():

@@ -196,12 +196,16 @@ class Found:
 
 
 def training_lives(document: Mapping[str, Any]) -> bool | None:
-    """Whether the launcher in a status document is alive; None if the document names none."""
-    training = document.get("training")
-    pid = training.get("pid") if isinstance(training, dict) else None
-    if not isinstance(pid, int) or not isinstance(training, dict):
-        return None
-    return process_alive(pid, int(training.get("start_ticks") or 0))
+    """Whether the launcher in a status document, or the one that the keeper recorded since, is alive; None if neither
+    is known."""
+    training, daemon = (document.get(key) for key in ("training", "daemon"))
+    launchers = [training] if isinstance(training, dict) else []
+    if isinstance(daemon, dict) and isinstance(daemon.get("state_dir"), str):
+        record = read_document(Path(daemon["state_dir"]) / "keeper" / "record.json")
+        if record is not None and record.get("boot_id") == boot_id():
+            launchers.append({"pid": record.get("pid"), "start_ticks": record.get("ticks")})
+    known = [launcher for launcher in launchers if isinstance(launcher.get("pid"), int)]
+    return any(process_alive(one["pid"], int(one.get("start_ticks") or 0)) for one in known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +247,7 @@ def find_runs(environ: Mapping[str, str] = os.environ, hints: Hints = NO_HINTS) 
     found: dict[str, Found] = {}
     for root in searched(environ, hints):
         try:
-            directories = sorted(d for d in root.iterdir() if d.is_dir())
+            directories = sorted(d for d in root.iterdir() if d.is_dir() and _is_believed(d))
         except OSError:
             continue
         for directory in directories:
@@ -255,6 +259,11 @@ def find_runs(environ: Mapping[str, str] = os.environ, hints: Hints = NO_HINTS) 
             if known is None or (candidate.alive and not known.alive):
                 found[endpoint.run_id] = candidate
     return sorted(found.values(), key=lambda f: (not f.alive, f.endpoint.run_id))
+
+
+def _is_believed(directory: Path) -> bool:
+    """Whether this command may act on what the directory says: what root believes, only root has written."""
+    return os.geteuid() != 0 or directory.stat().st_uid == 0
 
 
 def choose(runs: Sequence[Found], run: str) -> Found | None:
