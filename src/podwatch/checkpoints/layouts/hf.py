@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.layouts import command_line, deepspeed
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Marker, Recognition, Site, Source, Weights
+from podwatch.checkpoints.layouts.base import (
+    SAVES,
+    Concern,
+    Judgement,
+    Kind,
+    Marker,
+    Recognition,
+    Site,
+    Source,
+    Weights,
+)
 from podwatch.checkpoints.layouts.command_line import Program, program
 from podwatch.checkpoints.layouts.resume_flags import Preset
 from podwatch.checkpoints.layouts.shared_rules import Inside, StepView
@@ -88,6 +98,14 @@ def _ignores(seen: Program, cwd: Path) -> bool:
     except (OSError, ValueError):
         return False
     return re.search(r"\.train\(\s*\)", text) is not None and "resume_from_checkpoint" not in text
+
+
+def concerns(site: Site) -> tuple[Concern, ...]:
+    """Reports a run that saves nothing."""
+    if command_line.flag_value(site.command, ("--save_strategy",)) != "no":
+        return ()
+    fix = 'set "--save_strategy", "steps" and "--save_steps", "100" in trainer.command'
+    return (Concern(SAVES, "the trainer saves no checkpoints: the command has --save_strategy no", fix, certain=True),)
 
 
 # -- rule for a complete checkpoint ----------------------------------------------------------------------------------
@@ -267,4 +285,4 @@ WEIGHTS = Weights(
     " and the tokenizer are in CHECKPOINT",
 )
 
-KIND = Kind("hf", lambda site: StepDirs(site, RULES), recognise, log=LOG, weights=WEIGHTS)
+KIND = Kind("hf", lambda site: StepDirs(site, RULES), recognise, log=LOG, weights=WEIGHTS, concerns=concerns)

@@ -362,7 +362,8 @@ def concerns(site: Site) -> tuple[Concern, ...]:
 def _directory(site: Site, command: Sequence[str], *, sure: bool) -> tuple[Concern, ...]:
     """``sure``: not a shell script, in which variables and ``cd`` can change the meaning."""
     cwd = site.working_directory
-    on_disk = has_attempts(site.output_dir) or bool(runs_below(site.output_dir))
+    below = [run for run in runs_below(site.output_dir) if run.name != "run_default"]  # older versions: orchestrator's
+    on_disk = has_attempts(site.output_dir) or bool(below)
     if not on_disk and not hints(command, cwd, "").new_flags:
         return ()
     says = run_directory(command, cwd, site.output_dir)

@@ -76,7 +76,7 @@ def examine(
     """The results of every check, in the order in which an operator fixes things. A check that fails to run yields a
     result, too, and does not stop the others."""
     from podwatch.cli.check import disk, machine, notify, operator_commands, other_programs, training_command
-    from podwatch.cli.check.report import Line, sets_of
+    from podwatch.cli.check.report import Line, failed, sets_of
     from podwatch.cli.check.store import store
 
     present, sets = other_programs.running(settings), sets_of(settings)
@@ -117,7 +117,7 @@ def examine(
             if str(error) in told:
                 continue  # several checks need the layout
             told.add(str(error))
-            yield Line(name, "fail", f"{error.what}{f' ({error.where})' if error.where else ''}", error.fix)
+            yield failed(name, error)
         except TimeoutError:
             yield Line(name, "fail", "the file system does not answer", "check its mount (NFS, FUSE) and dmesg")
         except OSError as error:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from podwatch.cli.check.report import DEADLINE_SECONDS, Line, in_time
+from podwatch.cli.check.report import DEADLINE_SECONDS, Line, failed, in_time
 from podwatch.client.times_and_sizes import gib
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
@@ -174,7 +174,7 @@ def http(settings: Settings) -> Iterator[Line]:
     try:
         password = http_password(settings.http)
     except PodwatchError as error:
-        yield Line("http", "fail", error.what, error.fix)
+        yield failed("http", error)
         return
     if not password and beyond_loopback(settings.http.host):
         text = f"{settings.http.host} without a password: only probes and progress pings are answered"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from podwatch.cli.check.report import Line
+from podwatch.cli.check.report import Line, failed
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 
@@ -37,7 +37,7 @@ def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
     try:
         channels = channels_of(settings, urls)
     except ConfigurationError as error:
-        yield Line("notify", "fail", error.what, error.fix)
+        yield failed("notify", error)
         return
     if send:
         for channel in channels:
@@ -103,7 +103,7 @@ def own_wandb(settings: Settings, *, send: bool) -> Iterator[Line]:
     try:
         plan.check_python()
     except ConfigurationError as error:
-        yield Line("wandb run", "fail", error.what, error.fix)
+        yield failed("wandb run", error)
         return
     found = _wandb_version(plan.python)
     if not found:

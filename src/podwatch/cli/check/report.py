@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.errors import PodwatchError
 from podwatch.domain.secrets import scrub
 
 T = TypeVar("T")
@@ -29,6 +30,11 @@ class Line:
     def __post_init__(self) -> None:
         for name in ("text", "fix"):
             object.__setattr__(self, name, scrub(getattr(self, name)))
+
+
+def failed(name: str, error: PodwatchError, *, level: str = "fail", about: str = "") -> Line:
+    """The line about an error. It names the setting or file that the error is about, which its fix does not repeat."""
+    return Line(name, level, f"{about}{error.what}{f' ({error.where})' if error.where else ''}", error.fix)
 
 
 def in_time(function: Callable[[], T], *, seconds: float = DEADLINE_SECONDS) -> T:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from podwatch.checkpoints.layouts import command_line, concerns, make_layout, recognised, site_of
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.checkpoints.layouts.prime_rl_run import hints
-from podwatch.cli.check.report import Line, Sets, in_time
+from podwatch.cli.check.report import Line, Sets, failed, in_time
 from podwatch.client.times_and_sizes import span
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
@@ -232,7 +232,7 @@ def _resume(settings: Settings, found: Layout, step: int | None) -> Iterator[Lin
         )
     except PodwatchError as error:
         # without any checkpoint a layout can refuse because it has to read one
-        yield Line("resume", "warn" if step is None else "fail", f"{about}: {error.what}", error.fix)
+        yield failed("resume", error, level="warn" if step is None else "fail", about=f"{about}: ")
         return
     yield Line("resume", "ok", f"{about}: {shlex.join(scrub_argv(made.argv))}")
     if trainer.resume_args == "none":
