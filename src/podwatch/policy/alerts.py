@@ -386,8 +386,12 @@ class _Book:
         self._go(replace(notice, fields=dict(event.fields), cost=cost, do=do, weight=weight))
 
     def _go(self, notice: Notice, *, count: bool = True) -> bool:
-        """Send within the hourly limit. Half of it is reserved for critical notices; a preemption is always sent."""
-        limit = self.policy.per_hour if notice.severity is Severity.CRITICAL else max(1, self.policy.per_hour // 2)
+        """Send within the hourly limit. Half of it is reserved for critical notices and their ends, and one of it for
+        the end of a restart that is in progress; a preemption is always sent."""
+        critical = (notice.weight or notice.severity) is Severity.CRITICAL
+        limit = self.policy.per_hour if critical else max(1, self.policy.per_hour // 2)
+        if self.healing and (notice.key, notice.change) != (_INCIDENT, Change.CLOSED):
+            limit = min(limit, self.policy.per_hour - 1)
         if len(self.sent) >= limit and notice.topic is not Topic.PREEMPTED:
             self.unsent += count
             return False
