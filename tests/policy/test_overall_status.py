@@ -124,6 +124,9 @@ def test_podwatch_that_repairs_asks_for_nothing() -> None:
     )
     assert judge(now).state is TrainingState.RECOVERING
     assert judge(now).reasons[0].finding.suggestion == NOTHING
+    for waits in (RecoveryView(active=True, blocked=True), RecoveryView(active=True, gave_up=True)):
+        said = [reason.finding.suggestion for reason in judge(replace(now, recovery=waits)).reasons]
+        assert NOTHING not in said, "it waits for the operator"
     assert judge(replace(now, paused=True)).reasons[0].finding.suggestion.startswith("podwatch is paused")
     assert "mode is observe" in judge(replace(now, acts=False)).reasons[0].finding.suggestion
 
@@ -136,6 +139,7 @@ def test_a_step_is_late_only_by_a_known_median() -> None:
         False,
         True,
     ]
+    assert [step_late(seen, 1e6, 60.0, target) for target in (None, 42, 41, 40)] == [True, True, False, False]
     assert not step_late(seen, 1e6, None)
     assert not step_late(replace(seen, progress=observed((), 100.0)), 1e6, 60.0)
 

@@ -152,10 +152,13 @@ def training_state(now: Situation) -> TrainingState:
     return TrainingState.RUNNING if now.snapshot.newest_step is not None else TrainingState.STARTING
 
 
-def step_late(snapshot: Snapshot, now: float, median_seconds: float | None) -> bool:
-    """Whether no step was seen for clearly longer than this run's median. False while the median is unknown."""
+def step_late(snapshot: Snapshot, now: float, median_seconds: float | None, target: int | None = None) -> bool:
+    """Whether no step was seen for clearly longer than this run's median. False while the median is unknown, and after
+    the last step (``target`` - 1 where steps count from 0)."""
     newest = snapshot.newest_step
     if newest is None or median_seconds is None:
+        return False
+    if target is not None and newest.step is not None and newest.step >= target - 1:
         return False
     return now - newest.at > max(STEP_LATE_SECONDS, STEP_LATE_K * median_seconds)
 
@@ -223,7 +226,8 @@ def _suggestion(now: Situation, finding: Finding) -> str:
         if not now.acts:
             way = "`podwatch restart` restarts training" if restarts else "`podwatch stop-training` ends it"
             return f"mode is observe, so podwatch does not act; {way}"
-        if restarts and finding.confirmed and now.recovery.active:
+        waits = now.recovery.blocked or now.recovery.gave_up  # for the operator
+        if restarts and finding.confirmed and now.recovery.active and not waits:
             return NOTHING
     return _SUGGESTIONS.get(finding.kind, "`podwatch events` shows the events before it")
 

@@ -174,7 +174,7 @@ def _training(view: DaemonView, state: TrainingState) -> dict[str, Any]:
         "step_at": rfc3339(view.wall_of(newest.at)) if newest else None,
         "step_source": str(newest.source) if newest else None,
         "last_sign_at": rfc3339(view.wall_of(last_sign)) if last_sign is not None else None,
-        "step_late": step_late(view.snapshot, view.now, view.learned.median_step_seconds),
+        "step_late": step_late(view.snapshot, view.now, view.learned.median_step_seconds, view.target_step),
         "trainer_ended_at": rfc3339(None if view.trainer_ended_at is None else view.wall_of(view.trainer_ended_at)),
         "target_step": view.target_step,
         "median_step_seconds": view.learned.median_step_seconds,
