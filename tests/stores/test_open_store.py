@@ -81,3 +81,21 @@ open_store("file://{tmp_path}", None, writer_id="w")
 assert "b2sdk" not in sys.modules and "requests" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+MEANWHILE = """
+import sys, threading
+from podwatch.stores.open_store import load
+loading = threading.Thread(target=load, args=("b2",))
+loading.start()
+while loading.is_alive() and "b2sdk" not in sys.modules:
+    pass
+import pydantic
+loading.join()
+"""
+
+
+def test_another_thread_can_import_pydantic_while_b2_is_loaded() -> None:
+    """The daemon reads documents while it opens its store."""
+    done = subprocess.run([sys.executable, "-c", MEANWHILE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

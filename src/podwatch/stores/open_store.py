@@ -80,9 +80,9 @@ def parse_store_url(url: str) -> StoreLocation:
 def load(kind: str) -> None:
     """Import what a store of this kind (``b2``, ``s3``) needs before it is opened, because that takes a moment."""
     if kind == "b2":
-        # A store's answers are JSON or bytes, whose encodings nothing has to guess; and b2sdk checks its own types only
-        # where pydantic is installed (b2sdk/_internal/types.py supports its absence).
-        needless = importing_without("chardet", "charset_normalizer", "pydantic")
+        # A store's answers are JSON or bytes, whose encodings nothing has to guess. Nothing else imports these two: a
+        # thread that did so now would find them missing.
+        needless = importing_without("chardet", "charset_normalizer")
         with _LOADING, needless, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # requests warns that it finds no guesser
             import b2sdk.v3  # noqa: F401

@@ -127,9 +127,9 @@ ARENAS = 2
 
 @contextlib.contextmanager
 def importing_without(*names: str) -> Iterator[None]:
-    """What is imported inside finds these modules not installed, unless they are loaded already. For libraries that try
-    an optional module which podwatch does not use; measured in a daemon of 70 MiB: structlog's rich (50 modules) 4 MiB,
-    requests' charset_normalizer 3 MiB, b2sdk's pydantic 3 MiB and a tenth of the start of a child."""
+    """What is imported inside, by any thread, finds these modules not installed, unless they are loaded already. For
+    libraries that try an optional module which this process does not use; measured in a daemon of 70 MiB: structlog's
+    rich (50 modules) 4 MiB, requests' charset_normalizer 3 MiB; in a child b2sdk's pydantic a tenth of its start."""
     modules: dict[str, Any] = sys.modules
     hidden = [name for name in names if name not in modules]
     for name in hidden:
