@@ -59,10 +59,11 @@ class Handler(store_server.Handler):
         self.state.count(ep, CLASSES.get(ep, "A"))
         if self.state.latency:
             time.sleep(self.state.latency)
-        rule = self.fault = self.state.fault(ep)
+        name = urllib.parse.unquote_plus(self.headers.get("X-Bz-File-Name") or "")
+        rule = self.fault = self.state.fault(ep, name)
         if rule is None:
             return
-        self.state.happened("fault", ep, action=rule.action)
+        self.state.happened("fault", ep, action=rule.action, on=ep)
         self.suffer(rule, download=ep == "b2_download")
 
     def _body(self) -> bytes:

@@ -45,7 +45,8 @@ class Version:
 
 @dataclass
 class Fault:
-    """Applied to the next ``count`` requests of endpoint ``ep`` after ``skip`` of them."""
+    """Applied to the next ``count`` requests of endpoint ``ep`` after ``skip`` of them; of ``b2_upload_file`` only to
+    those of a name with this ``suffix``."""
 
     ep: str
     action: str  # status | reset | hang | slow | stall | lost | late | torn | flip | page
@@ -56,6 +57,7 @@ class Fault:
     retry_after: str = ""
     seconds: float = 0.0
     after_bytes: int = 0
+    suffix: str = ""
 
 
 class State:
@@ -154,10 +156,10 @@ class State:
 
     # -- faults and events ------------------------------------------------------------------------------------------
 
-    def fault(self, ep: str) -> Fault | None:
+    def fault(self, ep: str, name: str) -> Fault | None:
         with self.lock:
             for rule in self.faults:
-                if rule.ep not in (ep, "*"):
+                if rule.ep not in (ep, "*") or not name.endswith(rule.suffix):
                     continue
                 if rule.skip:
                     rule.skip -= 1
