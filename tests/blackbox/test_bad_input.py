@@ -31,8 +31,6 @@ from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
 from tests.support.strangers import public_directory
 
-pytestmark = pytest.mark.slow
-
 NOBODY = 65534
 as_root = pytest.mark.root
 
@@ -72,6 +70,7 @@ def test_unknown_key_and_bad_unit(rig: Rig) -> None:
     fails(daemon, 78, '"release_wait" in [gpu]', "8 parsecs", str(daemon.config))
 
 
+@pytest.mark.slow
 def test_broken_at_restart_with_a_last_good_copy(rig: Rig) -> None:
     daemon = rig.daemon().start()
     confirmed(daemon)
@@ -109,6 +108,7 @@ def open_rig(nvml_library: Path) -> Iterator[Rig]:
 
 
 @as_root
+@pytest.mark.slow
 def test_state_directory_that_may_not_be_written(open_rig: Rig) -> None:
     rig = open_rig
     (rig.root / "state").mkdir(mode=0o755)
@@ -121,6 +121,7 @@ def test_state_directory_that_may_not_be_written(open_rig: Rig) -> None:
 
 
 @as_root
+@pytest.mark.slow
 def test_output_directory_that_may_not_be_read(open_rig: Rig) -> None:
     """A guard that cannot see the checkpoints says so; it does not take them for gone, and starts nothing fresh."""
     rig = open_rig
@@ -170,6 +171,7 @@ def test_a_command_or_directory_that_does_not_exist(rig: Rig, what: str) -> None
     assert daemon.process.poll() is None, "checkpoints stay guarded"
 
 
+@pytest.mark.slow
 def test_two_podwatches_on_one_run(rig: Rig) -> None:
     first = rig.daemon().start()
     confirmed(first)
@@ -180,6 +182,7 @@ def test_two_podwatches_on_one_run(rig: Rig) -> None:
     assert first.process.poll() is None
 
 
+@pytest.mark.slow
 def test_health_port_already_taken(rig: Rig) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -192,6 +195,7 @@ def test_health_port_already_taken(rig: Rig) -> None:
 # -- state ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_corrupt_state_database(rig: Rig) -> None:
     daemon = rig.daemon().start()
     confirmed(daemon)
@@ -226,6 +230,7 @@ def _fill(place: Path) -> None:
 
 
 @as_root
+@pytest.mark.slow
 def test_full_disk_at_the_very_first_start(rig: Rig, small_disk: Path) -> None:
     _fill(small_disk)
     daemon = rig.daemon(state_dir=str(small_disk / "state")).start()
@@ -237,6 +242,7 @@ def test_full_disk_at_the_very_first_start(rig: Rig, small_disk: Path) -> None:
 
 
 @as_root
+@pytest.mark.slow
 def test_full_disk_at_a_later_start(rig: Rig, small_disk: Path) -> None:
     """The guard matters most when the disk is full: it takes the trainer over all the same."""
     daemon = rig.daemon(state_dir=str(small_disk / "state")).start()
@@ -258,6 +264,7 @@ def test_full_disk_at_a_later_start(rig: Rig, small_disk: Path) -> None:
 # -- GPU --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_nvml(rig: Rig) -> None:
     daemon = rig.daemon(gpu__release_wait="0.5s")
     daemon.environ.pop("LD_LIBRARY_PATH")
@@ -282,6 +289,7 @@ def b2_environment(server: B2Server) -> dict[str, str]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("what", ["wrong key", "no such bucket", "half a key", "no key"])
+@pytest.mark.slow
 def test_a_store_that_cannot_be_used_does_not_remove_the_guard(rig: Rig, b2: B2Server, what: str) -> None:
     environ, bucket, words, code = b2_environment(b2), "test-bucket", "", 69
     if what == "wrong key":
@@ -314,6 +322,7 @@ def test_a_store_that_cannot_be_used_does_not_remove_the_guard(rig: Rig, b2: B2S
     assert "never-to-be-seen" not in daemon.log.read_text() + sync.stderr
 
 
+@pytest.mark.slow
 def test_a_store_beside_the_checkpoints_is_refused(rig: Rig) -> None:
     daemon = rig.daemon(sync__store=f"file://{rig.root}/backup").start()
     confirmed(daemon)
@@ -332,6 +341,7 @@ NO_INOTIFY = ("unshare", "--user", "--map-root-user", "sh", "-c",
     subprocess.run([*NO_INOTIFY, "true"], capture_output=True, check=False).returncode != 0,
     reason="needs a user namespace of its own",
 )
+@pytest.mark.slow
 def test_without_file_events_the_rescans_find_the_saves_and_it_is_said(rig: Rig) -> None:
     daemon = rig.daemon()
     daemon.wrapper = NO_INOTIFY

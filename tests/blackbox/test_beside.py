@@ -15,7 +15,7 @@ from tests.support.daemon import DaemonProcess
 from tests.support.ptys import terminal
 from tests.support.rig import TRAINER, Rig, alive
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("attaching")]
+pytestmark = pytest.mark.usefixtures("attaching")
 
 LOADING = """
 import os, sys, time
@@ -52,6 +52,7 @@ def asked(daemon: DaemonProcess) -> str:
     return f"{found[0]['severity']}: {found[0]['summary']} {found[0]['suggestion']}" if found else ""
 
 
+@pytest.mark.slow
 def test_a_trainer_that_only_loads_yet_is_waited_for_and_then_attached_to(rig: Rig) -> None:
     with loading(rig) as process:
         only = rig.output / "checkpoints" / "step_7" / "trainer"
@@ -76,6 +77,7 @@ def test_a_trainer_that_only_loads_yet_is_waited_for_and_then_attached_to(rig: R
         assert (rig.starts, process.poll()) == ([], None)
 
 
+@pytest.mark.slow
 def test_training_starts_once_what_loaded_has_ended(rig: Rig) -> None:
     with loading(rig) as process:
         daemon = rig.daemon(trainer__startup_patience="1s").start()
@@ -123,6 +125,7 @@ def test_another_users_process_changes_nothing_and_is_left_alone(rig: Rig) -> No
 
 
 @pytest.mark.parametrize("shell", [["bash", "--norc"], ["bash", "--rcfile", "/dev/null", "-i"], ["sh"]], ids=" ".join)
+@pytest.mark.slow
 def test_an_operators_shell_outlives_what_podwatch_does_to_the_trainer_in_it(rig: Rig, shell: list[str]) -> None:
     launcher = rig.root / "rl"
     launcher.write_text(f"#!{sys.executable} -S\nimport runpy\nrunpy.run_path({str(TRAINER)!r}, run_name='__main__')\n")

@@ -11,7 +11,7 @@ import pytest
 from tests.support.asking import messages, running, status
 from tests.support.rig import Rig, alive
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("attaching")]
+pytestmark = pytest.mark.usefixtures("attaching")
 
 
 def log_is_journaled(rig: Rig) -> bool:
@@ -22,6 +22,7 @@ def log_is_journaled(rig: Rig) -> bool:
     return any(json.loads(value).get("files") for (value,) in rows)
 
 
+@pytest.mark.slow
 def test_a_stop_that_comes_while_podwatch_starts_is_kept(rig: Rig) -> None:
     """The driver hangs, so the first look takes seconds; the wish must outlast what begins after it."""
     rig.world.hang_all()
@@ -42,6 +43,7 @@ def test_a_stop_that_comes_while_podwatch_starts_is_kept(rig: Rig) -> None:
     assert rig.trainer_pid == 0
 
 
+@pytest.mark.slow
 def test_a_start_by_hand_is_guarded_though_training_was_stopped(rig: Rig) -> None:
     daemon = rig.daemon().start()
     running(daemon, rig, step=5)
@@ -67,6 +69,7 @@ def test_a_start_by_hand_is_guarded_though_training_was_stopped(rig: Rig) -> Non
     rig.never_two()
 
 
+@pytest.mark.slow
 def test_stop_after_the_next_save_outlives_podwatch(rig: Rig) -> None:
     daemon = rig.daemon().start()
     pid = running(daemon, rig, step=5)
@@ -96,6 +99,7 @@ def test_stop_after_the_next_save_outlives_podwatch(rig: Rig) -> None:
     assert len(rig.starts) == 1
 
 
+@pytest.mark.slow
 def test_a_wait_for_the_end_of_training_ends_with_it_or_with_the_request(rig: Rig) -> None:
     daemon = rig.daemon().start()
     running(daemon, rig, step=5)
@@ -117,6 +121,7 @@ def test_a_wait_for_the_end_of_training_ends_with_it_or_with_the_request(rig: Ri
     assert len(rig.starts) == 1
 
 
+@pytest.mark.slow
 def test_training_that_finishes_while_a_stop_waits_is_finished_and_its_engine_is_ended(rig: Rig) -> None:
     daemon = rig.daemon().start()
     running(daemon, rig, step=5)
@@ -155,6 +160,7 @@ def test_training_that_finishes_after_podwatch_was_killed_while_a_stop_waited(ri
     assert len(rig.starts) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_finishes_while_no_podwatch_runs_is_not_started_again(rig: Rig) -> None:
     """Exit code 0 below a target nobody knows: only its own last words tell."""
     daemon = rig.daemon().start()

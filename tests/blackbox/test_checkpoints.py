@@ -3,13 +3,9 @@
 import json
 from typing import Any
 
-import pytest
-
 from tests.support.asking import running, status
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
-
-pytestmark = pytest.mark.slow
 
 
 def listed(daemon: DaemonProcess) -> dict[str, Any]:

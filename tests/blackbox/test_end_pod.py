@@ -13,8 +13,6 @@ from tests.support.daemon import DaemonProcess
 from tests.support.provider import Provider, provider_server
 from tests.support.rig import Rig
 
-pytestmark = pytest.mark.slow
-
 RECIPE = str(Path(__file__).parents[2] / "examples/providers/end_pod.py")
 
 
@@ -41,6 +39,7 @@ def pod(rig: Rig, vast: Provider, store: Path, **changes: object) -> DaemonProce
     return rig.daemon(environ, sync__store=f"file://{store}", **(command | changes)).start()
 
 
+@pytest.mark.slow
 def test_a_finished_pod_is_destroyed_once_its_last_checkpoint_is_stored(
     rig: Rig, elsewhere: Path, vast: Provider
 ) -> None:
@@ -57,6 +56,7 @@ def test_a_finished_pod_is_destroyed_once_its_last_checkpoint_is_stored(
     assert "pod-key" not in daemon.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_pod_whose_checkpoint_cannot_be_stored_keeps_its_disk(rig: Rig, elsewhere: Path, vast: Provider) -> None:
     store = elsewhere / "store"
     store.mkdir()
@@ -73,6 +73,7 @@ def test_a_pod_whose_checkpoint_cannot_be_stored_keeps_its_disk(rig: Rig, elsewh
     assert "NOT everything is stored" in messages(daemon, "pod-ending")[0]
 
 
+@pytest.mark.slow
 def test_a_pinned_checkpoint_is_stored_before_the_machine_is_destroyed(
     rig: Rig, elsewhere: Path, vast: Provider
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_pinned_checkpoint_is_stored_before_the_machine_is_destroyed(
     assert list(store.glob(f"**/step_{skipped}/*/manifest.json")), "only this disk had it"
 
 
+@pytest.mark.slow
 def test_a_pause_delays_the_end_of_the_machine_until_unpause(rig: Rig, elsewhere: Path, vast: Provider) -> None:
     store = elsewhere / "store"
     store.mkdir()
@@ -126,6 +128,7 @@ def test_a_pod_that_gave_up_ends(rig: Rig, elsewhere: Path, vast: Provider) -> N
     assert vast.state == "destroyed", "nothing was ever saved: nothing is lost"
 
 
+@pytest.mark.slow
 def test_a_superseded_pod_ends_itself_and_an_operators_stop_does_not(rig: Rig, elsewhere: Path, vast: Provider) -> None:
     daemon = pod(rig, vast, elsewhere, recovery__standby="1s", sync__heartbeat="5s")
     running(daemon, rig, step=5)

@@ -85,6 +85,7 @@ def rig(tmp_path: Path, nvml_library: Path) -> Iterator[Rig]:
     made.close()
 
 
+@pytest.mark.slow
 def test_a_run_below_such_a_directory_is_shown_with_its_paths(rig: Rig) -> None:
     python = interpreter_in(rig.root / "venv")
     daemon = rig.daemon(trainer__command=[str(python), *rig.command()[1:]]).start()

@@ -26,7 +26,7 @@ from tests.support.nvml import NoCompiler
 from tests.support.rig import Rig
 
 ASKED = os.environ.get("PODWATCH_KILL_POINTS", "")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200 if ASKED else 900)]
+pytestmark = pytest.mark.timeout(7200 if ASKED else 900)
 MOST = 10_000 if ASKED == "all" else int(ASKED or 4)
 """Points of each role."""
 OF_TRAINING = {"checkpoints", "run_default", "rollouts", "logs"}
@@ -184,6 +184,7 @@ def spread(found: list[Moment], most: int) -> list[Moment]:
 
 
 @pytest.mark.parametrize("role", ["daemon", "keeper", "upload"])
+@pytest.mark.slow
 def test_a_kill_at_any_point_breaks_no_promise(lives: Callable[[], Life], role: str) -> None:
     first = lives()
     first.live()

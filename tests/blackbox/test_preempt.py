@@ -13,11 +13,10 @@ from tests.support import contract, processes
 from tests.support.asking import confirmed, leaves_within, messages, published, running
 from tests.support.rig import Rig, alive
 
-pytestmark = pytest.mark.slow
-
 PID1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
+@pytest.mark.slow
 def test_preempt_says_goodbye_ends_training_and_leaves_and_the_next_one_goes_on(rig: Rig, elsewhere: Path) -> None:
     daemon = rig.daemon(sync__store=f"file://{elsewhere}", recovery__preempt_grace="15s").start()
     trainer = running(daemon, rig, step=5)
@@ -43,6 +42,7 @@ def test_preempt_says_goodbye_ends_training_and_leaves_and_the_next_one_goes_on(
     assert not messages(daemon, "incident-opened"), "what was told to end has not failed"
 
 
+@pytest.mark.slow
 def test_what_training_saves_at_sigterm_is_stored_before_the_container_ends(rig: Rig, elsewhere: Path) -> None:
     """The keeper, too, leaves it more time than ``trainer.stop_grace``."""
     if subprocess.run([*PID1, "true"], capture_output=True).returncode != 0:

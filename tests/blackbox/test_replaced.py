@@ -11,7 +11,7 @@ from tests.support.asking import confirmed, reasons, running, wait_reason
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
 
-pytestmark = [pytest.mark.slow, pytest.mark.root]
+pytestmark = pytest.mark.root
 E = 61_018
 
 
@@ -28,6 +28,7 @@ def forged(hidden: Path, run: str) -> None:
             os.chown(path, E, E)
 
 
+@pytest.mark.slow
 def test_a_forged_directory_of_ours_stops_every_change_and_no_adoption(rig: Rig) -> None:
     daemon = rig.daemon().start()
     confirmed(daemon)

@@ -10,8 +10,6 @@ import pytest
 
 from tests.support.rig import Rig, end_all
 
-pytestmark = pytest.mark.slow
-
 
 class Manager:
     """The receiving end of NOTIFY_SOCKET."""
@@ -42,6 +40,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
     made.close()
 
 
+@pytest.mark.slow
 def test_ready_status_and_a_watchdog_that_stops_with_the_sensing(rig: Rig, manager: Manager) -> None:
     daemon = rig.daemon({"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "2000000"}).start()
     daemon.wait_for(lambda: "READY=1" in manager.listen(), 20, "READY=1")

@@ -13,6 +13,8 @@ from podwatch.system import procfs
 from tests.daemon.test_init import SERVE, Box, until
 from tests.support import forking
 
+pytestmark = pytest.mark.slow
+
 VERDICT = "tell('PODWATCH_END=1')\nsys.exit({code})"
 PIPE = "PODWATCH_JOB_PIPE"
 KEEPER = """
