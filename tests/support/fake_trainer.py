@@ -4,7 +4,10 @@ Standard library only, so that it starts fast. It misbehaves when told to, by ``
 at every step: ``{"exit": 1}`` (with ``"at": N`` only from step N on), ``{"hang": true}``, ``{"finish": true}`` (finish
 line now), ``{"step_seconds": 0.5}``, ``{"wait": true}`` (it stands between two steps until there is another order, and
 tells so by ``<control>/waits``), ``{"say": ["line"]}`` (printed at each step, before an exit). An order with
-``"once": true`` is removed before it is carried out.
+``"once": true`` is removed before it is carried out. At its start it obeys ``{"begin": N}`` (it begins at this step,
+whatever its arguments say), ``{"early": ["line"]}`` (it prints that and ends before it loads) and
+``{"fail_load": [N], "say": ["line"]}`` (it prints that and ends when it has loaded one of these steps; 0 is a start
+without a checkpoint).
 
 Each trainer and each engine takes a lock for its whole life. One that finds it taken writes to ``<control>/double``:
 two trainers were alive at once, however short (promise 4). The trainer notes what it makes below its output directory
@@ -44,8 +47,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--ckpt.resume-step", dest="resume", type=int)
     parser.add_argument("--step-seconds", type=float, default=0.1)
     parser.add_argument("--start-seconds", type=float, default=0.0)
+    parser.add_argument("--no-step-lines", action="store_true", help="print nothing at a step")
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--broadcast-size", type=int, help="as --size")
+    parser.add_argument("--second-file-until", type=int, default=0, help="saves below this step have a file more")
     parser.add_argument("--save-at-sigterm", type=float, help="save within so many seconds of SIGTERM, then end")
     parser.add_argument("--wandb.api-key", dest="wandb_key", help="not used: a secret in a command line")
     parser.add_argument("--x-token", dest="token", help="the same")
@@ -85,6 +90,13 @@ class Orders:
     def __init__(self, control: Path) -> None:
         self._path = control / "orders.json"
 
+    def at_start(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return {}
+        return found
+
     def now(self, step: int) -> dict[str, Any]:
         try:
             found: dict[str, Any] = json.loads(self._path.read_text())
@@ -104,6 +116,10 @@ def main() -> int:
     orders = Orders(control)
     with (control / "starts.jsonl").open("a") as out:  # first: whoever sees our pid finds the start listed
         out.write(json.dumps({"pid": os.getpid(), "step": args.resume, "argv": sys.argv[1:]}) + "\n")
+    wanted = orders.at_start()
+    if "early" in wanted:
+        print(*wanted["early"], sep="\n", flush=True)
+        return 1
     lock = alone(control, "trainer")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     own = output / "run_default"
@@ -114,14 +130,21 @@ def main() -> int:
     if os.fork() == 0:
         engine(control, lock)
     time.sleep(args.start_seconds)
+    if (args.resume or 0) in wanted.get("fail_load", ()):
+        print(*wanted.get("say", ()), sep="\n", flush=True)
+        return 1
 
     def save(step: int) -> None:
         if args.no_saves:
             return
         finish(orchestrator_operations(own / "checkpoints" / f"step_{step}" / "orchestrator", step, "A"))
-        finish(dcp_operations(output / "checkpoints" / f"step_{step}" / "trainer", args.size))
+        own_part = output / "checkpoints" / f"step_{step}"
+        if step < args.second_file_until:
+            own_part.mkdir(parents=True, exist_ok=True)
+            (own_part / "second.bin").write_bytes(os.urandom(1000))
+        finish(dcp_operations(own_part / "trainer", args.size))
 
-    step = args.resume or 0
+    step = wanted.get("begin", args.resume or 0)
 
     def save_and_end(*_: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -150,7 +173,8 @@ def main() -> int:
             save(step)
         write_rollouts(output, step)
         time.sleep(order.get("step_seconds", args.step_seconds))
-        print(f"{time.strftime('%H:%M:%S')} SUCCESS Step {step} | Time: 0.1s | Loss: 0.5 | Reward: 0.1", flush=True)
+        if not args.no_step_lines:
+            print(f"{time.strftime('%H:%M:%S')} SUCCESS Step {step} | Time: 0.1s | Loss: 0.5 | Reward: 0.1", flush=True)
         step += 1
     finish(broadcast_operations(own / "broadcasts" / f"step_{step}", args.broadcast_size or args.size))
     save(step)
