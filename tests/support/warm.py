@@ -38,7 +38,8 @@ ROOT = Path(__file__).parents[2]
 CHILDREN = ("podwatch.sync.restore.child_main", "podwatch.sync.upload.child_main")
 IMPORTED = (
     *CHILDREN,
-    "podwatch.config.validation",
+    "podwatch.config.loading",
+    "pydantic_settings",
     "podwatch.daemon.daemon",
     "podwatch.stores.b2",
     "podwatch.stores.s3",

@@ -140,10 +140,9 @@ def _open(
 
 def _state_dir(environ: Mapping[str, str]) -> tuple[str, object, str]:
     """The default where it can be written, else a directory of this user: Slurm's users have no /var/lib."""
-    from podwatch.config.section_base import settings_of
     from podwatch.config.settings import Settings
 
-    usual = Path(settings_of(Settings)["state_dir"].default)
+    usual = Path(Settings.model_fields["state_dir"].default)
     if os.access(usual if usual.exists() else usual.parent, os.W_OK):
         return "state_dir", str(usual), "the default"
     home = environ.get("XDG_STATE_HOME") or (f"{environ['HOME']}/.local/state" if environ.get("HOME") else "")

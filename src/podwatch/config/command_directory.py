@@ -2,26 +2,12 @@
 working directory is ``/`` so that it imports nothing from a directory that other users can write to."""
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 
 from podwatch.domain.errors import HostError
 
 TYPED_IN = "PODWATCH_DIRECTORY"
 """Environment variable with that directory. A daemon sets it for itself and for the daemon that its init starts."""
-_RELATIVE_TO: ContextVar[str] = ContextVar("podwatch_relative_to", default="")
-
-
-@contextmanager
-def relative_to(environ: Mapping[str, str]) -> Iterator[None]:
-    """Resolve relative paths against ``environ``'s directory while settings are built."""
-    token = _RELATIVE_TO.set(environ.get(TYPED_IN, ""))
-    try:
-        yield
-    finally:
-        _RELATIVE_TO.reset(token)
 
 
 def current_directory() -> Path:
@@ -46,7 +32,7 @@ def resolved(path: Path, directory: str = "") -> Path:
     if path.is_absolute():
         return path
     try:
-        return Path(directory or _RELATIVE_TO.get() or current_directory()) / path
+        return Path(directory or current_directory()) / path
     except HostError as error:
         raise ValueError("is a relative path, and the current directory was deleted or cannot be reached") from error
 

@@ -1,4 +1,4 @@
-"""Settings as a commented TOML file, as JSON and as a reference page, all generated from the sections."""
+"""Settings as a commented TOML file, as JSON and as a reference page, all generated from the models."""
 
 import json
 import re
@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from podwatch.config.section_base import Section, SettingInfo, settings_of, unit_of
-from podwatch.config.setting_names import looks_secret, walk
-from podwatch.config.settings import Settings
+from pydantic.fields import FieldInfo
+
+from podwatch.config.setting_names import looks_secret, unit_of, value_of, walk
+from podwatch.config.settings import Section, Settings
 from podwatch.config.units import exact_size, format_duration, format_ratio, parse_duration, parse_ratio, parse_size
 from podwatch.domain.secrets import MASK as REMOVED
 from podwatch.domain.secrets import scrub, scrub_argv
@@ -39,17 +40,9 @@ _SECTION_NOTES = {
 }
 
 
-def value_of(settings: Settings, key: str) -> object:
-    """The effective value; None also for a key in an absent section."""
-    value: object = settings
-    for name in key.split("."):
-        value = getattr(value, name, None)
-    return value
-
-
-def plain(field: SettingInfo, value: object) -> object:
+def plain(field: FieldInfo, value: object) -> object:
     """A value as a user writes it: units and paths as text, tuples as lists."""
-    parser = unit_of(field.annotation)
+    parser = unit_of(field)
     if value is None:
         return None
     if parser is parse_duration and isinstance(value, int | float):
@@ -67,8 +60,8 @@ def plain(field: SettingInfo, value: object) -> object:
 
 def _entry(table: Section) -> dict[str, object]:
     """One table of a list of tables, without the defaults."""
-    known = settings_of(type(table))
-    return {name: plain(known[name], getattr(table, name)) for name in known if name in table.given}
+    known = type(table).model_fields
+    return {name: plain(known[name], getattr(table, name)) for name in known if name in table.model_fields_set}
 
 
 def masked(key: str, value: object) -> object:
@@ -198,13 +191,17 @@ def render_reference() -> str:
     return re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", text)
 
 
-def _setting(name: str, field: SettingInfo) -> str:
+def _setting(name: str, field: FieldInfo) -> str:
     """The key and its default, as in the file; a key without a default says in its description what it is then."""
-    if field.required:
+    if field.is_required():
         return f"`{name}` (required)"
-    default = plain(field, field.default)
+    default = plain(field, _default(field))
     return f"`{name}`" if default is None else f"`{name} = {to_toml(default)}`"
 
 
-def _is_default(field: SettingInfo, value: object) -> bool:
-    return not field.required and value == field.default
+def _is_default(field: FieldInfo, value: object) -> bool:
+    return not field.is_required() and value == _default(field)
+
+
+def _default(field: FieldInfo) -> object:
+    return field.get_default(call_default_factory=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from podwatch.client.trusted_configuration import read_trusted
 from podwatch.config.loading import LoadedSettings, find_file, load_settings, load_text, named_file
-from podwatch.config.section_base import settings_of
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.safe_names import valid_run_id
@@ -110,7 +109,7 @@ def _copies(path: Path, environ: Mapping[str, str], overrides: Mapping[str, obje
         value = overrides.get(name) or environ.get(f"PODWATCH_{name.upper()}")
         if value:
             told[name] = str(value)
-    default = settings_of(Settings)["state_dir"].default
+    default = Settings.model_fields["state_dir"].default
     places = [named_file(Path(told["state_dir"]), environ)] if "state_dir" in told else []
     places.append(Path(default))
     found: list[Path] = []

@@ -12,11 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from podwatch.client.trusted_configuration import read_trusted
-from podwatch.config.command_directory import TYPED_IN, relative_to, resolved
-from podwatch.config.problems import ConfigurationProblems, Problem, Sources, explain_errors, find_secrets, key_lines
+from podwatch.config.command_directory import TYPED_IN, resolved
+from podwatch.config.problems import ConfigurationProblems, Problem, explain_errors, find_secrets
 from podwatch.config.setting_names import (
     ENV_PREFIX,
     OPERATIONAL,
@@ -32,9 +35,6 @@ from podwatch.config.settings import Settings
 from podwatch.config.test_times import setting_times
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register_address, register_argv, register_document, register_named
-
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
 
 Source = Literal["default", "file", "environment", "PODWATCH_TEST_TIMES", "flag"]
 FILE_NAME = "podwatch.toml"
@@ -85,28 +85,23 @@ def load_text(
 ) -> LoadedSettings:
     """Like load_settings, for text that is already read; ``path`` is only used in messages."""
     data = parse_toml(text, path)
-    lines = key_lines(text)
-    flags = _flags(overrides or {})
     variables, problems = _variables(environ)
-    problems += find_secrets(data, lines, path)
-    environment = _from_environment(variables)
-    times = _flags(setting_times(environ))
+    problems += find_secrets(data, path)
+    layers: dict[Source, dict[str, Any]] = {
+        "file": data,
+        "environment": _from_environment(variables),
+        "PODWATCH_TEST_TIMES": _flags(setting_times(environ)),
+        "flag": _flags(overrides or {}),
+    }
+    sources: dict[str, Source] = dict.fromkeys(known_keys(), "default")
+    for name, layer in layers.items():
+        sources |= dict.fromkeys(flatten(layer), name)
     settings = None
-    from pydantic import ValidationError
-
     try:
-        with relative_to(environ):
-            settings = Settings.model_validate(reduce(_merged, (data, environment, times, flags)))
+        context = {"directory": environ.get(TYPED_IN, "")}
+        settings = Settings.model_validate(reduce(_merged, layers.values()), context=context)
     except ValidationError as error:
-        where = Sources(
-            path=path,
-            lines=lines,
-            file=flatten(data),
-            environment=flatten(environment),
-            times=flatten(times),
-            flags=flatten(flags),
-        )
-        problems += explain_errors(error, where)
+        problems += explain_errors(error, sources, path)
         if path is None and all(problem.missing for problem in problems):
             raise ConfigurationError(
                 "no configuration file",
@@ -115,11 +110,6 @@ def load_text(
             ) from error
     if problems or settings is None:
         raise ConfigurationProblems(problems)
-    sources: dict[str, Source] = dict.fromkeys(known_keys(), "default")
-    sources |= dict.fromkeys(flatten(data), "file")
-    sources |= dict.fromkeys(flatten(environment), "environment")
-    sources |= dict.fromkeys(flatten(times), "PODWATCH_TEST_TIMES")
-    sources |= dict.fromkeys(flatten(flags), "flag")
     learn_secrets(settings, environ)
     return LoadedSettings(settings, path, sources, _warnings(settings, sources), text)
 
@@ -227,31 +217,32 @@ def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
-    """The settings among ``variables`` as a nested mapping; lists as JSON or separated by commas."""
+    """The settings among ``variables`` as a nested mapping."""
     if not variables:
         return {}
-    from pydantic_settings import EnvSettingsSource
-
-    from podwatch.config.validation import model_of
+    from pydantic_settings import EnvSettingsSource  # 10 MiB that a podwatch without variables does not need
 
     class Environment(EnvSettingsSource):
-        def _load_env_vars(self) -> Mapping[str, str | None]:
-            return dict(variables)
-
-        def decode_complex_value(self, field_name: str, field: "FieldInfo", value: Any) -> Any:
-            text = str(value).strip()
-            if text.startswith(("[", "{")):
-                return json.loads(text)
-            is_list = get_origin(field.annotation) is tuple
-            if str in get_args(field.annotation) and not is_list:
+        def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+            decoded = _decoded(field, str(value))
+            if str in get_args(field.annotation) and decoded == value:
                 raise ValueError("the value is a plain word")
-            if is_list:
-                return [piece.strip() for piece in text.split(",") if piece.strip()]
-            return value
+            return decoded
 
     # pydantic-settings reads only the fields and the configuration of the model.
-    source = Environment(model_of(Settings), env_prefix=ENV_PREFIX, env_nested_delimiter="__")  # type: ignore[arg-type]
+    source = Environment(Settings, env_prefix=ENV_PREFIX, env_nested_delimiter="__")  # type: ignore[arg-type]
+    source.env_vars = variables
     return source()
+
+
+def _decoded(field: FieldInfo, text: str) -> object:
+    """The value of a setting that is written as text: lists as JSON or separated by commas."""
+    stripped = text.strip()
+    if stripped.startswith(("[", "{")) and field.annotation is not str:
+        return _json_or_text(stripped)
+    if get_origin(field.annotation) is tuple:
+        return [piece.strip() for piece in stripped.split(",") if piece.strip()]
+    return text
 
 
 def _variables(environ: Mapping[str, str]) -> tuple[dict[str, str], list[Problem]]:
@@ -285,18 +276,11 @@ def _is_json(text: str) -> bool:
 
 
 def _flags(dotted: Mapping[str, object]) -> dict[str, Any]:
-    """Flags as a nested mapping for the models. Text for a list is JSON or separated by commas."""
+    """Flags as a nested mapping for the models."""
     fields = dict(walk())
     nested: dict[str, Any] = {}
     for key, given in dotted.items():
-        value = given
-        if isinstance(given, str) and key in fields:
-            annotation = fields[key].annotation
-            text = given.strip()
-            if text.startswith(("[", "{")) and annotation is not str:
-                value = _json_or_text(text)
-            elif get_origin(annotation) is tuple:
-                value = [piece.strip() for piece in text.split(",") if piece.strip()]
+        value = _decoded(fields[key], given) if isinstance(given, str) and key in fields else given
         *sections, leaf = key.split(".")
         target = nested
         for section in sections:

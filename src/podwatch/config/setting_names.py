@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, get_args, get_origin
 
-from podwatch.config.section_base import Section, SettingInfo, settings_of
-from podwatch.config.settings import Settings
+from pydantic import BeforeValidator
+from pydantic.fields import FieldInfo
+
+from podwatch.config.settings import Section, Settings
 
 ENV_PREFIX = "PODWATCH_"
 OPERATIONAL = frozenset(
@@ -55,7 +57,7 @@ def is_credential_key(name: str) -> bool:
     return bool(_SECRET_TOML.match(name) or (name.isupper() and looks_secret(name)))
 
 
-def submodel(field: SettingInfo) -> type[Section] | None:
+def submodel(field: FieldInfo) -> type[Section] | None:
     """The section of a field, also for ``| None``. A list of sections (``[[log_rules]]``) is one key: None."""
     if get_origin(field.annotation) is tuple:
         return None
@@ -65,10 +67,10 @@ def submodel(field: SettingInfo) -> type[Section] | None:
     return None
 
 
-def walk(model: type[Section] = Settings, prefix: str = "") -> Iterator[tuple[str, SettingInfo]]:
+def walk(model: type[Section] = Settings, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Every leaf setting with its dotted name, sections in their order, plain keys first."""
     sections: list[tuple[str, type[Section]]] = []
-    for name, field in settings_of(model).items():
+    for name, field in model.model_fields.items():
         section = submodel(field)
         if section is not None:
             sections.append((name, section))
@@ -76,6 +78,22 @@ def walk(model: type[Section] = Settings, prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{name}", field
     for name, section in sections:
         yield from walk(section, f"{prefix}{name}.")
+
+
+def unit_of(field: FieldInfo) -> Any:
+    """The reader of a value with a unit; None for a setting without a unit."""
+    marks = list(field.metadata)
+    for member in get_args(field.annotation):  # ``Size | None``
+        marks += getattr(member, "__metadata__", ())
+    return next((mark.func for mark in marks if isinstance(mark, BeforeValidator)), None)
+
+
+def value_of(settings: Settings, key: str) -> object:
+    """The effective value; None also for a key in an absent section."""
+    value: object = settings
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return value
 
 
 @cache

@@ -1,19 +1,23 @@
 """Every setting of podwatch, with its default and its meaning. The reason for a default is beside it or in its policy.
 
-``config show``, ``config init`` and docs/configuration.md are generated from these classes. ``loading.py`` reads files,
-environment and flags; ``validation.py`` validates. Long because it is one list, read from top to bottom.
+``config show``, ``config init`` and docs/configuration.md are generated from these models; ``loading.py`` reads files,
+environment and flags. Long because it is one list, read from top to bottom.
 """
 
 import os
 import pwd
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic.config import JsonDict
+from pydantic_core import PydanticKnownError
 
 from podwatch.config import plugins
-from podwatch.config.section_base import Section, check, check_section, section, setting
+from podwatch.config.command_directory import resolved
 from podwatch.config.store_kinds import EXAMPLES, KINDS
-from podwatch.config.units import Duration, Ratio, Size
+from podwatch.config.units import parse_duration, parse_ratio, parse_size
 from podwatch.domain.manifest import DEFAULT_PART_SIZE
 from podwatch.domain.node_from_engine import MOST_NODES
 from podwatch.domain.replacement import LONGEST_CALL_SECONDS, PROVIDER_NAME
@@ -69,72 +73,111 @@ NoticeTopic = Literal[
 ]
 
 
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+Size = Annotated[int, BeforeValidator(parse_size)]
+Ratio = Annotated[float, BeforeValidator(parse_ratio)]
+
+
+REFUSED: JsonDict = {"reload": "refused"}
+"""Mark of a setting with which podwatch refuses a reload that changes it: another run, or another place."""
+LIVE: JsonDict = {"reload": "live"}
+"""Mark of a setting, or of a section, that is read at each turn, at each start of training, when it is needed, or by a
+command only. All others, and those that are marked ``AT_START`` in such a section, wait for podwatch's next start."""
+AT_START: JsonDict = {"reload": "at start"}
+
+
+class Section(BaseModel):
+    """One table of the configuration. ``directory`` in the context of the validation makes relative paths absolute."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _absolute(cls, value: object, info: ValidationInfo) -> object:
+        """Make paths absolute: the daemon's working directory is ``/``."""
+        return resolved(value, (info.context or {}).get("directory", "")) if isinstance(value, Path) else value
+
+
 class TrainerSettings(Section):
-    layout: str = setting(
+    layout: str = Field(
         "auto",
+        json_schema_extra=REFUSED,
         description="layout of the checkpoints; auto: detected from command and output_dir",
     )
-    output_dir: Path = setting(..., description="the trainer's output directory")
-    checkpoint_dir: Path | None = setting(
+    output_dir: Path = Field(..., json_schema_extra=REFUSED, description="the trainer's output directory")
+    checkpoint_dir: Path | None = Field(
         None,
+        json_schema_extra=REFUSED,
         description="parent of the step directories (prime-rl: of checkpoints/), if not the usual one",
     )
-    command: tuple[str, ...] = setting(
-        (), description="argv of a fresh start, without resume flags and without a shell"
+    command: tuple[str, ...] = Field(
+        (), json_schema_extra=LIVE, description="argv of a fresh start, without resume flags and without a shell"
     )
-    cwd: Path | None = setting(None, description="its working directory; default: output_dir's parent")
-    env: dict[str, str] = setting(default_factory=dict, description="extra environment variables; no secrets")
-    env_file: Path | None = setting(None, description="file with secrets as NAME=value lines; mode 0600")
-    user: str = setting("", description="run training as this user; default: podwatch's own")
-    nofile: int = setting(65_536, ge=1024, description="open-file limit for training")
-    resume_args: str | tuple[str, ...] = setting(
+    cwd: Path | None = Field(
+        None, json_schema_extra=LIVE, description="its working directory; default: output_dir's parent"
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict, json_schema_extra=LIVE, description="extra environment variables; no secrets"
+    )
+    env_file: Path | None = Field(
+        None, json_schema_extra=LIVE, description="file with secrets as NAME=value lines; mode 0600"
+    )
+    user: str = Field("", json_schema_extra=LIVE, description="run training as this user; default: podwatch's own")
+    nofile: int = Field(65_536, ge=1024, json_schema_extra=LIVE, description="open-file limit for training")
+    resume_args: str | tuple[str, ...] = Field(
         "auto",
+        json_schema_extra=LIVE,
         description='what makes the command resume: "auto", "none", or a list with {step} and {checkpoint}',
     )
-    max_steps: int | None = setting(None, ge=1, description="target step, if command and its config do not name one")
-    supervise: Literal["auto", "keeper", "attach"] = setting(
+    max_steps: int | None = Field(
+        None, ge=1, json_schema_extra=LIVE, description="target step, if command and its config do not name one"
+    )
+    supervise: Literal["auto", "keeper", "attach"] = Field(
         "auto",
+        json_schema_extra=LIVE,
         description='"auto": attach to running training, else start it; "keeper": never attach; "attach": never start',
     )
-    start_before: tuple[tuple[str, ...], ...] = setting(
+    start_before: tuple[tuple[str, ...], ...] = Field(
         (),
+        json_schema_extra=LIVE,
         description='commands before each start, such as [["ray", "start", "--head"]]',
     )
-    stop_also: tuple[tuple[str, ...], ...] = setting(
+    stop_also: tuple[tuple[str, ...], ...] = Field(
         (),
+        json_schema_extra=LIVE,
         description="commands after each stop, for processes outside training's tree",
     )
-    stop_grace: Duration = setting(30.0, description="time from SIGTERM to SIGKILL")
-    save_grace: Duration = setting(600.0, description="the same during a save")
-    logs: tuple[str, ...] = setting((), description="globs of log files with step lines, under output_dir or absolute")
-    resume_attempts: int = setting(
+    stop_grace: Duration = Field(30.0, json_schema_extra=LIVE, description="time from SIGTERM to SIGKILL")
+    save_grace: Duration = Field(600.0, json_schema_extra=LIVE, description="the same during a save")
+    logs: tuple[str, ...] = Field((), description="globs of log files with step lines, under output_dir or absolute")
+    resume_attempts: int = Field(
         _RESTART.resume_attempts,
         ge=1,
+        json_schema_extra=LIVE,
         description="failed loads of a checkpoint before podwatch tries the previous one",
     )
-    startup_patience: Duration = setting(
+    startup_patience: Duration = Field(
         _DETECTION.startup_patience_seconds,
+        json_schema_extra=LIVE,
         description="longest time to the first step",
     )
 
-    @check("layout")
+    @field_validator("layout")
     @classmethod
     def _layout(cls, value: str) -> str:
         if value != "auto" and not plugins.known(plugins.LAYOUTS, value, LAYOUTS):
             names = ", ".join(repr(name) for name in (*LAYOUTS, *plugins.names(plugins.LAYOUTS)))
-            from pydantic_core import PydanticKnownError  # present where settings are validated
-
             raise PydanticKnownError("literal_error", {"expected": f"{names} or a name that an installed package adds"})
         return value
 
-    @check("start_before", "stop_also")
+    @field_validator("start_before", "stop_also")
     @classmethod
     def _no_empty_command(cls, value: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
         if any(not command or not command[0] for command in value):
             raise ValueError('must be a list of commands, each a list of arguments: [["ray", "stop"]]')
         return value
 
-    @check("command", mode="before")
+    @field_validator("command", mode="before")
     @classmethod
     def _argv(cls, value: object) -> object:
         if isinstance(value, str):
@@ -143,51 +186,58 @@ class TrainerSettings(Section):
 
 
 class GpuSettings(Section):
-    inference: tuple[int, ...] = setting((), description="NVML indices that hold the inference engine")
-    trainer: tuple[int, ...] = setting((), description="NVML indices that hold the trainer")
+    inference: tuple[int, ...] = Field((), description="NVML indices that hold the inference engine")
+    trainer: tuple[int, ...] = Field((), description="NVML indices that hold the trainer")
     # Four reads fit into hold.
-    poll: Duration = setting(2.0, gt=0, description="time between two reads of GPU memory")
-    hold: Duration = setting(_DETECTION.hold_seconds, gt=0, description="memory gone for this long is a silent death")
-    floor: Size = setting(
+    poll: Duration = Field(2.0, gt=0, description="time between two reads of GPU memory")
+    hold: Duration = Field(
+        _DETECTION.hold_seconds, gt=0, json_schema_extra=LIVE, description="memory gone for this long is a silent death"
+    )
+    floor: Size = Field(
         _DETECTION.memory_floor_bytes,
+        json_schema_extra=LIVE,
         description="a dedicated GPU with less in use counts as empty",
     )
-    deadline: Duration = setting(5.0, gt=0, description="a slower NVML call makes the GPU sensor blind")
+    deadline: Duration = Field(5.0, gt=0, description="a slower NVML call makes the GPU sensor blind")
     # A start on a full GPU fails.
-    release_wait: Duration = setting(
+    release_wait: Duration = Field(
         60.0,
+        json_schema_extra=LIVE,
         description="after a stop: longest wait for free GPU memory, then `blocked`",
     )
-    release_margin: Size = setting(
-        GIB, description="a GPU is free if it uses at most this much more than before training"
+    release_margin: Size = Field(
+        GIB, json_schema_extra=LIVE, description="a GPU is free if it uses at most this much more than before training"
     )
 
 
 class InferenceSettings(Section):
-    urls: tuple[str, ...] = setting((), description='inference servers, for example ["http://127.0.0.1:8000"]')
-    timeout: Duration = setting(2.0, gt=0, description="a slower answer counts as a timeout")
-    poll: Duration = setting(5.0, gt=0, description="time between two reads of /health and /metrics")
-    discover: bool = setting(True, description="if urls is empty, find the servers by their ports")
-    liveness: Literal["auto", "off"] = setting(
+    urls: tuple[str, ...] = Field((), description='inference servers, for example ["http://127.0.0.1:8000"]')
+    timeout: Duration = Field(2.0, gt=0, description="a slower answer counts as a timeout")
+    poll: Duration = Field(5.0, gt=0, description="time between two reads of /health and /metrics")
+    discover: bool = Field(True, description="if urls is empty, find the servers by their ports")
+    liveness: Literal["auto", "off"] = Field(
         "auto", description="also read prime-rl's /liveness: only it shows a hung engine"
     )
-    sleep: Literal["auto", "yes", "no"] = setting(
+    sleep: Literal["auto", "yes", "no"] = Field(
         "auto",
+        json_schema_extra=LIVE,
         description='"yes": the engine releases its memory between phases; "auto": detected',
     )
 
 
 class HangSettings(Section):
-    floor: Duration = setting(
+    model_config = ConfigDict(json_schema_extra=LIVE)
+
+    floor: Duration = Field(
         _DETECTION.hang_floor_seconds,
         description="shortest time without a step that can be a hang",
     )
-    k: float = setting(
+    k: float = Field(
         _DETECTION.hang_k,
         ge=2,
         description="a hang also needs this many median gaps between signs of progress",
     )
-    agree: Duration = setting(
+    agree: Duration = Field(
         _DETECTION.hang_agree_seconds,
         gt=0,
         description="base of a hang's waiting times: idle GPUs count after 3 times this (docs/detection.md)",
@@ -202,30 +252,28 @@ class CustomLayoutSettings(Section):
     """``layout = "custom"``: patterns are relative to output_dir; ``{step}`` is the number, with or without
     leading zeros."""
 
-    step_dir: str = setting(
+    step_dir: str = Field(
         "checkpoints/step_{step}",
         description="path of one step, such as ckpt_{step}.pt or ckpt_{step:06d}.pt",
     )
-    required: tuple[str, ...] = setting((), description="globs in the step directory that must each match a file")
-    optional: tuple[str, ...] = setting(
-        (), description="globs of files that are deleted with the step but not uploaded"
-    )
-    ahead: tuple[str, ...] = setting(
+    required: tuple[str, ...] = Field((), description="globs in the step directory that must each match a file")
+    optional: tuple[str, ...] = Field((), description="globs of files that are deleted with the step but not uploaded")
+    ahead: tuple[str, ...] = Field(
         (), description="more paths with {step} to quarantine when they are ahead of the resume step"
     )
-    last: str = setting("", description="glob of the file that the trainer writes last")
-    step_line: str = setting("", description="regular expression of a step's log line; its first group is the number")
-    trainer_processes: tuple[str, ...] = setting(
+    last: str = Field("", description="glob of the file that the trainer writes last")
+    step_line: str = Field("", description="regular expression of a step's log line; its first group is the number")
+    trainer_processes: tuple[str, ...] = Field(
         (),
         description="regular expressions for the trainer's command line",
     )
-    orchestrator_processes: tuple[str, ...] = setting((), description="the same for the process that drives rollouts")
-    inference_processes: tuple[str, ...] = setting((), description="the same for the inference server")
-    engine_processes: tuple[str, ...] = setting(
+    orchestrator_processes: tuple[str, ...] = Field((), description="the same for the process that drives rollouts")
+    inference_processes: tuple[str, ...] = Field((), description="the same for the inference server")
+    engine_processes: tuple[str, ...] = Field(
         (), description="the same for processes that hold the model's GPU memory, if the server does not"
     )
 
-    @check("trainer_processes", "orchestrator_processes", "inference_processes", "engine_processes")
+    @field_validator("trainer_processes", "orchestrator_processes", "inference_processes", "engine_processes")
     @classmethod
     def _says_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in value:
@@ -237,7 +285,7 @@ class CustomLayoutSettings(Section):
                 raise ValueError(f"{pattern!r} matches every process")
         return value
 
-    @check("step_dir")
+    @field_validator("step_dir")
     @classmethod
     def _one_step(cls, value: str) -> str:
         found = STEP_FIELD.findall(value)
@@ -245,7 +293,7 @@ class CustomLayoutSettings(Section):
             raise ValueError("must be relative to output_dir and contain {step} exactly once")
         return value
 
-    @check("step_line")
+    @field_validator("step_line")
     @classmethod
     def _one_group(cls, value: str) -> str:
         if not value:
@@ -260,110 +308,115 @@ class CustomLayoutSettings(Section):
 
 
 class CheckpointSettings(Section):
-    rescan: Duration = setting(10.0, gt=0, description="longest time between two scans")
-    settle: Duration = setting(5.0, ge=0, description="a checkpoint with a strong marker must be unchanged this long")
-    settle_weak: Duration = setting(60.0, ge=0, description="the same for a layout without a marker")
-    settle_tracker: Duration = setting(
+    rescan: Duration = Field(10.0, gt=0, description="longest time between two scans")
+    settle: Duration = Field(5.0, ge=0, description="a checkpoint with a strong marker must be unchanged this long")
+    settle_weak: Duration = Field(60.0, ge=0, description="the same for a layout without a marker")
+    settle_tracker: Duration = Field(
         15.0, ge=0, description="the same where a last file or a tracker file is the marker"
     )
-    custom: CustomLayoutSettings | None = setting(None, description='a section; required for layout = "custom"')
+    custom: CustomLayoutSettings | None = Field(
+        None, json_schema_extra=REFUSED, description='a section; required for layout = "custom"'
+    )
 
 
 class SyncSettings(Section):
-    store: str = setting(
+    store: str = Field(
         "",
+        json_schema_extra=REFUSED,
         description=f"{EXAMPLES} (an installed package can add more); empty: NOT BACKED UP",
     )
-    s3_endpoint: str = setting(
+    s3_endpoint: str = Field(
         "",
         description="for s3://: the service's address, if it is not AWS",
     )
-    s3_region: str = setting("", description='for s3://: the region ("auto" for R2)')
-    s3_profile: str = setting("", description="for s3://: the AWS profile, instead of keys in the environment")
-    s3_addressing: Literal["auto", "path", "virtual"] = setting(
+    s3_region: str = Field("", description='for s3://: the region ("auto" for R2)')
+    s3_profile: str = Field("", description="for s3://: the AWS profile, instead of keys in the environment")
+    s3_addressing: Literal["auto", "path", "virtual"] = Field(
         "auto",
         description="for s3://: the bucket in the path or in the host name; auto: the latter on AWS",
     )
-    part_size: Size = setting(DEFAULT_PART_SIZE, description="B2's recommended part size; 5 MB to 5 GB")
-    connections: int = setting(8, ge=1, le=64, description="parallel connections of an upload or a restore")
-    max_rate: Size | None = setting(None, description="upload limit in bytes per second")
-    upload_gap: Duration = setting(
+    part_size: Size = Field(DEFAULT_PART_SIZE, description="B2's recommended part size; 5 MB to 5 GB")
+    connections: int = Field(8, ge=1, le=64, description="parallel connections of an upload or a restore")
+    max_rate: Size | None = Field(None, description="upload limit in bytes per second")
+    upload_gap: Duration = Field(
         0.0,
         ge=0,
         description="shortest time between the starts of two uploads",
     )
-    sweep: Duration = setting(
+    sweep: Duration = Field(
         600.0,
         description="time between two searches for unstored checkpoints",
     )
-    max_lag: Duration = setting(
-        _REMOTE.max_lag_seconds, description="nothing new in the store for this long is critical"
+    max_lag: Duration = Field(
+        _REMOTE.max_lag_seconds,
+        json_schema_extra=LIVE,
+        description="nothing new in the store for this long is critical",
     )
-    keep_last: int = setting(
+    keep_last: int = Field(
         _REMOTE.keep_last,
         ge=1,
         description="number of newest checkpoints kept in the store",
     )
-    keep_every: int = setting(
+    keep_every: int = Field(
         _REMOTE.keep_every, ge=0, description="every n-th checkpoint is a milestone and is kept; 0: none"
     )
-    optional_parts: Literal["milestones", "all", "none"] = setting(
+    optional_parts: Literal["milestones", "all", "none"] = Field(
         "milestones",
         description="checkpoints that are uploaded with parts that no resume needs (exported weights)",
     )
-    extra: tuple[str, ...] = setting(
+    extra: tuple[str, ...] = Field(
         (),
         description='paths below output_dir to upload with milestones and the final checkpoint, such as ["final"]',
     )
     # A 32B model in bf16 fits; a mistyped path does not fill the bucket.
-    extra_max: Size = setting(
+    extra_max: Size = Field(
         100_000_000_000,
         ge=0,
         description="`extra` above this size is not uploaded",
     )
-    artefacts: bool = setting(
+    artefacts: bool = Field(
         True,
         description="also upload configuration, ends of logs and incident bundles",
     )
-    artefacts_every: Duration = setting(900.0, ge=60, description="time between two uploads of log ends")
-    artefacts_log: Size = setting(256_000, ge=1000, le=5_000_000, description="size of the end of each log to upload")
+    artefacts_every: Duration = Field(900.0, ge=60, description="time between two uploads of log ends")
+    artefacts_log: Size = Field(256_000, ge=1000, le=5_000_000, description="size of the end of each log to upload")
     # B2 throttles faster writes; other pods wait for five missed ones (holder_patience).
-    heartbeat: Duration = setting(
+    heartbeat: Duration = Field(
         60.0,
         ge=5,
         le=100,
         description="time between two heartbeats in the store",
     )
-    holder_patience: Duration = setting(
+    holder_patience: Duration = Field(
         _LEASE.patience,
         description="time without a heartbeat until podwatch takes over another pod's run",
     )
     # 30 s of a confirmation, 60 s of a write, 10 s of margin.
-    claim_wait: Duration = setting(
+    claim_wait: Duration = Field(
         _LEASE.claim_wait,
         ge=0,
         description="time from a claim in B2 to its decision",
     )
     # By then all of B2's servers know a new key or bucket.
-    refusal_wait: Duration = setting(
+    refusal_wait: Duration = Field(
         _LEASE.refusal,
         ge=0,
         description="if the store refuses access and training cannot start: time until podwatch exits with 77",
     )
 
-    @check_section
+    @model_validator(mode="after")
     def _parts(self) -> "SyncSettings":
         if self.store.startswith("s3://") and self.part_size < 5 << 20:
             raise ValueError("part_size must be at least 5MiB for s3://, because S3 refuses smaller parts")
         return self
 
-    @check_section
+    @model_validator(mode="after")
     def _patience(self) -> "SyncSettings":
         if self.holder_patience < 2 * self.heartbeat:
             raise ValueError("holder_patience must be at least two heartbeats; otherwise a living pod loses its run")
         return self
 
-    @check("store")
+    @field_validator("store")
     @classmethod
     def _scheme(cls, value: str) -> str:
         scheme, separator, _ = value.partition("://")
@@ -371,7 +424,7 @@ class SyncSettings(Section):
             raise ValueError(f"must be {EXAMPLES}, or empty")
         return value
 
-    @check("extra")
+    @field_validator("extra")
     @classmethod
     def _extra(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         clean = tuple(dict.fromkeys(p.rstrip("/") for p in value))
@@ -382,7 +435,7 @@ class SyncSettings(Section):
                 raise ValueError(f"{path!r} is inside another entry of the list")
         return clean
 
-    @check("part_size")
+    @field_validator("part_size")
     @classmethod
     def _part(cls, value: int) -> int:
         if not 5_000_000 <= value <= 5_000_000_000:
@@ -391,28 +444,32 @@ class SyncSettings(Section):
 
 
 class DiskSettings(Section):
-    prune_above: Ratio = setting(
+    model_config = ConfigDict(json_schema_extra=LIVE)
+
+    prune_above: Ratio = Field(
         _DISK.prune_above,
         description="podwatch deletes old checkpoints above this disk usage",
     )
-    prune_to: Ratio = setting(_DISK.prune_to, description="... and stops at this disk usage")
-    margin: float = setting(
+    prune_to: Ratio = Field(_DISK.prune_to, description="... and stops at this disk usage")
+    margin: float = Field(
         _DISK.margin, ge=1.0, description="space kept free for the next save: its predicted size times this"
     )
-    capacity: Size | None = setting(None, description="real capacity, if an overlay shows the host's disk")
+    capacity: Size | None = Field(
+        None, json_schema_extra=AT_START, description="real capacity, if an overlay shows the host's disk"
+    )
     # Its upload can still finish.
-    lead: Duration = setting(
+    lead: Duration = Field(
         _DISK.lead_seconds,
         ge=0,
         description="an unstored checkpoint is deleted at most this long before the next save; at once while the time"
         " of that save is unknown",
     )
-    on_full: Literal["stay", "stop"] = setting(
+    on_full: Literal["stay", "stop"] = Field(
         "stay",
         description='if the next save cannot fit: "stop" ends training cleanly before it, "stay" does not',
     )
 
-    @check_section
+    @model_validator(mode="after")
     def _order(self) -> "DiskSettings":
         if self.prune_to >= self.prune_above:
             raise ValueError("prune_to must be below prune_above")
@@ -420,59 +477,64 @@ class DiskSettings(Section):
 
 
 class RecoverySettings(Section):
-    budget_restarts: int = setting(
+    model_config = ConfigDict(json_schema_extra=LIVE)
+
+    budget_restarts: int = Field(
         _RESTART.budget_restarts,
         ge=1,
         description="podwatch gives up when this number and budget_time are both used up",
     )
-    budget_time: Duration = setting(_RESTART.budget_seconds, description="see budget_restarts")
-    backoff_min: Duration = setting(_RESTART.backoff_min_seconds, description="first pause between restarts")
-    backoff_max: Duration = setting(_RESTART.backoff_max_seconds, description="longest pause between restarts")
-    calm: Duration = setting(
+    budget_time: Duration = Field(_RESTART.budget_seconds, description="see budget_restarts")
+    backoff_min: Duration = Field(_RESTART.backoff_min_seconds, description="first pause between restarts")
+    backoff_max: Duration = Field(_RESTART.backoff_max_seconds, description="longest pause between restarts")
+    calm: Duration = Field(
         _RESTART.calm_seconds, description="the counters restart from zero after this long without a failure"
     )
-    retry_after_give_up: Duration = setting(
+    retry_after_give_up: Duration = Field(
         _RESTART.retry_after_give_up_seconds,
         description="one attempt this often after giving up; 0: never",
     )
-    preempt_grace: Duration = setting(
+    preempt_grace: Duration = Field(
         3.0,
         ge=1,
         le=600,
         description="at a preemption: time to announce it, end training, and store what it saves at SIGTERM",
     )
-    on_give_up: Literal["stay", "exit"] = setting(
+    on_give_up: Literal["stay", "exit"] = Field(
         "stay",
         description='"exit": podwatch exits when it gives up, with 65 (the command is at fault) or 86',
     )
-    on_finished: Literal["stay", "exit"] = setting(
+    on_finished: Literal["stay", "exit"] = Field(
         "stay",
         description='"exit": podwatch exits when the last checkpoint is stored, with 0 (69: not everything is)',
     )
-    final_sync: Duration = setting(
+    final_sync: Duration = Field(
         7200.0,
         ge=0,
         description="longest time to store the last checkpoint",
     )
     # Longer than a takeover (holder_patience + claim_wait), because each exit uses up an attempt of the engine.
-    standby: Duration = setting(
+    standby: Duration = Field(
         900.0,
         ge=0,
         description="job mode: longest wait for another pod or what blocks a start; then 86",
     )
-    end_grace: Duration | None = setting(
+    end_grace: Duration | None = Field(
         None,
         ge=1,
         le=3600,
+        json_schema_extra=AT_START,
         description="job mode: from SIGTERM until podwatch kills training; default: 0.85 of the engine's",
     )
-    job_attempts: int = setting(
+    job_attempts: int = Field(
         _VERDICT.most_failures,
         ge=2,
+        json_schema_extra=AT_START,
         description="job mode: attempts in a row without progress before 65 instead of 86",
     )
-    bad_host_for: Duration = setting(
+    bad_host_for: Duration = Field(
         _VERDICT.bad_host_seconds,
+        json_schema_extra=AT_START,
         description="job mode: no attempt starts on a machine for this long after its fault; 0: off",
     )
 
@@ -480,28 +542,32 @@ class RecoverySettings(Section):
 class NodesSettings(Section):
     """One run over several nodes (docs/nodes.md): one podwatch on each, with `run --job`."""
 
-    rank: int | None = setting(
-        None, ge=0, description="number of this node, from 0; default: from the engine's variables"
+    rank: int | None = Field(
+        None,
+        ge=0,
+        json_schema_extra=REFUSED,
+        description="number of this node, from 0; default: from the engine's variables",
     )
-    count: int | None = setting(
+    count: int | None = Field(
         None,
         ge=1,
         le=MOST_NODES,
+        json_schema_extra=REFUSED,
         description="number of nodes; default: from the engine's variables",
     )
     # Engines start the nodes of a job minutes apart.
-    wait: Duration = setting(
+    wait: Duration = Field(
         600.0,
         ge=1,
         description="a start waits this long for the other nodes, then ends with 86",
     )
     # Longer than the attribute cache of NFS (60 s), and than a restart of podwatch takes.
-    silence: Duration = setting(
+    silence: Duration = Field(
         90.0,
         ge=5,
         description="a node that has not reported for this long is gone, and all nodes end",
     )
-    disks: Literal["shared", "local"] = setting(
+    disks: Literal["shared", "local"] = Field(
         "shared",
         description="all nodes see the same output_dir. podwatch refuses local: each saves to a disk of its own",
     )
@@ -511,28 +577,30 @@ class EndPodSettings(Section):
     """``[end_pod]``: a command that ends this rented machine once nothing more is to be done on it
     (docs/end-the-pod.md). Not used in job mode, where the engine ends it."""
 
-    command: tuple[str, ...] = setting(
+    model_config = ConfigDict(json_schema_extra=LIVE)
+
+    command: tuple[str, ...] = Field(
         (), description="argv, without a shell; runs once the final sync is done or its time is over"
     )
-    on: tuple[Literal["finished", "gave-up", "superseded"], ...] = setting(
+    on: tuple[Literal["finished", "gave-up", "superseded"], ...] = Field(
         ("finished", "gave-up", "superseded"), description="the ends of the run after which it runs"
     )
-    env_file: Path | None = setting(
+    env_file: Path | None = Field(
         None,
         description="file with the provider's key; mode 0600",
     )
-    timeout: Duration = setting(60.0, gt=0, description="the command is killed after this time")
-    tries: int = setting(5, ge=1, description="most runs of the command for one end")
+    timeout: Duration = Field(60.0, gt=0, description="the command is killed after this time")
+    tries: int = Field(5, ge=1, description="most runs of the command for one end")
 
 
 class ProviderSettings(Section):
     """One table of ``[controller.providers]``: a provider command (docs/controller.md)."""
 
-    command: tuple[str, ...] = setting(
+    command: tuple[str, ...] = Field(
         ..., min_length=1, description="argv, without a shell; list, create or destroy is appended"
     )
-    env_file: Path | None = setting(None, description="file with the provider's key; mode 0600")
-    timeout: Duration = setting(
+    env_file: Path | None = Field(None, description="file with the provider's key; mode 0600")
+    timeout: Duration = Field(
         120.0, gt=0, le=LONGEST_CALL_SECONDS, description="a call is killed after this time: its outcome is unknown"
     )
 
@@ -541,14 +609,16 @@ class ControllerSettings(Section):
     """``[controller]``: what `podwatch controller` runs on this machine. Its caps are in controller.json in the store
     (docs/controller.md). The daemon does not use this section."""
 
-    providers: dict[str, ProviderSettings] = setting(
+    model_config = ConfigDict(json_schema_extra=LIVE)
+
+    providers: dict[str, ProviderSettings] = Field(
         default_factory=dict,
         description="a table for each provider, with the keys command, env_file, timeout",
     )
     # Half of a heartbeat, and few calls of an API.
-    every: Duration = setting(30.0, ge=5, description="time between two looks with --loop")
+    every: Duration = Field(30.0, ge=5, description="time between two looks with --loop")
 
-    @check("providers")
+    @field_validator("providers")
     @classmethod
     def _names(cls, value: dict[str, ProviderSettings]) -> dict[str, ProviderSettings]:
         for name in value:
@@ -573,20 +643,20 @@ _CHILD_NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
 class HookSettings(Section):
     """``[[hooks]]``: a command that podwatch runs after an event (docs/hooks.md)."""
 
-    name: str = setting(..., pattern=_CHILD_NAME, description="lower-case name, unique")
-    on: tuple[HookEvent, ...] = setting(..., min_length=1, description="events after which it runs")
-    command: tuple[str, ...] = setting(..., description="argv, without a shell")
-    cwd: Path | None = setting(None, description="working directory; default: that of training")
-    env_file: Path | None = setting(
+    name: str = Field(..., pattern=_CHILD_NAME, description="lower-case name, unique")
+    on: tuple[HookEvent, ...] = Field(..., min_length=1, description="events after which it runs")
+    command: tuple[str, ...] = Field(..., description="argv, without a shell")
+    cwd: Path | None = Field(None, description="working directory; default: that of training")
+    env_file: Path | None = Field(
         None,
         description="file with its NAME=value lines; mode 0600",
     )
-    user: str = setting("", description="run it as this user; default: trainer.user, else podwatch's own")
-    timeout: Duration = setting(3600.0, gt=0, description="podwatch then ends the command and all that it started")
-    coalesce: bool = setting(True, description="of several waiting events of one kind run only the newest")
-    retries: int = setting(0, ge=0, le=8, description="further attempts after a failure; the first after 10 s")
+    user: str = Field("", description="run it as this user; default: trainer.user, else podwatch's own")
+    timeout: Duration = Field(3600.0, gt=0, description="podwatch then ends the command and all that it started")
+    coalesce: bool = Field(True, description="of several waiting events of one kind run only the newest")
+    retries: int = Field(0, ge=0, le=8, description="further attempts after a failure; the first after 10 s")
 
-    @check("command", mode="before")
+    @field_validator("command", mode="before")
     @classmethod
     def _argv(cls, value: object) -> object:
         return _real_argv(value)
@@ -595,17 +665,17 @@ class HookSettings(Section):
 class CheckSettings(Section):
     """``[[checks]]``: a command that `podwatch check` runs (docs/hooks.md)."""
 
-    name: str = setting(..., pattern=_CHILD_NAME, description="lower-case name, unique")
-    command: tuple[str, ...] = setting(..., description="argv, without a shell")
-    cwd: Path | None = setting(None, description="working directory; default: that of training")
-    env_file: Path | None = setting(
+    name: str = Field(..., pattern=_CHILD_NAME, description="lower-case name, unique")
+    command: tuple[str, ...] = Field(..., description="argv, without a shell")
+    cwd: Path | None = Field(None, description="working directory; default: that of training")
+    env_file: Path | None = Field(
         None,
         description="file with its NAME=value lines; mode 0600",
     )
-    user: str = setting("", description="run it as this user; default: trainer.user, else podwatch's own")
-    timeout: Duration = setting(60.0, gt=0, description="podwatch then ends it, and the check fails")
+    user: str = Field("", description="run it as this user; default: trainer.user, else podwatch's own")
+    timeout: Duration = Field(60.0, gt=0, description="podwatch then ends it, and the check fails")
 
-    @check("command", mode="before")
+    @field_validator("command", mode="before")
     @classmethod
     def _argv(cls, value: object) -> object:
         return _real_argv(value)
@@ -614,49 +684,50 @@ class CheckSettings(Section):
 class EvaluationSettings(Section):
     """``[evaluation]``: a command that evaluates checkpoints (docs/evaluation.md). Empty ``command``: none."""
 
-    command: tuple[str, ...] = setting(
+    command: tuple[str, ...] = Field(
         (),
         description="argv, without a shell, with {checkpoint}, {weights}, {step}, {run_id} and {output}",
     )
-    every_saves: int = setting(0, ge=0, description="evaluate every N-th complete checkpoint; 0: no")
-    every_steps: int = setting(0, ge=0, description="evaluate the first complete checkpoint in each N steps; 0: no")
-    milestones: bool = setting(False, description="evaluate the milestones (sync.keep_every)")
-    at_end: bool = setting(False, description="evaluate the last checkpoint of a finished run")
-    gpus: Literal["none", "free", "stop-training"] = setting(
+    every_saves: int = Field(0, ge=0, description="evaluate every N-th complete checkpoint; 0: no")
+    every_steps: int = Field(0, ge=0, description="evaluate the first complete checkpoint in each N steps; 0: no")
+    milestones: bool = Field(False, description="evaluate the milestones (sync.keep_every)")
+    at_end: bool = Field(False, description="evaluate the last checkpoint of a finished run")
+    gpus: Literal["none", "free", "stop-training"] = Field(
         "none",
         description='"none": on the CPU; "free": on unused GPUs; "stop-training": on those of training, which stops',
     )
-    gpu_count: int = setting(1, ge=1, description='number of GPUs with gpus = "free"')
-    metric: str = setting(
+    gpu_count: int = Field(1, ge=1, description='number of GPUs with gpus = "free"')
+    metric: str = Field(
         "",
         description='number that decides which checkpoint is the best and is kept, such as "results.gsm8k.acc"',
     )
-    lower_is_better: bool = setting(False, description="the metric is a loss or an error")
-    regression: Ratio = setting(
+    lower_is_better: bool = Field(False, description="the metric is a loss or an error")
+    regression: Ratio = Field(
         0.05,
         ge=0,
         description="report a result that is worse than the best by more than this share",
     )
-    timeout: Duration = setting(3600.0, gt=0, description="podwatch then ends it and all that it started")
-    coalesce: bool = setting(True, description="of several waiting checkpoints evaluate only the newest")
+    timeout: Duration = Field(3600.0, gt=0, description="podwatch then ends it and all that it started")
+    coalesce: bool = Field(True, description="of several waiting checkpoints evaluate only the newest")
     # A full disk costs training.
-    reserve: Size = setting(
+    reserve: Size = Field(
         5_000_000_000,
         ge=0,
+        json_schema_extra=LIVE,
         description="space that an evaluation must leave free besides the next save",
     )
-    dir: Path | None = setting(
+    dir: Path | None = Field(
         None,
         description="place for outputs and fetched checkpoints, never under output_dir; default: below state_dir",
     )
-    cwd: Path | None = setting(None, description="working directory; default: that of training")
-    env_file: Path | None = setting(
+    cwd: Path | None = Field(None, description="working directory; default: that of training")
+    env_file: Path | None = Field(
         None,
         description="file with its NAME=value lines; mode 0600",
     )
-    user: str = setting("", description="run it as this user; default: trainer.user, else podwatch's own")
+    user: str = Field("", description="run it as this user; default: trainer.user, else podwatch's own")
 
-    @check("command", mode="before")
+    @field_validator("command", mode="before")
     @classmethod
     def _argv(cls, value: object) -> object:
         return value if value in ((), []) else _real_argv(value)
@@ -675,21 +746,23 @@ class EvaluationSettings(Section):
 
 
 class ResourceSettings(Section):
-    files_above: Ratio = setting(
+    model_config = ConfigDict(json_schema_extra=LIVE)
+
+    files_above: Ratio = Field(
         _RESOURCES.files_above,
         description="warn above this share of the open-file limit",
     )
-    memory_above: Ratio = setting(
+    memory_above: Ratio = Field(
         _RESOURCES.memory_above,
         description="warn above this share of host or container memory",
     )
-    shm_above: Ratio = setting(_RESOURCES.shm_above, description="warn above this share of /dev/shm")
-    overdue: float = setting(
+    shm_above: Ratio = Field(_RESOURCES.shm_above, description="warn above this share of /dev/shm")
+    overdue: float = Field(
         _RESOURCES.checkpoint_overdue_k,
         ge=1,
         description="a checkpoint is overdue after this many save intervals",
     )
-    overdue_floor: Duration = setting(
+    overdue_floor: Duration = Field(
         _RESOURCES.checkpoint_overdue_floor_seconds,
         description="... and never sooner than this; before two intervals are known, this times overdue",
     )
@@ -699,20 +772,18 @@ class LogRuleSettings(Section):
     """``[[log_rules]]``: your own patterns for the trainer's logs. A match corroborates a verdict; it never restarts
     training alone."""
 
-    name: str = setting(..., pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="lower-case name that findings show")
-    pattern: str = setting(..., min_length=1, max_length=500, description="Python regular expression, matched per line")
-    count: int = setting(_LOG_RULE.count, ge=1, description="number of matches ...")
-    within: Duration = setting(
-        _LOG_RULE.within_seconds, gt=0, description="... within this time that raise the finding"
-    )
-    critical: bool = setting(False, description="raise a critical finding instead of a warning")
-    says: str = setting("", description="what the finding means")
-    fix: str = setting("", description="what the operator must do")
-    supports: tuple[Literal["silent-death", "hang", "required-child-exited"], ...] = setting(
+    name: str = Field(..., pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="lower-case name that findings show")
+    pattern: str = Field(..., min_length=1, max_length=500, description="Python regular expression, matched per line")
+    count: int = Field(_LOG_RULE.count, ge=1, description="number of matches ...")
+    within: Duration = Field(_LOG_RULE.within_seconds, gt=0, description="... within this time that raise the finding")
+    critical: bool = Field(False, description="raise a critical finding instead of a warning")
+    says: str = Field("", description="what the finding means")
+    fix: str = Field("", description="what the operator must do")
+    supports: tuple[Literal["silent-death", "hang", "required-child-exited"], ...] = Field(
         (), description="verdicts that a match corroborates, together with a signal that can confirm alone"
     )
 
-    @check("pattern")
+    @field_validator("pattern")
     @classmethod
     def _compiles(cls, value: str) -> str:
         try:
@@ -723,58 +794,76 @@ class LogRuleSettings(Section):
 
 
 class TrainingHealthSettings(Section):
-    stop: bool = setting(False, description="stop training after the next save when a rule matches; else only warn")
-    plateau_steps: int = setting(
+    model_config = ConfigDict(json_schema_extra=LIVE)
+
+    stop: bool = Field(False, description="stop training after the next save when a rule matches; else only warn")
+    plateau_steps: int = Field(
         _TRAINING.plateau_steps or 0, ge=0, description="warn when the reward is flat for this many steps; 0: off"
     )
-    plateau_stop_steps: int = setting(
+    plateau_stop_steps: int = Field(
         _TRAINING.plateau_stop_steps,
         ge=0,
         description="with stop: end training after this many steps without improvement",
     )
-    entropy_below: float | None = setting(_TRAINING.entropy_below, description="warn below this entropy")
-    kl_above: float | None = setting(_TRAINING.kl_above, description="warn above this KL divergence")
-    grad_norm_above: float | None = setting(_TRAINING.grad_norm_above, description="warn above this gradient norm")
-    steps: int = setting(_TRAINING.steps, ge=1, description="number of consecutive steps before a warning")
-    metrics_file: str = setting("", description="JSON-lines file with the metrics; default: the layout's")
-    metrics_url: str = setting("", description="the trainer's own /metrics, for example http://127.0.0.1:9090")
+    entropy_below: float | None = Field(_TRAINING.entropy_below, description="warn below this entropy")
+    kl_above: float | None = Field(_TRAINING.kl_above, description="warn above this KL divergence")
+    grad_norm_above: float | None = Field(_TRAINING.grad_norm_above, description="warn above this gradient norm")
+    steps: int = Field(_TRAINING.steps, ge=1, description="number of consecutive steps before a warning")
+    metrics_file: str = Field(
+        "", json_schema_extra=AT_START, description="JSON-lines file with the metrics; default: the layout's"
+    )
+    metrics_url: str = Field(
+        "", json_schema_extra=AT_START, description="the trainer's own /metrics, for example http://127.0.0.1:9090"
+    )
 
 
 class RecordSettings(Section):
-    enabled: bool = setting(True, description="record the sensor data for `podwatch replay`")
-    max_size: Size = setting(
+    enabled: bool = Field(True, description="record the sensor data for `podwatch replay`")
+    max_size: Size = Field(
         32_000_000, ge=1_000_000, description="size of all recordings; the oldest part is deleted first"
     )
 
 
 class HttpSettings(Section):
-    enabled: bool = setting(True, description="the page, health, status, metrics, and the trainer's progress pings")
-    host: str = setting("127.0.0.1", description="address to listen on; beyond loopback it needs password_file")
-    port: int = setting(9477, ge=0, le=65535, description="port; if it is taken, the next free one; 0: any")
-    password_file: Path | None = setting(None, description="file with the HTTP password; mode 0600")
+    enabled: bool = Field(
+        True,
+        json_schema_extra=REFUSED,
+        description="the page, health, status, metrics, and the trainer's progress pings",
+    )
+    host: str = Field(
+        "127.0.0.1",
+        json_schema_extra=REFUSED,
+        description="address to listen on; beyond loopback it needs password_file",
+    )
+    port: int = Field(
+        9477, ge=0, le=65535, json_schema_extra=REFUSED, description="port; if it is taken, the next free one; 0: any"
+    )
+    password_file: Path | None = Field(
+        None, json_schema_extra=REFUSED, description="file with the HTTP password; mode 0600"
+    )
 
 
 class NotifySettings(Section):
     """Where podwatch sends notices (docs/notifications.md)."""
 
-    command: tuple[str, ...] = setting(
+    command: tuple[str, ...] = Field(
         (), description="argv, without a shell, that receives each notice as JSON on stdin"
     )
-    user: str = setting("", description="run command as this user; default: trainer.user, else podwatch's own")
-    urls: tuple[str, ...] = setting(
+    user: str = Field("", description="run command as this user; default: trainer.user, else podwatch's own")
+    urls: tuple[str, ...] = Field(
         (),
         description='channels, each with its lowest severity: "critical https://..."; with a key: in urls_file',
     )
-    urls_file: Path | None = setting(None, description="file with more URLs, one per line; mode 0600")
-    command_severity: Literal["info", "warning", "critical"] | None = setting(
+    urls_file: Path | None = Field(None, description="file with more URLs, one per line; mode 0600")
+    command_severity: Literal["info", "warning", "critical"] | None = Field(
         None, description="lowest severity that command receives; default: as min_severity and events say"
     )
-    digest: Duration = setting(
+    digest: Duration = Field(
         0.0,
         ge=0,
         description='time between two digests, such as "24h"; 0: none',
     )
-    events: tuple[NoticeTopic, ...] = setting(
+    events: tuple[NoticeTopic, ...] = Field(
         (
             "findings",
             "restarts",
@@ -789,33 +878,31 @@ class NotifySettings(Section):
         ),
         description="topics to send",
     )
-    min_severity: Literal["warning", "critical"] = setting(
+    min_severity: Literal["warning", "critical"] = Field(
         "critical", description="lowest severity of a finding that is sent"
     )
-    remind: Duration = setting(
+    remind: Duration = Field(
         _NOTICES.remind_seconds,
         ge=0,
         description="time until a lasting critical finding is repeated, then twice as long; 0: never",
     )
-    per_hour: int = setting(
-        _NOTICES.per_hour, ge=2, description="most notices per hour, half of them for critical ones"
-    )
-    timeout: Duration = setting(20.0, gt=0, le=300, description="time limit of one attempt; up to 8 attempts")
-    heartbeat_urls: tuple[str, ...] = setting(
+    per_hour: int = Field(_NOTICES.per_hour, ge=2, description="most notices per hour, half of them for critical ones")
+    timeout: Duration = Field(20.0, gt=0, le=300, description="time limit of one attempt; up to 8 attempts")
+    heartbeat_urls: tuple[str, ...] = Field(
         (),
         description="dead-man's switch: URLs that are called; with a key: in heartbeat_urls_file",
     )
-    heartbeat_urls_file: Path | None = setting(None, description="file with more such URLs, one per line; mode 0600")
-    heartbeat_every: Duration = setting(60.0, ge=5, le=3600, description="time between two calls of heartbeat_urls")
+    heartbeat_urls_file: Path | None = Field(None, description="file with more such URLs, one per line; mode 0600")
+    heartbeat_every: Duration = Field(60.0, ge=5, le=3600, description="time between two calls of heartbeat_urls")
 
-    @check("digest")
+    @field_validator("digest")
     @classmethod
     def _rarely(cls, value: float) -> float:
         if 0 < value < 3600:
             raise ValueError('shorter than 1h: write for example "24h", or 0 for none')
         return value
 
-    @check("heartbeat_urls")
+    @field_validator("heartbeat_urls")
     @classmethod
     def _web(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for number, url in enumerate(value, start=1):
@@ -823,7 +910,7 @@ class NotifySettings(Section):
                 raise ValueError(f"number {number} is not a web address: it starts with https:// or http://")
         return value
 
-    @check("urls")
+    @field_validator("urls")
     @classmethod
     def _schemes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for number, url in enumerate(value, start=1):
@@ -835,32 +922,30 @@ class NotifySettings(Section):
 class WandbSettings(Section):
     """podwatch's own W&B run, written by a separate process (docs/notifications.md)."""
 
-    enabled: bool = setting(False, description="write podwatch's own W&B run; needs 90 MB of memory")
-    project: str = setting("", description="W&B project; default: training's own")
-    entity: str = setting("", description="W&B entity; default: the entity of the key")
-    every: Duration = setting(300.0, ge=10, description="time between two rows of metrics")
-    alerts: bool = setting(True, description="also send notices as W&B alerts")
-    python: Path | None = setting(
-        None, description="a Python with wandb; default: podwatch's own, with podwatch[wandb]"
-    )
+    enabled: bool = Field(False, description="write podwatch's own W&B run; needs 90 MB of memory")
+    project: str = Field("", description="W&B project; default: training's own")
+    entity: str = Field("", description="W&B entity; default: the entity of the key")
+    every: Duration = Field(300.0, ge=10, description="time between two rows of metrics")
+    alerts: bool = Field(True, description="also send notices as W&B alerts")
+    python: Path | None = Field(None, description="a Python with wandb; default: podwatch's own, with podwatch[wandb]")
 
 
 class CostSettings(Section):
     """What this machine costs (docs/cost.md)."""
 
-    per_hour: float | None = setting(
+    per_hour: float | None = Field(
         None,
         ge=0,
         description="price of one hour of this machine; with it podwatch shows money",
     )
-    currency: str = setting("", max_length=8, description='text behind an amount, for example "EUR"')
+    currency: str = Field("", max_length=8, description='text behind an amount, for example "EUR"')
 
 
 class LogSettings(Section):
-    format: Literal["auto", "console", "json", "journal"] = setting(
+    format: Literal["auto", "console", "json", "journal"] = Field(
         "auto", description="journal under systemd, console on a terminal, JSON lines otherwise"
     )
-    level: Literal["debug", "info", "warning", "error"] = setting("info", description="lowest severity that is logged")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest severity that is logged")
 
 
 def _is_another(user: str) -> bool:
@@ -874,58 +959,65 @@ def _is_another(user: str) -> bool:
 class Settings(Section):
     """The configuration of one run."""
 
-    run_id: str = setting(..., description="name of the run here and in the store; letters, digits, . _ -")
-    mode: Literal["act", "observe"] = setting(
-        "act", description='"observe": uploads checkpoints, but only reports restarts and deletions'
+    run_id: str = Field(
+        ..., json_schema_extra=REFUSED, description="name of the run here and in the store; letters, digits, . _ -"
     )
-    state_dir: Path = setting(
+    mode: Literal["act", "observe"] = Field(
+        "act",
+        json_schema_extra=LIVE,
+        description='"observe": uploads checkpoints, but only reports restarts and deletions',
+    )
+    state_dir: Path = Field(
         Path("/var/lib/podwatch"),
+        json_schema_extra=REFUSED,
         description="database, lock and sockets; on local disk, never under output_dir",
     )
     trainer: TrainerSettings
-    gpu: GpuSettings = section(GpuSettings)
-    inference: InferenceSettings = section(InferenceSettings)
-    hang: HangSettings = section(HangSettings)
-    checkpoints: CheckpointSettings = section(CheckpointSettings)
-    sync: SyncSettings = section(SyncSettings)
-    disk: DiskSettings = section(DiskSettings)
-    recovery: RecoverySettings = section(RecoverySettings)
-    nodes: NodesSettings = section(NodesSettings)
-    end_pod: EndPodSettings = section(EndPodSettings)
-    controller: ControllerSettings = section(ControllerSettings)
-    resources: ResourceSettings = section(ResourceSettings)
-    log_rules: tuple[LogRuleSettings, ...] = setting(
+    gpu: GpuSettings = GpuSettings()
+    inference: InferenceSettings = InferenceSettings()
+    hang: HangSettings = HangSettings()
+    checkpoints: CheckpointSettings = CheckpointSettings()
+    sync: SyncSettings = SyncSettings()
+    disk: DiskSettings = DiskSettings()
+    recovery: RecoverySettings = RecoverySettings()
+    nodes: NodesSettings = NodesSettings()
+    end_pod: EndPodSettings = EndPodSettings()
+    controller: ControllerSettings = ControllerSettings()
+    resources: ResourceSettings = ResourceSettings()
+    log_rules: tuple[LogRuleSettings, ...] = Field(
         (),
+        json_schema_extra=LIVE,
         description="tables with patterns for the trainer's logs: name, pattern, count, within, critical, "
         "says, fix, supports",
     )
-    hooks: tuple[HookSettings, ...] = setting(
+    hooks: tuple[HookSettings, ...] = Field(
         (),
         description="tables with commands to run after an event (docs/hooks.md): name, on, command, cwd, "
         "env_file, user, timeout, coalesce, retries",
     )
-    checks: tuple[CheckSettings, ...] = setting(
+    checks: tuple[CheckSettings, ...] = Field(
         (),
+        json_schema_extra=LIVE,
         description="tables with commands that `podwatch check` runs (docs/hooks.md): name, command, cwd, "
         "env_file, user, timeout",
     )
-    evaluation: EvaluationSettings = section(EvaluationSettings)
-    training: TrainingHealthSettings = section(TrainingHealthSettings)
-    record: RecordSettings = section(RecordSettings)
-    http: HttpSettings = section(HttpSettings)
-    notify: NotifySettings = section(NotifySettings)
-    wandb: WandbSettings = section(WandbSettings)
-    cost: CostSettings = section(CostSettings)
-    log: LogSettings = section(LogSettings)
+    evaluation: EvaluationSettings = EvaluationSettings()
+    training: TrainingHealthSettings = TrainingHealthSettings()
+    record: RecordSettings = RecordSettings()
+    http: HttpSettings = HttpSettings()
+    notify: NotifySettings = NotifySettings()
+    wandb: WandbSettings = WandbSettings()
+    cost: CostSettings = CostSettings()
+    log: LogSettings = LogSettings()
 
-    @check("run_id")
+    @field_validator("run_id")
     @classmethod
     def _run_id(cls, value: str) -> str:
         if not valid_run_id(value):
             raise ValueError("expected 1 to 128 letters, digits, '.', '_' or '-', starting with a letter or digit")
         return value
 
-    @check("hooks", "checks")
+    @field_validator("hooks", "checks")
     @classmethod
     def _unique(cls, value: "tuple[HookSettings | CheckSettings, ...]") -> "tuple[HookSettings | CheckSettings, ...]":
         names = [one.name for one in value]
@@ -933,7 +1025,7 @@ class Settings(Section):
             raise ValueError(f"two of them have the name {twice!r}; each needs its own")
         return value
 
-    @check_section
+    @model_validator(mode="after")
     def _together(self) -> "Settings":
         if self.trainer.layout == "custom" and self.checkpoints.custom is None:
             raise ValueError('layout = "custom" needs a [checkpoints.custom] section')

@@ -49,11 +49,10 @@ def setting_times(environ: Mapping[str, str]) -> dict[str, float]:
 @cache
 def names() -> tuple[str, ...]:
     """What the file can set: each setting that is a duration, and the constants."""
-    from podwatch.config.section_base import unit_of
-    from podwatch.config.setting_names import walk
+    from podwatch.config.setting_names import unit_of, walk
     from podwatch.config.units import parse_duration
 
-    durations = [key for key, field in walk() if unit_of(field.annotation) is parse_duration]
+    durations = [key for key, field in walk() if unit_of(field) is parse_duration]
     return (*durations, *CONSTANTS)
 
 

@@ -7,9 +7,7 @@ ratio from 0 to 1).
 import math
 import re
 from decimal import Decimal
-from typing import Annotated, Any
-
-from podwatch.config.section_base import Unit
+from typing import Any
 
 _TIME = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20}
@@ -137,8 +135,3 @@ def _bare(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-Duration = Annotated[float, Unit(parse_duration)]
-Size = Annotated[int, Unit(parse_size)]
-Ratio = Annotated[float, Unit(parse_ratio)]

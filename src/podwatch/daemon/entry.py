@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from podwatch.config.command_directory import move_to_root
-from podwatch.config.loading import LoadedSettings, named_file
-from podwatch.config.loading_child import load_in_child
+from podwatch.config.last_good import load_or_last_good
+from podwatch.config.loading import LoadedSettings, load_settings, named_file
 from podwatch.config.settings import RecoverySettings, Settings
 from podwatch.daemon.paths_and_run_lock import RunPaths, guard_paths
 from podwatch.daemon.variables_of_own_processes import BY_HAND, FRESH, RETRY, SILENT_SECONDS, TAKE_OVER, UNDER_INIT
@@ -62,7 +62,7 @@ def run_daemon(
         overrides = {**overrides, "recovery.on_give_up": "exit", "recovery.on_finished": "exit"}
     config_path = named_file(config_path, os.environ) if config_path is not None else None
     move_to_root(os.environ)
-    loaded = seated(load_in_child(config_path, os.environ, overrides, run_name, last_good=True), job=job)
+    loaded = seated(load_or_last_good(config_path, environ=os.environ, overrides=overrides, run=run_name), job=job)
     if (detach or job or os.getpid() == 1) and UNDER_INIT not in os.environ:
         for name, given in ((TAKE_OVER, take_over), (FRESH, fresh), (RETRY, retry)):
             if given:
@@ -85,7 +85,7 @@ def run_daemon(
     )
     if loaded.settings.nodes.rank:
         start = Start()  # rank 0 carries these out
-    load = partial(load_in_child, loaded.path, os.environ, overrides, run_name)
+    load = partial(load_settings, loaded.path, environ=os.environ, overrides=overrides, run=run_name)
     return asyncio.run(serve(loaded, start, load_again=lambda: seated(load(), job=job)))
 
 
