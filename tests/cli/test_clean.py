@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from podwatch.cli import stray_gpu_processes
-from podwatch.domain.thresholds import Policies, RestartPolicy
 from podwatch.journal import Journal
 from podwatch.system.procfs import identify
 from tests.blackbox.conftest import make_rig, nvml_library, rig  # noqa: F401 - fixtures
@@ -114,7 +113,8 @@ async def test_a_step_refused_in_the_old_line_is_not_refused_in_the_new_one(worl
     from podwatch.recovery import Phase
     from podwatch.recovery.clean import request_clean
 
-    first = Podwatch(world, policies=Policies(restart=RestartPolicy(retry_after_give_up_seconds=0)))
+    world.settings_extra = {"recovery": {"retry_after_give_up": 0}}
+    first = Podwatch(world)
     world.start_error = "no"
     await first.recovery.begin()
     await first.until(Phase.GAVE_UP)
@@ -132,7 +132,8 @@ async def test_a_step_refused_in_the_old_line_is_not_refused_in_the_new_one(worl
 async def test_a_fresh_start_forgets_what_was_refused_in_the_line_it_leaves(world: World) -> None:  # noqa: F811
     from podwatch.recovery import Phase
 
-    first = Podwatch(world, policies=Policies(restart=RestartPolicy(retry_after_give_up_seconds=0)))
+    world.settings_extra = {"recovery": {"retry_after_give_up": 0}}
+    first = Podwatch(world)
     world.start_error = "no"
     await first.recovery.begin()
     await first.until(Phase.GAVE_UP)

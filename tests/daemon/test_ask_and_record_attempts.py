@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.config.settings import Settings
-from podwatch.daemon.ask_and_record_attempts import JobVerdicts, VerdictFile, digest, policy_of
+from podwatch.config.settings import RecoverySettings, Settings
+from podwatch.daemon.ask_and_record_attempts import JobVerdicts, VerdictFile, digest
 from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.event import Event
 from podwatch.domain.manifest import Keys
 from podwatch.domain.run import Lineage
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
-from podwatch.policy.judge_earlier_attempts import Attempt, VerdictPolicy
+from podwatch.policy.judge_earlier_attempts import Attempt
 from podwatch.stores.b2 import B2Store, Retry
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
@@ -61,7 +61,7 @@ class Job:
     url: str
     server: B2Server | None
     events: list[Event] = field(default_factory=list)
-    policy: VerdictPolicy = field(default_factory=lambda: VerdictPolicy(backoff_min_seconds=0.0))
+    recovery: RecoverySettings = field(default_factory=lambda: RecoverySettings(backoff_min=0.0))
     keys: Keys = field(default_factory=lambda: Keys("run", "prefix"))
     number: int = 0
 
@@ -75,7 +75,7 @@ class Job:
         self.number += 1
         found = Here(self.number, **here)  # type: ignore[arg-type]
         file = VerdictFile(self.store, self.keys, SystemClock())
-        return JobVerdicts(file, found, SystemClock(), self.policy, self.events.append), found
+        return JobVerdicts(file, found, SystemClock(), self.recovery, self.events.append), found
 
     async def run(self, end: JobEnd, step: int | None = None, **here: object) -> int:
         """A whole attempt; its exit code."""
@@ -246,7 +246,7 @@ async def test_a_store_that_hangs_delays_nothing_for_long(tmp_path: Path, monkey
 
     said: list[Event] = []
     file = VerdictFile(lambda: Hanging(tmp_path, writer_id="w"), Keys("run"), SystemClock())
-    verdicts = JobVerdicts(file, Here(1), SystemClock(), VerdictPolicy(), said.append)
+    verdicts = JobVerdicts(file, Here(1), SystemClock(), RecoverySettings(), said.append)
     began = time.monotonic()
     assert await verdicts.forbids() is None
     assert await verdicts.keep(CRASH) == CRASH
@@ -312,8 +312,3 @@ def test_the_digest_follows_command_files_and_environment_and_not_the_place(tmp_
     assert digest(settings(there, env={"A": "1"})) != digest(settings(there))
     assert digest(settings(there, startup_patience="2h")) != digest(settings(there))
     assert digest(settings(there).model_copy(update={"state_dir": tmp_path})) == digest(settings(there))
-
-
-def test_the_policy_comes_from_the_settings(tmp_path: Path) -> None:
-    found = policy_of(settings(tmp_path).recovery)
-    assert found == replace(VerdictPolicy(), least_seconds=found.least_seconds)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from podwatch.config.settings import SyncSettings
 from podwatch.daemon.store_wiring import attempt_ended, this_pod
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import RemoteError
@@ -18,7 +19,6 @@ from podwatch.domain.event import EventName
 from podwatch.domain.lease import MOST_PINS, HolderState, Pod, parse_pins, pins_field
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.run import IntentKind
-from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction, Timing, next_pointer
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.stores.fenced_writes import TooLate, put_before
@@ -361,6 +361,6 @@ class Writer:
     def delete_from_the_store(self, *, own_generation: int) -> None:
         """What retention would remove, with one checkpoint to keep, a long time from now."""
         RemoteRetention(
-            self.store, self.world.keys, self.world.journal, RemotePolicy(keep_last=1, keep_every=0), _AtWall(1e9),
+            self.store, self.world.keys, self.world.journal, SyncSettings(keep_last=1, keep_every=0), _AtWall(1e9),
             self.world.identity(), _Lease(self.claims, self.clock),
         ).carry_out(own_generation=own_generation)  # fmt: skip

@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.config.settings import NotifySettings
 from podwatch.domain.event import Change, Event, EventName, Notice, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.thresholds import NoticePolicy
 from podwatch.policy.alerts import (
     NEEDS_OPERATOR,
     REPAIRED_OR_NOTES,
@@ -37,22 +37,25 @@ DEATH = Finding(
 class Night:
     """Seconds pass, and what is told is kept."""
 
-    policy: NoticePolicy = field(default_factory=NoticePolicy)
+    notify: NotifySettings = field(default_factory=NotifySettings)
     state: NoticeState = field(default_factory=NoticeState)
     at: float = 1000.0
     told: list[Notice] = field(default_factory=list)
+    lowest: Severity = Severity.CRITICAL
 
     def lasts(self, seconds: float, *findings: Finding, step: float = 2.0) -> "Night":
         end = self.at + seconds
         while self.at < end:
             self.at += step
-            self.state, notices = on_turn(self.state, findings, self.policy, at=self.at, wall=self.at + 1e9)
+            self.state, notices = on_turn(
+                self.state, findings, self.notify, at=self.at, wall=self.at + 1e9, lowest=self.lowest
+            )
             self.told += notices
         return self
 
     def happens(self, name: EventName, severity: Severity = Severity.INFO, **fields: object) -> "Night":
         event = Event(name, self.at + 1e9, f"{name} happened", severity, fields)  # type: ignore[arg-type]
-        self.state, notices = on_event(self.state, event, self.policy, at=self.at)
+        self.state, notices = on_event(self.state, event, self.notify, at=self.at)
         self.told += notices
         return self
 
@@ -90,13 +93,13 @@ def test_reminders_come_ever_more_rarely() -> None:
     night = Night().lasts(24 * 3600, LAG, step=60.0)
     reminded = [n.wall - night.told[0].wall for n in night.told if n.change is Change.REMINDER]
     assert [round(r / 3600) for r in reminded] == [1, 3, 7, 15]
-    night = Night(NoticePolicy(remind_seconds=0)).lasts(24 * 3600, LAG, step=60.0)
+    night = Night(NotifySettings(remind=0)).lasts(24 * 3600, LAG, step=60.0)
     assert night.said == [("opened", "sync-lagging")]
 
 
 def test_a_warning_is_told_only_where_that_is_wanted_and_never_reminded_of() -> None:
     assert Night().lasts(600, BLIND).told == []
-    night = Night(NoticePolicy(min_severity=Severity.WARNING)).lasts(9000, BLIND, step=10)
+    night = Night(NotifySettings(min_severity="warning")).lasts(9000, BLIND, step=10)
     assert night.said == [("opened", "sensor-blind:gpu")]
     worse = Finding(BLIND.kind, Severity.CRITICAL, "still", 0.0, subject="gpu")
     assert night.lasts(60, worse).said[-1] == ("opened", "sensor-blind:gpu")
@@ -118,7 +121,7 @@ def test_a_healed_death_is_one_thing() -> None:
 
 def test_a_death_that_nobody_heals_is_told_as_what_it_is() -> None:
     assert Night().lasts(60, DEATH).said == [("opened", "silent-death")], "observe, or a pause"
-    quiet = Night(NoticePolicy(topics=frozenset(Topic) - {Topic.RESTARTS}))
+    quiet = Night(NotifySettings(events=tuple({*NotifySettings().events} - {"restarts"})))
     quiet.lasts(4, DEATH).happens(EventName.INCIDENT_OPENED, incident=1, kind="silent-death").lasts(60, DEATH)
     assert quiet.said == [("opened", "silent-death")]
 
@@ -146,14 +149,14 @@ def test_what_waits_for_the_operator_can_be_chosen_without_the_restarts() -> Non
     chosen = {Topic.GAVE_UP, Topic.BLOCKED, Topic.DISK, Topic.STORE, Topic.SUPERSEDED, Topic.PREEMPTED}
     listed = ", ".join(f'"{topic}"' for topic in Topic if topic in chosen)
     assert f"`events = [{listed}]`" in " ".join((DOCS / "notifications.md").read_text().split())
-    night = Night(NoticePolicy(topics=frozenset(chosen)))
+    night = Night(NotifySettings(events=tuple(map(str, chosen))))
     night.lasts(4, DEATH).happens(EventName.INCIDENT_OPENED, incident=1, kind="silent-death").lasts(60)
     held = Finding(FindingKind.BLOCKED, Severity.CRITICAL, "GPU 0 is held by another program", 0.0)
     night.lasts(60, held)
     assert [(n.topic, n.key) for n in night.told] == [(Topic.BLOCKED, "blocked")]
     billed = Finding(FindingKind.POD_NOT_ENDED, Severity.CRITICAL, "still billed", 0.0)
     hang = Finding(FindingKind.HANG, Severity.CRITICAL, "no step for 3 h", 0.0)
-    night = Night(NoticePolicy(topics=frozenset(chosen))).lasts(60, billed, hang)
+    night = Night(NotifySettings(events=tuple(map(str, chosen)))).lasts(60, billed, hang)
     assert [n.key for n in night.told] == ["pod-not-ended", "hang"]
     night.happens(EventName.DAEMON_STOPPING, preempted=True).happens(EventName.DAEMON_STOPPING, Severity.CRITICAL)
     assert len(night.told) == 4
@@ -167,7 +170,7 @@ def test_warnings_wake_an_operator_only_where_a_line_asks_for_them() -> None:
     refused = Finding(FindingKind.STORE_UNAVAILABLE, Severity.WARNING, "the store does not answer", 0.0)
     failing = Finding(FindingKind.EVALUATION_FAILING, Severity.WARNING, "3 failed", 0.0)
     assert Night().lasts(60, full, refused, failing).told == []
-    asked = Night(NoticePolicy(lowest=Severity.WARNING)).lasts(60, full, refused, failing)
+    asked = Night(lowest=Severity.WARNING).lasts(60, full, refused, failing)
     assert [n.usual for n in asked.told] == [False] * 3, "only the lines that ask for warnings"
 
 
@@ -195,7 +198,7 @@ def test_a_restart_of_podwatch_tells_nothing_again() -> None:
 
 
 def test_a_flood_is_held_back_and_counted_and_the_worst_gets_through() -> None:
-    night = Night(NoticePolicy(per_hour=6))
+    night = Night(NotifySettings(per_hour=6))
     for _ in range(50):
         night.lasts(10).happens(EventName.TRAINER_FINISHED)
     assert len(night.told) == 3, "half of it is kept for what is critical"
@@ -232,7 +235,7 @@ MOMENTS = st.lists(
 def test_any_night(moments: Sequence[tuple[Sequence[Finding], float, EventName | None, bool]], limit: int,
                    least: Severity) -> None:  # fmt: skip
     """Never more in an hour than was asked for; an end only after a beginning; every end once."""
-    night = Night(NoticePolicy(per_hour=limit, min_severity=least))
+    night = Night(NotifySettings(per_hour=limit, min_severity=str(least)), lowest=least)
     for findings, seconds, event, restart in moments:
         night.lasts(seconds, *findings, step=seconds / 2)
         if event is not None:
@@ -257,7 +260,7 @@ def test_any_night(moments: Sequence[tuple[Sequence[Finding], float, EventName |
     st.sampled_from(("wall", "told", "sent", "healing", "x")), x)))  # fmt: skip
 def test_whatever_the_journal_holds(document: object) -> None:
     state = from_dict(document, at=10.0, wall=20.0)
-    on_turn(state, FINDINGS, NoticePolicy(), at=11.0, wall=21.0)
+    on_turn(state, FINDINGS, NotifySettings(), at=11.0, wall=21.0)
 
 
 def test_an_operators_start_below_the_newest_checkpoint_is_told_once() -> None:

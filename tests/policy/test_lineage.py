@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.checkpoints.known_checkpoints import HeldBack
+from podwatch.config.settings import SyncSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete
 from podwatch.domain.run import EarlierSave, Lineage, RunRecord
 from podwatch.domain.snapshot import DiskSample
 from podwatch.domain.stored_checkpoint import PublishedSave
-from podwatch.domain.thresholds import DiskPolicy, RemotePolicy
+from podwatch.domain.thresholds import DiskPolicy
 from podwatch.policy.lineage import SHOWN_SECONDS, branch_line, departure, is_earlier, kept_step, returned
 from podwatch.policy.local_retention import Protection, RemovalInput, plan_removal
 from podwatch.policy.resume import choose
@@ -71,8 +72,9 @@ def test_the_store_keeps_the_old_lines_newest_until_the_new_one_has_its_own(keep
     followed = [*old, published(100, 4, "l1")]  # the pointer was moved
     assert earlier_newest(followed, "l1", 100) == {(120, "r120-3")}
     assert earlier_newest([*followed, published(105, 5, "l1")], "l1", 100) == frozenset()
-    policy = RemotePolicy(keep_last=keep_last, keep_every=0, superseded_grace_seconds=0)
-    gone = plan_remote(followed, (), {}, policy, 1e6, kept=earlier_newest(followed, "l1", 100))
+    sync = SyncSettings(keep_last=keep_last, keep_every=0)
+    kept = earlier_newest(followed, "l1", 100)
+    gone = plan_remote(followed, (), {}, sync, 1e6, kept=kept, grace_seconds=0)
     assert 120 not in {r.step for r in gone}
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.config.settings import SyncSettings
 from podwatch.domain.stored_checkpoint import PublishedSave
-from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.store_retention import Kind, Occasion, occasions, plan_remote, still_owed
 
 
@@ -50,8 +50,8 @@ def test_every_milestone_that_carries_them_stays_in_the_store(numbers: list[int]
     saves = [save(n) for n in numbers]
     all_of_them = {(s.step, s.save_id) for s in saves}
     carry = {o.key for o in ask(saves, all_of_them, "milestones", every, False)}
-    policy = RemotePolicy(keep_last=1, keep_every=every)
-    gone = {(r.step, r.save_id) for r in plan_remote(saves, (), {}, policy, 1e9)}
+    sync = SyncSettings(keep_last=1, keep_every=every)
+    gone = {(r.step, r.save_id) for r in plan_remote(saves, (), {}, sync, 1e9)}
     assert not carry & gone
     assert carry | gone | {(saves[-1].step, saves[-1].save_id)} == all_of_them
 

@@ -7,14 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podwatch.config.settings import NodesSettings, Settings
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.thresholds import RestartPolicy
 from podwatch.policy.errors_in_output import deterministic, shows_failed_load
 from podwatch.policy.exit_code import Blame
 from podwatch.policy.restart import Action, Decision, Failure, RestartHistory, after_failure, blame_of, succeeded
 from tests.support.examples import examples
 
-POLICY = RestartPolicy()
+
+def with_recovery(**given: object) -> Settings:
+    return Settings.model_validate({"run_id": "r", "trainer": {"output_dir": "/out"}, "recovery": given})
+
+
+SETTINGS = with_recovery()
+RECOVERY = SETTINGS.recovery
 EXIT, DEATH, HANG = FindingKind.TRAINER_EXITED, FindingKind.SILENT_DEATH, FindingKind.HANG
 
 
@@ -30,7 +36,7 @@ def fail(
     explained_by: str = "",
 ) -> Decision:
     failure = Failure(kind, at, loaded, made_step, step, lines, explained_by=explained_by)
-    return after_failure(history, failure, POLICY, 0.5)
+    return after_failure(history, failure, SETTINGS, 0.5)
 
 
 def test_a_command_that_never_worked_gets_two_tries() -> None:
@@ -42,7 +48,7 @@ def test_a_command_that_never_worked_gets_two_tries() -> None:
 
 
 def test_a_healthy_run_starts_again_at_once_and_backs_off_after_that() -> None:
-    history = succeeded(RestartHistory(), 0.0, POLICY)
+    history = succeeded(RestartHistory(), 0.0, RECOVERY)
     delays = []
     for n in range(9):
         decision = fail(history, 1000.0 + n, kind=DEATH)
@@ -52,7 +58,7 @@ def test_a_healthy_run_starts_again_at_once_and_backs_off_after_that() -> None:
 
 
 def test_giving_up_needs_count_and_time() -> None:
-    worked = succeeded(RestartHistory(), 0.0, POLICY)
+    worked = succeeded(RestartHistory(), 0.0, RECOVERY)
     history = worked
     for n in range(30):  # many in a storm: never given up within two hours
         decision = fail(history, 100.0 + n * 200.0, kind=DEATH)
@@ -72,7 +78,7 @@ def test_one_death_an_hour_for_a_week_is_never_given_up() -> None:
     history, at = RestartHistory(), 0.0
     for _ in range(168):
         for step in range(19):
-            history = succeeded(history, at + 300.0 + step * 180.0, POLICY)
+            history = succeeded(history, at + 300.0 + step * 180.0, RECOVERY)
         at += 3600.0
         decision = fail(history, at, kind=DEATH, loaded=True, made_step=True)
         assert decision.action is Action.START
@@ -83,7 +89,7 @@ def test_a_run_that_makes_one_step_and_hangs_is_given_up() -> None:
     history, at = RestartHistory(), 0.0
     actions = []
     for _ in range(8):
-        history = succeeded(history, at + 300.0, POLICY)
+        history = succeeded(history, at + 300.0, RECOVERY)
         at += 300.0 + 31 * 60.0  # the hang detector needs longer than a calm period
         decision = fail(history, at, kind=HANG, loaded=True, made_step=True)
         actions.append(decision.action)
@@ -92,7 +98,7 @@ def test_a_run_that_makes_one_step_and_hangs_is_given_up() -> None:
 
 
 def test_a_bad_checkpoint_is_left_after_two_proven_failures_only() -> None:
-    history = succeeded(RestartHistory(), 0.0, POLICY)
+    history = succeeded(RestartHistory(), 0.0, RECOVERY)
     not_loaded = fail(history, 10.0)
     assert not not_loaded.step_back
     for n in range(4):  # start failures say nothing about the checkpoint
@@ -115,7 +121,7 @@ def test_a_checkpoint_named_in_an_error_counts_as_loaded() -> None:
     assert shows_failed_load(lines, 40)
     assert not shows_failed_load(lines, 4)
     assert not shows_failed_load(("Saving checkpoint step_40",), 40)
-    first = fail(succeeded(RestartHistory(), 0.0, POLICY), 1.0, lines=lines)
+    first = fail(succeeded(RestartHistory(), 0.0, RECOVERY), 1.0, lines=lines)
     assert fail(first.history, 2.0, lines=lines).step_back
 
 
@@ -148,10 +154,10 @@ EOFError
 def test_what_readers_of_weights_say_is_a_failed_load_although_it_names_no_file(text: str) -> None:
     """As torch 2.13 and safetensors print it for files of random bytes, cut files and empty ones."""
     lines = tuple(text.splitlines())
-    first = fail(succeeded(RestartHistory(), 0.0, POLICY), 1.0, lines=lines)
+    first = fail(succeeded(RestartHistory(), 0.0, RECOVERY), 1.0, lines=lines)
     assert not first.step_back, "one failed load is no proof"
     assert fail(first.history, 2.0, lines=lines).step_back
-    last = fail(succeeded(RestartHistory(), 0.0, POLICY), 1.0, lines=("exit code 1",), explained_by=lines[-1])
+    last = fail(succeeded(RestartHistory(), 0.0, RECOVERY), 1.0, lines=("exit code 1",), explained_by=lines[-1])
     assert fail(last.history, 2.0, lines=("exit code 1",), explained_by=lines[-1]).step_back == shows_failed_load(
         lines[-1:], 40
     )
@@ -172,7 +178,7 @@ INFO loaded the checkpoint""",
     ],
 )
 def test_other_errors_say_nothing_about_the_checkpoint(text: str) -> None:
-    history = succeeded(RestartHistory(), 0.0, POLICY)
+    history = succeeded(RestartHistory(), 0.0, RECOVERY)
     for n in range(4):
         decision = fail(history, 1.0 + n, lines=tuple(text.splitlines()))
         history = decision.history
@@ -193,7 +199,7 @@ def test_other_errors_say_nothing_about_the_checkpoint(text: str) -> None:
 )
 def test_a_machine_fault_never_blames_the_checkpoint(line: str) -> None:
     """Seen: 180 -> 175 -> 170 for an NCCL error, called "did not load", and the store's pointer followed."""
-    history = succeeded(RestartHistory(), 0.0, POLICY)
+    history = succeeded(RestartHistory(), 0.0, RECOVERY)
     for n in range(6):
         decision = fail(history, 10.0 * n, loaded=True, lines=("loaded checkpoints/step_40", line, "exit 1"))
         assert not decision.step_back
@@ -203,17 +209,17 @@ def test_a_machine_fault_never_blames_the_checkpoint(line: str) -> None:
 
 def test_a_programs_own_assertion_on_the_gpu_is_no_machine_fault() -> None:
     lines = ("RuntimeError: CUDA error: device-side assert triggered",)
-    first = fail(succeeded(RestartHistory(), 0.0, POLICY), 1.0, loaded=True, lines=lines)
+    first = fail(succeeded(RestartHistory(), 0.0, RECOVERY), 1.0, loaded=True, lines=lines)
     assert fail(first.history, 2.0, loaded=True, lines=lines).step_back
 
 
 def test_the_reason_for_a_step_back_says_what_was_seen() -> None:
-    first = fail(succeeded(RestartHistory(), 0.0, POLICY), 1.0, loaded=True)
+    first = fail(succeeded(RestartHistory(), 0.0, RECOVERY), 1.0, loaded=True)
     assert "and failed again before a new step" in fail(first.history, 2.0, loaded=True).reason
 
 
 def test_stepping_back_stops_when_every_checkpoint_fails_alike() -> None:
-    history = succeeded(RestartHistory(), 0.0, POLICY)
+    history = succeeded(RestartHistory(), 0.0, RECOVERY)
     backs = 0
     for n in range(12):
         decision = fail(history, 10.0 * n, loaded=True, step=100 - 5 * backs)
@@ -223,7 +229,7 @@ def test_stepping_back_stops_when_every_checkpoint_fails_alike() -> None:
 
 
 def test_resumed_wrong_steps_back_at_once() -> None:
-    history = succeeded(RestartHistory(), 0.0, POLICY)
+    history = succeeded(RestartHistory(), 0.0, RECOVERY)
     assert fail(history, 5.0, kind=FindingKind.RESUMED_WRONG, loaded=True, made_step=True).step_back
 
 
@@ -240,7 +246,7 @@ def test_a_new_pod_with_a_damaged_newest_set_goes_back_once() -> None:
 
 def test_deterministic_lines_need_a_person_unless_a_step_was_made() -> None:
     lines = ("starting", "rl: error: unrecognized arguments: --ckpt.resume-stepp 40", "")
-    history = succeeded(RestartHistory(), 0.0, POLICY)
+    history = succeeded(RestartHistory(), 0.0, RECOVERY)
     decision = fail(history, 1.0, lines=lines)
     assert decision.action is Action.GIVE_UP
     assert "unknown argument" in decision.reason
@@ -272,7 +278,7 @@ def test_after_giving_up_there_is_one_try_an_hour_and_a_calm_period_forgives() -
     assert (again.action, again.delay_seconds) == (Action.GIVE_UP, 3600.0)
     history = given_up
     for n in range(12):
-        history = succeeded(history, 4000.0 + n * 180.0, POLICY)
+        history = succeeded(history, 4000.0 + n * 180.0, RECOVERY)
     assert not history.gave_up
     assert fail(history, 9000.0, kind=DEATH).action is Action.START
 
@@ -292,27 +298,27 @@ def test_after_giving_up_there_is_one_try_an_hour_and_a_calm_period_forgives() -
     st.floats(0, 1),
 )
 def test_whatever_happens(events: list[tuple[FindingKind, float, bool, bool, int | None]], jitter: float) -> None:
-    history, at, first = succeeded(RestartHistory(), 0.0, POLICY), 0.0, None
+    history, at, first = succeeded(RestartHistory(), 0.0, RECOVERY), 0.0, None
     for count, (kind, gap, loaded, made_step, step) in enumerate(events, 1):
         at += gap
         first = at if first is None else first
-        decision = after_failure(history, Failure(kind, at, loaded, made_step, step), POLICY, jitter)
+        decision = after_failure(history, Failure(kind, at, loaded, made_step, step), SETTINGS, jitter)
         if decision.action is Action.GIVE_UP:
-            assert count >= POLICY.budget_restarts
-            assert at - first >= POLICY.budget_seconds
+            assert count >= RECOVERY.budget_restarts
+            assert at - first >= RECOVERY.budget_time
             return
-        assert 0 <= decision.delay_seconds <= POLICY.backoff_max_seconds
+        assert 0 <= decision.delay_seconds <= RECOVERY.backoff_max
         assert not decision.step_back or step is not None
         history = RestartHistory.from_dict(json.loads(json.dumps(decision.history.to_dict())))
         assert history == decision.history
 
 
-LEAVING = RestartPolicy(leaves_broken_machine=True)
+LEAVING = with_recovery(on_give_up="exit")
 
 
 def leaves(line: str, streak: int, *, broken: bool = False) -> bool:
     """Whether a run that has worked is given up at the failure with this number in its streak."""
-    history, decision = succeeded(RestartHistory(), 0.0, LEAVING), None
+    history, decision = succeeded(RestartHistory(), 0.0, LEAVING.recovery), None
     for n in range(streak):
         failure = Failure(DEATH, 1000.0 + n, True, True, 40, (line,), machine_broken=broken and n == streak - 1)
         decision = after_failure(history, failure, LEAVING, 0.5)
@@ -354,14 +360,14 @@ def test_a_fault_in_the_trainers_own_log_counts_like_one_in_the_launchers_output
 
 def test_without_an_engine_a_machine_fault_is_retried_here() -> None:
     failure = Failure(DEATH, 5.0, True, True, 40, ("uncorrectable ECC error",))
-    assert after_failure(RestartHistory(ever_worked=True), failure, POLICY, 0.5).action is Action.START
+    assert after_failure(RestartHistory(ever_worked=True), failure, SETTINGS, 0.5).action is Action.START
 
 
 def test_one_of_several_nodes_restarts_nothing_alone() -> None:
     """Not even the first failure of a run that worked: the engine starts all nodes again."""
-    alone = replace(POLICY, restarts=False)
+    alone = SETTINGS.model_copy(update={"nodes": NodesSettings(rank=1, count=2)})
     failure = Failure(FindingKind.TRAINER_EXITED, 100.0, True, True, 40)
     decision = after_failure(RestartHistory(ever_worked=True), failure, alone, 0.5)
     assert decision.action is Action.GIVE_UP
     assert "the engine starts them together" in decision.reason
-    assert after_failure(RestartHistory(ever_worked=True), failure, POLICY, 0.5).action is Action.START
+    assert after_failure(RestartHistory(ever_worked=True), failure, SETTINGS, 0.5).action is Action.START

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from podwatch.config.settings import SyncSettings
 from podwatch.domain.lease import (
     MOST_SAVES,
     PINS,
@@ -21,7 +22,6 @@ from podwatch.domain.lease import (
 )
 from podwatch.domain.manifest import Pointer
 from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave
-from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.store_retention import (
     earlier_newest,
     handed_over,
@@ -62,7 +62,7 @@ class Journal:
     def note(self, save: PublishedSave) -> None:
         self.published[save.step, save.save_id] = save
 
-    def prune(self, policy: RemotePolicy, now: float, named: Pointer | None, *, alone: bool) -> set[Key]:
+    def prune(self, sync: SyncSettings, now: float, named: Pointer | None, *, alone: bool) -> set[Key]:
         if self.foreign is not None and (sign := parse_sign(self.foreign)) is not None and sign.pins:
             return set()
         saves = judged(list(self.published.values()), self.earlier, None if alone else self.generation)
@@ -73,7 +73,7 @@ class Journal:
             saves,
             {named.save_id} if named is not None else (),
             self.pins,
-            policy,
+            sync,
             now,
             own_generation=None if alone else self.generation,
             kept=kept,
@@ -94,8 +94,8 @@ class Bucket:
 class Story:
     """The same training twice: by one pod, and by pods that follow each other."""
 
-    def __init__(self, policy: RemotePolicy) -> None:
-        self.policy, self.now, self.step = policy, 1_000_000.0, 0
+    def __init__(self, sync: SyncSettings) -> None:
+        self.sync, self.now, self.step = sync, 1_000_000.0, 0
         self.alone, self.one = Bucket(), Journal("one", 1, "line0")
         self.shared, self.pod = Bucket(), Journal("w1", 1, "line0")
         self.frozen: bytes | None = None
@@ -130,12 +130,12 @@ class Story:
             new = replace(new, save_id=f"at{self.now:.0f}-{self.step}")
             self.move(bucket, journal, new)
             bucket.saves.add((new.step, new.save_id))
-            bucket.saves -= journal.prune(self.policy, self.now, bucket.pointer, alone=bucket is self.alone)
+            bucket.saves -= journal.prune(self.sync, self.now, bucket.pointer, alone=bucket is self.alone)
 
     def back(self, number: int) -> None:
         """Not to a milestone: it gets a new number, and which save is then the first of its block depends on what is
         still there."""
-        fixed = milestones(in_order(self.one.published.values()), self.policy.keep_every)
+        fixed = milestones(in_order(self.one.published.values()), self.sync.keep_every)
         there = sorted(self.alone.saves - fixed)
         if not there:
             return
@@ -234,7 +234,7 @@ def live(story: Story, choice: Random) -> None:
 def test_no_sequence_of_pods_deletes_what_one_pod_keeps() -> None:
     for seed in range(examples(4000)):
         choice = Random(seed)
-        live(Story(RemotePolicy(choice.randint(1, 4), choice.randint(0, 5))), choice)
+        live(Story(SyncSettings(keep_last=choice.randint(1, 4), keep_every=choice.randint(0, 5))), choice)
 
 
 def test_the_comparison_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_the_comparison_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("saves", [1, 2, 7])
 def test_replaced_pods_leave_no_more_than_one_pod_does(saves: int) -> None:
-    story = Story(RemotePolicy(3, 10))
+    story = Story(SyncSettings())
     for _ in range(12):
         for _ in range(saves):
             story.save(HOUR)
@@ -298,7 +298,7 @@ def test_saves_whose_order_is_not_certain_are_not_judged() -> None:
     assert handed_over(saves, (), 0) is None
     fetched = replace(saves[0], seq=0)
     assert handed_over([fetched], (), 1) is None
-    plan = plan_remote([fetched, *saves[1:]], (), {}, RemotePolicy(1, 0), 1000 * HOUR)
+    plan = plan_remote([fetched, *saves[1:]], (), {}, SyncSettings(keep_last=1, keep_every=0), 1000 * HOUR)
     assert fetched.step not in {r.step for r in plan}
     late = handed_over([*saves, saved(45, 9, 0.0, generation=3)], (), 3, since=3, at=(1, 8))
     assert late is not None

@@ -5,8 +5,9 @@ from typing import Any, cast
 
 import pytest
 
+from podwatch.config.settings import GpuSettings, RecoverySettings
 from podwatch.domain.finding import FindingKind
-from podwatch.policy.restart import RestartHistory, RestartPolicy
+from podwatch.policy.restart import RestartHistory
 from podwatch.recovery.context import Notes
 from podwatch.recovery.recovery import Confirmation
 from podwatch.recovery.state import Phase
@@ -18,12 +19,11 @@ def test_a_step_of_a_start_that_was_counted_as_failed_takes_nothing_back(counted
     """Else a job with a machine fault waits for an hour instead of ending."""
     clock = ManualClock()
     memory = SimpleNamespace(counted=counted, history=RestartHistory(gave_up_at=990.0), below=None, gpu_base={})
-    policies = SimpleNamespace(restart=RestartPolicy())
-    settings = SimpleNamespace(gpu=SimpleNamespace(inference=(), trainer=()))
+    settings = SimpleNamespace(gpu=GpuSettings(), recovery=RecoverySettings())
     context = SimpleNamespace(
         attempt=SimpleNamespace(start_id="start-1", see=lambda *_: True),
         memory=memory, notes=Notes(clock), phase=Phase.GAVE_UP, unconfirmed=False, remember_soon=lambda: None,
-        tools=SimpleNamespace(clock=clock, policies=policies, settings=settings, pod=SimpleNamespace(beside=None)),
+        tools=SimpleNamespace(clock=clock, settings=settings, pod=SimpleNamespace(beside=None)),
     )  # fmt: skip
     snapshot = SimpleNamespace(trainer=SimpleNamespace(value=None), at=1000.0)
     Confirmation(cast(Any, context), cast(Any, None), cast(Any, None)).watch(cast(Any, snapshot))

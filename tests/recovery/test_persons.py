@@ -16,7 +16,7 @@ from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ExitStatus, ProcessIdentity
 from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.domain.thresholds import DetectionPolicy, Policies, RestartPolicy
+from podwatch.domain.thresholds import DetectionPolicy, Policies
 from podwatch.journal import Journal
 from podwatch.recovery import Phase, gpus_and_ports_free
 from podwatch.trainer.base import Candidate, CannotExecute, Look, StopReport, TrainerHandle
@@ -42,7 +42,8 @@ def notes(podwatch: Podwatch) -> list[tuple[FindingKind, Severity]]:
 async def idle(world: World, what: str) -> Podwatch:
     """A podwatch that wants nothing just now, with no act running."""
     if what == "given up":
-        podwatch = Podwatch(world, policies=Policies(restart=RestartPolicy(retry_after_give_up_seconds=0.0)))
+        world.settings_extra = {"recovery": {"retry_after_give_up": 0}}
+        podwatch = Podwatch(world)
         world.start_error = CannotExecute("the command does not exist")
         await podwatch.recovery.begin()
         await podwatch.until(Phase.GAVE_UP)

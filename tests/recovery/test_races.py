@@ -12,7 +12,6 @@ import pytest
 from podwatch.domain.errors import HostError
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.snapshot import Desired
-from podwatch.domain.thresholds import Policies, RestartPolicy
 from podwatch.policy.resume import Choice
 from podwatch.recovery import Phase
 from podwatch.recovery.context import Attempt
@@ -254,7 +253,8 @@ async def test_a_stop_during_a_long_start_is_durable_at_once(world: World) -> No
 
 async def test_a_start_that_fails_tells_no_secret(world: World) -> None:
     """The command before a start is quoted where it failed: `ray start --redis-password ...`."""
-    podwatch = Podwatch(world, policies=Policies(restart=RestartPolicy(retry_after_give_up_seconds=0.0)))
+    world.settings_extra = {"recovery": {"retry_after_give_up": 0}}
+    podwatch = Podwatch(world)
     world.start_error = HostError(
         "a command of trainer.start_before ended with code 1: login --token=tok_abcdefghijk hf_secretsecretsecret1",
         where="trainer.start_before",

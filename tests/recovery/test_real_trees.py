@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.thresholds import Policies, RestartPolicy
 from podwatch.recovery import Phase
 from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
 from tests.recovery.test_with_keeper import RealTime, running_trainers
@@ -49,18 +48,18 @@ time.sleep(600)
 class Pod:
     """A world whose trainers are kept by the real keeper."""
 
-    def __init__(self, world: World, policies: Policies) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
         self.script = world.root / "trainer.py"
         self.script.write_text(TRAINER)
         self.mode("steady")
         command = [sys.executable, "-S", str(self.script), str(world.output)]
-        world.settings_extra = {"trainer": {"command": command, "stop_grace": 0.3, "save_grace": 0.3}}
+        world.settings_extra["trainer"] = {"command": command, "stop_grace": 0.3, "save_grace": 0.3}
         self.launcher = KeeperLauncher(
             "r1", world.output, world.root / "state", RealTime(), use_systemd=False, roles=ROLES,
             options=KeeperOptions(lock_dir=world.root / "locks", grace=1.0, linger=5.0),
         )  # fmt: skip
-        self.podwatch = Podwatch(world, policies=policies)
+        self.podwatch = Podwatch(world)
         object.__setattr__(self.podwatch.recovery.context.tools, "launcher", self.launcher)
         self.podwatch.pod.variables = {"PATH": "/usr/bin:/bin"}
 
@@ -119,8 +118,8 @@ def steady(world: World) -> Iterator[World]:
             os.kill(pid, signal.SIGKILL)
 
 
-async def begun(world: World, policies: Policies = Policies()) -> Pod:  # noqa: B008 - frozen
-    pod = Pod(world, policies)
+async def begun(world: World) -> Pod:
+    pod = Pod(world)
     await pod.podwatch.recovery.begin()
     await pod.podwatch.until(Phase.CONFIRMING, seconds=60)
     await pod.up(1)
@@ -132,8 +131,8 @@ async def begun(world: World, policies: Policies = Policies()) -> Pod:  # noqa: 
 
 async def test_ten_crashes_in_a_row_and_then_it_works(steady: World) -> None:
     """A run that worked is given up only when count and time are both exhausted; each crash costs one start."""
-    policy = RestartPolicy(budget_restarts=100, backoff_min_seconds=0.1, backoff_max_seconds=0.2)
-    pod = await begun(steady, Policies(restart=policy))
+    steady.settings_extra["recovery"] = {"budget_restarts": 100, "backoff_min": 0.1, "backoff_max": 0.2}
+    pod = await begun(steady)
     pod.mode("crash")
     pod.podwatch.see(18, finding=death(FindingKind.HANG))
     await pod.podwatch.until(Phase.CONFIRMING, seconds=60)

@@ -14,7 +14,6 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired, TrainerSample, observed
 from podwatch.domain.stored_checkpoint import StoredSave
-from podwatch.domain.thresholds import Policies, RestartPolicy
 from podwatch.journal import Journal
 from podwatch.policy.exit_code import Blame
 from podwatch.policy.restart import RestartHistory
@@ -277,8 +276,8 @@ async def test_observe_only_reports(world: World) -> None:
 
 
 async def test_backoff_then_gave_up_then_one_try_an_hour(world: World) -> None:
-    policy = RestartPolicy(budget_restarts=3, budget_seconds=20.0)
-    podwatch = await running(world, policies=Policies(restart=policy))
+    world.settings_extra = {"recovery": {"budget_restarts": 3, "budget_time": 20.0}}
+    podwatch = await running(world)
     for _ in range(3):
         world.clock.slept.clear()
         podwatch.see(18, finding=death())
@@ -376,8 +375,7 @@ async def test_a_start_that_fails_for_ever_does_not_grow(world: World) -> None:
     """Each try follows the last in a loop: hundreds of them are no deeper than one."""
     world.settings_extra = {"recovery": {"retry_after_give_up": 1.0}}
     world.start_error = "no space"
-    tight = Policies(restart=RestartPolicy(retry_after_give_up_seconds=1.0))
-    podwatch = Podwatch(world, policies=tight)
+    podwatch = Podwatch(world)
     await podwatch.recovery.begin()
     while len(podwatch.journal.sync.incidents(2000)) < 400:
         await asyncio.sleep(0.1)  # reading the incidents costs more than many of them
@@ -671,7 +669,8 @@ async def test_one_failure_is_one_finding_until_a_step_confirms_the_restart(worl
 
 @pytest.mark.parametrize("end", ["stop", "start", "restart"])
 async def test_an_operator_who_decides_ends_the_story(world: World, end: str) -> None:
-    podwatch = await running(world, policies=Policies(restart=RestartPolicy(backoff_min_seconds=1e6)))
+    world.settings_extra = {"recovery": {"backoff_min": 1e6}}
+    podwatch = await running(world)
     podwatch.recovery.context.failed(death(), podwatch.recovery.context.attempt)
     assert podwatch.recovery.context.healing() is not None
     if end == "stop":

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from podwatch.config.settings import NotifySettings
 from podwatch.detection.one_finding_per_failure import cost
 from podwatch.domain.event import Change, Event, EventName, Incident, Notice
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.snapshot import TrainingMetrics, observed
-from podwatch.domain.thresholds import NoticePolicy
 from podwatch.policy.alerts import NoticeState, body, channel_of, cost_of, digest_due, lowest_of, on_event, on_turn
 from podwatch.policy.run_cost import Price, Spent, account
 from podwatch.reporting import digest
@@ -44,7 +44,8 @@ class Night:
     """Events and findings of a night, with the account of the run."""
 
     def __init__(self, price: Price) -> None:
-        self.price, self.state, self.policy = price, NoticeState(), NoticePolicy()
+        self.price, self.state, self.notify = price, NoticeState(), NotifySettings()
+        self.lowest = Severity.CRITICAL
         self.incidents: list[Incident] = []
         self.notices: list[Notice] = []
 
@@ -52,12 +53,14 @@ class Night:
         event = Event(name, WALL + after, message, severity, fields)
         spent = Spent(WALL - 10_800, 10_800.0 + after, step_seconds=240.0)
         now = account(spent, self.incidents, event.wall, price=self.price)
-        self.state, notices = on_event(self.state, event, self.policy, at=1000.0 + after, account=now)
+        self.state, notices = on_event(self.state, event, self.notify, at=1000.0 + after, account=now)
         self.notices += notices
 
     def lasts(self, begin: int, end: int, *findings: Finding) -> None:
         for second in range(begin, end, 20):
-            self.state, notices = on_turn(self.state, findings, self.policy, at=1000.0 + second, wall=WALL + second)
+            self.state, notices = on_turn(
+                self.state, findings, self.notify, at=1000.0 + second, wall=WALL + second, lowest=self.lowest
+            )
             self.notices += notices
 
     def death(self) -> None:
@@ -200,7 +203,7 @@ def test_a_channel_that_asks_for_warnings_makes_them_without_sending_them_to_the
     blind = Finding(FindingKind.SENSOR_BLIND, Severity.WARNING, "blind", 0.0, "look")
     for least, seen in (((None,), []), ((None, Severity.WARNING), [False]), ((Severity.INFO,), [False])):
         night = Night(Price())
-        night.policy = replace(night.policy, lowest=lowest_of(least, Severity.CRITICAL))
+        night.lowest = lowest_of(least, Severity.CRITICAL)
         night.lasts(0, 60, blind)
         assert [notice.usual for notice in night.notices] == seen
     assert lowest_of([Severity.CRITICAL], Severity.WARNING) is Severity.WARNING

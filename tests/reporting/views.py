@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import cache
 
+from podwatch.config.settings import Settings
 from podwatch.daemon.backup_findings import backup_findings
 from podwatch.detection.learned import Learned
 from podwatch.detection.one_finding_per_failure import Healing, fold
@@ -32,7 +33,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.domain.thresholds import DetectionPolicy, Policies, RestartPolicy
+from podwatch.domain.thresholds import DetectionPolicy, Policies
 from podwatch.incidents.bundle import plain
 from podwatch.policy.overall_status import RecoveryView
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
@@ -267,10 +268,11 @@ def after_recovery() -> DaemonView:
 
 def failures(count: int, *, apart: float) -> Decision:
     """What podwatch decides after so many crashes of a command that worked before."""
+    settings = Settings.model_validate({"run_id": "r", "trainer": {"output_dir": "/out"}})
     history = RestartHistory(ever_worked=True)
     for number in range(count):
         failure = Failure(FindingKind.TRAINER_EXITED, number * apart, loaded=False, made_step=False, resumed_from=85)
-        decision = after_failure(history, failure, RestartPolicy(), 0.5)
+        decision = after_failure(history, failure, settings, 0.5)
         history = decision.history
     return decision
 

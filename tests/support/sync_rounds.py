@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.domain.run import IntentKind
-from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal import open_database
 from podwatch.sync import store_session
+from podwatch.sync.store_removal import RemoteRetention
 from podwatch.system import procfs
 from tests.support.b2server import BUCKET, B2Server
 from tests.support.forking import fork, kill
@@ -181,7 +181,7 @@ def remove(directory: Path) -> None:
 def main(root: Path, rounds: int, seed: int) -> int:
     open_database.RESERVED_PAGES, open_database.BALLAST_BYTES = 8, 4096  # full disks are the journal's own tests
     # What was superseded may go at once and not after six hours: its going is part of what is struck.
-    store_session.RemotePolicy = functools.partial(RemotePolicy, superseded_grace_seconds=0.0)  # type: ignore[assignment,misc]
+    store_session.RemoteRetention = functools.partial(RemoteRetention, grace_seconds=0.0)  # type: ignore[assignment,misc]
     roots = [root / str(n) for n in range(WORKERS)]
     for each in roots:
         each.mkdir()

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from podwatch.config.settings import SyncSettings
 from podwatch.domain.lease import Pod
 from podwatch.domain.manifest import Manifest
 from podwatch.domain.run import IntentKind
-from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal.journal import Journal
 from podwatch.journal.upload_records import BegunUpload, UploadedObject
 from podwatch.policy.who_holds_the_run import Timing
@@ -151,9 +151,16 @@ def once(world: World, step: int, fuse: Fuse) -> None:
                     files=jobs.manifest_files(files, done),
                 )
             )
-        policy = RemotePolicy(keep_last=1, keep_every=0, superseded_grace_seconds=0.0)
+        policy = SyncSettings(keep_last=1, keep_every=0)
         RemoteRetention(
-            store, world.keys, journal, policy, AtWall(float(step) + 1), world.identity(), lease
+            store,
+            world.keys,
+            journal,
+            policy,
+            AtWall(float(step) + 1),
+            world.identity(),
+            lease,
+            grace_seconds=0.0,
         ).carry_out()
     finally:
         opened.close()

@@ -13,7 +13,6 @@ from podwatch.checkpoints.layouts.base import PartDir
 from podwatch.config.settings import Settings, SyncSettings
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.manifest import Manifest, Proof
-from podwatch.domain.thresholds import RemotePolicy
 from podwatch.policy.store_retention import EXTRA
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.inventory import inventory
@@ -242,7 +241,7 @@ async def test_a_write_that_fails_sends_nothing_twice(world: World, run: Run, mo
         store,
         world.keys,
         world.journal,
-        RemotePolicy(keep_last=1, keep_every=0),
+        SyncSettings(keep_last=1, keep_every=0),
         Shifted(1e6),
         world.identity(),
         Confirmed(),

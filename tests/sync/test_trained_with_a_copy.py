@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from podwatch.domain.thresholds import RemotePolicy
+from podwatch.config.settings import SyncSettings
 from podwatch.sync.publish_and_pointer import read_pointer
 from podwatch.sync.store_removal import RemoteRetention
 from tests.sync.conftest import Run, Shifted, World
@@ -29,7 +29,7 @@ async def test_training_continues_and_old_checkpoints_stay(local: World, run: Ru
     pointer = read_pointer(store, pod.keys)
     assert pointer is not None
     assert pointer.step == 5
-    policy = RemotePolicy(keep_last=1, keep_every=0)
+    policy = SyncSettings(keep_last=1, keep_every=0)
     retention = RemoteRetention(store, pod.keys, pod.journal, policy, Shifted(1e6), pod.identity(), Confirmed())
     pruned = retention.carry_out()
     assert [step for step, _, _ in pruned.removed] == [3, 4], "its own, although the older one stays"

@@ -18,6 +18,8 @@ from podwatch.config import plugins
 from podwatch.config.command_directory import resolved
 from podwatch.config.store_kinds import EXAMPLES, KINDS
 from podwatch.config.units import parse_duration, parse_ratio, parse_size
+from podwatch.domain.event import Topic
+from podwatch.domain.lease import CLAIM_WAIT_SECONDS, PATIENCE_SECONDS, REFUSAL_SECONDS
 from podwatch.domain.manifest import DEFAULT_PART_SIZE
 from podwatch.domain.node_from_engine import MOST_NODES
 from podwatch.domain.replacement import LONGEST_CALL_SECONDS, PROVIDER_NAME
@@ -27,19 +29,13 @@ from podwatch.domain.thresholds import (
     DetectionPolicy,
     DiskPolicy,
     LogRule,
-    NoticePolicy,
-    RemotePolicy,
     ResourcePolicy,
-    RestartPolicy,
     TrainingPolicy,
 )
-from podwatch.policy.judge_earlier_attempts import VerdictPolicy
-from podwatch.policy.who_holds_the_run import Timing
 
-# The default of a threshold stands once, in its policy, with the reason beside it.
-_DETECTION, _RESTART, _DISK = DetectionPolicy(), RestartPolicy(), DiskPolicy()
-_REMOTE, _RESOURCES, _TRAINING = RemotePolicy(), ResourcePolicy(), TrainingPolicy()
-_LEASE, _NOTICES, _LOG_RULE, _VERDICT = Timing(), NoticePolicy(), LogRule("", ""), VerdictPolicy()
+# The defaults of these thresholds stand in their policies, with the reasons beside them.
+_DETECTION, _DISK, _LOG_RULE = DetectionPolicy(), DiskPolicy(), LogRule("", "")
+_RESOURCES, _TRAINING = ResourcePolicy(), TrainingPolicy()
 
 LAYOUTS = (
     "auto",
@@ -151,7 +147,7 @@ class TrainerSettings(Section):
     save_grace: Duration = Field(600.0, json_schema_extra=LIVE, description="the same during a save")
     logs: tuple[str, ...] = Field((), description="globs of log files with step lines, under output_dir or absolute")
     resume_attempts: int = Field(
-        _RESTART.resume_attempts,
+        2,
         ge=1,
         json_schema_extra=LIVE,
         description="failed loads of a checkpoint before podwatch tries the previous one",
@@ -348,18 +344,16 @@ class SyncSettings(Section):
         description="time between two searches for unstored checkpoints",
     )
     max_lag: Duration = Field(
-        _REMOTE.max_lag_seconds,
+        7200.0,
         json_schema_extra=LIVE,
         description="nothing new in the store for this long is critical",
     )
     keep_last: int = Field(
-        _REMOTE.keep_last,
+        3,
         ge=1,
         description="number of newest checkpoints kept in the store",
     )
-    keep_every: int = Field(
-        _REMOTE.keep_every, ge=0, description="every n-th checkpoint is a milestone and is kept; 0: none"
-    )
+    keep_every: int = Field(10, ge=0, description="every n-th checkpoint is a milestone and is kept; 0: none")
     optional_parts: Literal["milestones", "all", "none"] = Field(
         "milestones",
         description="checkpoints that are uploaded with parts that no resume needs (exported weights)",
@@ -388,18 +382,18 @@ class SyncSettings(Section):
         description="time between two heartbeats in the store",
     )
     holder_patience: Duration = Field(
-        _LEASE.patience,
+        PATIENCE_SECONDS,
         description="time without a heartbeat until podwatch takes over another pod's run",
     )
     # 30 s of a confirmation, 60 s of a write, 10 s of margin.
     claim_wait: Duration = Field(
-        _LEASE.claim_wait,
+        CLAIM_WAIT_SECONDS,
         ge=0,
         description="time from a claim in B2 to its decision",
     )
     # By then all of B2's servers know a new key or bucket.
     refusal_wait: Duration = Field(
-        _LEASE.refusal,
+        REFUSAL_SECONDS,
         ge=0,
         description="if the store refuses access and training cannot start: time until podwatch exits with 77",
     )
@@ -480,18 +474,16 @@ class RecoverySettings(Section):
     model_config = ConfigDict(json_schema_extra=LIVE)
 
     budget_restarts: int = Field(
-        _RESTART.budget_restarts,
+        5,
         ge=1,
         description="podwatch gives up when this number and budget_time are both used up",
     )
-    budget_time: Duration = Field(_RESTART.budget_seconds, description="see budget_restarts")
-    backoff_min: Duration = Field(_RESTART.backoff_min_seconds, description="first pause between restarts")
-    backoff_max: Duration = Field(_RESTART.backoff_max_seconds, description="longest pause between restarts")
-    calm: Duration = Field(
-        _RESTART.calm_seconds, description="the counters restart from zero after this long without a failure"
-    )
+    budget_time: Duration = Field(7200.0, description="see budget_restarts")
+    backoff_min: Duration = Field(10.0, description="first pause between restarts")
+    backoff_max: Duration = Field(600.0, description="longest pause between restarts")
+    calm: Duration = Field(1800.0, description="the counters restart from zero after this long without a failure")
     retry_after_give_up: Duration = Field(
-        _RESTART.retry_after_give_up_seconds,
+        3600.0,
         description="one attempt this often after giving up; 0: never",
     )
     preempt_grace: Duration = Field(
@@ -526,14 +518,15 @@ class RecoverySettings(Section):
         json_schema_extra=AT_START,
         description="job mode: from SIGTERM until podwatch kills training; default: 0.85 of the engine's",
     )
+    # As many as the restarts of one machine: an attempt has used those up already, and each next one rents a machine.
     job_attempts: int = Field(
-        _VERDICT.most_failures,
+        5,
         ge=2,
         json_schema_extra=AT_START,
         description="job mode: attempts in a row without progress before 65 instead of 86",
     )
     bad_host_for: Duration = Field(
-        _VERDICT.bad_host_seconds,
+        86_400.0,
         json_schema_extra=AT_START,
         description="job mode: no attempt starts on a machine for this long after its fault; 0: off",
     )
@@ -571,6 +564,11 @@ class NodesSettings(Section):
         "shared",
         description="all nodes see the same output_dir. podwatch refuses local: each saves to a disk of its own",
     )
+
+    @property
+    def several(self) -> bool:
+        """Whether there are several nodes; ``daemon.entry`` sets rank and count from the engine's variables."""
+        return (self.count or 1) > 1
 
 
 class EndPodSettings(Section):
@@ -882,11 +880,11 @@ class NotifySettings(Section):
         "critical", description="lowest severity of a finding that is sent"
     )
     remind: Duration = Field(
-        _NOTICES.remind_seconds,
+        3600.0,
         ge=0,
         description="time until a lasting critical finding is repeated, then twice as long; 0: never",
     )
-    per_hour: int = Field(_NOTICES.per_hour, ge=2, description="most notices per hour, half of them for critical ones")
+    per_hour: int = Field(20, ge=2, description="most notices per hour, half of them for critical ones")
     timeout: Duration = Field(20.0, gt=0, le=300, description="time limit of one attempt; up to 8 attempts")
     heartbeat_urls: tuple[str, ...] = Field(
         (),
@@ -894,6 +892,12 @@ class NotifySettings(Section):
     )
     heartbeat_urls_file: Path | None = Field(None, description="file with more such URLs, one per line; mode 0600")
     heartbeat_every: Duration = Field(60.0, ge=5, le=3600, description="time between two calls of heartbeat_urls")
+
+    @property
+    def topics(self) -> frozenset[Topic]:
+        """The topics to send: ``findings`` includes ``blocked``."""
+        chosen = frozenset(Topic(name) for name in self.events)
+        return chosen | {Topic.BLOCKED} if Topic.FINDINGS in chosen else chosen
 
     @field_validator("digest")
     @classmethod

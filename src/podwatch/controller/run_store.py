@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from podwatch.domain.earlier_attempts import parse_verdict
 from podwatch.domain.errors import ExitCode, IntegrityError, RemoteError
-from podwatch.domain.lease import Claim, Control, Sign, parse_claim_name, parse_control, parse_sign
+from podwatch.domain.lease import CLAIM_WAIT_SECONDS, Claim, Control, Sign, parse_claim_name, parse_control, parse_sign
 from podwatch.domain.manifest import Keys
 from podwatch.domain.replacement import (
     Listing,
@@ -35,7 +35,7 @@ from podwatch.domain.replacement import (
 )
 from podwatch.policy.rented_machines import Facts, is_stale
 from podwatch.policy.run_check import Beat, parse_beat
-from podwatch.policy.who_holds_the_run import CLAIM_WAIT_SECONDS, CONFIRMED_SECONDS, winner
+from podwatch.policy.who_holds_the_run import CONFIRMED_SECONDS, winner
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
 from podwatch.stores.fenced_writes import put_before
 from podwatch.stores.part_reader import StreamSource

@@ -30,7 +30,6 @@ from podwatch.domain.run import Lineage
 from podwatch.policy.exit_code import JobEnd
 from podwatch.policy.judge_earlier_attempts import (
     Attempt,
-    VerdictPolicy,
     advanced,
     ask_hosts,
     at_end,
@@ -125,9 +124,9 @@ class JobVerdicts:
     """The verdicts of a job in the store. One per daemon; all methods on the event loop."""
 
     def __init__(
-        self, file: VerdictFile, here: Here, clock: Clock, policy: VerdictPolicy, emit: Callable[[Event], None]
+        self, file: VerdictFile, here: Here, clock: Clock, recovery: RecoverySettings, emit: Callable[[Event], None]
     ) -> None:
-        self._file, self._here, self._clock, self._policy, self._emit = file, here, clock, policy, emit
+        self._file, self._here, self._clock, self._recovery, self._emit = file, here, clock, recovery, emit
         self._worker = Worker("verdicts")
         self._kept = RunVerdict()
         self._stored = RunVerdict()
@@ -152,7 +151,7 @@ class JobVerdicts:
             text = f"cannot read from the store how earlier attempts of this job ended: {_told(error)}; training starts"
             self._say(EventName.START_WARNING, text)
             return None
-        found = at_start(self._stored, attempt, self._policy)
+        found = at_start(self._stored, attempt, self._recovery)
         self._kept = found.kept
         if found.end is not None:  # else with the first record of this attempt, once it holds the run and trains
             await self._write()
@@ -202,7 +201,7 @@ class JobVerdicts:
                 attempt = await self._attempt()
             except OSError:
                 return  # the disk hangs
-            self._kept = foretold(self._kept, end, attempt, self._step, self._policy)
+            self._kept = foretold(self._kept, end, attempt, self._step, self._recovery)
             self._foretold = True
             await self._write()
 
@@ -216,7 +215,7 @@ class JobVerdicts:
                 return end  # the disk hangs
             self._over = True
             before = self._kept
-            self._kept, counted = at_end(before, end, attempt, self._step, self._policy)
+            self._kept, counted = at_end(before, end, attempt, self._step, self._recovery)
             if self._kept != before:  # an attempt that another pod's replaced, or that never trained, leaves no record
                 await self._write()
             return counted
@@ -307,16 +306,6 @@ def digest(settings: Settings) -> str:
     return hashlib.sha256(f"{settings.run_id}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def policy_of(recovery: RecoverySettings) -> VerdictPolicy:
-    return VerdictPolicy(
-        recovery.job_attempts,
-        recovery.budget_time,
-        recovery.backoff_min,
-        recovery.backoff_max,
-        recovery.bad_host_for,
-    )
-
-
 def make_verdicts(parts: Components, *, retry: bool) -> JobVerdicts | None:
     """None without a usable store: each attempt is then the first."""
     settings, syncer = parts.settings, parts.syncer
@@ -328,6 +317,4 @@ def make_verdicts(parts: Components, *, retry: bool) -> JobVerdicts | None:
         return open_store(settings.sync.store, credentials_for(settings), writer_id=writer_id, connections=1)
 
     file = VerdictFile(opened, keys_for(settings.sync.store, settings.run_id), parts.run.clock)
-    return JobVerdicts(
-        file, ThisAttempt(parts, retry=retry), parts.run.clock, policy_of(settings.recovery), parts.run.emit
-    )
+    return JobVerdicts(file, ThisAttempt(parts, retry=retry), parts.run.clock, settings.recovery, parts.run.emit)

@@ -19,11 +19,10 @@ from podwatch.checkpoints.layouts import command_line
 from podwatch.client.trusted_configuration import check_command, read_trusted
 from podwatch.config.settings import NotifySettings, Settings
 from podwatch.domain.errors import ConfigurationError
-from podwatch.domain.event import Emit, Event, EventName, Topic
+from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import register_address
 from podwatch.domain.snapshot import Snapshot
-from podwatch.domain.thresholds import NoticePolicy
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.logging import log_event
@@ -191,7 +190,9 @@ class Notifying:
 
         self._judge, self._clock, self._journal = alerts, clock, journal
         self._run_id, self._host = settings.run_id, socket.gethostname()
-        self.policy = policy_from(settings.notify, [getattr(channel, "least", None) for channel in channels])
+        self._settings = settings.notify
+        asked = [getattr(channel, "least", None) for channel in channels]
+        self._lowest = alerts.lowest_of(asked, Severity(settings.notify.min_severity))
         self.digest_every = settings.notify.digest
         self.account: Callable[[], Account | None] = lambda: None
         """The run's time and money; set by the daemon."""
@@ -206,7 +207,7 @@ class Notifying:
         with self._held_back():
             before = self._state.told.keys()
             self._state, found = self._judge.on_turn(
-                self._state, findings, self.policy, at=snapshot.at, wall=snapshot.wall
+                self._state, findings, self._settings, at=snapshot.at, wall=snapshot.wall, lowest=self._lowest
             )
             self._tell(found)
             if found or self._turns % REMEMBER_TURNS == 0 or self._state.told.keys() != before:
@@ -215,7 +216,7 @@ class Notifying:
     def event(self, event: Event) -> None:
         with self._held_back():
             at = self._clock.monotonic()
-            self._state, found = self._judge.on_event(self._state, event, self.policy, at=at, account=self.account())
+            self._state, found = self._judge.on_event(self._state, event, self._settings, at=at, account=self.account())
             self._tell(found)
             if found:
                 self._remember()
@@ -299,21 +300,6 @@ class Notifying:
     def _remember(self) -> None:
         document = self._judge.to_dict(self._state, at=self._clock.monotonic(), wall=self._clock.wall())
         self._journal.post(Journal.learn, TOLD, document)
-
-
-def policy_from(settings: NotifySettings, least: Sequence[Severity | None] = ()) -> NoticePolicy:
-    """``least``: what each channel asks for."""
-    from podwatch.policy.alerts import lowest_of
-
-    usual = Severity(settings.min_severity)
-    chosen = frozenset(Topic(name) for name in settings.events)
-    return NoticePolicy(
-        topics=chosen | {Topic.BLOCKED} if Topic.FINDINGS in chosen else chosen,
-        min_severity=usual,
-        lowest=lowest_of(least, usual),
-        remind_seconds=settings.remind,
-        per_hour=settings.per_hour,
-    )
 
 
 def all_urls(settings: NotifySettings) -> tuple[str, ...]:

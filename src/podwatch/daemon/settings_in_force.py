@@ -24,9 +24,7 @@ from podwatch.domain.thresholds import (
     DiskPolicy,
     LogRule,
     Policies,
-    RemotePolicy,
     ResourcePolicy,
-    RestartPolicy,
     TrainingPolicy,
 )
 from podwatch.stores.credentials import credentials_for
@@ -46,15 +44,10 @@ class Configuration:
     """Why the file is not in force; empty if it is."""
 
 
-def several_nodes(settings: Settings) -> bool:
-    """Whether this podwatch guards one of several nodes: rank and count are set once ``daemon.entry`` knows them."""
-    return (settings.nodes.count or 1) > 1
-
-
 def policies_from(settings: Settings, *, max_steps: int | None, save_interval: int | None = None) -> Policies:
     """The policies of ``settings``. ``max_steps`` is the target that the layout read from the command; an explicit
     setting wins. ``save_interval``: steps between two saves, from the command."""
-    gpu, hang, recovery, disk, sync = settings.gpu, settings.hang, settings.recovery, settings.disk, settings.sync
+    gpu, hang, disk = settings.gpu, settings.hang, settings.disk
     resources, health = settings.resources, settings.training
     return Policies(
         detection=DetectionPolicy(
@@ -72,19 +65,8 @@ def policies_from(settings: Settings, *, max_steps: int | None, save_interval: i
             memory_may_fall=settings.inference.sleep == "yes",
             sleep_auto=settings.inference.sleep == "auto",
             # The logs of the other nodes rarely show steps; without a target, all nodes end together only at the end.
-            clean_exit_finishes=several_nodes(settings)
+            clean_exit_finishes=settings.nodes.several
             and (bool(settings.nodes.rank) or (settings.trainer.max_steps or max_steps) is None),
-        ),
-        restart=RestartPolicy(
-            budget_restarts=recovery.budget_restarts,
-            budget_seconds=recovery.budget_time,
-            resume_attempts=settings.trainer.resume_attempts,
-            backoff_min_seconds=recovery.backoff_min,
-            backoff_max_seconds=recovery.backoff_max,
-            calm_seconds=recovery.calm,
-            retry_after_give_up_seconds=recovery.retry_after_give_up,
-            leaves_broken_machine=recovery.on_give_up == "exit",
-            restarts=not several_nodes(settings),
         ),
         disk=DiskPolicy(
             prune_above=disk.prune_above,
@@ -99,7 +81,6 @@ def policies_from(settings: Settings, *, max_steps: int | None, save_interval: i
             ),
             stop_when_full=disk.on_full == "stop",
         ),
-        remote=RemotePolicy(keep_last=sync.keep_last, keep_every=sync.keep_every, max_lag_seconds=sync.max_lag),
         resources=ResourcePolicy(
             files_above=resources.files_above,
             memory_above=resources.memory_above,

@@ -5,9 +5,6 @@ All times are seconds, all sizes bytes, all ratios 0 to 1.
 
 from dataclasses import dataclass, field
 
-from podwatch.domain.event import Topic
-from podwatch.domain.finding import Severity
-
 GIB = 1 << 30
 
 
@@ -103,28 +100,6 @@ class TrainingPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """When podwatch retries, steps back and gives up (``policy.restart``)."""
-
-    budget_restarts: int = 5
-    budget_seconds: float = 2 * 3600.0
-    """podwatch gives up only when both the count and the time are exhausted."""
-    never_worked_tries: int = 2
-    resume_attempts: int = 2
-    backoff_min_seconds: float = 10.0
-    backoff_max_seconds: float = 600.0
-    calm_seconds: float = 30 * 60.0
-    """After this time without a failure and with a new step, the counters are reset."""
-    retry_after_give_up_seconds: float = 3600.0
-    """0 = never."""
-    leaves_broken_machine: bool = False
-    """An engine can run the job elsewhere: podwatch gives up on a machine fault instead of retrying on a rented GPU
-    that is broken."""
-    restarts: bool = True
-    """False for one of several nodes: a restart here would not restart the others."""
-
-
-@dataclass(frozen=True, slots=True)
 class DiskPolicy:
     """When podwatch deletes from the disk, and how much (docs/disk.md)."""
 
@@ -147,41 +122,9 @@ class DiskPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class RemotePolicy:
-    """Retention in the store."""
-
-    keep_last: int = 3
-    keep_every: int = 10
-    """Every 10th save is a milestone and is kept. 0 = no milestones."""
-    superseded_grace_seconds: float = 6 * 3600.0
-    """A restore from a save that was just superseded may be running."""
-    max_lag_seconds: float = 2 * 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class NoticePolicy:
-    """Which notices are sent, and how often (``policy.alerts``). The reasons for the settings are in
-    config/settings.py. ``remind_seconds`` 0: no reminders."""
-
-    topics: frozenset[Topic] = frozenset(Topic)
-    min_severity: Severity = Severity.CRITICAL
-    lowest: Severity = Severity.CRITICAL
-    """The lowest severity that any channel asks for."""
-    remind_seconds: float = 3600.0
-    per_hour: int = 20
-    settle_seconds: float = 20.0
-    """A finding must be open this long before a notice is sent: podwatch may fix it at once."""
-    quiet_seconds: float = 60.0
-    """A finding must be gone this long before a notice reports its end."""
-    remind_at_most_seconds: float = 24 * 3600.0
-
-
-@dataclass(frozen=True, slots=True)
 class Policies:
     detection: DetectionPolicy = field(default_factory=DetectionPolicy)
-    restart: RestartPolicy = field(default_factory=RestartPolicy)
     disk: DiskPolicy = field(default_factory=DiskPolicy)
-    remote: RemotePolicy = field(default_factory=RemotePolicy)
     resources: ResourcePolicy = field(default_factory=ResourcePolicy)
     training: TrainingPolicy = field(default_factory=TrainingPolicy)
     log_rules: tuple[LogRule, ...] = ()

@@ -7,14 +7,21 @@ heals sends one notice for the incident instead of one for each finding that led
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podwatch.domain.event import Change, Event, EventName, Notice, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.thresholds import NoticePolicy
 from podwatch.policy.run_cost import Account, Loss, Price
 
+if TYPE_CHECKING:
+    from podwatch.config.settings import NotifySettings
+
 HOUR = 3600.0
+SETTLE_SECONDS = 20.0
+"""A finding must be open this long before a notice is sent: podwatch may fix it at once."""
+QUIET_SECONDS = 60.0
+"""A finding must be gone this long before a notice reports its end."""
+MOST_REMIND_SECONDS = 24 * HOUR
 TOPICS = {
     FindingKind.GAVE_UP: Topic.GAVE_UP,
     FindingKind.BLOCKED: Topic.BLOCKED,
@@ -128,15 +135,24 @@ def topic_of(finding: Finding) -> Topic:
     return TOPICS.get(finding.kind, Topic.FINDINGS)
 
 
-def on_turn(state: NoticeState, findings: Sequence[Finding], policy: NoticePolicy, *, at: float, wall: float) -> Result:
-    """Notices after one turn. ``findings``: all open ones. ``at``: monotonic, ``wall``: epoch seconds."""
-    book = _Book(state, policy, at, wall)
-    now = {f.key: f for f in findings if _wanted(f, policy, healing=state.healing)}
+def on_turn(
+    state: NoticeState,
+    findings: Sequence[Finding],
+    notify: "NotifySettings",
+    *,
+    at: float,
+    wall: float,
+    lowest: Severity = Severity.CRITICAL,
+) -> Result:
+    """Notices after one turn. ``findings``: all open ones. ``at``: monotonic, ``wall``: epoch seconds. ``lowest``: the
+    lowest severity that any channel asks for."""
+    book = _Book(state, notify, at, wall)
+    now = {f.key: f for f in findings if _wanted(f, notify, lowest, healing=state.healing)}
     book.seen = {key: state.seen.get(key, at) for key in now}
     for key, finding in now.items():
         before = book.told.get(key)
         if before is None:
-            if at - book.seen[key] >= policy.settle_seconds:
+            if at - book.seen[key] >= SETTLE_SECONDS:
                 book.open(key, topic_of(finding), finding.severity, _title(finding), finding.summary, do=_do(finding))
         elif _RANK[finding.severity] > _RANK[before.severity]:
             title, text = _title(finding), finding.summary
@@ -150,14 +166,14 @@ def on_turn(state: NoticeState, findings: Sequence[Finding], policy: NoticePolic
 
 
 def on_event(
-    state: NoticeState, event: Event, policy: NoticePolicy, *, at: float, account: Account | None = None
+    state: NoticeState, event: Event, notify: "NotifySettings", *, at: float, account: Account | None = None
 ) -> Result:
     """Notices for one event, as it happens. ``account``: the run's time and money after the event."""
-    book = _Book(state, policy, at, event.wall)
+    book = _Book(state, notify, at, event.wall)
     match event.name:
         case EventName.INCIDENT_OPENED if "incident" in event.fields:
             kind = str(event.fields.get("kind") or "a failure")
-            if event.fields.get("gave_up") and Topic.GAVE_UP in policy.topics:
+            if event.fields.get("gave_up") and Topic.GAVE_UP in notify.topics:
                 return book.result()  # the next event reports it, with the reason and the fix
             book.healing, book.incident = True, int(_number(event, "incident") or 0)
             book.say(
@@ -176,7 +192,7 @@ def on_event(
             book.healing = False
         case EventName.GAVE_UP:
             book.healing = False
-            if Topic.GAVE_UP in policy.topics and str(FindingKind.GAVE_UP) not in book.told:
+            if Topic.GAVE_UP in notify.topics and str(FindingKind.GAVE_UP) not in book.told:
                 book.open(
                     str(FindingKind.GAVE_UP), Topic.GAVE_UP, Severity.CRITICAL, "podwatch gave up", event.message,
                     cost=cost_of(0, account), do="fix the cause, then run `podwatch start`",
@@ -205,19 +221,19 @@ def on_event(
     return book.result()
 
 
-def _wanted(finding: Finding, policy: NoticePolicy, *, healing: bool) -> bool:
-    if topic_of(finding) not in policy.topics:
+def _wanted(finding: Finding, notify: "NotifySettings", lowest: Severity, *, healing: bool) -> bool:
+    if topic_of(finding) not in notify.topics:
         return False
-    if _RANK[finding.severity] < _RANK[policy.lowest] and not _usual(finding.key, finding.severity, policy):
+    if _RANK[finding.severity] < _RANK[lowest] and not _usual(finding.key, finding.severity, notify):
         return False
     # A failure that podwatch heals is reported as an incident; if restarts are not reported, by its finding.
     led_to_it = finding.verdict is Verdict.RESTART and finding.confirmed
-    return not (led_to_it and healing and Topic.RESTARTS in policy.topics)
+    return not (led_to_it and healing and Topic.RESTARTS in notify.topics)
 
 
-def _usual(key: str, severity: Severity, policy: NoticePolicy) -> bool:
+def _usual(key: str, severity: Severity, notify: "NotifySettings") -> bool:
     """Whether channels without a severity of their own get notices about this condition."""
-    least = _RANK[policy.min_severity]
+    least = _RANK[Severity(notify.min_severity)]
     if key.partition(":")[0] in _ALWAYS_FROM_WARNING:
         least = min(least, _RANK[Severity.WARNING])
     return _RANK[severity] >= least
@@ -307,8 +323,8 @@ def digest_due(last: float | None, now: float, every: float) -> bool:
 class _Book:
     """The state being built. Every notice passes ``_go``, which applies the rate limit."""
 
-    def __init__(self, state: NoticeState, policy: NoticePolicy, at: float, wall: float) -> None:
-        self.policy, self.at, self.wall = policy, at, wall
+    def __init__(self, state: NoticeState, notify: "NotifySettings", at: float, wall: float) -> None:
+        self.notify, self.at, self.wall = notify, at, wall
         self.told, self.seen, self.healing = dict(state.told), dict(state.seen), state.healing
         self.incident = state.incident
         self.sent = [s for s in state.sent if at - s < HOUR]
@@ -332,7 +348,7 @@ class _Book:
         since: float | None = None,
     ) -> None:
         """Report a condition. If the rate limit prevents it now, it is reported at a later turn."""
-        usual = _usual(key, severity, self.policy)
+        usual = _usual(key, severity, self.notify)
         notice = Notice(topic, Change.OPENED, severity, title, text, key, self.wall, cost=cost, do=do, usual=usual)
         if self._go(notice, count=False):
             began = self.seen.get(key, self.at) if since is None else since
@@ -340,15 +356,15 @@ class _Book:
 
     def remind(self, key: str, text: str, do: str) -> None:
         told = self.told[key]
-        first = self.policy.remind_seconds
+        first = self.notify.remind
         if told.severity is not Severity.CRITICAL or first <= 0:
             return
-        due = told.last + min(first * 2.0 ** min(told.reminders, 30), self.policy.remind_at_most_seconds)
+        due = told.last + min(first * 2.0 ** min(told.reminders, 30), MOST_REMIND_SECONDS)
         if self.at >= due:
             lasts = f"{text}\nThis has lasted {_span(self.at - told.since)}."
             notice = Notice(
                 told.topic, Change.REMINDER, told.severity, told.title, lasts, key, self.wall, do=do,
-                usual=_usual(key, told.severity, self.policy),
+                usual=_usual(key, told.severity, self.notify),
             )  # fmt: skip
             if self._go(notice, count=False):
                 self.told[key] = replace(told, last=self.at, reminders=told.reminders + 1)
@@ -356,13 +372,13 @@ class _Book:
     def gone(self, key: str) -> None:
         told = self.told[key]
         gone = self.at if told.gone is None else told.gone
-        if self.at - gone < self.policy.quiet_seconds:
+        if self.at - gone < QUIET_SECONDS:
             self.told[key] = replace(told, gone=gone)
             return
         text = f"It lasted {_span(max(0.0, gone - told.since))}."
         over = Notice(
             told.topic, Change.CLOSED, Severity.INFO, f"resolved: {told.title}", text, key, self.wall,
-            weight=told.severity, usual=_usual(key, told.severity, self.policy),
+            weight=told.severity, usual=_usual(key, told.severity, self.notify),
         )  # fmt: skip
         if self._go(over, count=False):  # else at a later turn, unless the condition returned
             del self.told[key]
@@ -380,7 +396,7 @@ class _Book:
         do: str = "nothing",
         weight: Severity | None = None,
     ) -> None:
-        if topic not in self.policy.topics:
+        if topic not in self.notify.topics:
             return
         notice = Notice(topic, change, severity, title, event.message, key or str(event.name), self.wall)
         self._go(replace(notice, fields=dict(event.fields), cost=cost, do=do, weight=weight))
@@ -389,9 +405,9 @@ class _Book:
         """Send within the hourly limit. Half of it is reserved for critical notices and their ends, and one of it for
         the end of a restart that is in progress; a preemption is always sent."""
         critical = (notice.weight or notice.severity) is Severity.CRITICAL
-        limit = self.policy.per_hour if critical else max(1, self.policy.per_hour // 2)
+        limit = self.notify.per_hour if critical else max(1, self.notify.per_hour // 2)
         if self.healing and (notice.key, notice.change) != (_INCIDENT, Change.CLOSED):
-            limit = min(limit, self.policy.per_hour - 1)
+            limit = min(limit, self.notify.per_hour - 1)
         if len(self.sent) >= limit and notice.topic is not Topic.PREEMPTED:
             self.unsent += count
             return False

@@ -19,6 +19,7 @@ resume in between, makes steps but no progress.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from podwatch.domain.earlier_attempts import MOST_HOSTS, BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance
@@ -27,23 +28,14 @@ from podwatch.domain.run import Lineage
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.restart import PASSING_FAULTS
 
+if TYPE_CHECKING:
+    from podwatch.config.settings import RecoverySettings
+
 MOST_REFUSALS = 3
 """Starts refused on one bad host: three attempts move a job in any engine that can move it."""
 _FAILURES = frozenset({Outcome.GAVE_UP, Outcome.BLOCKED, Outcome.FAILED})
 _UNSEEN = frozenset({Outcome.SUPERSEDED, Outcome.HELD, Outcome.REFUSED, Outcome.BAD_HOST})
 """Outcomes that leave the verdict as it is: another pod's attempt counts, or it was not an attempt at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class VerdictPolicy:
-    """Seconds and counts; the settings of ``[recovery]``."""
-
-    most_failures: int = 5
-    """As many restarts as a machine gets: one attempt has used those up already, and each next one rents a machine."""
-    least_seconds: float = 7200.0
-    backoff_min_seconds: float = 10.0
-    backoff_max_seconds: float = 600.0
-    bad_host_seconds: float = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +63,7 @@ class StartVerdict:
     not_before_wall: float | None = None
 
 
-def at_start(kept: RunVerdict, attempt: Attempt, policy: VerdictPolicy) -> StartVerdict:
+def at_start(kept: RunVerdict, attempt: Attempt, recovery: "RecoverySettings") -> StartVerdict:
     """Decide before training starts."""
     retry = attempt.retry and not _used(kept, attempt)
     if retry or kept.digest != attempt.digest:
@@ -81,13 +73,13 @@ def at_start(kept: RunVerdict, attempt: Attempt, policy: VerdictPolicy) -> Start
         kept = RunVerdict(digest=attempt.digest, bad_hosts=hosts, retried=job)
     if kept.attempt is not None and kept.attempt.id == attempt.id:
         return StartVerdict(None, kept)  # podwatch was restarted within the attempt: its trainer may run
-    kept, end = _account(kept, attempt, policy)
+    kept, end = _account(kept, attempt, recovery)
     end = end or _refused(kept, attempt.now)
     if end is None:
         kept, end = ask_hosts(kept, {"": attempt.host}, attempt.now)
     due = kept.not_before_wall
     if due is not None:  # a clock that was set can not make an attempt wait for longer than that
-        due = min(due, attempt.now + policy.backoff_max_seconds)
+        due = min(due, attempt.now + recovery.backoff_max)
     return StartVerdict(end, kept, due if due is not None and due > attempt.now else None)
 
 
@@ -116,7 +108,7 @@ def advanced(kept: RunVerdict, step: int) -> RunVerdict:
 
 
 def at_end(
-    kept: RunVerdict, end: JobEnd, attempt: Attempt, step: int | None, policy: VerdictPolicy
+    kept: RunVerdict, end: JobEnd, attempt: Attempt, step: int | None, recovery: "RecoverySettings"
 ) -> tuple[RunVerdict, JobEnd]:
     """What to keep of this end, and the end that counts: too many without progress are the command's fault. ``step``:
     the newest step that this attempt made; None if it made none."""
@@ -126,23 +118,25 @@ def at_end(
         kept = RunVerdict(digest=attempt.digest, bad_hosts=kept.bad_hosts, retried=kept.retried)
     kept = kept if step is None else advanced(kept, step)
     if end.outcome in _FAILURES and end.blame is not Blame.COMMAND:
-        kept = _failed(kept, attempt.now, policy)
+        kept = _failed(kept, attempt.now, recovery)
         kept, end = _suspected(kept, end)
         if end.blame is Blame.MACHINE:
-            kept = _marked(kept, end, attempt, policy)
-        why = _exhausted(kept, attempt, policy, explained=end.blame is not Blame.MACHINE)
+            kept = _marked(kept, end, attempt, recovery)
+        why = _exhausted(kept, attempt, recovery, explained=end.blame is not Blame.MACHINE)
         if why:
             end = replace(end, reason=f"{why}; the last one: {end.reason}", blame=Blame.COMMAND)
     return replace(kept, attempt=None, last=_last(end, attempt, step)), end
 
 
-def foretold(kept: RunVerdict, end: JobEnd, attempt: Attempt, step: int | None, policy: VerdictPolicy) -> RunVerdict:
+def foretold(
+    kept: RunVerdict, end: JobEnd, attempt: Attempt, step: int | None, recovery: "RecoverySettings"
+) -> RunVerdict:
     """What to keep of an end whose last data is still being stored, for the case that the attempt vanishes before
     ``at_end``. The attempt stays open: a podwatch that is restarted within it continues, and if it vanishes, the next
     attempt counts it."""
     if kept.attempt is None or kept.digest != attempt.digest:
         return kept
-    found, _ = at_end(kept, end, attempt, step, policy)
+    found, _ = at_end(kept, end, attempt, step, recovery)
     return replace(kept, last=found.last, bad_hosts=found.bad_hosts)
 
 
@@ -154,15 +148,15 @@ def _last(end: JobEnd, attempt: Attempt, step: int | None) -> LastEnd:
     )  # fmt: skip
 
 
-def _account(kept: RunVerdict, attempt: Attempt, policy: VerdictPolicy) -> tuple[RunVerdict, JobEnd | None]:
+def _account(kept: RunVerdict, attempt: Attempt, recovery: "RecoverySettings") -> tuple[RunVerdict, JobEnd | None]:
     """Count an attempt that left no verdict."""
     before = kept.attempt
     if before is None:
         return kept, None
     if before.progress:
         return replace(kept, attempt=None), None
-    kept = replace(_failed(kept, attempt.now, policy), attempt=None)
-    why = _exhausted(kept, attempt, policy, explained=False)
+    kept = replace(_failed(kept, attempt.now, recovery), attempt=None)
+    why = _exhausted(kept, attempt, recovery, explained=False)
     if not why:
         return kept, None
     where = f" (pod {before.host})" if before.host else ""
@@ -215,29 +209,29 @@ def _suspected(kept: RunVerdict, end: JobEnd) -> tuple[RunVerdict, JobEnd]:
     return replace(kept, suspect=None), replace(end, broken=(host,), suspect=None)
 
 
-def _marked(kept: RunVerdict, end: JobEnd, attempt: Attempt, policy: VerdictPolicy) -> RunVerdict:
+def _marked(kept: RunVerdict, end: JobEnd, attempt: Attempt, recovery: "RecoverySettings") -> RunVerdict:
     """The broken machine is a bad host from now on. One that fails again after its refusals starts over with them."""
     broken = (attempt.host,) if end.broken is None else end.broken
     others = tuple(bad for bad in kept.bad_hosts if not any(bad.host.same_as(host) for host in broken))
-    if policy.bad_host_seconds <= 0:
+    if recovery.bad_host_for <= 0:
         return replace(kept, bad_hosts=others)
-    until = attempt.now + policy.bad_host_seconds
+    until = attempt.now + recovery.bad_host_for
     bad = tuple(BadHost(host, end.reason, attempt.now, until) for host in broken)
     return replace(kept, bad_hosts=(*bad, *others)[:MOST_HOSTS])
 
 
-def _failed(kept: RunVerdict, now: float, policy: VerdictPolicy) -> RunVerdict:
+def _failed(kept: RunVerdict, now: float, recovery: "RecoverySettings") -> RunVerdict:
     count = kept.failures + 1
-    pause = min(policy.backoff_min_seconds * 2.0 ** min(count - 2, 30), policy.backoff_max_seconds) if count > 1 else 0
+    pause = min(recovery.backoff_min * 2.0 ** min(count - 2, 30), recovery.backoff_max) if count > 1 else 0
     first = now if kept.first_failure_wall is None else kept.first_failure_wall
     return replace(kept, failures=count, first_failure_wall=first, not_before_wall=now + pause if pause else None)
 
 
-def _exhausted(kept: RunVerdict, attempt: Attempt, policy: VerdictPolicy, *, explained: bool) -> str:
+def _exhausted(kept: RunVerdict, attempt: Attempt, recovery: "RecoverySettings", *, explained: bool) -> str:
     """Why no further attempt makes sense; empty if one does."""
     lasting = attempt.now - (attempt.now if kept.first_failure_wall is None else kept.first_failure_wall)
     worked = kept.best_step is not None or attempt.worked
-    if kept.failures < policy.most_failures or (lasting < policy.least_seconds and (worked or not explained)):
+    if kept.failures < recovery.job_attempts or (lasting < recovery.budget_time and (worked or not explained)):
         return ""
     made = "no progress" if worked else "no step"
     return f"{kept.failures} attempts in a row made {made} in {_span(lasting)}"

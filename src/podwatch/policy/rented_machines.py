@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from podwatch.domain.errors import ExitCode
-from podwatch.domain.lease import GONE, Claim, Control, HolderState
+from podwatch.domain.lease import GONE, PATIENCE_SECONDS, Claim, Control, HolderState
 from podwatch.domain.replacement import (
     LONGEST_CALL_SECONDS,
     Billed,
@@ -24,7 +24,6 @@ from podwatch.domain.replacement import (
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.run_check import Beat
-from podwatch.policy.who_holds_the_run import PATIENCE_SECONDS
 
 DAY: Final = 86_400.0
 WATCHED_SECONDS: Final = 240.0

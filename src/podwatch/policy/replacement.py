@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from podwatch.domain.errors import ExitCode
-from podwatch.domain.lease import GONE, Claim, Control
+from podwatch.domain.lease import CLAIM_WAIT_SECONDS, GONE, PATIENCE_SECONDS, Claim, Control
 from podwatch.domain.replacement import (
     LIVING,
     Listing,
@@ -46,7 +46,7 @@ from podwatch.policy.rented_machines import (
     watch_on,
 )
 from podwatch.policy.run_check import Beat
-from podwatch.policy.who_holds_the_run import CLAIM_WAIT_SECONDS, PATIENCE_SECONDS, winner
+from podwatch.policy.who_holds_the_run import winner
 
 PREPARE_SECONDS: Final = 180.0
 """Two heartbeats can be missing. From then on the controller settles which controller would act, so that this does not

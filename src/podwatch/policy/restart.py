@@ -26,7 +26,7 @@ streak failed like this, the checkpoints are not the cause, and podwatch does no
 **A broken machine** is left at once where an engine can run the job elsewhere (``leaves_broken_machine``): an ECC error
 or a lost GPU at the first failure, a fault that can pass at the third.
 
-After giving up, podwatch tries once every ``retry_after_give_up_seconds``. Times are seconds of one clock that the
+After giving up, podwatch tries once every ``retry_after_give_up``. Times are seconds of one clock that the
 caller chooses.
 """
 
@@ -34,12 +34,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.thresholds import RestartPolicy
 from podwatch.policy.errors_in_output import LOG_LINES_KEPT, deterministic, shows_failed_load
 from podwatch.policy.exit_code import Blame, blame
 
+if TYPE_CHECKING:
+    from podwatch.config.settings import RecoverySettings, Settings
+
+NEVER_WORKED_TRIES = 2
+"""Attempts of a command that never made a step."""
 MAX_STEP_BACKS_PER_STREAK = 2
 """Two damaged checkpoints can have one cause (a burst of bad writes); a third failed load has another cause."""
 JITTER_SHARE = 0.2
@@ -174,23 +179,23 @@ class Decision:
     history: RestartHistory
 
 
-def succeeded(history: RestartHistory, at: float, policy: RestartPolicy) -> RestartHistory:
+def succeeded(history: RestartHistory, at: float, recovery: "RecoverySettings") -> RestartHistory:
     """Record a new step at ``at``. Call it for every new step; it ends a streak after a calm period."""
     since = history.working_since if history.working_since is not None else at
-    if at - since >= policy.calm_seconds:
+    if at - since >= recovery.calm:
         return RestartHistory(ever_worked=True, working_since=since, last_step_at=at)
     return replace(
         history, ever_worked=True, tries_without_step=0, failed_loads=(), working_since=since, last_step_at=at
     )
 
 
-def after_failure(history: RestartHistory, failure: Failure, policy: RestartPolicy, jitter: float) -> Decision:
+def after_failure(history: RestartHistory, failure: Failure, settings: "Settings", jitter: float) -> Decision:
     """Decide what to do after a failure. ``jitter`` is a random number from 0 to 1.
 
     Not for a stop by an operator, nor for ``blocked`` (GPU memory still held), which does not count against the budget.
     """
     if failure.made_step and history.last_step_at is None:
-        history = succeeded(history, failure.at, policy)
+        history = succeeded(history, failure.at, settings.recovery)
     worked = history.ever_worked or failure.made_step
     loads = {} if failure.made_step else dict(history.failed_loads)
     proven = _proven_failed_load(failure)
@@ -209,41 +214,43 @@ def after_failure(history: RestartHistory, failure: Failure, policy: RestartPoli
     allowed = MAX_STEP_BACKS_PER_STREAK if worked else 1
     step_back = proven is not None and history.step_backs < allowed
     step_back = step_back and (
-        failure.kind is FindingKind.RESUMED_WRONG or loads.get(proven or 0, 0) >= policy.resume_attempts
+        failure.kind is FindingKind.RESUMED_WRONG or loads.get(proven or 0, 0) >= settings.trainer.resume_attempts
     )
     if step_back:
         # The older step gets its own tries.
         history = replace(history, step_backs=history.step_backs + 1, tries_without_step=0)
-    return _decide(history, failure, policy, jitter, step_back)
+    return _decide(history, failure, settings, jitter, step_back)
 
 
 def _decide(
-    history: RestartHistory, failure: Failure, policy: RestartPolicy, jitter: float, step_back: bool
+    history: RestartHistory, failure: Failure, settings: "Settings", jitter: float, step_back: bool
 ) -> Decision:
+    recovery = settings.recovery
     if not failure.made_step and failure.kind is FindingKind.TRAINER_EXITED:
         meaning = deterministic(failure.last_lines)
         if meaning:
-            return _give_up(history, failure, policy, f"{meaning}; the same command would fail again", False)
+            return _give_up(history, failure, recovery, f"{meaning}; the same command would fail again", False)
         if failure.needs_person and not history.ever_worked:
-            return _give_up(history, failure, policy, failure.needs_person, False)
-    if policy.leaves_broken_machine and (broken := broken_machine(failure, history.streak_count)):
-        return _give_up(history, failure, policy, f"{broken}: this machine cannot train", False)
-    if not policy.restarts:
+            return _give_up(history, failure, recovery, failure.needs_person, False)
+    # An engine runs the job elsewhere: a machine that is broken is not retried on.
+    if recovery.on_give_up == "exit" and (broken := broken_machine(failure, history.streak_count)):
+        return _give_up(history, failure, recovery, f"{broken}: this machine cannot train", False)
+    if settings.nodes.several:
         reason = "this is one of several nodes, and the engine starts them together"
-        return _give_up(history, failure, policy, reason, step_back)
+        return _give_up(history, failure, recovery, reason, step_back)
     if history.gave_up:
-        return _give_up(history, failure, policy, "the retry after giving up failed too", step_back)
-    if not history.ever_worked and history.tries_without_step >= policy.never_worked_tries:
+        return _give_up(history, failure, recovery, "the retry after giving up failed too", step_back)
+    if not history.ever_worked and history.tries_without_step >= NEVER_WORKED_TRIES:
         tries = history.tries_without_step
-        return _give_up(history, failure, policy, f"the training command made no step in {tries} attempts", step_back)
+        return _give_up(history, failure, recovery, f"the training command made no step in {tries} attempts", step_back)
     started = failure.at if history.streak_started_at is None else history.streak_started_at
     lasting = failure.at - started
-    if history.streak_count >= policy.budget_restarts and lasting >= policy.budget_seconds:
-        calm = policy.calm_seconds / 60
+    if history.streak_count >= recovery.budget_restarts and lasting >= recovery.budget_time:
+        calm = recovery.calm / 60
         calm_for = f"training never ran {calm:.0f} minutes without one"
         reason = f"{history.streak_count} failures in {lasting / 3600:.1f} h, and {calm_for}"
-        return _give_up(history, failure, policy, reason, step_back)
-    delay = _backoff(history.streak_count, policy, jitter)
+        return _give_up(history, failure, recovery, reason, step_back)
+    delay = _backoff(history.streak_count, recovery, jitter)
     reason = f"failure {history.streak_count} in a row"
     if step_back:
         reason += f"; {_why_back(failure)}"
@@ -251,20 +258,20 @@ def _decide(
 
 
 def _give_up(
-    history: RestartHistory, failure: Failure, policy: RestartPolicy, reason: str, step_back: bool
+    history: RestartHistory, failure: Failure, recovery: "RecoverySettings", reason: str, step_back: bool
 ) -> Decision:
-    delay = policy.retry_after_give_up_seconds
+    delay = recovery.retry_after_give_up
     return Decision(Action.GIVE_UP, delay, step_back, reason, replace(history, gave_up_at=failure.at))
 
 
-def _backoff(count: int, policy: RestartPolicy, jitter: float) -> float:
+def _backoff(count: int, recovery: "RecoverySettings", jitter: float) -> float:
     """Seconds to wait before failure number ``count`` of a streak is retried; 0 for the first, because waiting costs
     GPU time."""
     if count <= 1:
         return 0.0
-    doubled = policy.backoff_min_seconds * 2.0 ** min(count - 2, 30)
-    varied = min(doubled, policy.backoff_max_seconds) * (1 - JITTER_SHARE + 2 * JITTER_SHARE * jitter)
-    return min(max(varied, policy.backoff_min_seconds), policy.backoff_max_seconds)
+    doubled = recovery.backoff_min * 2.0 ** min(count - 2, 30)
+    varied = min(doubled, recovery.backoff_max) * (1 - JITTER_SHARE + 2 * JITTER_SHARE * jitter)
+    return min(max(varied, recovery.backoff_min), recovery.backoff_max)
 
 
 def _proven_failed_load(failure: Failure) -> int | None:

@@ -11,10 +11,9 @@ from enum import IntEnum
 from typing import Any
 
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
-from podwatch.domain.lease import GONE, HolderState
+from podwatch.domain.lease import GONE, PATIENCE_SECONDS, HolderState
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import Outcome
-from podwatch.policy.who_holds_the_run import PATIENCE_SECONDS
 
 _RESTS = ("paused", "evaluating")
 _DOWN = ("blocked", "backoff", "gave-up")

@@ -17,12 +17,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from podwatch.domain.manifest import Pointer
 from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave, StoredSave
-from podwatch.domain.thresholds import RemotePolicy
 
+if TYPE_CHECKING:
+    from podwatch.config.settings import SyncSettings
+
+SUPERSEDED_GRACE_SECONDS = 6 * 3600.0
+"""A restore from a save that was just superseded may be running."""
 FOREIGN_GENERATION_GRACE_SECONDS = 24 * 3600.0
 """A pod may still be restoring from a save of another generation (docs/two-pods.md)."""
 
@@ -38,9 +42,10 @@ def plan_remote(
     published: Iterable[PublishedSave],
     pointer_save_ids: Collection[str],
     pins: Mapping[int, str],
-    policy: RemotePolicy,
+    sync: "SyncSettings",
     now_wall: float,
     *,
+    grace_seconds: float = SUPERSEDED_GRACE_SECONDS,
     own_generation: int | None = None,
     kept: Collection[tuple[int, str]] = (),
 ) -> tuple[RemoteRemoval, ...]:
@@ -48,13 +53,13 @@ def plan_remote(
 
     Never deleted: ``kept`` (step, save_id), the newest save, the last ``keep_last``, milestones, pinned steps, every
     save that a pointer names, one without a seq (it was fetched, and its order is unknown), and any save superseded
-    less than ``superseded_grace_seconds`` ago (by the publishing time of its successor; a time in the future counts as
+    less than ``grace_seconds`` ago (by the publishing time of its successor; a time in the future counts as
     now, so a clock that was set back only delays deletion). With ``own_generation``, saves of another generation stay
     for 24 h.
     """
     saves = in_order(published)
-    fixed = milestones(saves, policy.keep_every)
-    keep_last = max(1, policy.keep_last)
+    fixed = milestones(saves, sync.keep_every)
+    keep_last = sync.keep_last
     removals: list[RemoteRemoval] = []
     for position, save in enumerate(saves[:-keep_last] if len(saves) > keep_last else []):
         if save.save_id in pointer_save_ids or save.step in pins or (save.step, save.save_id) in fixed:
@@ -62,7 +67,7 @@ def plan_remote(
         if (save.step, save.save_id) in kept or save.seq <= 0:
             continue
         superseded_for = now_wall - max(save.wall, saves[position + 1].wall)
-        grace = policy.superseded_grace_seconds
+        grace = grace_seconds
         if own_generation is not None and save.generation != own_generation:
             grace = max(grace, FOREIGN_GENERATION_GRACE_SECONDS)
         if superseded_for < grace:

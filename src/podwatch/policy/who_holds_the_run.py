@@ -10,19 +10,22 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from podwatch.domain.lease import GONE, Claim, Control, Pod, Sign
+from podwatch.domain.lease import (
+    CLAIM_WAIT_SECONDS,
+    GONE,
+    PATIENCE_SECONDS,
+    REFUSAL_SECONDS,
+    Claim,
+    Control,
+    Pod,
+    Sign,
+)
 from podwatch.domain.manifest import Pointer
 
 CONFIRMED_SECONDS = 30.0
 """How long a confirmation of ownership is valid, by a clock that runs during suspend: a pointer is sent within it."""
 PUT_SECONDS = 60.0
 """Timeout of a request (stores/b2_session.py)."""
-CLAIM_WAIT_SECONDS = 100.0
-"""From a claim to its decision: longer than a PUT's timeout plus 30 s, so that every rival claim is visible; and longer
-than confirmation plus PUT, so that the last pointer of a living former holder arrives before the first one of ours."""
-PATIENCE_SECONDS = 300.0
-"""How old another pod's heartbeat must be before its run is taken over. It is written every minute, and B2 can be slow
-or down for a while."""
 LEAST_BEATS = 1.5
 """For so many intervals of the heartbeat one is watched although it is old enough by the store's clock: a holder that
 could not reach the store until now writes one within this time."""
@@ -30,9 +33,9 @@ MOST_BETWEEN = 120.0
 """The time between two looks at a heartbeat counts only if it is shorter than this: with a longer one, this pod was
 frozen or the store was unreachable."""
 
-REFUSAL_SECONDS, REFUSALS = 60.0, 3
-"""A permanent refusal (key, cap, bucket) counts after this many consecutive answers over this time, each with the
-credentials read again. All of B2's servers know a new bucket or key well within this time."""
+REFUSALS = 3
+"""A permanent refusal (key, cap, bucket) counts after this many consecutive answers, each with the credentials read
+again, over REFUSAL_SECONDS."""
 
 
 @dataclass(frozen=True, slots=True)

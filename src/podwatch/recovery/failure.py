@@ -104,11 +104,11 @@ class Failures:
         """Decide what follows this failure and record it, once per start. ``report`` reports it."""
         tools, memory = self.context.tools, self.context.memory
         failure = self._failure(attempt, kind, lines, needs_person, explained_by)
-        decision = after_failure(memory.history, failure, tools.policies.restart, tools.jitter.random())
+        decision = after_failure(memory.history, failure, tools.settings, tools.jitter.random())
         memory.history, memory.counted = decision.history, start_id
         # A checkpoint proves steps that an earlier pod made. One of several nodes may see no step of its own: the store
         # counts attempts without progress (job_attempts).
-        worked = decision.history.ever_worked or failure.resumed_from is not None or not tools.policies.restart.restarts
+        worked = decision.history.ever_worked or failure.resumed_from is not None or tools.settings.nodes.several
         self.context.blame = blame_of(failure, worked)
         memory.next_try_wall = tools.clock.wall() + decision.delay_seconds if decision.delay_seconds > 0 else None
         if decision.step_back and failure.resumed_from is not None:

@@ -81,7 +81,7 @@ class Confirmation:
     def _step_made(self) -> None:
         memory, now = self.context.memory, self.context.tools.clock.monotonic()
         changed = not memory.history.ever_worked or memory.below is not None or memory.history.gave_up
-        memory.history = replace(succeeded(memory.history, now, self.context.tools.policies.restart), gave_up_at=None)
+        memory.history = replace(succeeded(memory.history, now, self.context.tools.settings.recovery), gave_up_at=None)
         memory.below = None
         self.context.notes.clear(FindingKind.GAVE_UP)
         if changed or now - self._remembered_at >= REMEMBER_EVERY:

@@ -207,7 +207,7 @@ class Operations:
             if due is None or tools.settings.recovery.on_give_up == "exit":
                 return False  # daemon/end_of_run.py ends podwatch
         if due is not None:
-            most = max(tools.policies.restart.backoff_max_seconds, tools.policies.restart.retry_after_give_up_seconds)
+            most = max(tools.settings.recovery.backoff_max, tools.settings.recovery.retry_after_give_up)
             pause = min(max(0.0, due - tools.clock.wall()), most)
             if pause > 0:
                 if not memory.history.gave_up:

@@ -9,13 +9,14 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from podwatch.config.settings import SyncSettings
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.manifest import Keys, Manifest, Pointer
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.stored_checkpoint import PublishedSave
-from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal.journal import Journal
 from podwatch.policy.store_retention import (
+    SUPERSEDED_GRACE_SECONDS,
     Leftover,
     abandoned_uploads,
     earlier_newest,
@@ -55,12 +56,15 @@ class RemoteRetention:
         store: ObjectStore,
         keys: Keys,
         journal: Journal,
-        policy: RemotePolicy,
+        sync: SyncSettings,
         clock: Clock,
         identity: RunIdentity,
         lease: Lease,
+        *,
+        grace_seconds: float = SUPERSEDED_GRACE_SECONDS,
     ) -> None:
-        self._store, self._keys, self._journal, self._policy, self._clock = store, keys, journal, policy, clock
+        self._grace_seconds = grace_seconds
+        self._store, self._keys, self._journal, self._sync, self._clock = store, keys, journal, sync, clock
         self._identity, self._lease = identity, lease
 
     def carry_out(self, *, own_generation: int | None = None, earlier: Collection[PublishedSave] = ()) -> RemotePruned:
@@ -87,8 +91,9 @@ class RemoteRetention:
                 saves,
                 self._named() | others,
                 self._journal.pins(),
-                self._policy,
+                self._sync,
                 self._clock.wall(),
+                grace_seconds=self._grace_seconds,
                 own_generation=own_generation,
                 kept=self._kept(saves) | self._restored_now(),
             )

@@ -19,7 +19,6 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState, Pod
 from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave
-from podwatch.domain.thresholds import RemotePolicy
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.policy.store_retention import handed_over, in_order, taken_over
@@ -280,11 +279,8 @@ class StoreSession:
         assert self.store is not None
         assert self.keys is not None
         assert self.lease is not None
-        sync = self._settings.sync
-        policy = RemotePolicy(keep_last=sync.keep_last, keep_every=sync.keep_every, max_lag_seconds=sync.max_lag)
-        retention = RemoteRetention(
-            self.store, self.keys, self._journal.sync, policy, self._clock, self._run.identity(), self.lease
-        )
+        journal, sync = self._journal.sync, self._settings.sync
+        retention = RemoteRetention(self.store, self.keys, journal, sync, self._clock, self._run.identity(), self.lease)
         generation, earlier = max(saved.generation, self.lease.generation), self.earlier
         try:
             pruned = await self.worker.call(lambda: retention.carry_out(own_generation=generation, earlier=earlier))
