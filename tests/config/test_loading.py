@@ -111,7 +111,7 @@ def test_every_problem_is_listed_at_once_with_its_place() -> None:
         "/etc/p.toml: Invalid value for \"mode\": 'acts' (expected 'act' or 'observe')",
         '/etc/p.toml: unknown key "layuot" in [trainer]: did you mean "layout"?',
         "/etc/p.toml: Invalid value for \"command\" in [trainer]: 'rl' (must be a list of arguments",
-        "/etc/p.toml: Invalid value for \"poll\" in [gpu]: unknown time unit 'parsec'",
+        "/etc/p.toml: Invalid value for \"poll\" in [gpu]: unknown unit 'parsec'",
         '/etc/p.toml: unknown key "prune-above" in [disk]: write "prune_above"',
         '/etc/p.toml: unknown key "gpuu": did you mean "gpu"?',
         "environment: unknown setting PODWATCH_GPU_POLL: did you mean PODWATCH_GPU__POLL?",

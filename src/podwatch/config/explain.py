@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from podwatch.config.setting_names import looks_secret, unit_of, value_of, walk
 from podwatch.config.settings import Section, Settings
-from podwatch.config.units import exact_size, format_duration, format_ratio, parse_duration, parse_ratio, parse_size
+from podwatch.config.units import FORMATS
 from podwatch.domain.secrets import MASK as REMOVED
 from podwatch.domain.secrets import scrub, scrub_argv
 
@@ -42,15 +42,8 @@ _SECTION_NOTES = {
 
 def plain(field: FieldInfo, value: object) -> object:
     """A value as a user writes it: units and paths as text, tuples as lists."""
-    parser = unit_of(field)
-    if value is None:
-        return None
-    if parser is parse_duration and isinstance(value, int | float):
-        return format_duration(value)
-    if parser is parse_size and isinstance(value, int):
-        return exact_size(value)
-    if parser is parse_ratio and isinstance(value, float):
-        return format_ratio(value)
+    if value is not None and (unit := unit_of(field)):
+        return FORMATS[unit](value)
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, tuple):

@@ -4,15 +4,15 @@ Sizes follow the SI: ``47GB`` is 47e9 bytes, ``1GiB`` is 2**30. A bare number is
 ratio from 0 to 1).
 """
 
-import math
 import re
-from decimal import Decimal
+from collections.abc import Callable, Mapping
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
-_TIME = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZE = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20}
-_SIZE |= {"gib": 1 << 30, "tib": 1 << 40}
-_LONGEST = 36_500 * 86_400.0
+_TIMES = {"ms": Decimal("0.001"), "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20}
+_SIZES |= {"gib": 1 << 30, "tib": 1 << 40}
+_LONGEST = 36_500 * 86_400
 """Seconds. The system's own waits and times do not take much larger numbers."""
 _MOST_BYTES = 2**63 - 1
 _PIECE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
@@ -20,57 +20,49 @@ _PIECE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 def parse_duration(value: Any) -> float:
     """Seconds from ``"1h30m"``, ``"2s"``, ``"250ms"`` or a bare number. ValueError with an example."""
-    number = _bare(value)
-    if number is None:
-        text = str(value).strip()
-        pieces = _PIECE.findall(text)
-        if not pieces or _PIECE.sub("", text).strip():
-            raise ValueError(f'{value!r} is not a duration such as "2s", "35m" or "1h30m"')
-        unknown = [unit for _, unit in pieces if unit.lower() not in _TIME]
-        if unknown:
-            raise ValueError(f"unknown time unit {unknown[0]!r} in {value!r}; use ms, s, m, h or d")
-        number = sum(float(amount) * _TIME[unit.lower()] for amount, unit in pieces)
-    if number < 0 or not math.isfinite(number):
-        raise ValueError(f"a duration cannot be {value!r}")
-    if number > _LONGEST:
+    seconds = _number(value, _TIMES, 'a duration such as "2s", "35m" or "1h30m"')
+    if seconds > _LONGEST:
         raise ValueError("a duration cannot be longer than 36500d")
-    return number
+    return float(seconds)
 
 
 def parse_size(value: Any) -> int:
     """Bytes from ``"47GB"``, ``"1GiB"`` or a bare number. ValueError with an example. Not by pydantic's ByteSize: it
     takes ``"5 kbit"`` and true for sizes, rounds above 2**53 bytes, and does not read ``1e9``."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return _bounded(value)
-    number = _bare(value)
-    if number is None:
-        match = _PIECE.fullmatch(str(value).strip())
-        if match is None:
-            raise ValueError(f'{value!r} is not a size such as "47GB" or "1GiB"')
-        unit = match.group(2).lower()
-        if unit not in _SIZE:
-            raise ValueError(f"unknown size unit {match.group(2)!r} in {value!r}; use B, KB, MB, GB, TB, KiB, MiB, GiB")
-        amount = match.group(1)
-        if amount.isdigit():
-            return _bounded(int(amount) * _SIZE[unit])  # exact also beyond 2**53
-        number = float(amount) * _SIZE[unit]
-    if number < 0 or not math.isfinite(number):
-        raise ValueError(f"a size cannot be {value!r}")
-    return _bounded(int(number))
+    size = _number(value, _SIZES, 'a size such as "47GB" or "1GiB"')
+    if size > _MOST_BYTES:
+        raise ValueError(f"a size cannot be larger than {_MOST_BYTES} bytes")
+    return int(size)
 
 
-def _bounded(size_bytes: int) -> int:
-    if size_bytes > _MOST_BYTES:
-        raise ValueError("a size cannot be larger than 9223372036854775807 bytes")
-    return size_bytes
+def _number(value: Any, units: Mapping[str, Decimal | int], what: str) -> Decimal:
+    """The sum of the pieces in the base unit; a number without a unit is in the base unit. ValueError."""
+    if isinstance(value, bool):
+        raise ValueError("expected a number, got true/false")
+    text = str(value).strip()
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        pieces = _PIECE.findall(text)
+        if not pieces or _PIECE.sub("", text).strip():
+            raise ValueError(f"{value!r} is not {what}") from None
+        if unknown := [unit for _, unit in pieces if unit.lower() not in units]:
+            raise ValueError(f"unknown unit {unknown[0]!r} in {value!r} (expected {what})") from None
+        number = sum((Decimal(amount) * units[unit.lower()] for amount, unit in pieces), Decimal())
+    if not number.is_finite() or number < 0:
+        raise ValueError(f"{value!r} is not {what}")
+    return number
 
 
 def parse_ratio(value: Any) -> float:
     """A ratio from 0 to 1, from ``"85%"`` or ``0.85``. ValueError for a bare number above 1: "85" is ambiguous."""
+    if isinstance(value, bool):
+        raise ValueError("expected a number, got true/false")
     text = str(value).strip()
-    number = _bare(text.removesuffix("%").strip())
-    if number is None:
-        raise ValueError(f'{value!r} is not a percentage such as "85%"')
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        raise ValueError(f'{value!r} is not a percentage such as "85%"') from None
     if text.endswith("%"):
         number /= 100.0
     if not 0.0 <= number <= 1.0:
@@ -128,10 +120,9 @@ def _plain(number: float) -> str:
     return text.removesuffix(".0")
 
 
-def _bare(value: Any) -> float | None:
-    if isinstance(value, bool):
-        raise ValueError("expected a number, got true/false")
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
+FORMATS: Mapping[Any, Callable[[Any], str]] = {
+    parse_duration: format_duration,
+    parse_size: exact_size,
+    parse_ratio: format_ratio,
+}
+"""How a value is written again, by its reader."""
