@@ -10,7 +10,7 @@ import pytest
 from podwatch.checkpoints.layouts import make_layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.components import Store
-from podwatch.daemon.notifications import all_urls, channels_of, make_notifying, policy_from, read_urls
+from podwatch.daemon.notifications import all_urls, channels_of, make_notifying, read_urls
 from podwatch.daemon.store_jobs import StoreJobs
 from podwatch.daemon.store_wiring import WandbIds
 from podwatch.domain.event import Event, EventName, Topic
@@ -158,12 +158,13 @@ async def test_a_severity_before_a_url_and_for_the_command(tmp_path: Path) -> No
     assert [channel.least for channel in channels] == [Severity.CRITICAL, Severity.WARNING, None]  # type: ignore[attr-defined]
     assert [channel.name for channel in channels[1:]] == ["https://a.example/...", "https://b.example/..."]
     assert "key123" not in scrub("posted to https://a.example/key123")
-    assert policy_from(made, [channel.least for channel in channels]).lowest is Severity.WARNING  # type: ignore[attr-defined]
+    asked = [channel.least for channel in channels]  # type: ignore[attr-defined]
+    assert alerts.lowest_of(asked, Severity(made.min_severity)) is Severity.WARNING
 
 
 def test_the_topic_findings_includes_what_blocks_training(tmp_path: Path) -> None:
     """Lists of before the topic ``blocked`` keep what they had."""
-    chosen = [policy_from(settings(tmp_path, events=events).notify).topics for events in (("findings",), ("disk",))]
+    chosen = [settings(tmp_path, events=events).notify.topics for events in (("findings",), ("disk",))]
     assert chosen == [{Topic.FINDINGS, Topic.BLOCKED}, {Topic.DISK}]
 
 

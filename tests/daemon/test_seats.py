@@ -11,6 +11,8 @@ from podwatch.daemon.entry import seated
 from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.daemon.settings_in_force import policies_from
 from podwatch.domain.errors import ConfigurationError, ExitCode
+from podwatch.domain.finding import FindingKind
+from podwatch.policy.restart import Action, Failure, RestartHistory, after_failure
 
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_NODEID": "1"}  # fmt: skip
@@ -39,7 +41,7 @@ def test_a_run_on_one_node_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> 
     assert seated(plain, job=False) is plain
     under_srun(monkeypatch, SLURM_STEP_NUM_NODES="1", SLURM_STEP_NUM_TASKS="1", SLURM_NODEID="0")
     assert seated(plain, job=True) is plain
-    assert policies_from(plain.settings, max_steps=None).restart.restarts
+    assert not plain.settings.nodes.several
     assert not policies_from(plain.settings, max_steps=None).detection.clean_exit_finishes
     under_srun(monkeypatch)
     alone = loaded(nodes={"count": 1})
@@ -63,7 +65,9 @@ def test_each_node_but_rank_0_has_directories_of_its_own(monkeypatch: pytest.Mon
 def test_one_of_several_nodes_restarts_nothing_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     under_srun(monkeypatch)
     second = seated(loaded(), job=True).settings
-    assert not policies_from(second, max_steps=64).restart.restarts
+    failure = Failure(FindingKind.TRAINER_EXITED, 100.0, loaded=True, made_step=True, resumed_from=40)
+    decision = after_failure(RestartHistory(ever_worked=True), failure, second, 0.5)
+    assert decision.action is Action.GIVE_UP, "the engine starts all nodes again"
     assert policies_from(second, max_steps=64).detection.clean_exit_finishes
     monkeypatch.setenv("SLURM_NODEID", "0")
     first = seated(loaded(), job=True).settings
