@@ -203,14 +203,14 @@ def test_a_bad_host_is_refused_a_few_times_and_not_for_ever() -> None:
         kept = start.kept
     assert at_start(kept, attempt(9, 300.0, host=HERE), RECOVERY).end is None, "this machine is all the engine has"
     fresh, _ = ended(RunVerdict(), FAULT, attempt(1, 100.0, host=HERE))
-    late = at_start(fresh, attempt(2, 100.0 + RECOVERY.bad_host_seconds, host=HERE), RECOVERY)
+    late = at_start(fresh, attempt(2, 100.0 + RECOVERY.bad_host_for, host=HERE), RECOVERY)
     assert late.end is None
     assert late.kept.bad_hosts == ()
     assert at_start(fresh, attempt(2, 200.0), RECOVERY).end is None, "another machine"
     changed = at_start(fresh, attempt(2, 200.0, host=HERE, digest="other"), RECOVERY)
     assert changed.end is not None, "another command does not repair the machine"
     assert at_start(fresh, attempt(2, 200.0, host=HERE, retry=True), RECOVERY).end is None
-    off = at_end(fresh, FAULT, attempt(1, host=HERE), None, replace(RECOVERY, bad_host_seconds=0))[0]
+    off = at_end(fresh, FAULT, attempt(1, host=HERE), None, RecoverySettings(bad_host_for=0))[0]
     assert off.bad_hosts == ()
 
 
@@ -308,7 +308,7 @@ def test_the_loser_of_two_attempts_leaves_the_winners_record(outcome: Outcome) -
 
 def test_a_clock_that_jumped_makes_no_attempt_wait_for_longer_than_the_longest_pause() -> None:
     kept = RunVerdict(digest="digest", not_before_wall=1e9, failures=2)
-    assert at_start(kept, attempt(1, 50.0), RECOVERY).not_before_wall == 50.0 + RECOVERY.backoff_max_seconds
+    assert at_start(kept, attempt(1, 50.0), RECOVERY).not_before_wall == 50.0 + RECOVERY.backoff_max
 
 
 ENDS = st.builds(JobEnd, st.sampled_from(list(Outcome)), st.just("reason"), st.sampled_from(list(Blame)))

@@ -9,9 +9,13 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-_TIMES = {"ms": Decimal("0.001"), "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20}
-_SIZES |= {"gib": 1 << 30, "tib": 1 << 40}
+_TIMES: Mapping[str, Decimal | int] = {
+    "ms": Decimal("0.001"), "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400,
+}  # fmt: skip
+_SIZES: Mapping[str, Decimal | int] = {
+    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+}  # fmt: skip
 _LONGEST = 36_500 * 86_400
 """Seconds. The system's own waits and times do not take much larger numbers."""
 _MOST_BYTES = 2**63 - 1
@@ -46,9 +50,10 @@ def _number(value: Any, units: Mapping[str, Decimal | int], what: str) -> Decima
         pieces = _PIECE.findall(text)
         if not pieces or _PIECE.sub("", text).strip():
             raise ValueError(f"{value!r} is not {what}") from None
-        if unknown := [unit for _, unit in pieces if unit.lower() not in units]:
-            raise ValueError(f"unknown unit {unknown[0]!r} in {value!r} (expected {what})") from None
-        number = sum((Decimal(amount) * units[unit.lower()] for amount, unit in pieces), Decimal())
+        known = {unit.lower(): factor for unit, factor in units.items()}
+        if unknown := [unit for _, unit in pieces if unit.lower() not in known]:
+            raise ValueError(f"unknown unit {unknown[0]!r} in {value!r}; use {', '.join(units)}") from None
+        number = sum((Decimal(amount) * known[unit.lower()] for amount, unit in pieces), Decimal())
     if not number.is_finite() or number < 0:
         raise ValueError(f"{value!r} is not {what}")
     return number
