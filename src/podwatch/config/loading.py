@@ -66,7 +66,7 @@ def load_settings(
     search: bool = True,
     run: str = "",
 ) -> LoadedSettings:
-    """Load and validate the settings. ConfigurationError (exit 78) lists every problem with file and line.
+    """Load and validate the settings. ConfigurationError (exit 78) lists every problem with the place of its value.
 
     ``overrides`` are flags by dotted key. With ``search`` false, only ``path`` (or no file) is read.
     """

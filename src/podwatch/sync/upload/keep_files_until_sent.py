@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.errors import HostError
@@ -209,8 +211,6 @@ def free_bytes(directory: int) -> int:
 
 def _recorded(intent: Intent) -> Held | None:
     """The checkpoint that an intent records; None for an intent of a version that did not record it."""
-    from pydantic import TypeAdapter, ValidationError  # 9 MiB that only a podwatch needs which finds such an intent
-
     data: Mapping[str, Any] = intent.data
     try:
         contents = TypeAdapter(SetContents).validate_python(data["contents"])
