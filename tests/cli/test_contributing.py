@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from podwatch.config.policies import Policies
 from podwatch.detection.base import Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import HostSample, SensorState, Snapshot, observed
-from podwatch.domain.thresholds import Policies
 from podwatch.reporting.deliver_notices import NotSent
 from podwatch.sensors.log_tail import StepLine, StepLines, clean
 from podwatch.system.clock import SystemClock

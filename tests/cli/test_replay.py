@@ -9,10 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from podwatch.cli.root import cli
+from podwatch.config.policies import Policies
 from podwatch.detection.run_detectors import advance, initial
 from podwatch.domain.errors import HostError, UsageError
 from podwatch.domain.snapshot import Snapshot
-from podwatch.domain.thresholds import DetectionPolicy, Policies
+from podwatch.domain.thresholds import DetectionPolicy
 from podwatch.recording.format import Header, SegmentWriter, write_recording
 from tests.support.pods.deaths import engine_dies
 from tests.support.pods.healthy import Run

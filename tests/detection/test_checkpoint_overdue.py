@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from podwatch.config.policies import Policies
+from podwatch.config.settings import ResourceSettings
 from podwatch.detection.base import Look
 from podwatch.detection.checkpoint_overdue import DETECTOR
 from podwatch.detection.learned import Learned
@@ -17,9 +19,8 @@ from podwatch.domain.snapshot import (
     TrainerSample,
     observed,
 )
-from podwatch.domain.thresholds import Policies, ResourcePolicy
 
-POLICIES = Policies(resources=ResourcePolicy(checkpoint_overdue_floor_seconds=1000.0))
+POLICIES = Policies(resources=ResourceSettings(overdue_floor=1000.0))
 
 
 class Desk:
@@ -94,7 +95,7 @@ def test_more_steps_at_risk_than_three_configured_saves_would_have_kept(
     steps: int, overdue: bool, saved: int | None
 ) -> None:
     desk = Desk()
-    desk.policies = replace(POLICIES, resources=replace(POLICIES.resources, save_interval_steps=10))
+    desk.policies = POLICIES.model_copy(update={"save_interval_steps": 10})
     if saved is not None:
         desk.save(saved)
     desk.step = (saved or 0) + steps
@@ -107,7 +108,7 @@ def test_more_steps_at_risk_than_three_configured_saves_would_have_kept(
 
 def test_the_runs_own_rhythm_counts_more_than_what_is_configured() -> None:
     desk = Desk()
-    desk.policies = replace(POLICIES, resources=replace(POLICIES.resources, save_interval_steps=10))
+    desk.policies = POLICIES.model_copy(update={"save_interval_steps": 10})
     rhythm(desk, 4, 2000.0)
     desk.step = 500
     assert not desk.run(3000.0)

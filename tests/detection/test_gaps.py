@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.config.policies import Policies
 from podwatch.detection.gaps import GapsState, TurnGap, begin_anew, find_gap
 from podwatch.detection.run_detectors import DetectionState, advance, initial
 from podwatch.detection.windows import NOT_HELD, Held, Rhythm
@@ -24,7 +25,7 @@ from podwatch.domain.snapshot import (
     TrainerSample,
     observed,
 )
-from podwatch.domain.thresholds import DetectionPolicy, Policies
+from podwatch.domain.thresholds import DetectionPolicy
 from tests.detection.looks import world
 from tests.support.pods.tree import ENGINE, process
 from tests.support.pods.world import GIB

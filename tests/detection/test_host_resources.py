@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podwatch.config.policies import Policies
+from podwatch.config.settings import ResourceSettings
 from podwatch.detection.base import Look
 from podwatch.detection.host_resources import DETECTOR, OOM_SHOWN_SECONDS
 from podwatch.detection.learned import Learned
@@ -20,7 +22,6 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.domain.thresholds import Policies, ResourcePolicy
 from tests.support.examples import examples
 
 GIB = 1 << 30
@@ -32,8 +33,8 @@ FINE = HostSample(
 class Desk:
     """The detector alone, fed one host sample every 10 s."""
 
-    def __init__(self, policy: ResourcePolicy | None = None) -> None:
-        self.policies = Policies(resources=policy or ResourcePolicy())
+    def __init__(self, policy: ResourceSettings | None = None) -> None:
+        self.policies = Policies(resources=policy or ResourceSettings())
         self.state = DETECTOR.initial()
         self.now = 0.0
         self.findings: dict[str, Finding] = {}

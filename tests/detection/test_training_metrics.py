@@ -6,21 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.config.policies import Policies
+from podwatch.config.settings import TrainingHealthSettings
+from podwatch.detection import training_metrics
 from podwatch.detection.base import Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress
 from podwatch.detection.training_metrics import DETECTOR
 from podwatch.domain.finding import Finding, Verdict
 from podwatch.domain.snapshot import Snapshot, Supervision, TrainerSample, TrainingMetrics, observed
-from podwatch.domain.thresholds import Policies, TrainingPolicy
 
 FINE = {"reward": 0.5, "entropy": 0.4, "kl": 0.01, "grad_norm": 1.0, "loss": 0.1}
 SICK = [("entropy", 0.01, "entropy"), ("kl", 0.9, "kl"), ("grad_norm", 12.0, "grad-norm"), ("loss", math.nan, "loss")]
 
 
 class Desk:
-    def __init__(self, policy: TrainingPolicy | None = None) -> None:
-        self.policies = Policies(training=policy or TrainingPolicy())
+    def __init__(self, policy: TrainingHealthSettings | None = None) -> None:
+        self.policies = Policies(training=policy or TrainingHealthSettings())
         self.state = DETECTOR.initial()
         self.step = 0
         self.window: list[TrainingMetrics] = []
@@ -92,13 +94,13 @@ def test_rows_that_come_apart_are_one_step() -> None:
 
 
 def test_a_flat_reward_is_a_plateau_and_a_moving_one_is_not() -> None:
-    desk = Desk(TrainingPolicy(plateau_steps=20))
+    desk = Desk(TrainingHealthSettings(plateau_steps=20))
     assert moving(desk, 40) == set()
     assert desk.see(10, reward=0.4) == set()
     assert desk.see(10, reward=0.4) == {"plateau"}
     assert "the reward has not changed for 2" in desk.findings["plateau"].summary
     assert moving(desk, 15) == set()
-    assert Desk(TrainingPolicy(plateau_steps=None)).see(100, reward=0.4) == set()
+    assert Desk(TrainingHealthSettings(plateau_steps=0)).see(100, reward=0.4) == set()
 
 
 def noisy(step: int, trend: float) -> float:
@@ -107,16 +109,19 @@ def noisy(step: int, trend: float) -> float:
 
 
 @pytest.mark.parametrize(("trend", "plateau"), [(0.0, True), (-0.0002, False), (0.0002, False)])
-def test_a_reward_that_falls_or_rises_slowly_is_no_plateau(trend: float, plateau: bool) -> None:
+def test_a_reward_that_falls_or_rises_slowly_is_no_plateau(
+    trend: float, plateau: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The change over the window is within the limit, and yet it is a trend: two percent in a hundred steps."""
-    desk = Desk(TrainingPolicy(plateau_change=0.05))
+    monkeypatch.setattr(training_metrics, "PLATEAU_CHANGE", 0.05)
+    desk = Desk()
     for _ in range(400):
         desk.see(1, reward=noisy(desk.step, trend))
     assert ("plateau" in desk.findings) is plateau
 
 
 def test_a_plateau_warns_at_200_steps_and_stops_training_at_300() -> None:
-    desk = Desk(TrainingPolicy(stop=True))
+    desk = Desk(TrainingHealthSettings(stop=True))
     assert desk.see(199, reward=0.4) == set()
     assert desk.see(1, reward=0.4) == {"plateau"}
     assert desk.findings["plateau"].verdict is Verdict.NONE
@@ -125,17 +130,17 @@ def test_a_plateau_warns_at_200_steps_and_stops_training_at_300() -> None:
     desk.see(1, reward=0.4)
     assert "300 steps" in desk.findings["plateau"].summary
     assert desk.findings["plateau"].verdict is Verdict.STOP
-    assert Desk(TrainingPolicy(stop=True)).see(250, reward=0.4) == {"plateau"}
+    assert Desk(TrainingHealthSettings(stop=True)).see(250, reward=0.4) == {"plateau"}
 
 
 def test_rules_that_are_off() -> None:
-    policy = TrainingPolicy(plateau_steps=None, entropy_below=None, kl_above=None, grad_norm_above=None)
+    policy = TrainingHealthSettings(plateau_steps=0, entropy_below=None, kl_above=None, grad_norm_above=None)
     assert Desk(policy).see(20, entropy=0.0, kl=9.0, grad_norm=99.0) == set()
     assert Desk(policy).see(20, loss=math.inf) == {"loss"}
 
 
 def test_the_owner_may_ask_for_a_stop() -> None:
-    desk = Desk(TrainingPolicy(stop=True))
+    desk = Desk(TrainingHealthSettings(stop=True))
     assert moving(desk, 5, kl=0.9) == {"kl"}
     assert (desk.findings["kl"].verdict, desk.findings["kl"].confirmed) == (Verdict.STOP, True)
     desk.ending = True
@@ -148,7 +153,7 @@ def test_the_owner_may_ask_for_a_stop() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from(sorted(FINE)), st.floats(allow_nan=True)), max_size=60))
 def test_total_over_any_rows(rows: list[tuple[int, str, float]]) -> None:
-    desk = Desk(TrainingPolicy(stop=True, plateau_steps=3, plateau_stop_steps=3))
+    desk = Desk(TrainingHealthSettings(stop=True, plateau_steps=3, plateau_stop_steps=3))
     for step, name, value in rows:
         desk.window = [TrainingMetrics(step, 0.0, ((name, value),))]
         desk.turn()

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from podwatch.config.policies import Policies
 from podwatch.detection.base import Look
 from podwatch.detection.corroborating_signals import PROVEN_SECONDS, REFUSED_SECONDS, SEEN_TO_END, no_step_limit
 from podwatch.detection.hang import limit_seconds as hang_limit
@@ -65,7 +66,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.domain.thresholds import DetectionPolicy, LogRule, Policies, ResourcePolicy, TrainingPolicy
+from podwatch.domain.thresholds import DetectionPolicy, LogRule
 from podwatch.recording.format import Header, write_recording
 from podwatch.sensors.gpu import GpuSensor
 from podwatch.sensors.processes import RequiredExits
@@ -117,7 +118,6 @@ __all__ = [
     "Reading",
     "RequiredExit",
     "RequiredExits",
-    "ResourcePolicy",
     "RuleTurn",
     "SensorState",
     "ServerKind",
@@ -126,7 +126,6 @@ __all__ = [
     "Supervision",
     "TrainerSample",
     "TrainingMetrics",
-    "TrainingPolicy",
     "Verdict",
     "XidEvent",
     "acts",
@@ -226,8 +225,6 @@ def survives_being_kept(learned: Learned) -> bool:
 # -- recorded nights ---------------------------------------------------------------------------------------------------
 
 NIGHT_VERSION = 1
-JUDGED_BY = ("detection", "resources", "training", "disk", "log_rules")
-"""The groups of thresholds that detection reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +248,32 @@ def read_night(path: Path) -> Night:
         turns = tuple(map(_adapter(Snapshot).validate_json, file))
     assert len(turns) == header["turns"], f"{path} has lost turns"
     return Night(
-        header["name"], header["holds"], turns, _adapter(Policies).validate_python(header["thresholds"]),
+        header["name"], header["holds"], turns, _policies(header["thresholds"]),
         Learned.from_dict(header["learned"]), header["layout"], header["poll_seconds"],
     )  # fmt: skip
+
+
+def _policies(thresholds: Any) -> Policies:
+    resources, training = dict(thresholds["resources"]), thresholds["training"]
+    overdue, overdue_floor = resources["checkpoint_overdue_k"], resources["checkpoint_overdue_floor_seconds"]
+    return Policies.of_recording(
+        {
+            **thresholds,
+            "resources": {**resources, "overdue": overdue, "overdue_floor": overdue_floor},
+            "training": {**training, "plateau_steps": training["plateau_steps"] or 0},
+            "save_interval_steps": resources["save_interval_steps"],
+        }
+    )
+
+
+def _thresholds(policies: Policies) -> Any:
+    """As ``_policies`` reads them: by the names of the first recorded nights."""
+    thresholds = policies.model_dump(mode="json")
+    resources = thresholds["resources"]
+    resources["checkpoint_overdue_k"] = resources.pop("overdue")
+    resources["checkpoint_overdue_floor_seconds"] = resources.pop("overdue_floor")
+    resources["save_interval_steps"] = thresholds.pop("save_interval_steps")
+    return thresholds
 
 
 def write_as_recording(path: Path, night: Night) -> None:
@@ -267,7 +287,6 @@ def write_as_recording(path: Path, night: Night) -> None:
 
 def write_night(path: Path, night: Night) -> None:
     """Write the file that ``read_night`` reads. The same night gives the same bytes."""
-    policies = asdict(night.policies)
     header = {
         "podwatch_night": NIGHT_VERSION,
         "name": night.name,
@@ -275,7 +294,7 @@ def write_night(path: Path, night: Night) -> None:
         "layout": night.layout,
         "poll_seconds": night.poll_seconds,
         "turns": len(night.turns),
-        "thresholds": {name: policies[name] for name in JUDGED_BY},
+        "thresholds": _thresholds(night.policies),
         "learned": night.learned.to_dict(),
     }
     with lzma.open(path, "wb", preset=9 | lzma.PRESET_EXTREME) as file:

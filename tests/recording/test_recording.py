@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from podwatch.config.policies import Policies
+from podwatch.config.settings import TrainingHealthSettings
 from podwatch.detection.learned import Learned
 from podwatch.domain.errors import HostError, UsageError
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
@@ -36,12 +39,11 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.domain.thresholds import DetectionPolicy, LogRule, Policies
+from podwatch.domain.thresholds import DetectionPolicy, LogRule
 from podwatch.recording import recorder as recording_module
 from podwatch.recording.codec import Codec, CodecError
 from podwatch.recording.format import (
     FREE_TEXT,
-    POLICIES,
     TURNS,
     Header,
     Segment,
@@ -170,6 +172,15 @@ def test_a_file_of_turns(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
+def test_a_recording_holds_no_address_of_the_metrics() -> None:
+    training = TrainingHealthSettings(metrics_url="http://me:s3same@127.0.0.1:9090", kl_above=0.3)
+    policies = Policies(training=training, detection=DetectionPolicy(hang_k=math.inf))
+    text = json.dumps(Header("r", policies=policies).to_dict(), allow_nan=False)
+    assert "s3same" not in text
+    read = Header.from_dict(json.loads(text), "here").policies
+    assert (read.training.kl_above, read.detection) == (0.3, policies.detection)
+
+
 def test_fields_of_a_later_version_are_ignored_and_missing_ones_take_their_default() -> None:
     data = TURNS.encode(turn(0))
     data["weather"] = {"state": "ok"}
@@ -177,10 +188,10 @@ def test_fields_of_a_later_version_are_ignored_and_missing_ones_take_their_defau
     del data["boot_at"], data["host"], data["gpus"]["value"][0]["mig"]
     assert TURNS.decode(data) == turn(0)
     assert TURNS.apply(turn(0), {"weather": 1, "gpus": {"at": 102.0, "colour": 2}, "at": 102.0}).at == 102.0
-    policies = POLICIES.encode(Policies())
-    policies["detection"]["new"] = 1
+    policies = Policies().for_recording()
+    policies["detection"]["new"] = policies["training"]["new"] = policies["new"] = 1
     del policies["resources"]
-    assert POLICIES.decode(policies) == Policies()
+    assert Policies.of_recording(policies) == Policies()
 
 
 @pytest.mark.parametrize(

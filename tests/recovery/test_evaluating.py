@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.config.policies import Policies
 from podwatch.daemon.status_view import recovery_view
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.snapshot import Desired
-from podwatch.domain.thresholds import DetectionPolicy, Policies
+from podwatch.domain.thresholds import DetectionPolicy
 from podwatch.journal import Journal
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.recovery import Phase, stop_for_evaluation

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from podwatch.client.status_verdict import verdict
+from podwatch.config.policies import Policies
 from podwatch.domain.errors import Busy, ConfigurationError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ExitStatus, ProcessIdentity
 from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.domain.thresholds import DetectionPolicy, Policies
+from podwatch.domain.thresholds import DetectionPolicy
 from podwatch.journal import Journal
 from podwatch.recovery import Phase, gpus_and_ports_free
 from podwatch.trainer.base import Candidate, CannotExecute, Look, StopReport, TrainerHandle

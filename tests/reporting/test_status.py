@@ -195,11 +195,11 @@ def test_a_trainer_process_that_ended_is_in_the_first_line(dead):
 
 
 def test_one_that_may_end_is_not():
+    from podwatch.config.policies import Policies
     from podwatch.daemon.status_view import trainer_ended_at
     from podwatch.detection.operator_ends import Endings
     from podwatch.detection.run_detectors import DetectionState
     from podwatch.detection.signals import Signals
-    from podwatch.domain.thresholds import Policies
 
     snapshot = views.healthy().snapshot
     state = DetectionState(signals=Signals(endings=Endings(gone=(("trainer", 5.0),))))

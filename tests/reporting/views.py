@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import cache
 
+from podwatch.config.policies import Policies
 from podwatch.config.settings import Settings
 from podwatch.daemon.backup_findings import backup_findings
 from podwatch.detection.learned import Learned
@@ -33,7 +34,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.domain.thresholds import DetectionPolicy, Policies
+from podwatch.domain.thresholds import DetectionPolicy
 from podwatch.incidents.bundle import plain
 from podwatch.policy.overall_status import RecoveryView
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.checkpoints.layouts.base import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
 from podwatch.checkpoints.layouts.command_line import strip_flags
+from podwatch.config.policies import Policies
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import Busy, HostError
@@ -39,7 +40,6 @@ from podwatch.domain.snapshot import (
     unobserved,
 )
 from podwatch.domain.stored_checkpoint import PublishedSave, StoredSave
-from podwatch.domain.thresholds import Policies
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.other_trainers import ALONE, Beside
 from podwatch.recovery import Phase, RecordHolder, Recovery, RestoreSource

@@ -29,13 +29,10 @@ from podwatch.domain.thresholds import (
     DetectionPolicy,
     DiskPolicy,
     LogRule,
-    ResourcePolicy,
-    TrainingPolicy,
 )
 
 # The defaults of these thresholds stand in their policies, with the reasons beside them.
 _DETECTION, _DISK, _LOG_RULE = DetectionPolicy(), DiskPolicy(), LogRule("", "")
-_RESOURCES, _TRAINING = ResourcePolicy(), TrainingPolicy()
 
 LAYOUTS = (
     "auto",
@@ -85,7 +82,7 @@ AT_START: JsonDict = {"reload": "at start"}
 class Section(BaseModel):
     """One table of the configuration. ``directory`` in the context of the validation makes relative paths absolute."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
     @field_validator("*", mode="after")
     @classmethod
@@ -747,21 +744,21 @@ class ResourceSettings(Section):
     model_config = ConfigDict(json_schema_extra=LIVE)
 
     files_above: Ratio = Field(
-        _RESOURCES.files_above,
+        0.8,
         description="warn above this share of the open-file limit",
     )
     memory_above: Ratio = Field(
-        _RESOURCES.memory_above,
+        0.95,
         description="warn above this share of host or container memory",
     )
-    shm_above: Ratio = Field(_RESOURCES.shm_above, description="warn above this share of /dev/shm")
+    shm_above: Ratio = Field(0.9, description="warn above this share of /dev/shm")
     overdue: float = Field(
-        _RESOURCES.checkpoint_overdue_k,
+        3.0,
         ge=1,
         description="a checkpoint is overdue after this many save intervals",
     )
     overdue_floor: Duration = Field(
-        _RESOURCES.checkpoint_overdue_floor_seconds,
+        3600.0,
         description="... and never sooner than this; before two intervals are known, this times overdue",
     )
 
@@ -795,18 +792,18 @@ class TrainingHealthSettings(Section):
     model_config = ConfigDict(json_schema_extra=LIVE)
 
     stop: bool = Field(False, description="stop training after the next save when a rule matches; else only warn")
-    plateau_steps: int = Field(
-        _TRAINING.plateau_steps or 0, ge=0, description="warn when the reward is flat for this many steps; 0: off"
-    )
+    # RL rewards change slowly: with fewer steps, every plateau of a healthy run would be reported.
+    plateau_steps: int = Field(200, ge=0, description="warn when the reward is flat for this many steps; 0: off")
     plateau_stop_steps: int = Field(
-        _TRAINING.plateau_stop_steps,
+        300,
         ge=0,
         description="with stop: end training after this many steps without improvement",
     )
-    entropy_below: float | None = Field(_TRAINING.entropy_below, description="warn below this entropy")
-    kl_above: float | None = Field(_TRAINING.kl_above, description="warn above this KL divergence")
-    grad_norm_above: float | None = Field(_TRAINING.grad_norm_above, description="warn above this gradient norm")
-    steps: int = Field(_TRAINING.steps, ge=1, description="number of consecutive steps before a warning")
+    entropy_below: float | None = Field(0.05, description="warn below this entropy")
+    kl_above: float | None = Field(0.5, description="warn above this KL divergence")
+    grad_norm_above: float | None = Field(5.0, description="warn above this gradient norm")
+    # A single odd batch does not count.
+    steps: int = Field(5, ge=1, description="number of consecutive steps before a warning")
     metrics_file: str = Field(
         "", json_schema_extra=AT_START, description="JSON-lines file with the metrics; default: the layout's"
     )

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
+from podwatch.config.policies import Policies
 from podwatch.detection.run_detectors import DetectionState, advance, confirming
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, Severity
@@ -23,7 +24,6 @@ from podwatch.domain.snapshot import (
     TrainerSample,
     TrainingMetrics,
 )
-from podwatch.domain.thresholds import Policies
 from podwatch.sensors.base import Sensor, Wakeable
 from podwatch.system.clock import Clock, until_beat
 

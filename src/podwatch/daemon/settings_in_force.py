@@ -14,6 +14,7 @@ from podwatch.checkpoints.layouts.base import Concern
 from podwatch.checkpoints.layouts.command_line import steps_in_use, toml_documents
 from podwatch.client.trusted_configuration import read_trusted
 from podwatch.config.loading import ETC
+from podwatch.config.policies import Policies
 from podwatch.config.settings import HttpSettings, Settings
 from podwatch.daemon.notifications import all_urls, heartbeat_urls
 from podwatch.detection.log_rules import effective
@@ -23,9 +24,6 @@ from podwatch.domain.thresholds import (
     DetectionPolicy,
     DiskPolicy,
     LogRule,
-    Policies,
-    ResourcePolicy,
-    TrainingPolicy,
 )
 from podwatch.stores.credentials import credentials_for
 from podwatch.stores.s3_credentials import claim_own
@@ -48,7 +46,6 @@ def policies_from(settings: Settings, *, max_steps: int | None, save_interval: i
     """The policies of ``settings``. ``max_steps`` is the target that the layout read from the command; an explicit
     setting wins. ``save_interval``: steps between two saves, from the command."""
     gpu, hang, disk = settings.gpu, settings.hang, settings.disk
-    resources, health = settings.resources, settings.training
     return Policies(
         detection=DetectionPolicy(
             inference_gpus=gpu.inference,
@@ -81,23 +78,9 @@ def policies_from(settings: Settings, *, max_steps: int | None, save_interval: i
             ),
             stop_when_full=disk.on_full == "stop",
         ),
-        resources=ResourcePolicy(
-            files_above=resources.files_above,
-            memory_above=resources.memory_above,
-            shm_above=resources.shm_above,
-            checkpoint_overdue_k=resources.overdue,
-            checkpoint_overdue_floor_seconds=resources.overdue_floor,
-            save_interval_steps=save_interval,
-        ),
-        training=TrainingPolicy(
-            stop=health.stop,
-            plateau_steps=health.plateau_steps or None,
-            plateau_stop_steps=health.plateau_stop_steps,
-            entropy_below=health.entropy_below,
-            kl_above=health.kl_above,
-            grad_norm_above=health.grad_norm_above,
-            steps=health.steps,
-        ),
+        resources=settings.resources,
+        training=settings.training,
+        save_interval_steps=save_interval,
         log_rules=effective(
             [
                 LogRule(r.name, r.pattern, r.count, r.within, r.critical, r.says, r.fix, r.supports)

@@ -9,6 +9,7 @@ from typing import Protocol
 from podwatch import __version__
 from podwatch.checkpoints.layouts.base import counts_saves
 from podwatch.client.times_and_sizes import rfc3339
+from podwatch.config.policies import Policies
 from podwatch.daemon.backup_findings import cannot_be_used
 from podwatch.daemon.components import Components
 from podwatch.daemon.keep_run_cost import Accountant
@@ -27,7 +28,6 @@ from podwatch.domain.finding import Finding
 from podwatch.domain.lease import HolderState
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Snapshot
-from podwatch.domain.thresholds import Policies
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.lost_saves import not_stored, pin_not_stored

@@ -287,7 +287,7 @@ class Reload:
             config.policies = policies_from(
                 new.settings,
                 max_steps=parts.run.config.policies.detection.max_steps,
-                save_interval=parts.run.config.policies.resources.save_interval_steps,
+                save_interval=parts.run.config.policies.save_interval_steps,
             )
             self._loops.sensing.policies = parts.run.config.policies
             parts.sensing.log_rules.configure(parts.run.config.policies.log_rules)

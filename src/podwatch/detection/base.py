@@ -9,12 +9,12 @@ two).
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from podwatch.config.policies import Policies
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress
 from podwatch.detection.signals import NO_SIGNALS, Signals
 from podwatch.domain.finding import Finding, FindingKind
 from podwatch.domain.snapshot import Snapshot, TrainerSample
-from podwatch.domain.thresholds import Policies
 
 S = TypeVar("S")
 

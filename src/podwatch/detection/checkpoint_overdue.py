@@ -70,19 +70,19 @@ def _judge(state: OverdueState, look: Look, learned: Learned) -> Finding | None:
     # A save from before this start does not show that this start saves: count from the first step.
     since = first if state.at is None else max(first, state.at)
     waited = snapshot.at - since
-    if waited <= policy.checkpoint_overdue_floor_seconds or active <= since:
+    if waited <= policy.overdue_floor or active <= since:
         return None  # the limit is never lower; skip computing the medians
     recent = max(STEPPING_SECONDS, 3.0 * (learned.median_gap_seconds or 0.0))
     if not snapshot.progress.ok or snapshot.saving or snapshot.at - active > recent:
         return None
     usual = learned.median_save_gap_seconds if len(learned.save_gaps) >= LEAST_SAVES else None
-    limit = max(policy.checkpoint_overdue_floor_seconds, policy.checkpoint_overdue_k * (usual or 0.0))
-    configured = policy.save_interval_steps
+    limit = max(policy.overdue_floor, policy.overdue * (usual or 0.0))
+    configured = look.policies.save_interval_steps
     steps = _steps_since(state, snapshot)
-    if usual is None and (configured is None or steps is None or steps < policy.checkpoint_overdue_k * configured):
+    if usual is None and (configured is None or steps is None or steps < policy.overdue * configured):
         # The usual interval is unknown, and no more steps are at risk than a few saves would have kept: wait longer.
         # With the defaults 3 h, which is longer than any sensible save interval.
-        limit *= policy.checkpoint_overdue_k
+        limit *= policy.overdue
     if waited <= limit:
         return None
     newest = (

@@ -9,7 +9,6 @@ from podwatch.detection.learned import Learned
 from podwatch.detection.windows import QUIET, Latches, kept
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.snapshot import GpuSample, XidEvent
-from podwatch.domain.thresholds import ResourcePolicy
 
 # -- catalogue of XIDs -----------------------------------------------------------------------------------------------
 # What each driver XID means for a training run, and the fix. Source: NVIDIA's catalogue
@@ -156,6 +155,8 @@ SHOWN_SECONDS = 3600.0
 """How long an XID caused by a program is shown."""
 LASTING_SECONDS = 24 * 3600.0
 """How long one that needs a reset is shown: it does not end without one, and an operator looks at least daily."""
+THROTTLED_SECONDS = 300.0
+"""A GPU that is throttled for this long is a finding."""
 RELEASE_SECONDS = 90.0
 """Three readings of unthrottled clocks before the warning is cleared."""
 
@@ -199,7 +200,7 @@ class GpuHealthDetector:
         if snapshot.gpus.ok and snapshot.gpus.value is not None:
             gpus = [g for g in snapshot.gpus.value if not mine or g.index in mine]
             if snapshot.gpus.at != state.taken_at and not _quiet(state, gpus):
-                state = _take(state, gpus, snapshot.gpus.at, policy.resources)
+                state = _take(state, gpus, snapshot.gpus.at)
             if state.throttled:
                 findings.extend(_throttled(state, gpus, snapshot.at))
         if state.grown:
@@ -249,13 +250,13 @@ def _quiet(state: GpuHealthState, gpus: list[GpuSample]) -> bool:
     return not any(g.throttled or g.ecc_uncorrected != counted.get(g.index) for g in gpus)
 
 
-def _take(state: GpuHealthState, gpus: list[GpuSample], at: float, policy: ResourcePolicy) -> GpuHealthState:
+def _take(state: GpuHealthState, gpus: list[GpuSample], at: float) -> GpuHealthState:
     latches, ecc = dict(state.throttled), dict(state.ecc)
     grown = {index: (errors, when) for index, errors, when in state.grown if at - when <= LASTING_SECONDS}
     for gpu in gpus:
         name = f"gpu{gpu.index}"
         latches[name] = latches.get(name, QUIET).update(
-            bool(gpu.throttled), at, hold=policy.throttled_seconds, release=RELEASE_SECONDS
+            bool(gpu.throttled), at, hold=THROTTLED_SECONDS, release=RELEASE_SECONDS
         )
         if gpu.ecc_uncorrected is None:
             continue

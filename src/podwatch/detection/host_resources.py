@@ -6,12 +6,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from podwatch.config.settings import ResourceSettings
 from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.windows import QUIET, Latch, Latches, kept
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.snapshot import HostSample, Snapshot
-from podwatch.domain.thresholds import DiskPolicy, ResourcePolicy
+from podwatch.domain.thresholds import DiskPolicy
 
 GIB = 1 << 30
 HOLD_SECONDS = 15.0
@@ -79,17 +80,17 @@ def _ratios(host: HostSample) -> Iterator[tuple[str, float | None]]:
     yield "shm", taken / room if room and taken is not None else None
 
 
-def _marks(policy: ResourcePolicy) -> dict[str, float]:
+def _marks(resources: ResourceSettings) -> dict[str, float]:
     return {
-        "files": policy.files_above, "host": policy.memory_above, "container": policy.memory_above,
-        "shm": policy.shm_above,
+        "files": resources.files_above, "host": resources.memory_above, "container": resources.memory_above,
+        "shm": resources.shm_above,
     }  # fmt: skip
 
 
-def _take(state: ResourcesState, host: HostSample, at: float, policy: ResourcePolicy) -> ResourcesState:
+def _take(state: ResourcesState, host: HostSample, at: float, resources: ResourceSettings) -> ResourcesState:
     """Take one new reading of the host sensor."""
     latches = dict(state.latches)
-    marks = _marks(policy)
+    marks = _marks(resources)
     for name, ratio in _ratios(host):
         over = None if ratio is None else ratio > marks[name]
         gone = None if ratio is None else ratio < marks[name] - GAP
@@ -117,9 +118,9 @@ def _kills(state: ResourcesState, host: HostSample) -> int:
     return grown if grown >= 0 else host.oom_kills
 
 
-def _host(state: ResourcesState, host: HostSample, policy: ResourcePolicy, at: float) -> Iterator[Finding]:
+def _host(state: ResourcesState, host: HostSample, resources: ResourceSettings, at: float) -> Iterator[Finding]:
     latches, ratios = dict(state.latches), dict(_ratios(host))
-    marks = _marks(policy)
+    marks = _marks(resources)
 
     def raised(name: str) -> tuple[Latch, float] | None:
         latch, ratio = latches.get(name, QUIET), ratios.get(name)

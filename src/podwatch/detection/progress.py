@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from podwatch.config.policies import Policies
 from podwatch.detection.learned import Learned
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, Reading
-from podwatch.domain.thresholds import Policies
 
 WATCHED_SECONDS = 120.0
 """A start first seen within this time was watched from its beginning."""

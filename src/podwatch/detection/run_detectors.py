@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
+from podwatch.config.policies import Policies
 from podwatch.detection import (
     blind_sensors,
     checkpoint_overdue,
@@ -28,7 +29,6 @@ from podwatch.detection.progress import WATCHED_SECONDS, Progress, target_reache
 from podwatch.detection.signals import Signals
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.snapshot import Desired, Snapshot
-from podwatch.domain.thresholds import Policies
 
 S = TypeVar("S")
 

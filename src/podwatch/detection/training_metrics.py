@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean, pvariance
 
+from podwatch.config.settings import TrainingHealthSettings
 from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import TrainingMetrics
-from podwatch.domain.thresholds import TrainingPolicy
 
 NAMES = ("reward", "entropy", "kl", "grad_norm", "loss")
 REWARDS_KEPT = 500
 """The longest plateau that can be configured, in steps."""
+PLATEAU_CHANGE = 0.01
+"""A smaller relative change over the window is none."""
 TWO_SIGMA = 2.0
 """Standard errors within which two means count as equal: pure noise looks like a trend once in 20 windows."""
 ROUNDING = 1e-9
@@ -89,7 +91,7 @@ class _Rule:
         return math.isnan(value) or not self.lowest <= value <= self.highest
 
 
-def _rules(policy: TrainingPolicy) -> dict[str, _Rule]:
+def _rules(policy: TrainingHealthSettings) -> dict[str, _Rule]:
     rules = {
         "loss": _Rule(
             "loss", "the loss is not a finite number, so training learns nothing",
@@ -117,7 +119,7 @@ def _rules(policy: TrainingPolicy) -> dict[str, _Rule]:
     return rules
 
 
-def _take(state: TrainingHealthState, metrics: TrainingMetrics, policy: TrainingPolicy) -> TrainingHealthState:
+def _take(state: TrainingHealthState, metrics: TrainingMetrics, policy: TrainingHealthSettings) -> TrainingHealthState:
     """Take the figures of one step, each once."""
     steps, streaks = dict(state.steps), dict(state.streaks)
     values = dict(metrics.values)
@@ -136,14 +138,14 @@ def _take(state: TrainingHealthState, metrics: TrainingMetrics, policy: Training
         streaks[name] = Streak(old.count + 1, since, value, old.told or old.count + 1 >= policy.steps)
     rewards, flat, flat_steps = state.rewards, state.flat_since, state.flat_steps
     if "reward" in fresh and math.isfinite(fresh["reward"]):
-        rewards = (*rewards, fresh["reward"])[-min(policy.plateau_steps or 0, REWARDS_KEPT) :]
+        rewards = (*rewards, fresh["reward"])[-min(policy.plateau_steps, REWARDS_KEPT) :]
         flat_steps += flat is not None
         if not policy.plateau_steps:
             rewards, flat = (), None
-        elif len(rewards) >= min(policy.plateau_steps, REWARDS_KEPT) and _flat(rewards, policy.plateau_change):
+        elif len(rewards) >= min(policy.plateau_steps, REWARDS_KEPT) and _flat(rewards, PLATEAU_CHANGE):
             if flat is None:
                 flat, flat_steps = metrics.at, len(rewards)
-        elif flat is not None and not _flat(rewards, 2 * policy.plateau_change):
+        elif flat is not None and not _flat(rewards, 2 * PLATEAU_CHANGE):
             flat, flat_steps = None, 0
     return replace(
         state,
@@ -169,7 +171,7 @@ def _flat(rewards: tuple[float, ...], change: float) -> bool:
     return difference <= change * scale and difference <= TWO_SIGMA * scatter + ROUNDING * scale
 
 
-def _findings(state: TrainingHealthState, policy: TrainingPolicy, at: float, stop: bool) -> Iterator[Finding]:
+def _findings(state: TrainingHealthState, policy: TrainingHealthSettings, at: float, stop: bool) -> Iterator[Finding]:
     streaks = dict(state.streaks)
     for name, rule in _rules(policy).items():
         streak = streaks.get(name)

@@ -3,7 +3,7 @@
 All times are seconds, all sizes bytes, all ratios 0 to 1.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 GIB = 1 << 30
 
@@ -52,21 +52,6 @@ class DetectionPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class ResourcePolicy:
-    """Thresholds for warnings about the machine's limits. Ratios are used / limit, 0 to 1."""
-
-    files_above: float = 0.8
-    memory_above: float = 0.95
-    shm_above: float = 0.9
-    checkpoint_overdue_k: float = 3.0
-    """Multiple of the learned interval between saves."""
-    checkpoint_overdue_floor_seconds: float = 3600.0
-    save_interval_steps: int | None = None
-    """Steps between saves as configured in the command; None if it does not say."""
-    throttled_seconds: float = 300.0
-
-
-@dataclass(frozen=True, slots=True)
 class LogRule:
     """A pattern to find in the trainer's logs. ``count`` matches within ``within_seconds`` raise a finding. It supports
     verdicts of the detectors named in ``supports``; alone it never leads to a restart."""
@@ -79,24 +64,6 @@ class LogRule:
     says: str = ""
     fix: str = ""
     supports: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPolicy:
-    """Health of the training itself. With ``stop`` a confirmed finding stops training cleanly after the next save;
-    otherwise it is only reported. None switches a rule off."""
-
-    stop: bool = False
-    plateau_steps: int | None = 200
-    """RL rewards change slowly: with fewer steps, every plateau of a healthy run would be reported."""
-    plateau_stop_steps: int = 300
-    """Steps without improvement before ``stop`` acts on a plateau."""
-    plateau_change: float = 0.01
-    entropy_below: float | None = 0.05
-    kl_above: float | None = 0.5
-    grad_norm_above: float | None = 5.0
-    steps: int = 5
-    """Consecutive unhealthy steps: a single odd batch does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +86,3 @@ class DiskPolicy:
     two steps behind the trainer, more if the trainer is configured so."""
     stop_when_full: bool = False
     """Stop training cleanly before a save that cannot fit, instead of letting it crash."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policies:
-    detection: DetectionPolicy = field(default_factory=DetectionPolicy)
-    disk: DiskPolicy = field(default_factory=DiskPolicy)
-    resources: ResourcePolicy = field(default_factory=ResourcePolicy)
-    training: TrainingPolicy = field(default_factory=TrainingPolicy)
-    log_rules: tuple[LogRule, ...] = ()

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from podwatch import __version__
+from podwatch.config.policies import Policies
 from podwatch.detection.learned import Learned
 from podwatch.domain.errors import HostError, UsageError
 from podwatch.domain.snapshot import Snapshot
-from podwatch.domain.thresholds import Policies
 from podwatch.recording.codec import Codec, CodecError, Mask
 
 SCHEMA_VERSION = 1
@@ -52,7 +52,6 @@ FREE_TEXT = frozenset(
 """Text from outside that may hold a secret; it is masked before it is written (promise 11)."""
 
 TURNS = Codec(Snapshot, FREE_TEXT)
-POLICIES = Codec(Policies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class Header:
             "session": self.session,
             "wall": self.wall,
             "poll": self.poll,
-            "policies": POLICIES.encode(self.policies),
+            "policies": self.policies.for_recording(),
             "learned": self.learned.to_dict(),
         }
 
@@ -110,7 +109,7 @@ class Header:
                 session=str(data.get("session", "")),
                 wall=wall,
                 poll=poll,
-                policies=POLICIES.decode(data.get("policies", {})),
+                policies=Policies.of_recording(data.get("policies", {})),
                 learned=Learned.from_dict(learned) if isinstance(learned, dict) else Learned(),
                 version=str(data.get("version", "")),
                 schema_version=data["podwatch_recording"],

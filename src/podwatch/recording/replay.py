@@ -4,11 +4,11 @@ Read-only."""
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from podwatch.config.policies import Policies
 from podwatch.detection.learned import Learned
 from podwatch.detection.run_detectors import DetectionState, advance, initial
 from podwatch.domain.finding import Finding, Verdict
 from podwatch.domain.snapshot import Snapshot
-from podwatch.domain.thresholds import Policies
 from podwatch.recording.format import Header, Segment
 
 
@@ -101,12 +101,12 @@ def _with_target(policies: Policies, recorded: Policies) -> Policies:
     """The final step and the interval between saves came from the trainer's command, which a recording does not
     contain.
     """
-    if policies.resources.save_interval_steps is None:
-        known = replace(policies.resources, save_interval_steps=recorded.resources.save_interval_steps)
-        policies = replace(policies, resources=known)
+    if policies.save_interval_steps is None:
+        policies = policies.model_copy(update={"save_interval_steps": recorded.save_interval_steps})
     if policies.detection.max_steps is not None:
         return policies
-    return replace(policies, detection=replace(policies.detection, max_steps=recorded.detection.max_steps))
+    target = replace(policies.detection, max_steps=recorded.detection.max_steps)
+    return policies.model_copy(update={"detection": target})
 
 
 def _news(

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from podwatch.config.policies import Policies
 from podwatch.config.settings import Settings
 from podwatch.detection.one_finding_per_failure import cost
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
-from podwatch.domain.thresholds import Policies
 from podwatch.journal import Journal
 from podwatch.policy.confirm_resume import ConfirmationState
 from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, succeeded

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, Final, Protocol, TypeVar
 
 from podwatch.checkpoints.layouts.base import Layout
+from podwatch.config.policies import Policies
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Emit, Event, EventName
@@ -16,7 +17,6 @@ from podwatch.domain.finding import Severity
 from podwatch.domain.run import Intent, IntentKind, IntentState, MutationGuard, RunRecord
 from podwatch.domain.snapshot import GpuSample, Supervision
 from podwatch.domain.stored_checkpoint import StoredSave
-from podwatch.domain.thresholds import Policies
 from podwatch.journal import AsyncJournal, load_run_record, save_run_record
 from podwatch.policy.other_trainers import Beside
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction
