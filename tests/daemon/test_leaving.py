@@ -291,7 +291,7 @@ def test_a_reload_does_not_name_what_only_a_command_reads() -> None:
 
 PARTLY = {
     "gpu.inference", "gpu.trainer", "gpu.poll", "gpu.deadline", "checkpoints.rescan", "checkpoints.settle",
-    "sync.keep_last", "sync.keep_every", "nodes.rank", "nodes.count",
+    "sync.keep_last", "sync.keep_every", "nodes.rank", "nodes.count", "training.metrics_file", "training.metrics_url",
 }  # fmt: skip
 """Policies that a sensor or the syncer reads as well, when it starts."""
 

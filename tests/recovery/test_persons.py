@@ -45,6 +45,7 @@ async def idle(world: World, what: str) -> Podwatch:
     if what == "given up":
         world.settings_extra = {"recovery": {"retry_after_give_up": 0}}
         podwatch = Podwatch(world)
+        world.settings_extra = {}
         world.start_error = CannotExecute("the command does not exist")
         await podwatch.recovery.begin()
         await podwatch.until(Phase.GAVE_UP)
