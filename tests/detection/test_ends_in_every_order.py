@@ -135,7 +135,8 @@ def test_roles_that_end_in_any_order_without_a_word_where_the_kernel_tells_how(
                 server.health = Health.REFUSED if role is ProcessRole.INFERENCE else health
 
     policies = shape.policies()
-    policies = replace(policies, detection=replace(policies.detection, hold_seconds=HOLD, required_roles=()))
+    detection = replace(policies.detection, hold_seconds=HOLD, required_roles=())
+    policies = policies.model_copy(update={"detection": detection})
     assert first_act(shape, seed, moment, piece, policies, pidfds=pidfds, after=5.0) is None
 
 
@@ -145,7 +146,7 @@ def test_a_real_death_does_not_wait_for_the_window(
     shape: Shape, seed: int, moment: float, dies: Callable[[Run], Piece]
 ) -> None:
     policies = shape.policies()
-    policies = replace(policies, detection=replace(policies.detection, hold_seconds=HOLD))
+    policies = policies.model_copy(update={"detection": replace(policies.detection, hold_seconds=HOLD)})
     found = first_act(shape, seed, moment, dies, policies, pidfds=True, after=HOLD)
     assert found is not None
     took, evidence = found
@@ -156,7 +157,7 @@ def test_a_real_death_does_not_wait_for_the_window(
 @pytest.mark.parametrize("seed", range(3))
 def test_without_descriptors_of_processes_it_is_found_at_the_next_looks(seed: int) -> None:
     policies = OWN.policies()
-    policies = replace(policies, detection=replace(policies.detection, hold_seconds=HOLD))
+    policies = policies.model_copy(update={"detection": replace(policies.detection, hold_seconds=HOLD)})
     shape: Shape = replace(OWN, **QUICK)  # type: ignore[arg-type]
     found = first_act(shape, seed, 10.0, engine_dies, policies, pidfds=False, after=HOLD)
     assert found is not None

@@ -30,7 +30,7 @@ RULE = LogRule("engine-dead", "x", critical=True, says="vLLM's engine died", sup
 def running() -> World:
     policies = Policies(log_rules=(RULE,))
     detection = replace(policies.detection, inference_gpus=(0,), trainer_gpus=(1,))
-    found = World(replace(policies, detection=detection))
+    found = World(policies.model_copy(update={"detection": detection}))
     found.quiet(120)
     return found
 

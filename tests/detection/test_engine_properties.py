@@ -320,10 +320,8 @@ looks = st.builds(
 @given(st.lists(looks, min_size=1, max_size=6), st.booleans())
 def test_every_detector_is_total(night: list[Snapshot], shared: bool) -> None:
     """Out of order, contradictory, empty: an answer all the same, and a state that can be told and kept."""
-    policies = replace(
-        POLICIES,
-        detection=replace(POLICIES.detection, inference_gpus=(0, 1), shared_gpus=(1,) if shared else (), max_steps=50),
-    )
+    gpus = {"inference_gpus": (0, 1), "shared_gpus": (1,) if shared else ()}
+    policies = POLICIES.model_copy(update={"detection": replace(POLICIES.detection, **gpus, max_steps=50)})
     state = initial(policies)
     for snapshot in night:
         for rule in each_rule(state, snapshot, policies):
