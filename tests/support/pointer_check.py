@@ -40,7 +40,7 @@ class PointerCheck:
             return ""
         try:
             self._pointer(json.loads(newest.body.read_bytes()))
-        except (KeyError, ValueError, AssertionError, OSError) as error:
+        except (KeyError, ValueError, TypeError, RecursionError, AssertionError, OSError) as error:
             return f"{key}: {error!r}"
         return ""
 

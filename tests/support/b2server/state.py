@@ -196,7 +196,7 @@ class State:
                 continue
             try:
                 self._check_pointer(json.loads(self.body(newest).read_bytes()))
-            except (KeyError, ValueError, AssertionError, OSError) as error:
+            except (KeyError, ValueError, TypeError, RecursionError, AssertionError, OSError) as error:
                 broken.append(f"{name}: {error!r}")
         return broken
 

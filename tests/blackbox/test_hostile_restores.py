@@ -1,0 +1,199 @@
+"""Restores from a bucket that somebody else can write: what a forged checkpoint names is neither fetched nor written,
+the command says so with one error, and the checkpoint before it is used.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.buckets import EARLIER, NEWEST, BarePod, Bucket, Change, copied, published_directory
+
+pytestmark = pytest.mark.slow
+
+HUGE = 2**70
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[Bucket]:
+    with published_directory(tmp_path_factory.mktemp("published"), nvml_library) as made:
+        yield made
+
+
+@pytest.fixture
+def pod(tmp_path: Path, published: Bucket) -> BarePod:
+    return BarePod(tmp_path, copied(published, tmp_path / "bucket"))
+
+
+def named(path: str) -> Change:
+    """The last file has another name; its object, which exists, is the one that it had."""
+
+    def change(document: dict[str, Any]) -> None:
+        document["files"][-1]["path"] = path
+
+    return change
+
+
+def keyed(path: str) -> Change:
+    """As ``named``, and the object's name follows."""
+
+    def change(document: dict[str, Any]) -> None:
+        file = document["files"][-1]
+        file["key"] = file["key"].removesuffix(file["path"]) + path
+        file["path"] = path
+
+    return change
+
+
+NAMES = {
+    "parent": "../../../outside/victim",
+    "parent below a part": "trainer/../../../../outside/victim",
+    "parent in the middle": "trainer/../trainer/.metadata",
+    "absolute": "{outside}/victim",
+    "backslashes": "trainer\\..\\..\\evil",
+    "here": "trainer/./evil",
+    "empty segment": "trainer//evil",
+    "nothing": "",
+    "a line": "trainer/a\nb",
+    "nul": "trainer/a\0b",
+    "escape": "trainer/a\x1b[2Jb",
+    "terminal (C1)": "trainer/a\x9b2Jb",
+    "right to left": "trainer/model\u202enib.exe",
+    "lone surrogate": "trainer/a\ud800b",
+    "too long": "trainer/" + "a" * 300,
+    "too deep": "trainer/" + "a/" * 600 + "b",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_that_leads_out_or_deceives(pod: BarePod, name: str) -> None:
+    path = NAMES[name].format(outside=pod.outside)
+    for change in (named(path), keyed(path)):
+        pod.bucket.forge(change)
+        pod.refuses()
+    pod.falls_back()
+
+
+LINKS = {
+    "parent": [("trainer/x", "../../../../outside/victim")],
+    "absolute": [("trainer/x", "{outside}/victim")],
+    "through another": [("trainer/sub/a", "."), ("trainer/b", "sub/a/../../../../../outside")],
+    "a loop": [("trainer/a", "b"), ("trainer/b", "a")],
+    "name leads out": [("../outside/x", "victim")],
+    "over a file": [("trainer/.metadata", "__0_0.distcp")],
+    "a file below it": [("trainer", "{outside}")],
+    "control characters": [("trainer/x", "a\x1b[2J")],
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_that_leads_out_or_deceives(pod: BarePod, name: str) -> None:
+    links = [{"path": p, "part": "trainer", "target": t.format(outside=pod.outside)} for p, t in LINKS[name]]
+    pod.bucket.forge(lambda document: document.update(symlinks=links))
+    pod.refuses()
+    pod.falls_back()
+
+
+def lie(**fields: Any) -> Change:
+    """The last file's fields; ``total_bytes`` follows its size, so that only the objects contradict."""
+
+    def change(document: dict[str, Any]) -> None:
+        document["files"][-1] |= fields
+        if isinstance(fields.get("size"), int):
+            document["total_bytes"] = sum(file["size"] for file in document["files"])
+
+    return change
+
+
+LIES: dict[str, Change] = {
+    "size: one more": lambda d: lie(size=d["files"][-1]["size"] + 1)(d),
+    "size: one less": lambda d: lie(size=d["files"][-1]["size"] - 1)(d),
+    "size: negative": lie(size=-1),
+    "size: huge": lie(size=HUGE),
+    "size: a petabyte": lie(size=10**15),
+    "size: words": lie(size="12"),
+    "size: a fraction": lie(size=12.5),
+    "mode: huge": lie(mode=HUGE),
+    "time: huge": lie(mtime_ns=HUGE),
+    "hash: of other bytes": lie(parts_sha1=["0" * 40]),
+    "hash: none": lie(parts_sha1=[]),
+    "hash: a line behind it": lie(parts_sha1=["0" * 40 + "\n"]),
+    "hashes: of two parts": lambda d: lie(parts_sha1=d["files"][-1]["parts_sha1"] * 2)(d),
+    "total": lambda d: d.update(total_bytes=d["total_bytes"] + 1),
+    "part size: none": lambda d: d.update(part_size=0),
+    "part size: tiny": lambda d: d.update(part_size=1),
+    "one name twice": lambda d: d["files"].append(d["files"][0]),
+    "a name as file and directory": lambda d: d["files"].append(d["files"][0] | {"path": "trainer/.metadata/x"}),
+    "files: an object": lambda d: d.update(files={}),
+    "another step": lambda d: d.update(step=EARLIER),
+    "another save": lambda d: d.update(save_id="0" * 16),
+    "another run": lambda d: d.update(run_id="another"),
+    "another kind": lambda d: d.update(kind="podwatch-latest"),
+    "a later format": lambda d: d.update(schema_version=1000),
+    "an object of another checkpoint": lambda d: lie(
+        key=d["files"][-1]["key"].replace(f"step_{NEWEST}", f"step_{EARLIER}")
+    )(d),
+    "an object outside of the run": lie(key="another/podwatch/step_1/a/x"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_manifest_that_lies(pod: BarePod, name: str) -> None:
+    pod.bucket.forge(LIES[name])
+    pod.refuses()
+    pod.falls_back()
+
+
+TEXTS: dict[str, bytes] = {
+    "nothing": b"",
+    "a list": b"[]",
+    "cut off": b'{"kind": "podwatch-manifest", ',
+    "not UTF-8": b'\xff\xfe{"kind": 1}',
+    "a deep list": b'{"kind": "podwatch-manifest", "schema_version": 1, "files": ' + DEEP + b"}",
+    "many digits": b'{"kind": "podwatch-manifest", "schema_version": ' + b"9" * 6000 + b"}",
+    "a huge count": b'{"kind": "podwatch-manifest", "schema_version": 1, "files": [' + b"[]," * (8 << 20) + b"0]}",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_manifest_that_is_none(pod: BarePod, name: str) -> None:
+    pod.bucket.forge_raw(TEXTS[name])
+    pod.refuses()
+    pod.falls_back()
+
+
+@pytest.mark.xfail(strict=True, reason="issue 41")
+def test_a_manifest_without_files_is_no_checkpoint(pod: BarePod) -> None:
+    """Today it is "restored: 0 B, every size and hash verified", and the whole one before it is not used: what was
+    fetched is not inspected."""
+    pod.bucket.forge(lambda document: document.update(files=[], total_bytes=0))
+    pod.falls_back()
+
+
+def test_a_manifest_with_one_key_twice(pod: BarePod) -> None:
+    """Readers differ in which one they take: what one verified, another would use."""
+    whole = pod.bucket.read(pod.bucket.manifest_name(NEWEST))
+    pod.bucket.forge_raw(whole.replace(b'"run_id"', b'"step": 8, "run_id"', 1))
+    pod.refuses()
+    pod.falls_back()
+
+
+def test_names_that_differ_in_case_or_spelling_only_stay_two_files(pod: BarePod) -> None:
+    """Linux keeps them apart, and so does the store; neither replaces the other."""
+    twins = ["trainer/Shard", "trainer/shard", "trainer/caf\u00e9", "trainer/cafe\u0301"]
+    like = pod.bucket.document(pod.bucket.manifest_name(NEWEST))["files"][-1]
+    for path in twins:
+        pod.bucket.write(like["key"].removesuffix(like["path"]) + path, pod.bucket.read(like["key"]))
+
+    def change(document: dict[str, Any]) -> None:
+        where = like["key"].removesuffix(like["path"])
+        document["files"] += [like | {"path": path, "key": where + path, "file_id": ""} for path in twins]
+        document["total_bytes"] += like["size"] * len(twins)
+
+    pod.bucket.forge(change)
+    done = pod.podwatch.command("restore", "--step", str(NEWEST), "--to", str(pod.target))
+    assert done.returncode == 0, done.stderr
+    found = {str(p.relative_to(pod.target)): p.stat().st_size for p in pod.target.glob("trainer/*")}
+    assert {path: found.get(path) for path in twins} == dict.fromkeys(twins, like["size"])

@@ -1,0 +1,245 @@
+"""Buckets of a run as whoever has the key sees them: objects by name, in a directory or in the B2 stand-in's data.
+
+The objects are those that a real job published. A test then changes them as a thief of the key, a broken disk or
+another tool would; ``forge`` leaves a pointer that fits the forged manifest, so that only the content is wrong.
+"""
+
+import contextlib
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.support.b2server import B2Server
+from tests.support.daemon import DaemonProcess
+from tests.support.rig import Rig
+
+EARLIER, NEWEST = 4, 8
+"""The steps of the two checkpoints that ``published`` leaves."""
+
+Change = Callable[[dict[str, Any]], None]
+
+
+class Bucket:
+    """Objects of one run; ``url`` and ``environ`` are for podwatch."""
+
+    url: str
+    environ: dict[str, str]
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.root = f"{run_id}/podwatch"
+        self.latest = f"{self.root}/latest.json"
+
+    def names(self) -> list[str]:
+        raise NotImplementedError
+
+    def read(self, name: str) -> bytes:
+        raise NotImplementedError
+
+    def write(self, name: str, data: bytes) -> str:
+        """The id of the new version, empty where a store has no versions."""
+        raise NotImplementedError
+
+    def remove(self, name: str) -> None:
+        raise NotImplementedError
+
+    def document(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.read(name))
+        return found
+
+    def manifest_name(self, step: int) -> str:
+        (name,) = [n for n in self.names() if n.startswith(f"{self.root}/step_{step}/") and n.endswith("manifest.json")]
+        return name
+
+    def pieces(self, step: int) -> list[str]:
+        """Objects of a checkpoint's files that have content."""
+        return [f["key"] for f in self.document(self.manifest_name(step))["files"] if f["size"]]
+
+    def forge(self, change: Change, step: int = NEWEST) -> None:
+        """``change`` edits the manifest of the step in place."""
+        document = self.document(self.manifest_name(step))
+        change(document)
+        self.forge_raw(json.dumps(document, indent=1, sort_keys=True).encode(), step)
+
+    def forge_raw(self, data: bytes, step: int = NEWEST) -> None:
+        """``data`` as the manifest of the step; the pointer, if it names the step, fits."""
+        name = self.manifest_name(step)
+        file_id = self.write(name, data)
+        if self.document(self.latest)["step"] == step:
+            sha1 = hashlib.sha1(data, usedforsecurity=False).hexdigest()
+            self.point(manifest_file_id=file_id, manifest_sha1=sha1, manifest_size=len(data))
+
+    def point(self, **changes: Any) -> None:
+        self.write(self.latest, json.dumps(self.document(self.latest) | changes).encode())
+
+
+class DirectoryBucket(Bucket):
+    def __init__(self, directory: Path, run_id: str) -> None:
+        super().__init__(run_id)
+        self.directory, self.url, self.environ = directory, f"file://{directory}", {}
+
+    def names(self) -> list[str]:
+        found = [p for p in (self.directory / self.run_id).rglob("*") if p.is_file()]
+        return sorted(str(p.relative_to(self.directory)) for p in found)
+
+    def read(self, name: str) -> bytes:
+        return (self.directory / name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> str:
+        (self.directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.directory / name).write_bytes(data)
+        return ""
+
+    def remove(self, name: str) -> None:
+        (self.directory / name).unlink()
+
+
+class B2Bucket(Bucket):
+    """The data of a B2 stand-in that does not run; ``serving`` starts one on it."""
+
+    def __init__(self, directory: Path, run_id: str) -> None:
+        super().__init__(run_id)
+        self.directory = directory
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[B2Server]:
+        with B2Server(self.directory) as server:
+            self.url, self.environ = f"b2://{server.bucket}", server.environment()
+            yield server
+
+    def _versions(self) -> dict[str, dict[str, Any]]:
+        """The newest version of each name."""
+        found = [json.loads(path.read_text()) for path in (self.directory / "meta").glob("*.json")]
+        return {version["name"]: version for version in sorted(found, key=lambda version: int(version["number"]))}
+
+    def names(self) -> list[str]:
+        return sorted(self._versions())
+
+    def read(self, name: str) -> bytes:
+        return (self.directory / "body" / self._versions()[name]["file_id"]).read_bytes()
+
+    def write(self, name: str, data: bytes) -> str:
+        versions = self._versions()
+        like = versions.get(name) or next(iter(versions.values()))
+        number = max(int(version["number"]) for version in versions.values()) + 1
+        file_id = f"{like['file_id'].rpartition('_f')[0]}_f{number:016x}_n{number}"
+        made = like | {
+            "file_id": file_id, "name": name, "number": number, "size": len(data),
+            "sha1": hashlib.sha1(data, usedforsecurity=False).hexdigest(),
+        }  # fmt: skip
+        (self.directory / "body" / file_id).write_bytes(data)
+        (self.directory / "meta" / f"{file_id}.json").write_text(json.dumps(made))
+        return file_id
+
+    def remove(self, name: str) -> None:
+        for path in (self.directory / "meta").glob("*.json"):
+            version = json.loads(path.read_text())
+            if version["name"] == name:
+                path.unlink()
+                (self.directory / "body" / version["file_id"]).unlink()
+
+
+def publish(rig: Rig, environ: dict[str, str], url: str, stored: Callable[[], list[str]]) -> None:
+    """A real job trains to ``NEWEST`` and ends once both checkpoints are stored."""
+    rig.trainer_flags = ["--max-steps", str(NEWEST), "--ckpt.interval", str(EARLIER)]
+    rig.order(wait=True, at=EARLIER + 1)
+    daemon = rig.daemon(environ, sync__store=url).start("--job")
+    daemon.wait_for(
+        lambda: any(name.endswith("latest.json") for name in stored()), 60, "the earlier checkpoint is published"
+    )
+    rig.obey()
+    assert daemon.process is not None
+    assert daemon.process.wait(180) == 0, daemon.tail()
+
+
+@contextlib.contextmanager
+def published_directory(root: Path, nvml: Path) -> Iterator[DirectoryBucket]:
+    """On another file system than the checkpoints, as podwatch asks."""
+    directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    rig = Rig(root / "pod", nvml)
+    try:
+        made = DirectoryBucket(directory, rig.run_id)
+        publish(rig, {}, made.url, made.names)
+        rig.close()
+        yield made
+    finally:
+        shutil.rmtree(directory)
+
+
+def published_b2(root: Path, nvml: Path) -> B2Bucket:
+    rig = Rig(root / "pod", nvml)
+    made = B2Bucket(root / "bucket", rig.run_id)
+    with made.serving() as server:
+        publish(rig, made.environ, made.url, lambda: [version["name"] for version in server.versions()])
+    rig.close()
+    return made
+
+
+def copied(bucket: Bucket, to: Path) -> Bucket:
+    """The same bucket for one test."""
+    assert isinstance(bucket, DirectoryBucket | B2Bucket)
+    shutil.copytree(bucket.directory, to)
+    return type(bucket)(to, bucket.run_id)
+
+
+class BarePod:
+    """A pod without podwatch running, and all that lies around its directories."""
+
+    def __init__(self, root: Path, bucket: Bucket) -> None:
+        self.root, self.bucket = root, bucket
+        self.output, self.target = root / "a/b/c/out", root / "a/b/c/to"
+        self.target.parent.mkdir(parents=True)
+        self.outside = root / "outside"
+        self.outside.mkdir()
+        (self.outside / "victim").write_text("as it was")
+        config = f"""
+run_id = "{bucket.run_id}"
+state_dir = "{root}/own/state"
+[trainer]
+layout = "prime-rl"
+output_dir = "{self.output}"
+command = ["true"]
+[sync]
+store = "{bucket.url}"
+"""
+        self.podwatch = DaemonProcess(root / "own", config, bucket.environ)
+
+    def around(self) -> dict[str, str]:
+        """Everything outside of the target and of podwatch's own directories."""
+        beside = self.output.parent / ".podwatch"
+        mine = [self.output, self.target, beside, self.root / "own", self.root / "bucket"]
+        found = [p for p in self.root.rglob("*") if not any(p.is_relative_to(one) for one in mine)]
+        return {str(p): "" if p.is_dir() else str(p.readlink()) if p.is_symlink() else p.read_text() for p in found}
+
+    def refuses(self, step: int = NEWEST) -> str:
+        """``restore --step`` writes nothing and says why with one error; that."""
+        before = self.around()
+        done = self.podwatch.command("restore", "--step", str(step), "--to", str(self.target))
+        assert done.returncode == 69, (done.returncode, done.stdout, done.stderr)
+        assert (done.stderr.count("\n"), done.stderr.startswith("podwatch: ")) == (1, True), done.stderr
+        assert len(done.stderr) < 2000, "the bucket's text is cut short"
+        assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in done.stderr.rstrip()), "it plays with no terminal"
+        assert self.around() == before
+        assert not [p for p in self.target.rglob("*") if p.is_file() or p.is_symlink()], "nothing of it was placed"
+        return done.stderr
+
+    def falls_back(self) -> dict[str, Any]:
+        """``restore`` in place brings the earlier checkpoint, whole; its report."""
+        before = self.around()
+        done = self.podwatch.command("restore", "--json")
+        assert done.returncode == 0, done.stderr
+        report: dict[str, Any] = json.loads(done.stdout)
+        assert report["step"] == EARLIER
+        assert self.around() == before
+        assert self.files() == {f"checkpoints/step_{EARLIER}/trainer/{n}" for n in (".metadata", "__0_0.distcp")}
+        assert report["refused"], "it says what it passed over"
+        return report
+
+    def files(self) -> set[str]:
+        """Files of the trainer's part, whatever the step."""
+        found = self.output.glob("checkpoints/*/trainer/*")
+        return {str(p.relative_to(self.output)) for p in found}
