@@ -3,8 +3,8 @@
 A command of a test takes 0.5 s of CPU to import what it needs, and 0.02 s to do its work. Here each pytest worker
 imports podwatch once, and a process that it forks for each test file forks a child for each command: with its own
 environment, directory, standard streams, arguments and exit. What matters about the start itself (which modules are
-imported, the console script, closed descriptors) is for tests that start an interpreter: test_poisoned_directory.py
-starts every command that way.
+imported, the console script, closed descriptors) is for tests that start an interpreter:
+test_commands_in_a_poisoned_directory.py starts every command that way.
 
 The same for the children of an upload and of a restore (``children``), which import for 0.2 s: they are forked there as
 children of the process that starts them, which waits for them and whose end ends them.
