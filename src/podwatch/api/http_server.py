@@ -31,7 +31,9 @@ MAX_BODY_BYTES = 64 << 10
 """No endpoint reads a body; a heartbeat can have a small one."""
 MAX_CONNECTIONS = 64
 MAX_IDLE = 48
-"""Most connections without a request; the other slots are for connections with one."""
+"""Most connections without a request."""
+MAX_BUSY = 48
+"""Most connections with a request: the other slots are for the requests that come next, /livez among them."""
 MAX_REQUESTS = 1000
 """Most requests of one connection."""
 ACCEPT_AT_ONCE = 16
@@ -42,7 +44,8 @@ _HEAD_END = re.compile(rb"\r?\n\r?\n")
 
 
 class Crowd:
-    """The open connections of one server. A new one is always accepted: the oldest idle one is dropped for it."""
+    """The open connections of one server. A new one is always accepted and a new request always read: the oldest idle
+    or busy one is dropped for it."""
 
     def __init__(self) -> None:
         self.idle: dict[BoundedProtocol, None] = {}
@@ -52,15 +55,15 @@ class Crowd:
         """The connection waits for a request."""
         self.busy.pop(connection, None)
         self.idle[connection] = None
-        while len(self.idle) > MAX_IDLE or (self.idle and len(self.idle) + len(self.busy) > MAX_CONNECTIONS):
+        while len(self.idle) > MAX_IDLE or len(self.idle) + len(self.busy) > MAX_CONNECTIONS:
             self._drop(next(iter(self.idle)))
-        while len(self.busy) > MAX_CONNECTIONS:
-            self._drop(next(iter(self.busy)))
 
     def ask(self, connection: "BoundedProtocol") -> None:
         if connection in self.idle:
             del self.idle[connection]
             self.busy[connection] = None
+        while len(self.busy) > MAX_BUSY:
+            self._drop(next(iter(self.busy)))
 
     def leave(self, connection: "BoundedProtocol") -> None:
         self.idle.pop(connection, None)
