@@ -12,7 +12,10 @@ import pytest
 from tests.support import provider_commands
 
 CAPS = {"providers": ["vast"], "max_price_per_hour": 100_000, "max_spend_per_day": 10**6, "max_spend_total": 10**6}
-HEARTBEAT = {"kind": "podwatch-heartbeat", "state": "preempted", "desired": "running", "host": "old", "step": 40}
+HEARTBEAT = {
+    "schema_version": 1, "kind": "podwatch-heartbeat", "state": "preempted", "desired": "running", "host": "old",
+    "step": 40,
+}  # fmt: skip
 
 
 def test_a_forged_cap_rents_nothing(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from podwatch.controller.providers import ProviderCommand
 from podwatch.controller.run_store import RunStore
 from podwatch.domain.earlier_attempts import LastEnd, OpenAttempt, RunVerdict, verdict_document
 from podwatch.domain.errors import ExitCode, RemoteError
+from podwatch.domain.lease import Heartbeat
 from podwatch.domain.manifest import Keys
 from podwatch.policy.replacement import Action
 from podwatch.stores.base import ObjectStore
@@ -80,8 +81,8 @@ class Place:
 
     def beat(self, **fields: object) -> None:
         """``preempted`` by default: of the store's clock a test cannot wait five minutes."""
-        document = {"kind": "podwatch-heartbeat", "state": "preempted", "desired": "running", "host": "old", "step": 40}
-        self.store.put_bytes(KEYS.heartbeat, json.dumps(document | fields).encode())
+        said = Heartbeat(state="preempted", desired="running", host="old", step=40).to_json()
+        self.store.put_bytes(KEYS.heartbeat, json.dumps(said | fields).encode())
 
     def control(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.store.get_bytes(KEYS.control) or b"{}")

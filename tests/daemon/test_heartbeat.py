@@ -7,14 +7,14 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from podwatch.daemon.status_view import heartbeat_fields
+from podwatch.daemon.status_view import heartbeat
 from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.engine_and_attempt import Instance
-from podwatch.domain.lease import SAVES, Claim, HolderState, Pod, parse_sign, saves_field, sign_document
+from podwatch.domain.lease import Beat, Claim, HandedOverSaves, Heartbeat, HolderState, Pod, read_beat
 from podwatch.domain.snapshot import Desired
 from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave
-from podwatch.policy.run_check import Evidence, Limits, judge, parse_beat
+from podwatch.policy.run_check import Evidence, Limits, judge
 from podwatch.recovery.state import Phase
 from podwatch.reporting.daemon_view import DaemonView
 from tests.reporting import views
@@ -23,10 +23,13 @@ SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schema/heartbeat.schema.j
 POD = Pod("w", "m", "b", "p", "pod-1", Instance("slurm", "77", "2", "n1"), "b:1:2:3")
 
 
+def signed(said: Heartbeat, state: HolderState = HolderState.RUNNING, pod: Pod = POD) -> bytes:
+    return said.signed(pod, Claim(3, "n"), state, "2026-01-31T04:00:00Z").to_bytes()
+
+
 def document(view: DaemonView, state: HolderState = HolderState.RUNNING, pod: Pod = POD) -> dict[str, object]:
-    fields = {**heartbeat_fields(view, (), state), "state": str(state), "written_at": "2026-01-31T04:00:00Z"}
-    data = sign_document(pod, Claim(3, "n"), fields)
-    assert parse_sign(data) is not None
+    data = signed(heartbeat(view, (), state), state, pod)
+    assert Heartbeat.from_bytes(data).to_bytes() == data
     read: dict[str, object] = json.loads(data)
     jsonschema.validate(read, SCHEMA)
     return read
@@ -41,7 +44,7 @@ def test_a_pinned_checkpoint_of_a_finished_run_waits_too() -> None:
     view = replace(view, pins={pinned.step: "best"}, sync=replace(view.sync, stored=stored))
 
     def waits(view: DaemonView, own: list[CheckpointSet]) -> object:
-        return heartbeat_fields(view, own, HolderState.RELEASED)["unstored_step"]
+        return heartbeat(view, own, HolderState.RELEASED).unstored_step
 
     finished = replace(view, desired=Desired.FINISHED, recovery=replace(view.recovery, phase=str(Phase.FINISHED)))
     assert waits(finished, own) == pinned.step
@@ -65,9 +68,10 @@ def test_progress_and_instance() -> None:
     assert str(read["progress_at"]).endswith("Z")
     assert read["instance"] == {"provider": "slurm", "id": "77", "attempt": "2", "node": "n1", "label": ""}
     assert document(view, pod=replace(POD, instance=Instance()))["instance"] is None
-    sign = parse_sign(sign_document(POD, Claim(3, "n"), {}))
-    assert sign is not None
-    assert sign.pod == POD, "the next pod learns job, attempt and process"
+    beat = read_beat(signed(Heartbeat()))
+    assert beat is not None
+    assert beat.said.same_as(POD), "the next pod learns job, attempt and process"
+    assert (beat.said.instance, beat.said.host, beat.said.boot_id) == (POD.instance, "pod-1", "b")
 
 
 @pytest.mark.parametrize(
@@ -88,22 +92,21 @@ def test_the_outcome(phase: Phase, desired: Desired, state: HolderState, outcome
 
 def test_runs_check_names_the_job_and_the_outcome() -> None:
     read = document(ended(Phase.GAVE_UP, Desired.RUNNING), HolderState.RELEASED)
-    beat = parse_beat(read, 30.0)
-    assert (beat.outcome, beat.instance) == ("gave-up", POD.instance)
+    beat = Beat(Heartbeat.from_json(read), age=30.0)
+    assert (beat.said.outcome, beat.said.instance) == ("gave-up", POD.instance)
     line = judge(Evidence("run", beat=beat), Limits()).summary
     assert "pod pod-1 (slurm 77, attempt 2) gave up 30 s ago" in line
-    old = parse_beat({"state": "released", "host": "pod-9"}, 30.0)
+    old = Beat(Heartbeat(state="released", host="pod-9"), age=30.0)
     assert "pod pod-9 gave up or ended without training" in judge(Evidence("run", beat=old), Limits()).summary
 
 
 def test_the_saves_that_the_next_pod_takes_over() -> None:
     save = PublishedSave(5, "a1", "line", 3, 7, "key", "id", "sha1", 9, 10, 1_800_000_000.5)
     known = KnownSaves(3, 7, (save,))
-    data = sign_document(POD, Claim(3, "n"), {**heartbeat_fields(views.healthy(), ()), SAVES: saves_field(known)})
-    jsonschema.validate(json.loads(data) | {"state": "running", "written_at": "2026-01-31T04:00:00Z"}, SCHEMA)
-    sign = parse_sign(data)
-    assert sign is not None
-    assert sign.saves is not None
-    assert (sign.saves.generation, sign.saves.seq) == (3, 7)
+    data = signed(replace(heartbeat(views.healthy(), ()), saves=HandedOverSaves.of(known)))
+    jsonschema.validate(json.loads(data), SCHEMA)
+    saves = Heartbeat.from_bytes(data).saves
+    assert saves is not None
+    assert (saves.generation, saves.seq) == (3, 7)
     bare = replace(save, manifest_key="", manifest_file_id="", manifest_sha1="", manifest_size=0)
-    assert sign.saves.saves == (bare,), "all that retention needs"
+    assert saves.taken().saves == (bare,), "all that retention needs"

@@ -2,7 +2,9 @@
 
 import pytest
 
-from podwatch.domain.engine_and_attempt import Instance, grace_seconds, instance, parse_instance
+from podwatch.domain.engine_and_attempt import Instance, grace_seconds, instance
+from podwatch.domain.errors import IntegrityError
+from podwatch.domain.lease import Heartbeat
 
 K8S = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "train-x7k"}
 
@@ -34,7 +36,8 @@ K8S = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "train-x7k"}
 )
 def test_the_environment_names_the_instance(environ: dict[str, str], expected: Instance) -> None:
     assert instance(environ) == expected
-    assert parse_instance(expected.to_dict()) == expected
+    said = Heartbeat(instance=expected)
+    assert Heartbeat.from_bytes(said.to_bytes()).instance == expected
 
 
 def test_the_grace_is_the_engines() -> None:
@@ -42,6 +45,9 @@ def test_the_grace_is_the_engines() -> None:
     assert grace_seconds({}) == grace_seconds({"CONTAINER_ID": "1"}) == 10.0
 
 
-@pytest.mark.parametrize("value", [None, [], "x", {"provider": 3, "id": "a\x00", "attempt": ["1"]}])
+@pytest.mark.parametrize("value", [[], "x", {"provider": 3}, {"id": "a\x00"}, {"attempt": ["1"]}, {"node": "a b"}])
 def test_a_document_that_is_no_instance(value: object) -> None:
-    assert parse_instance(value) == Instance()
+    said = Heartbeat(instance=Instance("slurm")).to_json()
+    assert Heartbeat.from_json({**said, "instance": None}).instance == Instance()
+    with pytest.raises(IntegrityError, match="instance"):
+        Heartbeat.from_json({**said, "instance": value})

@@ -16,7 +16,7 @@ from podwatch.daemon.store_wiring import attempt_ended, this_pod
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.event import EventName
-from podwatch.domain.lease import MOST_PINS, HolderState, Pod, parse_pins, pins_field
+from podwatch.domain.lease import MOST_PINS, Heartbeat, HolderState, Pod, pins_of, read_beat
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.run import IntentKind
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction, Timing, next_pointer
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from tests.sync.conftest import World
 
 __all__ = [
-    "MOST_PINS", "RUN", "Clock", "Contender", "Create", "Delete", "Get", "HolderState", "Instance", "Keys",
+    "MOST_PINS", "RUN", "Clock", "Contender", "Create", "Delete", "Get", "Heartbeat", "HolderState", "Instance", "Keys",
     "LeaseAction", "ListAll", "Memory", "NotHolding", "Pod", "Pointer", "Put", "RemoteError", "Request", "Skew",
     "StoredObject", "Superseded", "TooLate", "Training", "Writer", "attempt_ended", "identify", "named_by_others",
-    "newest_pointer", "order_of", "parse_pins", "perform", "pins_field", "put_before", "read_pointer", "this_pod",
+    "newest_pointer", "order_of", "perform", "pins_of", "put_before", "read_beat", "read_pointer", "this_pod",
 ]  # fmt: skip
 
 RUN = Keys("run")
@@ -126,11 +126,9 @@ class Contender:
         """(generation, second since boot until which a write may be sent). Raises Superseded or NotHolding."""
         return self.protocol.confirm(fresh=fresh)
 
-    def beat(
-        self, state: HolderState, fields: Mapping[str, object], *, versioned: bool
-    ) -> Generator[Request, Any, bytes | None]:
-        """Write a heartbeat with these fields. Returns the pointer if it was read."""
-        return self.protocol.beat(state, fields, versioned=versioned)
+    def beat(self, state: HolderState, said: Heartbeat, *, versioned: bool) -> Generator[Request, Any, bytes | None]:
+        """Write this heartbeat. Returns the pointer if it was read."""
+        return self.protocol.beat(state, said, versioned=versioned)
 
     def publish(self, own_number: int) -> Generator[Request, Any, Pointer]:
         """Write a pointer above all others. ``own_number``: the highest that this pod has written. Raises Superseded
@@ -302,10 +300,8 @@ class Writer:
             self.clock.now += max(self.claims.decision.wait, 1.0)
         raise AssertionError(self.claims.decision)
 
-    def beat(
-        self, state: HolderState = HolderState.RUNNING, fields: Mapping[str, object] | None = None
-    ) -> bytes | None:
-        said = {"n": self.clock.now} if fields is None else fields
+    def beat(self, state: HolderState = HolderState.RUNNING, said: Heartbeat | None = None) -> bytes | None:
+        said = Heartbeat(written_wall=self.clock.now) if said is None else said
         found: bytes | None = self.perform(self.claims.beat(state, said, versioned=self.store.versioned))
         return found
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.config.settings import RecoverySettings
-from podwatch.domain.earlier_attempts import KEYS, BadHost, Host, RunVerdict, Suspect, parse_verdict, verdict_document
+from podwatch.domain.earlier_attempts import BadHost, Host, RunVerdict, Suspect, parse_verdict, verdict_document
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.run import Lineage
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
@@ -367,4 +367,4 @@ def test_the_document_has_the_documented_keys_and_no_end() -> None:
     marked, _ = at_end(kept, FAULT, attempt(1, host=HERE), None, RECOVERY)
     assert len(marked.bad_hosts) == 64
     assert marked.bad_hosts[0].host == HERE
-    assert {"digest", "last", "failures", "bad_hosts"} <= KEYS
+    assert {"digest", "last", "failures", "bad_hosts"} <= set(RunVerdict().to_json())

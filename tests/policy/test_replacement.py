@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import ExitCode, IntegrityError
-from podwatch.domain.lease import Claim, Control
+from podwatch.domain.lease import Beat, Claim, Control, Heartbeat
 from podwatch.domain.replacement import (
     Billed,
     Listing,
@@ -29,11 +29,10 @@ from podwatch.domain.replacement import (
 )
 from podwatch.policy.rented_machines import Facts, observed, spent
 from podwatch.policy.replacement import MARK, Action, Decision, control_wanted, decide
-from podwatch.policy.run_check import Beat
 
 NOW = 1_000_000.0
 RULES = Rules(("vast",), 2.0, 100.0, 500.0, digest="d")
-DEAD = Beat(400.0, state="running", desired="running", host="old", step=40)
+DEAD = Beat(Heartbeat(state="running", desired="running", host="old", step=40), age=400.0)
 
 
 def machine(number: int, state: str = "running", *, id: str = "", price: float = 1.0, run: str = "r") -> Rented:  # noqa: A002
@@ -55,15 +54,19 @@ def decided(found: Facts, *records: Record) -> Decision:
     return decide(observed(records, found), found)
 
 
+def changed(beat: Beat, *, age: float | None = None, **fields: object) -> Beat:
+    return replace(beat, said=replace(beat.said, **fields), age=beat.age if age is None else age)  # type: ignore[arg-type]
+
+
 def of(number: int, age: float = 10.0, **changes: object) -> Beat:
-    return replace(DEAD, age=age, instance=Instance(label=label_of("r", number)), **changes)
+    return changed(DEAD, age=age, instance=Instance(label=label_of("r", number)), **changes)
 
 
 def test_a_dead_pod_without_a_machine_is_replaced() -> None:
     found = decided(facts())
     assert (found.action, found.provider, found.label, found.max_price) == (Action.CREATE, "vast", "podwatch:r:1", 2.0)
     assert "Pod old is silent since 400 s" in found.reason
-    assert decided(facts(beat=replace(DEAD, age=100, state="preempted"))).action is Action.CREATE
+    assert decided(facts(beat=changed(DEAD, age=100, state="preempted"))).action is Action.CREATE
 
 
 @pytest.mark.parametrize(
@@ -72,9 +75,9 @@ def test_a_dead_pod_without_a_machine_is_replaced() -> None:
         ({"lists": {"vast": "list failed (429)"}}, Action.ALERT, "gave no valid list: list failed (429)"),
         ({"lists": {}}, Action.ALERT, "no command is configured"),
         ({"beat": None}, Action.ALERT, "no pod has ever sent a heartbeat"),
-        ({"beat": replace(DEAD, state="")}, Action.ALERT, "the heartbeat cannot be read"),
-        ({"beat": replace(DEAD, age=299)}, Action.WAIT, "it counts as dead after 1 s more"),
-        ({"beat": replace(DEAD, age=20)}, Action.WAIT, "sent its heartbeat 20 s ago"),
+        ({"beat": changed(DEAD, state="")}, Action.ALERT, "the heartbeat cannot be read"),
+        ({"beat": changed(DEAD, age=299)}, Action.WAIT, "it counts as dead after 1 s more"),
+        ({"beat": changed(DEAD, age=20)}, Action.WAIT, "sent its heartbeat 20 s ago"),
         ({"claim_age": 30.0}, Action.WAIT, "A pod claimed the run 30 s ago"),
         ({"rules": None, "problem": "there is no controller.json"}, Action.ALERT, "there is no controller.json"),
         ({"control": None, "problem": "control.json is not valid JSON"}, Action.ALERT, "control.json is not"),
@@ -84,7 +87,7 @@ def test_a_dead_pod_without_a_machine_is_replaced() -> None:
         ({"rules": replace(RULES, max_replacements_per_day=0)}, Action.ALERT, "highest number allowed"),
         ({"rules": replace(RULES, max_spend_total=1.0)}, Action.ALERT, "its total spend has no room"),
         ({"rules": replace(RULES, max_spend_per_day=1.0)}, Action.ALERT, "its spend per day has no room"),
-        ({"beat": replace(DEAD, desired="stopped")}, Action.WAIT, "An operator has stopped training"),
+        ({"beat": changed(DEAD, desired="stopped")}, Action.WAIT, "An operator has stopped training"),
         ({"end_code": 65}, Action.END, "must not run again"),
         ({"end_code": 0}, Action.END, "the run is finished"),
         ({"claims": (Claim(1, "theirs", NOW - 50),)}, Action.WAIT, "Another controller"),
@@ -104,14 +107,14 @@ def test_after_an_outage_of_the_store_a_silent_heartbeat_is_watched_before_it_co
     assert found.prepare == 0
     assert decided(replace(back, watched=150.0)).prepare == 1
     assert decided(replace(back, watched=240.0)).action is Action.CREATE
-    goodbye = replace(back, beat=replace(DEAD, state="preempted"))
+    goodbye = replace(back, beat=changed(DEAD, state="preempted"))
     assert decided(goodbye).action is Action.CREATE
 
 
 @pytest.mark.parametrize("booted", [True, False])
 def test_after_an_outage_of_the_store_no_machine_is_given_up_at_once(booted: bool) -> None:
     there = record(3, alive_at=NOW - 2000) if booted else record(3, booted_at=None, alive_at=None)
-    beat = of(3, 2000.0) if booted else replace(DEAD, age=9000.0)
+    beat = of(3, 2000.0) if booted else changed(DEAD, age=9000.0)
     back = facts(machine(3), beat=beat, watched=0.0)
     [after] = observed((there,), back)
     found = decide((after,), back)
@@ -129,7 +132,7 @@ def test_a_single_look_of_a_schedule_is_followed_by_others_until_a_silent_machin
     """Looks that are ten minutes apart never watch the heartbeat for long enough: a machine that did not boot after the
     goodbye of the pod before was billed for ever."""
     there = record(3, alive_at=NOW - 2000) if booted else record(3, booted_at=None, alive_at=None)
-    seen = facts(machine(3), beat=replace(DEAD, age=9000.0, state=state), watched=0.0)
+    seen = facts(machine(3), beat=changed(DEAD, age=9000.0, state=state), watched=0.0)
     [after] = observed((there,), seen)
     found = decide((after,), seen)
     assert (found.action, found.soon, found.next_look) == (Action.WAIT, True, 75.0)
@@ -220,7 +223,7 @@ def test_a_label_counts_only_in_full(label: str) -> None:
 
 
 def test_a_silent_machine_is_given_up_after_its_time_and_then_replaced() -> None:
-    silent = replace(of(3), age=901.0)
+    silent = changed(of(3), age=901.0)
     found = decided(facts(machine(3), beat=silent), record(3, alive_at=NOW - 901))
     assert (found.action, found.id) == (Action.DESTROY, "m3")
     assert "no heartbeat from it for 900 s" in found.reason
@@ -236,7 +239,7 @@ def test_a_machine_that_control_json_silenced_is_kept_for_an_hour(silent: float)
     assert decided(early, record(3)).action is Action.WAIT
     assert decided(late, record(3)).action is Action.DESTROY
     assert decided(replace(early, beat=of(3, limit - 1.0, state="restarting"))).action is not Action.DESTROY
-    taken = replace(told, beat=replace(DEAD, age=10.0, host="typo"))
+    taken = replace(told, beat=changed(DEAD, age=10.0, host="typo"))
     assert decided(taken, record(3)).action is Action.DESTROY
 
 
@@ -249,12 +252,12 @@ def test_what_is_finished_is_destroyed_once_its_checkpoint_is_stored() -> None:
     assert decide(observed(records, later), later).action is Action.WAIT
     over = replace(end, now=NOW + 901)
     assert decide(observed(records, over), over).action is Action.DESTROY
-    stored = replace(end, beat=replace(waiting, unstored_step=None))
+    stored = replace(end, beat=changed(waiting, unstored_step=None))
     assert decide(observed(records, stored), stored).action is Action.DESTROY
     gone = replace(stored, lists={"vast": Listing("me")})
     ended = observed(records, gone)
     assert decide(ended, gone).action is Action.WAIT  # one list can be wrong
-    later = replace(gone, now=NOW + 601, beat=replace(waiting, unstored_step=None, age=611.0))
+    later = replace(gone, now=NOW + 601, beat=changed(waiting, unstored_step=None, age=611.0))
     assert decide(observed(ended, later), later).action is Action.END
 
 
@@ -296,7 +299,7 @@ def test_an_unknown_outcome_is_watched_and_nothing_else_is_created() -> None:
 
 def test_of_two_machines_with_one_label_the_one_that_trains_stays() -> None:
     one, two = machine(1, id="a"), machine(1, id="b")
-    beat = replace(of(1), instance=Instance("vast", "b", label=label_of("r", 1)))
+    beat = changed(of(1), instance=Instance("vast", "b", label=label_of("r", 1)))
     found = decided(facts(one, two, beat=beat), record(1, billed=()))
     assert (found.action, found.id) == (Action.DESTROY, "a")
     assert "second machine" in found.reason
@@ -313,7 +316,7 @@ def test_a_zombie_that_comes_back_costs_again_and_is_destroyed() -> None:
 
 
 def test_a_machine_whose_record_is_lost_gets_one_by_its_heartbeat() -> None:
-    by_label, by_id = of(7), replace(DEAD, age=10.0, instance=Instance("vast", "m7"))
+    by_label, by_id = of(7), changed(DEAD, age=10.0, instance=Instance("vast", "m7"))
     for beat in (by_label, by_id):
         assert [r.generation for r in observed((), facts(machine(7), beat=beat))] == [7]
     zero_time = replace(machine(7), created_wall=-62_135_596_800.0)  # 0001-01-01, as Go prints no time
@@ -370,7 +373,7 @@ def test_a_machine_of_another_store_is_neither_in_the_way_nor_destroyed() -> Non
 
 def test_a_machine_with_the_old_label_of_a_number_that_is_taken_is_not_destroyed_as_a_second_one() -> None:
     mine, theirs = tagged(1), machine(1, id="theirs")
-    found = facts(mine, theirs, beat=replace(of(1), instance=Instance(label=mine.label)), tag=TAG, proves=True)
+    found = facts(mine, theirs, beat=changed(of(1), instance=Instance(label=mine.label)), tag=TAG, proves=True)
     done = decided(found, record(1, label=mine.label))
     assert done.action is Action.ALERT
     assert "Machine theirs at vast has the label podwatch:r:1, but this store has no record of it" in done.reason
@@ -378,7 +381,7 @@ def test_a_machine_with_the_old_label_of_a_number_that_is_taken_is_not_destroyed
 
 @pytest.mark.parametrize("created", [NOW - 90_000, None])
 def test_a_machine_of_this_store_whose_record_is_lost_is_billed_up_to_its_bound(created: float | None) -> None:
-    lost = facts(tagged(7, created_wall=created), beat=replace(DEAD, age=9000.0), tag=TAG, proves=True)
+    lost = facts(tagged(7, created_wall=created), beat=changed(DEAD, age=9000.0), tag=TAG, proves=True)
     after = observed((), lost)
     assert [(r.generation, r.label_in("r"), bool(r.costs)) for r in after] == [(7, label_of("r", 7, TAG), True)]
     done = decide(after, lost)
@@ -392,14 +395,14 @@ def test_a_machine_of_this_store_whose_record_is_lost_is_billed_up_to_its_bound(
 
 
 def test_a_store_that_another_can_be_mistaken_for_proves_nothing() -> None:
-    lost = facts(tagged(7, created_wall=NOW - 90_000), beat=replace(DEAD, age=9000.0), tag=TAG, proves=False)
+    lost = facts(tagged(7, created_wall=NOW - 90_000), beat=changed(DEAD, age=9000.0), tag=TAG, proves=False)
     assert observed((), lost) == ()
     assert decided(lost).action is Action.ALERT
 
 
 @pytest.mark.parametrize("named", [Instance(label=label_of("r", 7, TAG)), Instance("vast", "m7"), Instance()])
 def test_a_machine_that_trains_is_not_given_up_because_its_record_is_lost(named: Instance) -> None:
-    beat = replace(DEAD, age=10.0, instance=named)
+    beat = changed(DEAD, age=10.0, instance=named)
     found = facts(tagged(7, created_wall=NOW - 90_000), beat=beat, lease=4, tag=TAG, proves=True)
     done = decided(found)
     assert (done.action, done.reason) == (
@@ -423,11 +426,11 @@ def test_a_machine_that_was_renamed_at_the_provider_costs_money_as_long_as_it_se
     label = label_of("r", 3)
     named = replace(named, label=label) if named.label else named
     seen = record(3)
-    gone = facts(now=NOW + 30, beat=replace(DEAD, age=31.0, instance=named))
+    gone = facts(now=NOW + 30, beat=changed(DEAD, age=31.0, instance=named))
     after = observed((seen,), gone)
     assert not after[0].costs, "its last heartbeat can have been under way"
     sends = replace(
-        gone, now=NOW + 3600, beat=replace(DEAD, age=10.0, instance=named), rules=replace(RULES, max_spend_total=4.0)
+        gone, now=NOW + 3600, beat=changed(DEAD, age=10.0, instance=named), rules=replace(RULES, max_spend_total=4.0)
     )
     after = observed(after, sends)
     assert spent(after, NOW + 3600) == pytest.approx(3.0)
@@ -438,23 +441,23 @@ def test_a_machine_that_was_renamed_at_the_provider_costs_money_as_long_as_it_se
     assert control_wanted(capped, replace(sends, now=NOW + 7200)) == Control(
         "stopped", reason=f"{MARK}the spend cap is reached"
     )
-    finished = replace(sends, end_code=0, beat=replace(sends.beat or DEAD, state="released", desired="finished"))
+    finished = replace(sends, end_code=0, beat=changed(sends.beat or DEAD, state="released", desired="finished"))
     assert decide(observed(after, finished), finished).action is Action.ALERT
     back = replace(sends, lists={"vast": Listing("me", (machine(3),))})
     assert decide(observed(after, back), back).action is Action.WAIT
-    silent = replace(sends, now=NOW + 4000, beat=replace(DEAD, age=410.0, instance=named))
+    silent = replace(sends, now=NOW + 4000, beat=changed(DEAD, age=410.0, instance=named))
     assert not observed(after, silent)[0].costs
 
 
 def test_a_heartbeat_that_cannot_be_read_ends_no_machine() -> None:
-    broken = facts(machine(3), beat=Beat(10.0))
+    broken = facts(machine(3), beat=Beat(age=10.0))
     newer = replace(record(4), billed=(), failed="no offer", booted_at=None, alive_at=None)
     assert decided(broken, record(3), newer).action is not Action.DESTROY
 
 
 def test_a_machine_with_a_new_record_may_cost_what_controller_json_allows() -> None:
     found = facts(
-        tagged(7), beat=replace(DEAD, age=10.0, instance=Instance(label=label_of("r", 7, TAG))), tag=TAG, proves=True
+        tagged(7), beat=changed(DEAD, age=10.0, instance=Instance(label=label_of("r", 7, TAG))), tag=TAG, proves=True
     )
     dearer = replace(found, lists={"vast": Listing("me", (tagged(7, price_per_hour=1.9),))})
     after = observed(observed((), found), dearer)
@@ -520,9 +523,9 @@ def test_the_next_provider_follows_one_that_fails() -> None:
 
 
 def test_a_claim_is_made_while_the_heartbeat_is_only_late() -> None:
-    late = decided(facts(beat=replace(DEAD, age=200)))
+    late = decided(facts(beat=changed(DEAD, age=200)))
     assert (late.action, late.prepare) == (Action.WAIT, 1)
-    assert decided(facts(beat=replace(DEAD, age=200), claims=(Claim(1, "x", NOW - 9),))).prepare == 0
+    assert decided(facts(beat=changed(DEAD, age=200), claims=(Claim(1, "x", NOW - 9),))).prepare == 0
     mine = Claim(1, "x", NOW - 100)
     assert decided(facts(claims=(mine,), own=mine, own_age=100.0)).generation == 1
     assert decided(facts(claims=(mine,), own=mine, own_age=301.0)).generation == 2
@@ -607,8 +610,9 @@ machines = st.lists(
     max_size=4, unique_by=lambda one: one.id,
 )  # fmt: skip
 beats = st.none() | st.builds(
-    lambda age, state, desired, outcome, unstored, label: Beat(
-        age, state, desired=desired, outcome=outcome, unstored_step=unstored, instance=Instance(label=label), host="h"
+    lambda age, state, desired, outcome, unstored, label: changed(
+        Beat(Heartbeat(host="h")), age=age, state=state, desired=desired, outcome=outcome, unstored_step=unstored,
+        instance=Instance(label=label),
     ),
     ages, st.sampled_from(["running", "restarting", "preempted", "released", ""]),
     st.sampled_from(["running", "stopped", "finished"]), st.sampled_from(["", "gave-up", "stopped"]),

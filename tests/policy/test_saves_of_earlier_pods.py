@@ -11,14 +11,13 @@ import pytest
 from podwatch.config.settings import SyncSettings
 from podwatch.domain.lease import (
     MOST_SAVES,
-    PINS,
-    SAVES,
     Claim,
+    HandedOverSaves,
+    Heartbeat,
+    HolderState,
     Pod,
-    parse_sign,
-    pins_field,
-    saves_field,
-    sign_document,
+    pins_of,
+    read_beat,
 )
 from podwatch.domain.manifest import Pointer
 from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave
@@ -37,6 +36,10 @@ pytestmark = pytest.mark.slow
 
 HOUR, DAY = 3600.0, 86400.0
 Key = tuple[int, str]
+
+
+def signed(said: Heartbeat, writer: str, generation: int) -> bytes:
+    return said.signed(Pod(writer), Claim(generation, "n"), HolderState.RUNNING, "").to_bytes()
 
 
 def saved(step: int, seq: int, wall: float, *, generation: int = 1, lineage: str = "line") -> PublishedSave:
@@ -63,7 +66,7 @@ class Journal:
         self.published[save.step, save.save_id] = save
 
     def prune(self, sync: SyncSettings, now: float, named: Pointer | None, *, alone: bool) -> set[Key]:
-        if self.foreign is not None and (sign := parse_sign(self.foreign)) is not None and sign.pins:
+        if self.foreign is not None and (beat := read_beat(self.foreign)) is not None and beat.said.pins:
             return set()
         saves = judged(list(self.published.values()), self.earlier, None if alone else self.generation)
         kept = frozenset[Key]()
@@ -167,17 +170,16 @@ class Story:
     def beat(self) -> None:
         pod = self.pod
         if pod.foreign is not None:
-            sign = parse_sign(pod.foreign)
-            assert sign is not None
-            pod.pins |= sign.pins
-            found = taken_over(sign.saves, pod.pointer, pod.writer)
+            beat = read_beat(pod.foreign)
+            assert beat is not None
+            pod.pins |= beat.said.pinned
+            saves = beat.said.saves
+            found = taken_over(saves.taken() if saves is not None else None, pod.pointer, pod.writer)
             pod.earlier = in_order([*pod.earlier, *found])
             pod.foreign = None
         known = handed_over(pod.published.values(), pod.earlier, pod.generation)
-        fields: dict[str, object] = {PINS: pins_field(pod.pins)}
-        if known is not None:
-            fields[SAVES] = saves_field(known)
-        self.shared.heartbeat = sign_document(Pod(pod.writer), Claim(pod.generation, "n"), fields)
+        said = Heartbeat(pins=pins_of(pod.pins), saves=None if known is None else HandedOverSaves.of(known))
+        self.shared.heartbeat = signed(said, pod.writer, pod.generation)
 
     def replaced(self) -> None:
         old, pointer = self.pod, self.shared.pointer
@@ -314,13 +316,14 @@ def test_a_list_that_is_wrong_anywhere_is_not_used() -> None:
     saves = tuple(saved(n * 5, n, n * HOUR) for n in range(1, 4))
     known = handed_over(saves, (), 1)
     assert known is not None
-    right = json.loads(json.dumps(saves_field(known)))
+    right = json.loads(signed(Heartbeat(saves=HandedOverSaves.of(known)), "w1", 1))
 
     def read(**changes: object) -> KnownSaves | None:
-        listed = [right["known"][0] | changes, *right["known"][1:]]
-        sign = parse_sign(sign_document(Pod("w1"), Claim(1, "n"), {SAVES: right | {"known": listed}}))
-        assert sign is not None
-        return sign.saves
+        listed = [right["saves"]["known"][0] | changes, *right["saves"]["known"][1:]]
+        beat = read_beat(json.dumps(right | {"saves": right["saves"] | {"known": listed}}).encode())
+        assert beat is not None
+        assert (beat.said.saves is None) == (beat.said == Heartbeat()), "all of the heartbeat or nothing"
+        return None if beat.said.saves is None else beat.said.saves.taken()
 
     assert read() == known
     assert read(save_id="../../other") is None
@@ -334,4 +337,4 @@ def test_a_list_that_is_wrong_anywhere_is_not_used() -> None:
     assert read(stored_wall=None) is None
     assert read(stored_wall=float("nan")) is None
     many = KnownSaves(1, 1000, tuple(saved(n, n, 1.0) for n in range(1, 1001)))
-    assert len(saves_field(many)["known"]) == MOST_SAVES  # type: ignore[arg-type]
+    assert len(HandedOverSaves.of(many).known) == MOST_SAVES

@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.lease import (
+    Beat,
     Claim,
+    ClaimDocument,
     Control,
+    Heartbeat,
     HolderState,
     Pod,
-    Sign,
     claim_document,
     claimant,
     parse_claim_name,
-    parse_control,
-    parse_sign,
-    sign_document,
+    read_beat,
+    read_control,
 )
 from podwatch.domain.manifest import Pointer
 from podwatch.policy.who_holds_the_run import (
@@ -48,11 +49,12 @@ OTHER = Pod("other", "m2", "b2", "p1", "pod-2")
 TIMING = Timing()
 
 
-def sign(generation: int, nonce: str, pod: Pod = OTHER, state: str = "running", mark: str = "x") -> Sign:
-    return Sign(mark, pod, generation, nonce, state)
+def beat(generation: int, nonce: str, pod: Pod = OTHER, state: str = "running", mark: str = "x") -> Beat:
+    said = Heartbeat().signed(pod, Claim(generation, nonce), HolderState.RUNNING, "")
+    return Beat(replace(said, state=state), mark)
 
 
-HELD = Known(ME, answers=True, claims=(Claim(3, "n3", 10.0, "f", "other"),), floor=3, sign=sign(3, "n3"), rival=OTHER)
+HELD = Known(ME, answers=True, claims=(Claim(3, "n3", 10.0, "f", "other"),), floor=3, beat=beat(3, "n3"), rival=OTHER)
 MINE = Known(
     ME, answers=True, claims=(Claim(4, "mine", 20.0, "g", "me"),), floor=3, own=Own(Claim(4, "mine"), "b1", won=True)
 )
@@ -121,7 +123,7 @@ def test_a_pod_that_stands_by_waits_while_another_one_lives_and_takes_over_after
     assert (waiting.act, waiting.why_not != "") == (LeaseAction.WATCH, True)
     silent = decide(replace(standby, watch=Watch(300.0, True, "y")), TIMING)
     assert (silent.act, silent.generation, silent.at_once) == (LeaseAction.CLAIM, 4, False)
-    left = decide(replace(standby, watch=Watch(0.0, True, "y"), sign=sign(3, "n3", state="released")), TIMING)
+    left = decide(replace(standby, watch=Watch(0.0, True, "y"), beat=beat(3, "n3", state="released")), TIMING)
     assert (left.act, left.at_once, left.why_not) == (LeaseAction.CLAIM, True, "")
     trains = decide(replace(standby, watch=Watch(0.0, True, "y"), training=True), TIMING)
     assert (trains.act, trains.stop) == (LeaseAction.SUPERSEDED, True), "a trainer that runs here still has to stop"
@@ -129,9 +131,9 @@ def test_a_pod_that_stands_by_waits_while_another_one_lives_and_takes_over_after
 
 @pytest.mark.parametrize("state", [HolderState.PREEMPTED, HolderState.RELEASED])
 def test_who_has_left_is_not_waited_for(state: HolderState) -> None:
-    gone = decide(replace(HELD, sign=sign(3, "n3", state=state)), TIMING)
+    gone = decide(replace(HELD, beat=beat(3, "n3", state=state)), TIMING)
     assert (gone.act, gone.at_once, gone.why_not) == (LeaseAction.CLAIM, True, "")
-    stale = decide(replace(HELD, sign=sign(2, "n2", state=state)), TIMING)
+    stale = decide(replace(HELD, beat=beat(2, "n2", state=state)), TIMING)
     assert stale.act is LeaseAction.WATCH, "the word of a holder before this one"
 
 
@@ -158,7 +160,7 @@ SECOND = replace(FIRST, instance=JOB, process="b1:9:200:7")
 
 def test_an_attempt_of_a_job_is_not_the_one_before_it_by_machine_boot_and_state() -> None:
     """Slurm starts a job again beside its own old tree: measured for 85 s, with the same state directory."""
-    held = replace(HELD, me=SECOND, rival=FIRST, sign=sign(3, "n3", FIRST))
+    held = replace(HELD, me=SECOND, rival=FIRST, beat=beat(3, "n3", FIRST))
     assert decide(held, TIMING).act is LeaseAction.WATCH
     alive = replace(held, watch=Watch(0.0, True, "y"))
     assert decide(alive, TIMING).act is LeaseAction.REFUSE
@@ -167,7 +169,7 @@ def test_an_attempt_of_a_job_is_not_the_one_before_it_by_machine_boot_and_state(
 
 
 def test_an_attempt_whose_earlier_one_has_provably_ended_does_not_wait() -> None:
-    held = replace(HELD, me=SECOND, rival=FIRST, sign=sign(3, "n3", FIRST), holder_ended=True)
+    held = replace(HELD, me=SECOND, rival=FIRST, beat=beat(3, "n3", FIRST), holder_ended=True)
     decision = decide(held, TIMING)
     assert (decision.act, decision.at_once, decision.why_not) == (LeaseAction.CLAIM, True, "")
     other_job = replace(held, me=replace(SECOND, instance=replace(JOB, id="78")))
@@ -209,7 +211,7 @@ def test_a_podwatch_that_comes_back_to_its_trainer_after_the_run_was_taken_over(
     known = replace(HELD, own=own, training=True)
     assert decide(known, TIMING).act is LeaseAction.SUPERSEDED
     assert decide(replace(known, training=False), TIMING).act is LeaseAction.WATCH, "nothing runs: like any other pod"
-    left = replace(known, sign=sign(3, "n3", state="released"))
+    left = replace(known, beat=beat(3, "n3", state="released"))
     assert decide(left, TIMING).act is LeaseAction.CLAIM, "the other one has left"
 
 
@@ -251,7 +253,7 @@ def test_one_failed_look_does_not_let_a_standby_train_beside_a_holder_it_has_see
         assert (waiting.act, waiting.stop) == (LeaseAction.ASK, False)
         assert waiting.why_not
         assert decide(replace(known, take_over=True), TIMING).why_not == ""
-    left = replace(seen, own=recorded, sign=sign(3, "n3", state="released"))
+    left = replace(seen, own=recorded, beat=beat(3, "n3", state="released"))
     assert decide(left, TIMING).why_not == "", "it has left: nobody is waited for"
     made = replace(seen, own=Own(Claim(4, "mine"), "b1", at_once=True))
     assert decide(made, TIMING).why_not == "", "our claim came after it"
@@ -305,17 +307,17 @@ claims = st.lists(
     st.builds(Claim, st.integers(1, 4), st.sampled_from(["mine", "x", "y"]), st.floats(0, 9), st.sampled_from("abc")),
     max_size=4,
 )
-pods = st.sampled_from([ME, OTHER, replace(ME, machine="m9"), Pod("w", "m1", "b1", "p1")])
-signs = st.none() | st.builds(
-    Sign, st.sampled_from("uv"), pods, st.integers(0, 4), st.sampled_from(["mine", "x", ""]),
-    st.sampled_from([*HolderState, ""]),
+pods = st.sampled_from([ME, OTHER, replace(ME, machine_id="m9"), Pod("w", "m1", "b1", "p1")])
+beats = st.none() | st.builds(
+    beat, st.integers(0, 4), st.sampled_from(["mine", "x", ""]), pods, st.sampled_from([*HolderState, ""]),
+    st.sampled_from("uv"),
 )  # fmt: skip
 owns = st.none() | st.builds(
     Own, st.builds(Claim, st.integers(1, 4), st.just("mine")), st.sampled_from(["b1", "b0"]), st.booleans(),
     st.booleans(), st.floats(0, 400), st.floats(0, 200), st.booleans(),
 )  # fmt: skip
 knowns = st.builds(
-    Known, st.just(ME), st.booleans(), claims.map(tuple), st.integers(0, 4), signs, st.none() | pods,
+    Known, st.just(ME), st.booleans(), claims.map(tuple), st.integers(0, 4), beats, st.none() | pods,
     st.builds(Watch, st.floats(0, 400), st.booleans(), st.just("u")), owns,
     st.builds(Control, st.sampled_from(["running", "stopped"]), st.sampled_from(["", "pod-1", "pod-2"])),
     st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.booleans(),
@@ -361,7 +363,7 @@ def test_only_answered_looks_close_together_count_as_silence(looks: list[tuple[s
     watch, total = Watch(), 0.0
     marks = [mark for mark, _ in looks]
     for number, (mark, gap) in enumerate(looks):
-        watch = watched(watch, None if mark is None else sign(1, "n", mark=mark), gap)
+        watch = watched(watch, None if mark is None else beat(1, "n", mark=mark), gap)
         if number and 0 <= gap <= MOST_BETWEEN:
             total += gap
     assert watch.changed == (len(set(marks)) > 1), "once changed, the pod behind it has lived"
@@ -373,10 +375,13 @@ def test_only_answered_looks_close_together_count_as_silence(looks: list[tuple[s
 
 def test_documents_come_back_as_they_were_written() -> None:
     claim = Claim(7, "abc")
-    assert claimant(claim_document(claim, ME, "now")) == (ME, "abc")
-    read = parse_sign(sign_document(ME, claim, {"state": "running", "written_at": "now", "step": 3}))
+    assert ClaimDocument.from_bytes(claim_document(claim, ME, "now")).nonce == "abc"
+    assert claimant(claim_document(claim, ME, "now")).same_as(ME)
+    said = Heartbeat(step=3).signed(ME, claim, HolderState.RUNNING, "now")
+    read = read_beat(said.to_bytes())
     assert read is not None
-    assert (read.pod, read.generation, read.nonce, read.state) == (ME, 7, "abc", "running")
+    assert read.said == said
+    assert (read.said.host, read.said.generation, read.said.claim, read.said.state) == ("pod-1", 7, "abc", "running")
     assert parse_claim_name("7-abc") == (7, "abc")
     for name in ("7", "-abc", "7-../x", "7-a/b", "x-abc", "7-a\n"):
         assert parse_claim_name(name) is None
@@ -384,19 +389,19 @@ def test_documents_come_back_as_they_were_written() -> None:
 
 @settings(deadline=None)
 @given(st.binary(max_size=60) | st.sampled_from([b"[]", b'{"writer_id": 3, "generation": "x"}', b'"' * 50]))
-def test_a_heartbeat_of_nonsense_is_still_a_sign(data: bytes) -> None:
-    read = parse_sign(data)
+def test_a_heartbeat_of_nonsense_is_still_one(data: bytes) -> None:
+    read = read_beat(data)
     assert read is not None
     assert read.mark
-    assert read.generation == 0
-    claimant(data)
+    assert read.said == Heartbeat()
+    assert claimant(data) == Pod()
 
 
 def test_what_a_person_may_write_into_control() -> None:
-    assert parse_control(None) == Control()
-    assert parse_control(b"{}") == Control()
-    assert parse_control(b'{"desired": "stopped", "reason": "why"}') == Control("stopped", "", "why")
-    assert parse_control(b'{"holder": "pod-9", "schema_version": 1, "kind": "podwatch-control"}').holder == "pod-9"
+    assert read_control(None) == Control()
+    assert read_control(b"{}") == Control()
+    assert read_control(b'{"desired": "stopped", "reason": "why"}') == Control("stopped", "", "why")
+    assert read_control(b'{"holder": "pod-9", "schema_version": 1, "kind": "podwatch-control"}').holder == "pod-9"
 
 
 @pytest.mark.parametrize(
@@ -405,8 +410,8 @@ def test_what_a_person_may_write_into_control() -> None:
         (b"desired = stopped", "JSON"),
         (b"[1]", "object"),
         (b'{"desierd": "stopped"}', "desierd"),
-        (b'{"desired": "stop"}', "stop"),
-        (b'{"desired": true}', "True"),
+        (b'{"desired": "stop"}', "desired"),
+        (b'{"desired": true}', "desired"),
         (b'{"holder": 7}', "holder"),
         (b'{"holder": "a\\u001b[2J"}', "holder"),
         (b'{"schema_version": 2}', "schema_version"),
@@ -414,7 +419,7 @@ def test_what_a_person_may_write_into_control() -> None:
 )
 def test_a_mistyped_wish_is_named_and_not_taken_for_none(text: bytes, named: str) -> None:
     with pytest.raises(IntegrityError, match=named):
-        parse_control(text)
+        read_control(text)
 
 
 # -- the pointer's numbers --------------------------------------------------------------------------------------------

@@ -227,7 +227,7 @@ def stored_documents() -> dict[str, set[str]]:
     rules = {*replacement._RULES_KEYS, "schema_version", "kind"}
     archived = archive.ArchiveRecord("run", "all", (1, 1), 1.0, "host", ((1, "save"),)).to_bytes()
     found["archive"] = paths_of(json.loads(archived))
-    return {**found, "control": set(lease._CONTROL_KEYS), "controller rules": rules}
+    return {**found, "control": set(lease.Control().to_json()), "controller rules": rules}
 
 
 def piped_documents() -> dict[str, set[str]]:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from podwatch.domain.lease import PINS, SAVES, HolderState, pins_field, saves_field
+from podwatch.domain.lease import HandedOverSaves, Heartbeat, HolderState, pins_of
 from podwatch.domain.run import IntentKind
 from podwatch.sync.syncer import Syncer
 from tests.sync.conftest import Run, World, until
@@ -34,8 +34,8 @@ async def beat(world: World, syncer: Syncer, state: HolderState = HolderState.RU
         lease.took_over_pins()
     session.take_over_saves()
     known = session.known_saves()
-    fields: dict[str, object] = {PINS: pins_field(world.journal.pins())}
-    await syncer.beat(fields | ({} if known is None else {SAVES: saves_field(known)}), state)
+    saves = None if known is None else HandedOverSaves.of(known)
+    await syncer.beat(Heartbeat(pins=pins_of(world.journal.pins()), saves=saves), state)
 
 
 def steps(world: World) -> set[int]:

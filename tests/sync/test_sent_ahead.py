@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 
+from podwatch.domain.lease import Heartbeat
 from podwatch.policy.who_holds_the_run import LeaseAction, Timing
 from tests.sync.conftest import Run, World, until
 
@@ -40,7 +41,7 @@ async def test_nothing_leaves_while_another_pod_is_watched(b2: World, run: Run) 
     b2.scan()
     first = await run(b2)
     await until(lambda: first.status().last_step == 5)
-    await first.beat({})
+    await first.beat(Heartbeat())
     second = b2.other("second", writer_id="writer-2", timing=Timing(patience=1000.0, claim_wait=0.1, poll=0.05))
     second.write_set(10)
     second.scan()

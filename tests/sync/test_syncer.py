@@ -14,6 +14,7 @@ import pytest
 from podwatch.daemon.own_findings import clock_findings
 from podwatch.domain.errors import HostError, InternalError, PodwatchError, RemoteError
 from podwatch.domain.finding import Severity
+from podwatch.domain.lease import Heartbeat
 from podwatch.domain.manifest import Manifest
 from podwatch.domain.safe_links import check_links
 from podwatch.stores.base import ObjectStore, store_time
@@ -140,7 +141,7 @@ async def test_without_a_store_it_says_so(local: World, run: Run) -> None:
     assert syncer.status().ok is None
     with pytest.raises(PodwatchError, match="NOT BACKED UP"):
         await syncer.sync_now()
-    await syncer.beat({})
+    await syncer.beat(Heartbeat())
     await syncer.repoint(None)
 
 
@@ -223,8 +224,8 @@ async def test_key_that_may_not_delete_is_fine_and_said_so(b2: World, run: Run) 
     b2.scan()
     syncer = await run(b2)
     await syncer.sync_now()
-    await syncer.beat({"step": 1})
-    await syncer.beat({"step": 2})
+    await syncer.beat(Heartbeat(step=1))
+    await syncer.beat(Heartbeat(step=2))
     assert syncer.status().ok is True
 
 
@@ -232,12 +233,12 @@ async def test_heartbeat_keeps_one_version(world: World, run: Run) -> None:
     syncer = await run(world)
     await asyncio.wait_for(syncer.until_speaking(True), 60)
     for number in range(3):
-        await syncer.beat({"number": number})
+        await syncer.beat(Heartbeat(step=number))
     store = world.store()
     data = store.get_bytes(world.keys.heartbeat)
     store.close()
     assert data is not None
-    assert b'"number": 2' in data
+    assert b'"step": 2' in data
     if world.server is not None:
         assert len(world.server.versions("heartbeat.json")) == 1
 
@@ -259,8 +260,8 @@ async def test_a_beat_does_not_wait_for_the_repair_of_the_pointer(world: World, 
     waiting = asyncio.ensure_future(syncer.session.worker.call(busy.wait))
     try:
         for number in range(7):  # the pointer is read at the first and the sixth
-            await asyncio.wait_for(syncer.beat({"number": number}), 60)
-        assert b'"number": 6' in (store.get_bytes(world.keys.heartbeat) or b"")
+            await asyncio.wait_for(syncer.beat(Heartbeat(step=number)), 60)
+        assert b'"step": 6' in (store.get_bytes(world.keys.heartbeat) or b"")
     finally:
         busy.set()
         await waiting
@@ -279,7 +280,7 @@ async def test_podwatch_leaves_while_a_repair_waits(local: World, run: Run) -> N
     await syncer.sync_now()
     busy = threading.Event()
     waiting = asyncio.ensure_future(syncer.session.worker.call(busy.wait))
-    await asyncio.wait_for(syncer.beat({}), 60)
+    await asyncio.wait_for(syncer.beat(Heartbeat()), 60)
     try:
         await asyncio.wait_for(syncer.stop(), 60)
     finally:
@@ -296,12 +297,12 @@ async def test_a_failed_beat_leaves_the_store_of_a_publication_open(b2: World, r
     used = syncer.session.store
     assert used is not None
     b2.server.fault("b2_upload_file", "status", status=403, code="transaction_cap_exceeded", count=100)
-    await syncer.beat({})
+    await syncer.beat(Heartbeat())
     assert syncer.status().ok is False
     assert b2.names().count("sync-failed") == 1
     assert syncer.session.store is used
     b2.server.admin("clear")
-    await syncer.beat({})
+    await syncer.beat(Heartbeat())
     assert syncer.status().ok is True
     assert b2.names().count("store-recovered") == 1
 

@@ -104,7 +104,7 @@ def _life(run: "RemoteRun", now: float) -> str:
     where = f"{last.instance.provider} {last.instance.id}" if last.instance.provider else ""
     spent = run.summary
     cost = amount(spent.cost, spent.currency) if spent is not None and spent.cost is not None else ""
-    said = (ago(max(0.0, now - run.heartbeat_wall)), clean(last.outcome or last.state), clean(where), clean(cost))
+    said = (ago(max(0.0, now - run.heartbeat_wall)), clean(last.outcome or last.left_as), clean(where), clean(cost))
     return ", ".join(text for text in said if text)
 
 
@@ -116,7 +116,7 @@ def _run_document(run: "RemoteRun") -> dict[str, Any]:
         "saves": len(run.sets),
         "size_bytes": run.size_bytes,
         "heartbeat_at": rfc3339(run.heartbeat_wall),
-        "state": run.last.state,
+        "state": run.last.left_as,
         "outcome": run.last.outcome or None,
         "instance": run.last.instance.to_dict() if run.last.instance.provider else None,
         "alive": run.alive is not None,

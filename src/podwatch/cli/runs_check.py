@@ -220,7 +220,7 @@ def _reading(
         return Level.UNKNOWN, {"": (("UNKNOWN", "none"), [f"UNKNOWN: no runs in {clean(store.url)}"])}
     return _worst(found), {
         evidence.run_id: (
-            (judgement.level.name, "" if evidence.beat is None else evidence.beat.reason),
+            (judgement.level.name, "" if evidence.beat is None else evidence.beat.said.reason),
             _lines(evidence, judgement),
         )
         for evidence, judgement in found
@@ -240,17 +240,17 @@ def _document(evidence: "Evidence", judgement: "Judgement") -> dict[str, Any]:
         if beat is None
         else {
             "age_seconds": _rounded(beat.age),
-            "state": beat.state,
-            "phase": beat.phase,
-            "desired": beat.desired,
-            "host": beat.host,
-            "overall": beat.overall,
-            "reason": beat.reason,
-            "step": beat.step,
+            "state": beat.said.state,
+            "phase": beat.said.phase,
+            "desired": beat.said.desired,
+            "host": beat.said.host,
+            "overall": beat.said.overall,
+            "reason": beat.said.reason,
+            "step": beat.said.step,
             "step_age_seconds": None if beat.step_age is None else _rounded(beat.step_age + beat.age),
-            "unstored_step": beat.unstored_step,
-            "outcome": beat.outcome or None,
-            "instance": beat.instance.to_dict() if beat.instance.provider else None,
+            "unstored_step": beat.said.unstored_step,
+            "outcome": beat.said.outcome or None,
+            "instance": beat.said.instance.to_dict() if beat.said.instance.provider else None,
         },
     }
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from podwatch.domain.earlier_attempts import parse_verdict
 from podwatch.domain.errors import ExitCode, IntegrityError, RemoteError
-from podwatch.domain.lease import CLAIM_WAIT_SECONDS, Claim, Control, Sign, parse_claim_name, parse_control, parse_sign
+from podwatch.domain.lease import CLAIM_WAIT_SECONDS, Beat, Claim, Control, Heartbeat, parse_claim_name, read_beat, read_control
 from podwatch.domain.manifest import Keys
 from podwatch.domain.replacement import (
     Listing,
@@ -34,7 +34,6 @@ from podwatch.domain.replacement import (
     store_tag,
 )
 from podwatch.policy.rented_machines import Facts, is_stale
-from podwatch.policy.run_check import Beat, parse_beat
 from podwatch.policy.who_holds_the_run import CONFIRMED_SECONDS, winner
 from podwatch.stores.base import ObjectStore, StoredObject, store_time
 from podwatch.stores.fenced_writes import put_before
@@ -113,7 +112,7 @@ class RunStore:
         latest = self._any_size(self._keys.latest)
         pointer = _generation(latest[1] if latest is not None else None)
         now = self.now()
-        sign, heard = _heartbeat(beat, now)
+        heard = None if beat is None else read_beat(beat[1], now - beat[0].uploaded_wall)
         newest = max((c.uploaded_wall for c in claimed), default=None)
         own = self._own
         return Facts(
@@ -124,14 +123,14 @@ class RunStore:
             control,
             problem,
             heard,
-            lease=max([pointer, sign.generation if sign else 0, *(c.generation for c in claimed)]),
+            lease=max([pointer, heard.said.generation if heard else 0, *(c.generation for c in claimed)]),
             claim_age=None if newest is None else max(0.0, now - newest),
-            end_code=self._end_code(beat, heard),
+            end_code=self._end_code(heard),
             claims=tuple(claims),
             own=own.claim if own is not None else None,
             own_age=self._own_age(own) if own is not None else 0.0,
-            outdated=sign is not None and any(c.generation > sign.generation for c in claimed),
-            watched=self._watched(sign.mark if sign is not None else "", at),
+            outdated=heard is not None and any(c.generation > heard.said.generation for c in claimed),
+            watched=self._watched(heard.mark if heard is not None else "", at),
             tag=self._tag,
             # Two machines can have different directories at the same path.
             proves=not self._store.url.startswith("file:"),
@@ -157,7 +156,7 @@ class RunStore:
         try:
             found = self._store.read(self._keys.control, limit=SMALL)
             self._control = found[0] if found is not None else None
-            control = parse_control(found[1] if found is not None else None)
+            control = read_control(found[1] if found is not None else None)
         except IntegrityError as error:
             problem = problem or str(error)
         return rules, control, problem
@@ -194,15 +193,13 @@ class RunStore:
                 found.append(Claim(*name, item.uploaded_wall, item.file_id, item.writer_id))
         return found
 
-    def _end_code(self, beat: tuple[StoredObject, bytes] | None, heard: Beat | None) -> int | None:
+    def _end_code(self, heard: Beat | None) -> int | None:
         """The exit code of a run that ended for good, by the heartbeat, else by the last attempt's verdict."""
-        document = _object(beat[1]) if beat is not None else {}
-        if document.get("desired") == "finished" or document.get("outcome") == "finished":
+        said = heard.said if heard is not None else Heartbeat()
+        if "finished" in (said.desired, said.outcome):
             return int(ExitCode.OK)
-        end = document.get("end")
-        code = end.get("exit_code") if isinstance(end, dict) else None
-        if code == ExitCode.DO_NOT_RUN:
-            return int(code)
+        if said.end is not None and said.end.exit_code == ExitCode.DO_NOT_RUN:
+            return said.end.exit_code
         verdict = self._any_size(self._keys.verdict)
         last = parse_verdict(verdict[1] if verdict is not None else None)
         if last.last is None or last.last.code != ExitCode.DO_NOT_RUN:
@@ -364,12 +361,6 @@ def _kind(entry: Mapping[str, Any]) -> Mapping[str, object]:
     """What makes two entries of the journal the same decision."""
     kind = {key: entry.get(key) for key in ("action", "provider", "id", "label", "result")}
     return {**kind, "reason": "".join(c for c in str(entry.get("reason", "")) if not c.isdigit())}
-
-
-def _heartbeat(found: tuple[StoredObject, bytes] | None, now: float) -> tuple[Sign | None, Beat | None]:
-    if found is None:
-        return None, None
-    return parse_sign(found[1]), parse_beat(_object(found[1]), now - found[0].uploaded_wall)
 
 
 def _object(data: bytes | None) -> dict[str, Any]:

@@ -25,11 +25,11 @@ from podwatch.detection.run_detectors import DetectionState, second_signals
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Finding
-from podwatch.domain.lease import HolderState
+from podwatch.domain.lease import Heartbeat, HeartbeatEnd, HolderState
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.exit_code import Outcome
+from podwatch.policy.exit_code import Outcome, Verdict
 from podwatch.policy.lost_saves import not_stored, pin_not_stored
 from podwatch.policy.overall_status import RecoveryView
 from podwatch.policy.run_cost import Price
@@ -280,12 +280,8 @@ def outcome(view: DaemonView, state: HolderState) -> str | None:
     return None if ended is None else str(ended)
 
 
-def heartbeat_fields(
-    view: DaemonView, own: Sequence[CheckpointSet], state: HolderState = HolderState.RUNNING
-) -> dict[str, object]:
-    """The fields of the heartbeat in the store: they show from outside the pod whether training makes progress
-    (policy/run_check.py). ``own``: the run's own checkpoints. Times in fields ``_wall`` are epoch seconds of this
-    machine's clock, as ``written_wall`` is; ``rate`` is steps per hour, by the run's median step."""
+def heartbeat(view: DaemonView, own: Sequence[CheckpointSet], state: HolderState = HolderState.RUNNING) -> Heartbeat:
+    """The heartbeat in the store, as far as it does not depend on the claim. ``own``: the run's own checkpoints."""
     newest, waiting = view.snapshot.newest_step, not_stored(own, view.sync.stored, view.sync.last_published_wall)
     median, ended = view.learned.median_step_seconds, outcome(view, state)
     if waiting is None and ended == Outcome.FINISHED and view.sync.store_url:  # a controller destroys the machine then
@@ -294,27 +290,31 @@ def heartbeat_fields(
         status = build_status(view)
     except Exception:  # without a heartbeat another pod would take the run
         status = {"overall": "", "reasons": []}
-    return {
-        "phase": view.recovery.phase,
-        "step": newest.step if newest is not None else None,
-        "step_wall": view.wall_of(newest.at) if newest is not None else None,
-        "progress_at": rfc3339(view.wall_of(newest.at)) if newest is not None else None,
-        "target": view.target_step,
-        "rate": None if not median else round(3600 / median, 3),
-        "outcome": ended,
-        "end": None if view.end is None else view.end.to_dict(),
-        "desired": str(view.desired),
-        "overall": status["overall"],
-        "reason": str(status["reasons"][0]["summary"])[:300] if status["reasons"] else "",
-        "started_wall": view.started_wall,
-        "written_wall": view.now_wall,
-        "last_stored_step": view.sync.last_step,
-        "unstored_step": waiting.step if waiting is not None else None,
-        "unstored_since_wall": waiting.since_wall if waiting is not None else None,
-        "podwatch_version": view.version,
-        "best_result": view.best_result or None,
-        "account": account_document(view.account, brief=True),
-    }
+    return Heartbeat(
+        phase=view.recovery.phase,
+        step=newest.step if newest is not None else None,
+        step_wall=view.wall_of(newest.at) if newest is not None else None,
+        progress_at=(rfc3339(view.wall_of(newest.at)) if newest is not None else None) or "",
+        target=view.target_step,
+        rate=None if not median else round(3600 / median, 3),
+        outcome=ended or "",
+        end=None if view.end is None else _end(view.end),
+        desired=str(view.desired),
+        overall=status["overall"],
+        reason=str(status["reasons"][0]["summary"]) if status["reasons"] else "",
+        started_wall=view.started_wall,
+        written_wall=view.now_wall,
+        last_stored_step=view.sync.last_step,
+        unstored_step=waiting.step if waiting is not None else None,
+        unstored_since_wall=waiting.since_wall if waiting is not None else None,
+        podwatch_version=view.version,
+        best_result=view.best_result or "",
+        account=account_document(view.account, brief=True),
+    )
+
+
+def _end(verdict: Verdict) -> HeartbeatEnd:
+    return HeartbeatEnd(str(verdict.outcome), int(verdict.code), str(verdict.blame), verdict.sentence)
 
 
 # -- texts of the daemon ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,11 +18,11 @@ from podwatch.config.loading import LoadedSettings
 from podwatch.daemon.components import Components
 from podwatch.daemon.pins_of_earlier_pod import adopt_pins
 from podwatch.daemon.shutdown import BackgroundTasks
-from podwatch.daemon.status_view import Remembered, StatusSource, heartbeat_fields
+from podwatch.daemon.status_view import Remembered, StatusSource, heartbeat
 from podwatch.daemon.store_wiring import WANDB_SECONDS
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event, EventName
-from podwatch.domain.lease import MOST_PINS, PINS, SAVES, HolderState, pins_field, saves_field
+from podwatch.domain.lease import MOST_PINS, HandedOverSaves, HolderState, pins_of
 from podwatch.domain.run import Mutation
 from podwatch.domain.secrets import scrub_field, secret_values
 from podwatch.domain.snapshot import Desired, Snapshot
@@ -195,11 +196,11 @@ class StoreJobs:
                 self._status.books.accountant.take_over(*session.lease.take_account())
             recovery, sets = self._parts.recovery, self._parts.checkpoints.catalogue.sets
             own = [found for found in sets if recovery.context.owns(found)]
-            fields = heartbeat_fields(self._status.view(), own, state)
+            said = heartbeat(self._status.view(), own, state)
             pins, known = self._memory.pins, session.known_saves()
             if known is not None and len(pins) <= MOST_PINS:  # the next pod deletes what is listed and not pinned
-                fields, self._listed_seq = {**fields, SAVES: saves_field(known)}, known.seq
-            await self._syncer.beat({**fields, PINS: pins_field(pins)}, state)
+                said, self._listed_seq = replace(said, saves=HandedOverSaves.of(known)), known.seq
+            await self._syncer.beat(replace(said, pins=pins_of(pins)), state)
 
     async def say_leaving(self) -> None:
         """The last heartbeat: released where nothing trains, so that no other pod waits for this one."""

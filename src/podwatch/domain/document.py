@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, cast
 
@@ -37,6 +37,8 @@ class Document:
     KIND: ClassVar[str] = ""
     FILE: ClassVar[str] = "document"
     LARGEST: ClassVar[int] = 1 << 20
+    ONLY_KNOWN: ClassVar[bool] = False
+    """Whether an unknown field is an error: of what people write, because it may be a typing error."""
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str = "") -> Self:
@@ -50,6 +52,7 @@ class Document:
         from pydantic import ValidationError
 
         _check_kind(cls, found, where)
+        _check_names(cls, found, where)
         try:
             return cast("Self", _adapter(cls).validate_python(found))
         except ValidationError as error:
@@ -144,6 +147,13 @@ def _check_kind(kind: type[Document], found: object, where: str) -> None:
         )
 
 
+def _check_names(kind: type[Document], found: Any, where: str) -> None:
+    known = [one.name for one in fields(cast("Any", kind))] if kind.ONLY_KNOWN else list(found)
+    for name in found:
+        if name not in known:
+            raise _bad(kind, where, f"unknown field {_printable(name[:40])}", fix="known: " + ", ".join(known))
+
+
 def _bad(kind: type[Document], where: str, what: str, *, fix: str = "") -> IntegrityError:
     return IntegrityError(f"{kind.FILE} cannot be read: {what}", where=where or kind.FILE, fix=fix)
 
@@ -155,7 +165,11 @@ def _first(problems: "list[ErrorDetails]") -> str:
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     what = first["msg"].removeprefix("Value error, ") + more
     text = f"{place}: {what}" if place else what
-    return "".join(c if c.isprintable() else "\ufffd" for c in text)[:300]
+    return _printable(text)[:300]
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +243,40 @@ class Form:
 def _check_run_id(text: str) -> None:
     if not valid_run_id(text):
         raise ValueError("is no run id")
+
+
+@dataclass(frozen=True, slots=True)
+class or_null:  # noqa: N801 - reads like a word at a field
+    """JSON's null stands for ``value``."""
+
+    value: Any
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
+        from pydantic_core import core_schema
+
+        written = core_schema.wrap_serializer_function_ser_schema(self._written)
+        return core_schema.no_info_wrap_validator_function(self._read, handler(source), serialization=written)
+
+    def _read(self, found: Any, inner: Callable[[Any], Any]) -> Any:
+        return self.value if found is None else inner(found)
+
+    def _written(self, value: Any, inner: Callable[[Any], Any]) -> Any:
+        return None if value == self.value else inner(value)
+
+
+@dataclass(frozen=True, slots=True)
+class read_as:  # noqa: N801 - reads like words at a field
+    """What is read goes through ``change``."""
+
+    change: Callable[[str], str]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
+        from pydantic_core import core_schema
+
+        inner = handler(source)
+        return core_schema.no_info_after_validator_function(
+            self.change, inner, serialization=inner.get("serialization")
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,12 @@ KUBERNETES_POD_UID and KUBERNETES_NODE_NAME by the downward API.
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Annotated, Final
+
+from podwatch.domain.document import Form
 
 _TEXT: Final = re.compile(r"[\x21-\x7e]{1,200}")
+_Name = Annotated[str, Form(r"[\x21-\x7e]{0,200}")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +24,11 @@ class Instance:
     not number them. ``node``: the engine's name of the machine; empty if it gives none. ``label``: what `podwatch
     controller` named the machine, from LABEL_VARIABLE."""
 
-    provider: str = ""
-    id: str = ""
-    attempt: str = ""
-    node: str = ""
-    label: str = ""
+    provider: _Name = ""
+    id: _Name = ""
+    attempt: _Name = ""
+    node: _Name = ""
+    label: _Name = ""
 
     @property
     def job(self) -> tuple[str, str]:
@@ -84,14 +87,6 @@ def instance(environ: Mapping[str, str]) -> Instance:
         return Instance(label=label)
     attempt = _first(environ, found.attempts) or found.first
     return Instance(found.provider, _first(environ, found.ids), attempt, _first(environ, found.nodes), label)
-
-
-def parse_instance(value: object) -> Instance:
-    """An instance as a document of the store has it; every field that is not a plain short text is left out."""
-    if not isinstance(value, Mapping):
-        return NO_INSTANCE
-    texts = [value.get(name) for name in ("provider", "id", "attempt", "node", "label")]
-    return Instance(*(text if isinstance(text, str) and _TEXT.fullmatch(text) else "" for text in texts))
 
 
 def grace_seconds(environ: Mapping[str, str]) -> float:

@@ -1,33 +1,37 @@
-"""Which pod holds a run in the store: pods, claims, the holder's heartbeat, and control.json (docs/two-pods.md). Data
-from a store is never trusted: parsing refuses or drops it."""
+"""Which pod holds a run in the store: pods, claims, the holder's heartbeat, and control.json (docs/two-pods.md)."""
 
-import contextlib
 import hashlib
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Literal, Self, TypeVar
 
-from podwatch.domain.document import SCHEMA_VERSION
-from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
+from podwatch.domain.document import (
+    SCHEMA_VERSION,
+    Document,
+    Integer,
+    Json,
+    Label,
+    Many,
+    Positive,
+    Real,
+    SaveId,
+    Strictly,
+    Wall,
+    Whole,
+    or_null,
+    shown,
+)
+from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.manifest import valid_save_id
-from podwatch.domain.safe_names import deceives
 from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave
 
 _CLAIM_NAME = re.compile(r"(\d{1,18})-([A-Za-z0-9]{1,64})\Z")
-_CONTROL_KEYS = ("schema_version", "kind", "desired", "holder", "reason")
 
-
-LAST_DIGEST, PINS, SAVES = "last_digest_at", "pins", "saves"
-"""Fields of heartbeat.json."""
 MOST_PINS = 100
 """Pins in a heartbeat: of the highest steps."""
-MOST_WALL = 1e11
-"""Epoch seconds of year 5138: a larger time is none."""
 MOST_SAVES = 300
 """Saves in a heartbeat: the newest. Older ones are mostly milestones, which stay anyway."""
 CLAIM_WAIT_SECONDS = 100.0
@@ -39,6 +43,9 @@ or down for a while."""
 REFUSAL_SECONDS = 60.0
 """A permanent refusal of the store lasts this long before it counts: all of B2's servers know a new bucket or key well
 within this time."""
+
+
+D = TypeVar("D", bound="Pod")
 
 
 class HolderState(StrEnum):
@@ -55,19 +62,19 @@ GONE = frozenset({HolderState.PREEMPTED, HolderState.RELEASED})
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """The identity of a pod. ``writer_id`` is kept in podwatch's state directory; ``machine`` survives a reboot,
-    ``boot`` does not; ``place`` identifies the output directory, whose lock allows one trainer on a machine.
+    """The identity of a pod. ``writer_id`` is kept in podwatch's state directory; ``machine_id`` survives a reboot,
+    ``boot_id`` does not; ``place`` identifies the output directory, whose lock allows one trainer on a machine.
 
     ``process``: the process that is the engine's job (``ProcessIdentity.text``); empty unless podwatch runs as a job.
     """
 
-    writer_id: str
-    machine: str = ""
-    boot: str = ""
-    place: str = ""
-    host: str = ""
-    instance: Instance = NO_INSTANCE
-    process: str = ""
+    writer_id: Label = ""
+    machine_id: Label = ""
+    boot_id: Label = ""
+    place: Label = ""
+    host: Label = ""
+    instance: Annotated[Instance, or_null(NO_INSTANCE)] = NO_INSTANCE
+    process: Label = ""
 
     def same_as(self, other: "Pod") -> bool:
         """Whether ``other`` is certainly this pod, so that its claims cannot come from a second living one: the same
@@ -78,17 +85,30 @@ class Pod:
         if self.process or other.process:
             return self.process == other.process
         if self.writer_id == other.writer_id:
-            return other.machine in ("", self.machine)
-        here = (self.machine, self.boot, self.place)
-        return all(here) and here == (other.machine, other.boot, other.place)
+            return other.machine_id in ("", self.machine_id)
+        here = (self.machine_id, self.boot_id, self.place)
+        return all(here) and here == (other.machine_id, other.boot_id, other.place)
 
     def same_job(self, other: "Pod") -> bool:
         """Whether ``other`` is an attempt of the same job of the engine; it may be a living one."""
         return bool(self.process or other.process) and self.instance.job == other.instance.job
 
+    @property
+    def described(self) -> str:
+        """The host name, with the engine's job or the provider's machine."""
+        where = self.instance
+        attempt = f", attempt {where.attempt}" if where.attempt else ""
+        return f"{self.host or '?'}{f' ({where.provider} {where.id}{attempt})' if where.provider else ''}"
+
     def called(self, name: str) -> bool:
         """Whether ``name`` (host name, writer id, machine id, the instance's id or its label) names this pod."""
-        return bool(name) and name in (self.host, self.writer_id, self.machine, self.instance.id, self.instance.label)
+        return bool(name) and name in (
+            self.host,
+            self.writer_id,
+            self.machine_id,
+            self.instance.id,
+            self.instance.label,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,219 +128,225 @@ def parse_claim_name(name: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimDocument(Pod, Document):
+    """What the object of a claim contains: who made it."""
+
+    KIND = "podwatch-claim"
+    FILE = "claim"
+
+    generation: Whole = 0
+    nonce: Label = ""
+    created_at: Label = ""
+
+
 def claim_document(claim: Claim, pod: Pod, created_at: str) -> bytes:
-    document = {"schema_version": SCHEMA_VERSION, "kind": "podwatch-claim", **_signature(pod)}
-    return _json({**document, "generation": claim.generation, "nonce": claim.nonce, "created_at": created_at})
+    return _signed(ClaimDocument(generation=claim.generation, nonce=claim.nonce, created_at=created_at), pod).to_bytes()
 
 
-def claimant(data: bytes | None) -> tuple[Pod, str]:
-    """(pod, nonce) of a claim's document; empty if it cannot be parsed."""
-    document = _object(data)
-    return _pod(document), _text(document, "nonce")
+def claimant(data: bytes | None) -> Pod:
+    """The pod that made a claim; one without any name if its document cannot be read."""
+    try:
+        return ClaimDocument.from_bytes(data or b"")
+    except IntegrityError:
+        return Pod()
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
-    """A heartbeat as read from the store. ``mark`` changes with every write, even if nothing else can be parsed."""
+class Pin:
+    step: Whole
+    reason: Label = ""
 
-    mark: str
-    pod: Pod
-    generation: int = 0
-    nonce: str = ""
-    state: str = ""
-    digest_wall: float | None = None
-    """When the run's last digest was sent, or when a pod began to wait for the first; epoch seconds."""
-    pins: Mapping[int, str] = field(default_factory=dict)
-    """Step: reason. The pod that replaces this one adopts them, so that it does not delete these steps in the store."""
-    saves: KnownSaves | None = None
+
+@dataclass(frozen=True, slots=True)
+class HandedOverSave:
+    step: Whole
+    save_id: SaveId
+    lineage: Label
+    generation: Positive
+    seq: Positive
+    stored_wall: Wall
+    total_bytes: Whole
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOverSaves:
+    """The saves in the store that retention knows, which the next pod judges too, oldest first; generation and seq of
+    the newest. The next pod deletes by them: a list that is wrong anywhere is not used."""
+
+    generation: Positive
+    seq: Positive
+    known: Many[HandedOverSave]
+
+    def __post_init__(self) -> None:
+        if not self.known or any(s.seq > self.seq or s.generation > self.generation for s in self.known):
+            raise ValueError("known: a save is newer than the newest, or there is none")
+
+    @classmethod
+    def of(cls, known: KnownSaves) -> Self:
+        saves = tuple(
+            HandedOverSave(s.step, s.save_id, s.lineage, s.generation, s.seq, round(s.wall, 3), s.total_bytes)
+            for s in known.saves[-MOST_SAVES:]
+        )
+        return cls(known.generation, known.seq, saves)
+
+    def taken(self) -> KnownSaves:
+        saves = (
+            PublishedSave(
+                s.step, s.save_id, s.lineage, s.generation, s.seq, "", "", "", 0, s.total_bytes, s.stored_wall
+            )
+            for s in self.known
+        )
+        return KnownSaves(self.generation, self.seq, tuple(saves))
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatEnd:
+    """A job's verdict."""
+
+    outcome: Label
+    exit_code: Integer
+    blame: Label
+    summary: Annotated[str, shown(2000)]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(Pod, Document):
+    """``heartbeat.json``: what shows from outside the pod whether training makes progress. Times in fields ``_wall``
+    are epoch seconds of the pod's clock. Empty texts and None: not known."""
+
+    KIND = "podwatch-heartbeat"
+    FILE = "heartbeat.json"
+
+    generation: Whole = 0
+    """Of the claim that this pod holds, as ``claim`` is its nonce."""
+    claim: Label = ""
+    state: Label = ""
+    """A HolderState; a newer podwatch may have others."""
+    written_at: Label = ""
+    written_wall: Real | None = None
+    started_wall: Real | None = None
+    podwatch_version: Label = ""
+    phase: Label = ""
+    desired: Label = ""
+    overall: Label = ""
+    reason: Annotated[str, shown(300)] = ""
+    outcome: Annotated[Label, or_null("")] = ""
+    """How the run ended on that pod (policy/exit_code.py); empty while it continues."""
+    end: HeartbeatEnd | None = None
+    step: Whole | None = None
+    step_wall: Real | None = None
+    progress_at: Annotated[Label, or_null("")] = ""
+    target: Whole | None = None
+    rate: Real | None = None
+    """Steps per hour, by the run's median step."""
+    last_stored_step: Whole | None = None
+    unstored_step: Whole | None = None
+    """The run's newest complete checkpoint on the pod, if the store does not have it. Only the pod can tell: after a
+    fresh start a lower step is the newer one."""
+    unstored_since_wall: Real | None = None
+    """Since when the store has got nothing although a checkpoint waits."""
+    best_result: Annotated[str, shown(300), or_null("")] = ""
+    account: Json | None = None
+    """What the run costs so far."""
+    last_digest_at: Annotated[Label, or_null("")] = ""
+    """When the run's last digest was sent, or when a pod began to wait for the first."""
+    pins: Many[Pin] = ()
+    """The pod that replaces this one adopts them, so that it does not delete these steps in the store."""
+    saves: HandedOverSaves | None = None
     """None: this pod does not know what it would hand over, or not which of it is pinned."""
-    account: Mapping[str, Any] = field(default_factory=dict)
-    """What the run costs so far, as it stands in the heartbeat."""
+
+    @property
+    def left_as(self) -> str:
+        """The state in which its pod left, else the phase."""
+        left = self.state != HolderState.RUNNING and self.state in frozenset(HolderState)
+        return self.state if left or not self.phase else self.phase
+
+    @property
+    def pinned(self) -> dict[int, str]:
+        return {pin.step: pin.reason for pin in self.pins[:MOST_PINS]}
+
+    @property
+    def digest_wall(self) -> float | None:
+        """Epoch seconds."""
+        try:
+            found = datetime.fromisoformat(self.last_digest_at)
+            return found.timestamp() if found.tzinfo is not None else None
+        except (ValueError, OverflowError):
+            return None
+
+    def signed(self, pod: Pod, claim: Claim, state: HolderState, written_at: str) -> "Heartbeat":
+        """As ``pod``, which holds ``claim``, writes it."""
+        return replace(
+            _signed(self, pod), generation=claim.generation, claim=claim.nonce, state=str(state), written_at=written_at
+        )
 
 
-def parse_sign(data: bytes | None) -> Sign | None:
+def pins_of(pins: Mapping[int, str]) -> tuple[Pin, ...]:
+    """``pins`` (step: reason) as a heartbeat has them."""
+    return tuple(Pin(step, pins[step][:200]) for step in sorted(pins)[-MOST_PINS:])
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A heartbeat as read from the store. ``mark`` changes with every write, even if the heartbeat cannot be read.
+    ``age``: seconds since it was written, by the store's clock."""
+
+    said: Heartbeat = field(default_factory=Heartbeat)
+    mark: str = ""
+    age: float = 0.0
+
+    @property
+    def step_age(self) -> float | None:
+        """Seconds from the last step until it was written."""
+        return self._before(self.said.step_wall)
+
+    @property
+    def unstored_age(self) -> float | None:
+        return self._before(self.said.unstored_since_wall)
+
+    def _before(self, wall: float | None) -> float | None:
+        written = self.said.written_wall
+        return None if wall is None or written is None else max(0.0, written - wall)
+
+
+def read_beat(data: bytes | None, age: float = 0.0) -> Beat | None:
     if data is None:
         return None
-    document = _object(data)
-    generation = document.get("generation")
-    return Sign(
-        mark=hashlib.sha256(data).hexdigest()[:32],
-        pod=_pod(document),
-        generation=generation if type(generation) is int and 0 <= generation < 2**62 else 0,
-        nonce=_text(document, "claim"),
-        state=_text(document, "state"),
-        digest_wall=_time(document, LAST_DIGEST),
-        pins=parse_pins(document),
-        saves=parse_saves(document),
-        account=account if isinstance(account := document.get("account"), dict) else {},
-    )
+    try:
+        said = Heartbeat.from_bytes(data)
+    except IntegrityError:
+        said = Heartbeat()
+    return Beat(said, hashlib.sha256(data).hexdigest()[:32], max(0.0, age))
 
 
-def pins_field(pins: Mapping[int, str]) -> list[dict[str, object]]:
-    """``pins`` (step: reason) as heartbeat.json has them."""
-    return [{"step": step, "reason": pins[step][:200]} for step in sorted(pins)[-MOST_PINS:]]
-
-
-def parse_pins(document: Mapping[str, Any]) -> dict[int, str]:
-    """The pins (step: reason) in a heartbeat; without what is none."""
-    listed = document.get(PINS)
-    entries = [entry for entry in listed[:MOST_PINS] if isinstance(entry, dict)] if isinstance(listed, list) else []
-    steps = [(entry.get("step"), _text(entry, "reason")) for entry in entries]
-    return {step: reason for step, reason in steps if type(step) is int and 0 <= step < 2**62}
-
-
-def saves_field(known: KnownSaves) -> dict[str, object]:
-    """``known`` as heartbeat.json has it."""
-    listed = [
-        {
-            "step": s.step,
-            "save_id": s.save_id,
-            "lineage": s.lineage,
-            "generation": s.generation,
-            "seq": s.seq,
-            "stored_wall": round(s.wall, 3),
-            "total_bytes": s.total_bytes,
-        }
-        for s in known.saves[-MOST_SAVES:]
-    ]
-    return {"generation": known.generation, "seq": known.seq, "known": listed}
-
-
-def parse_saves(document: Mapping[str, Any]) -> KnownSaves | None:
-    """The saves in a heartbeat; None if there are none, or if any of it is wrong, because podwatch deletes by it."""
-    field = document.get(SAVES)
-    if not isinstance(field, dict) or not isinstance(field.get("known"), list):
-        return None
-    saves = tuple(_known_save(entry) for entry in field["known"][:MOST_SAVES] if isinstance(entry, dict))
-    generation, seq = (_number(field, key) for key in ("generation", "seq"))
-    whole = tuple(save for save in saves if save is not None)
-    if len(whole) != len(field["known"]) or not whole or not generation or not seq:
-        return None
-    if any(save.seq > seq or save.generation > generation for save in whole):
-        return None
-    return KnownSaves(generation, seq, whole)
-
-
-def _known_save(entry: Mapping[str, Any]) -> PublishedSave | None:
-    step, generation, seq, size = (_number(entry, key) for key in ("step", "generation", "seq", "total_bytes"))
-    wall, save_id = entry.get("stored_wall"), _text(entry, "save_id")
-    if step is None or size is None or not generation or not seq or not valid_save_id(save_id):
-        return None
-    if not isinstance(wall, int | float) or isinstance(wall, bool) or not 0 < wall < MOST_WALL:
-        return None
-    return PublishedSave(step, save_id, _text(entry, "lineage"), generation, seq, "", "", "", 0, size, float(wall))
-
-
-def _number(document: Mapping[str, Any], key: str) -> int | None:
-    value = document.get(key)
-    return value if type(value) is int and 0 <= value < 2**62 else None
-
-
-def sign_document(pod: Pod, claim: Claim, fields: Mapping[str, object]) -> bytes:
-    """heartbeat.json. ``fields`` are JSON-safe."""
-    return _json(
-        {
-            **fields,
-            "schema_version": SCHEMA_VERSION,
-            "kind": "podwatch-heartbeat",
-            **_signature(pod),
-            "generation": claim.generation,
-            "claim": claim.nonce,
-        }
-    )
+def _signed(document: D, pod: Pod) -> D:
+    return replace(document, **{one.name: getattr(pod, one.name) for one in fields(Pod)})
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class Control(Document):
     """``control.json``: written by operators and the controller; podwatch only reads it.
 
-    ``desired``: "running" or "stopped", for every pod of the run. ``holder``: the only pod allowed to hold the run (its
-    host name, writer id or machine id as in heartbeat.json); empty: any pod that claims it. ``reason`` is shown.
+    ``desired``: for every pod of the run. ``holder``: the only pod allowed to hold the run (its host name, writer id or
+    machine id as in heartbeat.json); empty: any pod that claims it. ``reason`` is shown.
     """
 
-    desired: str = "running"
-    holder: str = ""
-    reason: str = ""
+    FILE = "control.json"
+    ONLY_KNOWN = True
+
+    desired: Literal["running", "stopped"] = "running"
+    holder: Label = ""
+    reason: Label = ""
+    schema_version: Annotated[int, Strictly(SCHEMA_VERSION, SCHEMA_VERSION)] = SCHEMA_VERSION
+    kind: Literal["podwatch-control"] = "podwatch-control"
 
     @property
     def stopped(self) -> bool:
         return self.desired == "stopped"
 
 
-def parse_control(data: bytes | None, *, where: str = "control.json") -> Control:
-    """Parse control.json; absent means that the pods decide. Raises IntegrityError that names the mistake, because a
-    typing error must not count as an absent file."""
-    if data is None:
-        return Control()
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise IntegrityError("control.json is not valid JSON", where=where, fix="correct or delete it") from error
-    if not isinstance(document, dict):
-        raise IntegrityError("control.json is not a JSON object", where=where, fix='write {"desired": "stopped"}')
-    for key in document:
-        if key not in _CONTROL_KEYS:
-            raise IntegrityError(
-                f"control.json has an unknown entry {key[:40]!r}", where=where, fix="known: " + ", ".join(_CONTROL_KEYS)
-            )
-    if document.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
-        raise IntegrityError("control.json has an unknown schema_version", where=where, fix=f"write {SCHEMA_VERSION}")
-    if document.get("kind", "podwatch-control") != "podwatch-control":
-        raise IntegrityError("control.json has another `kind`", where=where, fix="remove `kind`")
-    desired = document.get("desired", "running")
-    if desired not in ("running", "stopped"):
-        raise IntegrityError(
-            f"control.json has an invalid `desired` {str(desired)[:40]!r}",
-            where=where,
-            fix='write "running" or "stopped"',
-        )
-    texts = {key: document.get(key, "") for key in ("holder", "reason")}
-    for key, value in texts.items():
-        if not isinstance(value, str) or len(value) > 200 or deceives(value):
-            raise IntegrityError(
-                f"invalid `{key}` in control.json", where=where, fix="write plain text of at most 200 characters"
-            )
-    return Control(desired=desired, **texts)
-
-
-def _signature(pod: Pod) -> dict[str, object]:
-    said = asdict(pod)
-    said["instance"] = said["instance"] if pod.instance != NO_INSTANCE else None
-    return {"machine_id": said.pop("machine"), "boot_id": said.pop("boot"), **said}
-
-
-def _pod(document: Mapping[str, Any]) -> Pod:
-    return Pod(
-        writer_id=_text(document, "writer_id"),
-        machine=_text(document, "machine_id"),
-        boot=_text(document, "boot_id"),
-        place=_text(document, "place"),
-        host=_text(document, "host"),
-        instance=parse_instance(document.get("instance")),
-        process=_text(document, "process"),
-    )
-
-
-def _object(data: bytes | None) -> dict[str, Any]:
-    try:
-        document = json.loads(data or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _text(document: Mapping[str, Any], key: str) -> str:
-    value = document.get(key)
-    return value if isinstance(value, str) and len(value) <= 200 and not deceives(value) else ""
-
-
-def _time(document: Mapping[str, Any], key: str) -> float | None:
-    """Epoch seconds of an RFC 3339 time in UTC; None for anything else."""
-    with contextlib.suppress(ValueError, OverflowError):
-        found = datetime.fromisoformat(_text(document, key))
-        return found.timestamp() if found.tzinfo is not None else None
-    return None
-
-
-def _json(document: Mapping[str, object]) -> bytes:
-    return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+def read_control(data: bytes | None, *, where: str = "control.json") -> Control:
+    """Absent means that the pods decide. Raises IntegrityError that names the mistake, because a typing error must not
+    count as an absent file."""
+    return Control() if data is None else Control.from_bytes(data, where=where)

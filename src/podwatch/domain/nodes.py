@@ -1,35 +1,45 @@
 """What the nodes of one run tell each other: a record of node 0, a report of each other node (docs/nodes.md). Pure."""
 
-import json
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Annotated, TypeVar
 
-from podwatch.domain.earlier_attempts import Host, parse_host
+from podwatch.domain.document import Document, Flag, Form, Label, Many, Real, Strictly, Whole, read_as, shown
+from podwatch.domain.earlier_attempts import Host
+from podwatch.domain.errors import IntegrityError
 from podwatch.domain.node_from_engine import MOST_NODES
 from podwatch.domain.secrets import scrub
 
-LONGEST_TEXT: Final = 1000
+N = TypeVar("N", bound="_NodeDocument")
+_Told = Annotated[str, shown(1000), read_as(scrub)]
+_Rank = Annotated[int, Strictly(0, MOST_NODES - 1)]
 
 
-# Data from a shared directory is never trusted: parsing drops what is not what it should be.
-
-SCHEMA_VERSION: Final = 1
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NodeDocument(Document):
+    run_id: Label = field(default="", compare=False)
+    schema_version: Annotated[int, Strictly(1, 1)] = field(default=1, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class GangRecord:
+class GangRecord(_NodeDocument):
     """Written by rank 0 alone, after it has confirmed that it holds the run. ``generation``: that of its claim.
     ``members``: the process of each node of this attempt (``Report.process``). ``ready``: everything is prepared, and
     every node starts training from ``step`` (None: from the beginning). ``files``: a hash of the files of that
     checkpoint as rank 0 sees them; empty if there is none."""
 
-    generation: int
-    attempt: str
-    count: int
-    members: tuple[str, ...] = ()
-    ready: bool = False
-    step: int | None = None
-    files: str = ""
+    FILE = "record of node 0"
+
+    generation: Whole
+    attempt: Label
+    count: Whole
+    members: Many[Label] = ()
+    ready: Flag = False
+    step: Whole | None = None
+    files: Label = ""
+
+    def __post_init__(self) -> None:
+        if len(self.members) > MOST_NODES:
+            raise ValueError(f"members: more than {MOST_NODES}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +47,12 @@ class NodeFailure:
     """Why a node cannot continue. ``blame``: of policy/exit_code.py. ``log``: the log line that explains it. ``echo``:
     by its logs, only because another node is gone. ``broken``: the node's machine is, so that another one is needed."""
 
-    kind: str
-    summary: str
-    blame: str = "unknown"
-    log: str = ""
-    echo: bool = False
-    broken: bool = False
+    kind: Label
+    summary: _Told
+    blame: Label = "unknown"
+    log: _Told = ""
+    echo: Flag = False
+    broken: Flag = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,35 +61,37 @@ class GangEnd:
     that is the reason; None if no node is. ``machine``: that node's, if it is to blame; ``broken``: another one is
     needed, else its fault can pass."""
 
-    outcome: str
-    reason: str
-    blame: str = "unknown"
-    rank: int | None = None
+    outcome: Label
+    reason: _Told
+    blame: Label = "unknown"
+    rank: _Rank | None = None
     machine: Host | None = None
-    broken: bool = False
+    broken: Flag = False
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(_NodeDocument):
     """What a node says of itself, every few seconds. ``process``: its podwatch's process, which differs between two
     attempts. ``follows``: the generation that it trains in; 0 before. ``step``, ``step_age``: the newest step that it
     has seen in this start, and how many seconds ago. ``end``: of rank 0 alone. ``agreed``: it knows the end. ``left``:
     nothing of it trains any more, and its podwatch ends. ``machine``: what it runs on."""
 
-    rank: int
-    process: str
-    attempt: str = ""
-    host: str = ""
-    follows: int = 0
-    beat: int = 0
-    phase: str = ""
-    step: int | None = None
-    step_age: float | None = None
+    FILE = "report of a node"
+
+    rank: _Rank
+    process: Annotated[str, Form(r"\S{1,200}")]
+    attempt: Label = ""
+    host: Label = ""
+    follows: Whole = 0
+    beat: Whole = 0
+    phase: Label = ""
+    step: Whole | None = None
+    step_age: Real | None = None
     failure: NodeFailure | None = None
-    finished: bool = False
+    finished: Flag = False
     end: GangEnd | None = None
-    agreed: bool = False
-    left: bool = False
+    agreed: Flag = False
+    left: Flag = False
     machine: Host = field(default_factory=Host)
 
     @property
@@ -102,77 +114,22 @@ class NodeView:
 
 
 def document(told: GangRecord | Report, run_id: str) -> bytes:
-    head = {"schema_version": SCHEMA_VERSION, "run_id": run_id}
-    return (json.dumps({**head, **asdict(told)}, sort_keys=True) + "\n").encode()
+    return replace(told, run_id=run_id).to_bytes()
 
 
 def parse_record(data: bytes, run_id: str) -> GangRecord | None:
     """What ``document`` wrote; None for anything else."""
-    found = _object(data, run_id)
-    generation, count = _whole(found.get("generation")), _whole(found.get("count"))
-    members = found.get("members")
-    if generation is None or count is None or not isinstance(members, list) or len(members) > MOST_NODES:
-        return None
-    return GangRecord(
-        generation,
-        _text(found.get("attempt")),
-        count,
-        tuple(_text(one) for one in members),
-        found.get("ready") is True,
-        _whole(found.get("step")),
-        _text(found.get("files")),
-    )
+    return _of_run(GangRecord, data, run_id)
 
 
 def parse_report(data: bytes, run_id: str) -> Report | None:
     """As ``parse_record``."""
-    found = _object(data, run_id)
-    rank, process = _whole(found.get("rank")), _text(found.get("process"))
-    if rank is None or rank >= MOST_NODES or not process:
-        return None
-    age = found.get("step_age")
-    failure, end = found.get("failure"), found.get("end")
-    return Report(
-        rank,
-        process,
-        _text(found.get("attempt")),
-        _text(found.get("host")),
-        _whole(found.get("follows")) or 0,
-        _whole(found.get("beat")) or 0,
-        _text(found.get("phase")),
-        _whole(found.get("step")),
-        float(age) if isinstance(age, int | float) and not isinstance(age, bool) and 0 <= age < 1e9 else None,
-        _failure(failure) if isinstance(failure, dict) else None,
-        found.get("finished") is True,
-        _end(end) if isinstance(end, dict) else None,
-        found.get("agreed") is True,
-        found.get("left") is True,
-        parse_host(found.get("machine")),
-    )
+    return _of_run(Report, data, run_id)
 
 
-def _failure(found: dict[str, Any]) -> NodeFailure:
-    kind, summary, blame, log = (_text(found.get(name)) for name in ("kind", "summary", "blame", "log"))
-    return NodeFailure(kind, summary, blame, log, found.get("echo") is True, found.get("broken") is True)
-
-
-def _end(found: dict[str, Any]) -> GangEnd:
-    outcome, reason, blame = (_text(found.get(name)) for name in ("outcome", "reason", "blame"))
-    machine = None if found.get("machine") is None else parse_host(found["machine"])
-    return GangEnd(outcome, reason, blame, _whole(found.get("rank")), machine, found.get("broken") is True)
-
-
-def _object(data: bytes, run_id: str) -> dict[str, Any]:
+def _of_run(kind: type[N], data: bytes, run_id: str) -> N | None:
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) and found.get("run_id") == run_id else {}
-
-
-def _text(value: object) -> str:
-    return scrub(value[:LONGEST_TEXT]) if isinstance(value, str) else ""
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
+        found = kind.from_bytes(data)
+    except IntegrityError:
+        return None
+    return found if found.run_id == run_id else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from podwatch.domain.errors import ExitCode
-from podwatch.domain.lease import GONE, PATIENCE_SECONDS, Claim, Control, HolderState
+from podwatch.domain.lease import GONE, PATIENCE_SECONDS, Beat, Claim, Control, HolderState
 from podwatch.domain.replacement import (
     LONGEST_CALL_SECONDS,
     Billed,
@@ -23,7 +23,6 @@ from podwatch.domain.replacement import (
 )
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import Outcome
-from podwatch.policy.run_check import Beat
 
 DAY: Final = 86_400.0
 WATCHED_SECONDS: Final = 240.0
@@ -128,7 +127,9 @@ def _proven(one: Rented, facts: Facts) -> bool:
 def _sends(one: Rented, facts: Facts) -> bool:
     """Whether the heartbeat in this run's store comes from the machine."""
     beat = facts.beat
-    return beat is not None and (beat.instance.label == one.label or (bool(one.id) and beat.instance.id == one.id))
+    return beat is not None and (
+        beat.said.instance.label == one.label or (bool(one.id) and beat.said.instance.id == one.id)
+    )
 
 
 def recorded(records: tuple[Record, ...], facts: Facts) -> list[tuple[str, Rented, Record]]:
@@ -204,7 +205,7 @@ def _sends_on(known: Billed, record: Record, facts: Facts) -> bool:
     beat = facts.beat
     if beat is None or is_stale(beat):
         return False
-    sender, ids = beat.instance, [one.id for one in record.billed]
+    sender, ids = beat.said.instance, [one.id for one in record.billed]
     if sender.label and sender.label != record.label_in(facts.run_id):
         return False
     named = sender.id if sender.id in ids else ids[-1] if sender.label else ""
@@ -228,23 +229,23 @@ def _heard(record: Record, facts: Facts, *, newest: bool) -> Record:
     if beat is None or not is_from(beat, record, facts, newest=newest):
         return record
     at = facts.now - beat.age
-    first = record.first_step if record.first_step is not None else beat.step
+    first = record.first_step if record.first_step is not None else beat.said.step
     return replace(
         record,
         booted_at=record.booted_at if record.booted_at is not None else facts.now,
         alive_at=max(at, record.alive_at or at),
         first_step=first,
-        last_step=beat.step if beat.step is not None else record.last_step,
+        last_step=beat.said.step if beat.said.step is not None else record.last_step,
     )
 
 
 def is_from(beat: Beat, record: Record, facts: Facts, *, newest: bool) -> bool:
     """Whether the heartbeat comes from the machine of this record: by its label, by the provider's id, or, if it names
     neither, because it is newer than the request and its lease is."""
-    if beat.instance.label:
-        return beat.instance.label == record.label_in(facts.run_id)
-    if beat.instance.id:
-        return any(one.id == beat.instance.id for one in record.billed)
+    if beat.said.instance.label:
+        return beat.said.instance.label == record.label_in(facts.run_id)
+    if beat.said.instance.id:
+        return any(one.id == beat.said.instance.id for one in record.billed)
     later = facts.lease > record.lease and facts.now - beat.age > record.intended_at
     return newest and bool(record.billed) and later
 
@@ -294,20 +295,20 @@ def _why_ended(record: Record, records: tuple[Record, ...], facts: Facts) -> str
         if waited >= limit and not is_watched(facts):
             return record.ended
         return f"no heartbeat within {limit:.0f} s of its request" if waited >= limit else ""
-    if beat is not None and beat.state and not mine and not is_stale(beat) and not facts.outdated:
-        return f"pod {beat.pod} has taken the run over"
+    if beat is not None and beat.said.state and not mine and not is_stale(beat) and not facts.outdated:
+        return f"pod {beat.said.described} has taken the run over"
     if beat is None or not mine:
         since = record.alive_at or record.booted_at
         silent = now - since
     else:
-        if beat.desired == Desired.STOPPED:
+        if beat.said.desired == Desired.STOPPED:
             return ""  # an operator's decision, also that the machine stays
-        if beat.state in GONE:
+        if beat.said.state in GONE:
             return "podwatch has left it"
-        if beat.outcome in (Outcome.GAVE_UP, Outcome.BAD_HOST, Outcome.FAILED):
+        if beat.said.outcome in (Outcome.GAVE_UP, Outcome.BAD_HOST, Outcome.FAILED):
             return "podwatch gave up there"
         silent = beat.age
-    left_alone = mine and beat is not None and beat.state == HolderState.RESTARTING
+    left_alone = mine and beat is not None and beat.said.state == HolderState.RESTARTING
     if left_alone or _told_to_be_silent(facts):
         silent -= max(0.0, UNGUARDED_SECONDS - rules.silent_seconds)
     if silent >= rules.silent_seconds and not is_watched(facts):
@@ -355,7 +356,9 @@ def is_watched(facts: Facts) -> bool:
 
 def is_undecided(facts: Facts) -> bool:
     """Whether only more looks can tell a dead pod from one that an outage of the store kept silent."""
-    return facts.beat is not None and is_stale(facts.beat) and facts.beat.state not in GONE and not is_watched(facts)
+    return (
+        facts.beat is not None and is_stale(facts.beat) and facts.beat.said.state not in GONE and not is_watched(facts)
+    )
 
 
 def is_pending(record: Record, records: tuple[Record, ...], facts: Facts) -> bool:

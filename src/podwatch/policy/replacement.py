@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from podwatch.domain.errors import ExitCode
-from podwatch.domain.lease import CLAIM_WAIT_SECONDS, GONE, PATIENCE_SECONDS, Claim, Control
+from podwatch.domain.lease import CLAIM_WAIT_SECONDS, GONE, PATIENCE_SECONDS, Beat, Claim, Control
 from podwatch.domain.replacement import (
     LIVING,
     Listing,
@@ -45,7 +45,6 @@ from podwatch.policy.rented_machines import (
     unlisted,
     watch_on,
 )
-from podwatch.policy.run_check import Beat
 from podwatch.policy.who_holds_the_run import winner
 
 PREPARE_SECONDS: Final = 180.0
@@ -142,7 +141,7 @@ def _destroy(records: tuple[Record, ...], facts: Facts) -> Decision | None:
         why = _double(one, record, facts) or (record.ended if _ready(one, record, facts, newest=newest) else "")
         if why:
             reason = f"Machine {one.id} at {provider} ({one.label}) is destroyed: {why}."
-            follows = facts.beat is not None and facts.beat.state in GONE and facts.end_code is None
+            follows = facts.beat is not None and facts.beat.said.state in GONE and facts.end_code is None
             follows = follows and _forbidden(records, facts) is None
             return Decision(
                 Action.DESTROY,
@@ -178,7 +177,7 @@ def _double(one: Rented, record: Record, facts: Facts) -> str:
     ]
     if len(same) < 2:
         return ""
-    beating = facts.beat.instance.id if facts.beat is not None else ""
+    beating = facts.beat.said.instance.id if facts.beat is not None else ""
     known = [billed.id for billed in record.billed]
 
     def rank(other: Rented) -> tuple[bool, bool, int, str]:
@@ -199,7 +198,7 @@ def _ready(one: Rented, record: Record, facts: Facts, *, newest: bool) -> bool:
     if beat is None or not is_from(beat, record, facts, newest=newest):
         return True  # it does not hold the run: it publishes nothing
     told = record.ended != CAP or facts.now - beat.age > record.ended_at + CLOSING_SECONDS
-    return (is_stale(beat) and is_watched(facts)) or (told and beat.unstored_step is None)
+    return (is_stale(beat) and is_watched(facts)) or (told and beat.said.unstored_step is None)
 
 
 def _unlisted(records: tuple[Record, ...], facts: Facts) -> Decision | None:
@@ -329,34 +328,36 @@ def _how(record: Record, beat: Beat | None, facts: Facts) -> str:
         return f"is to end ({record.ended}); its last checkpoint has time until its bound"
     if record.booted_at is None:
         return "has sent no heartbeat yet"
-    if beat is not None and beat.desired == Desired.STOPPED:
+    if beat is not None and beat.said.desired == Desired.STOPPED:
         return "costs money although training is stopped there"
     if beat is None or is_stale(beat):
         silent = facts.now - (record.alive_at or record.booted_at)
         return f"lives by the provider's list, but its heartbeat is silent since {silent:.0f} s"
-    return "trains" if beat.step is None else f"trains (step {beat.step})"
+    return "trains" if beat.said.step is None else f"trains (step {beat.said.step})"
 
 
 def _guarded(records: tuple[Record, ...], facts: Facts) -> Decision | None:
     """A heartbeat that is not stale, or none at all: no evidence of a dead pod."""
     beat = facts.beat
-    if beat is None or not beat.state:
+    if beat is None or not beat.said.state:
         what = "no pod has ever sent a heartbeat" if beat is None else "the heartbeat cannot be read"
         return Decision(
             Action.ALERT, f"Nothing is created: {what}. Start the first pod yourself.", code=ExitCode.FAILED
         )
-    if beat.desired == Desired.STOPPED or beat.outcome == Outcome.STOPPED:
-        return Decision(Action.WAIT, f"An operator has stopped training on pod {beat.pod}: nothing is created.")
+    if beat.said.desired == Desired.STOPPED or beat.said.outcome == Outcome.STOPPED:
+        return Decision(
+            Action.WAIT, f"An operator has stopped training on pod {beat.said.described}: nothing is created."
+        )
     if facts.claim_age is not None and facts.claim_age <= PATIENCE_SECONDS and facts.claim_age < beat.age:
         return Decision(Action.WAIT, f"A pod claimed the run {facts.claim_age:.0f} s ago.")
-    if beat.state in GONE:
+    if beat.said.state in GONE:
         return None
     if is_undecided(facts):
         left = WATCHED_SECONDS - facts.watched
         return Decision(
             Action.WAIT,
-            f"Pod {beat.pod} is silent since {beat.age:.0f} s: it counts as dead if its heartbeat stays unchanged for"
-            f" {left:.0f} s more, because an outage of the store can have kept it silent.",
+            f"Pod {beat.said.described} is silent since {beat.age:.0f} s: it counts as dead if its heartbeat stays"
+            f" unchanged for {left:.0f} s more, because an outage of the store can have kept it silent.",
             prepare=_prepared(records, facts) if left <= CLAIM_WAIT_SECONDS else 0,
             next_look=watch_on(facts),
             soon=True,
@@ -365,7 +366,7 @@ def _guarded(records: tuple[Record, ...], facts: Facts) -> Decision | None:
         return None
     left = PATIENCE_SECONDS - beat.age
     prepare = _prepared(records, facts) if beat.age >= PREPARE_SECONDS else 0
-    what = f"Pod {beat.pod} sent its heartbeat {beat.age:.0f} s ago"
+    what = f"Pod {beat.said.described} sent its heartbeat {beat.age:.0f} s ago"
     if beat.age >= PREPARE_SECONDS:
         what += f": it counts as dead after {left:.0f} s more"
     return Decision(Action.WAIT, f"{what}.", prepare=prepare, next_look=min(30.0, max(1.0, left + 0.5)))
@@ -467,8 +468,8 @@ def _create(records: tuple[Record, ...], facts: Facts) -> Decision:
         )
     usable = first is not None and facts.own_age < USE_CLAIM_SECONDS
     generation = first.generation if first is not None and usable else next_generation(records, facts)
-    who = beat.pod if beat is not None else "?"
-    how = f"has left the run ({beat.state})" if beat is not None and beat.state in GONE else "is silent"
+    who = beat.said.described if beat is not None else "?"
+    how = f"has left the run ({beat.said.state})" if beat is not None and beat.said.state in GONE else "is silent"
     age = beat.age if beat is not None else 0.0
     listing = facts.lists[provider]
     return Decision(

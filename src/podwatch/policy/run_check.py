@@ -4,14 +4,10 @@ It is judged from outside the pod, so it must find what the pod cannot report: t
 difference of two times of the store's own clock, or of two times of the pod's own clock.
 """
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
-from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
-from podwatch.domain.lease import GONE, PATIENCE_SECONDS, HolderState
+from podwatch.domain.lease import GONE, PATIENCE_SECONDS, Beat, HolderState
 from podwatch.domain.snapshot import Desired
 from podwatch.policy.exit_code import Outcome
 
@@ -39,37 +35,6 @@ class Limits:
     late: float = 180.0
     step: float = 3600.0
     upload: float = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """The last heartbeat. ``age``: seconds since it was written. The other ages are seconds at that time. Everything
-    but the age can be missing: not readable."""
-
-    age: float
-    state: str = ""
-    phase: str = ""
-    desired: str = ""
-    host: str = ""
-    overall: str = ""
-    reason: str = ""
-    step: int | None = None
-    step_age: float | None = None
-    unstored_step: int | None = None
-    """The run's newest complete checkpoint on the pod, if the store does not have it. Only the pod can tell: after a
-    fresh start a lower step is the newer one."""
-    unstored_age: float | None = None
-    """Since when the store has got nothing although a checkpoint waits."""
-    outcome: str = ""
-    """How the run ended on that pod (policy/exit_code.py); empty while it continues."""
-    instance: Instance = NO_INSTANCE
-
-    @property
-    def pod(self) -> str:
-        """The pod's host name, with the engine's job or the provider's machine."""
-        where = self.instance
-        attempt = f", attempt {where.attempt}" if where.attempt else ""
-        return f"{self.host or '?'}{f' ({where.provider} {where.id}{attempt})' if where.provider else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +73,7 @@ def judge(found: Evidence, limits: Limits) -> Judgement:
         return _without_heartbeat(found, limits, stored)
     if found.stopped_by_control is not None:
         return _stopped(beat, f"stopped by control.json ({found.stopped_by_control})", stored)
-    if beat.state in GONE or (beat.state == HolderState.RESTARTING and beat.desired == Desired.FINISHED):
+    if beat.said.state in GONE or (beat.said.state == HolderState.RESTARTING and beat.said.desired == Desired.FINISHED):
         return _left(found, beat, limits, stored)
     if beat.age > limits.dead:
         return _dead(found, beat, limits, stored)
@@ -127,28 +92,28 @@ def _without_heartbeat(found: Evidence, limits: Limits, stored: str) -> Judgemen
 
 def _left(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
     """The last podwatch left the run in order; nothing trains."""
-    if beat.desired == Desired.FINISHED:
-        if beat.unstored_step is not None:
-            text = f"finished, but the checkpoint of step {beat.unstored_step} is not stored ({stored})"
-            waits = beat.state == HolderState.RELEASED and beat.age <= limits.dead  # podwatch is there: it uploads
+    if beat.said.desired == Desired.FINISHED:
+        if beat.said.unstored_step is not None:
+            text = f"finished, but the checkpoint of step {beat.said.unstored_step} is not stored ({stored})"
+            waits = beat.said.state == HolderState.RELEASED and beat.age <= limits.dead  # podwatch is there: it uploads
             return Judgement(Level.WARNING if waits else Level.CRITICAL, text)
         return Judgement(Level.OK, f"finished; {stored}")
     since = f"{_span(beat.age)} ago"
-    if beat.desired == Desired.STOPPED:
+    if beat.said.desired == Desired.STOPPED:
         return _stopped(beat, "training is stopped", stored)
     if found.claim_age is not None and found.claim_age <= min(limits.dead, beat.age):
         return Judgement(Level.WARNING, f"another pod claimed the run {_span(found.claim_age)} ago; {stored}")
-    how = "was preempted" if beat.state == HolderState.PREEMPTED else "gave up or ended without training"
-    how = "gave up" if beat.outcome == Outcome.GAVE_UP else how
-    return Judgement(Level.CRITICAL, f"no pod holds the run: pod {beat.pod} {how} {since}; {stored}")
+    how = "was preempted" if beat.said.state == HolderState.PREEMPTED else "gave up or ended without training"
+    how = "gave up" if beat.said.outcome == Outcome.GAVE_UP else how
+    return Judgement(Level.CRITICAL, f"no pod holds the run: pod {beat.said.described} {how} {since}; {stored}")
 
 
 def _stopped(beat: Beat, what: str, stored: str) -> Judgement:
     """Stopped by an operator, or by podwatch itself, which then left its reason."""
-    if beat.overall == "critical" and beat.desired == Desired.STOPPED:
-        return Judgement(Level.CRITICAL, f"{what}: {beat.reason or 'see `podwatch status` on the pod'}; {stored}")
-    if beat.unstored_step is not None:
-        where = f"step {beat.unstored_step} is only on pod {beat.pod}"
+    if beat.said.overall == "critical" and beat.said.desired == Desired.STOPPED:
+        return Judgement(Level.CRITICAL, f"{what}: {beat.said.reason or 'see `podwatch status` on the pod'}; {stored}")
+    if beat.said.unstored_step is not None:
+        where = f"step {beat.said.unstored_step} is only on pod {beat.said.described}"
         return Judgement(Level.WARNING, f"{what}; {stored}, {where}")
     return Judgement(Level.OK, f"{what}; {stored}")
 
@@ -157,76 +122,42 @@ def _dead(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement
     if found.claim_age is not None and found.claim_age <= limits.dead:
         return Judgement(
             Level.WARNING,
-            f"pod {beat.pod} is silent since {_span(beat.age)}; another pod claimed the run"
+            f"pod {beat.said.described} is silent since {_span(beat.age)}; another pod claimed the run"
             f" {_span(found.claim_age)} ago; {stored}",
         )
     lost = ""
-    if beat.step is not None:
-        lost = f"; its last step was {beat.step}"
-    what = "podwatch ended there" if beat.state == HolderState.RESTARTING else "no heartbeat"
-    return Judgement(Level.CRITICAL, f"dead: {what} from pod {beat.pod} since {_span(beat.age)}{lost}; {stored}")
+    if beat.said.step is not None:
+        lost = f"; its last step was {beat.said.step}"
+    what = "podwatch ended there" if beat.said.state == HolderState.RESTARTING else "no heartbeat"
+    return Judgement(
+        Level.CRITICAL, f"dead: {what} from pod {beat.said.described} since {_span(beat.age)}{lost}; {stored}"
+    )
 
 
 def _guarded(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
-    if not beat.state:
+    if not beat.said.state:
         return Judgement(Level.UNKNOWN, f"a pod holds the run, but its heartbeat cannot be read; {stored}")
-    down = beat.desired == Desired.RUNNING and beat.phase in _DOWN
-    at = "training is down" if down else "no step yet" if beat.step is None else f"step {beat.step}"
-    why = beat.reason or "see `podwatch status` on the pod"
-    if down or beat.overall == "critical":
+    down = beat.said.desired == Desired.RUNNING and beat.said.phase in _DOWN
+    at = "training is down" if down else "no step yet" if beat.said.step is None else f"step {beat.said.step}"
+    why = beat.said.reason or "see `podwatch status` on the pod"
+    if down or beat.said.overall == "critical":
         return Judgement(Level.CRITICAL, f"{at}; {why}; {stored}")
     if beat.age > limits.late:
         return Judgement(Level.WARNING, f"{at}; no heartbeat since {_span(beat.age)}; {stored}")
     step_age = None if beat.step_age is None else beat.step_age + beat.age
-    training = beat.desired == Desired.RUNNING and beat.phase not in _RESTS
+    training = beat.said.desired == Desired.RUNNING and beat.said.phase not in _RESTS
     if training and limits.step and step_age is not None and step_age > limits.step:
         return Judgement(Level.WARNING, f"{at}; no new step since {_span(step_age)}; {stored}")
     waiting = None if beat.unstored_age is None else beat.unstored_age + beat.age
     if waiting is not None and waiting > limits.upload:
-        text = f"{at}; upload is behind: nothing was stored for {_span(waiting)}, step {beat.unstored_step} waits"
+        text = f"{at}; upload is behind: nothing was stored for {_span(waiting)}, step {beat.said.unstored_step} waits"
         return Judgement(Level.WARNING, f"{text}; {stored}")
-    if beat.overall == "warning":
+    if beat.said.overall == "warning":
         return Judgement(Level.WARNING, f"{at}; {why}; {stored}")
-    if beat.overall == "unknown":
+    if beat.said.overall == "unknown":
         return Judgement(Level.UNKNOWN, f"{at}; podwatch cannot observe training: {why}; {stored}")
     new = "" if step_age is None else f", {_span(step_age)} ago"
     return Judgement(Level.OK, f"{at}{new}; {stored}")
-
-
-_TEXTS = ("state", "phase", "desired", "host", "overall", "reason", "outcome")
-
-
-def parse_beat(document: Mapping[str, Any], age: float) -> Beat:
-    """A heartbeat's document; every field that is not what it should be is left out. ``age``: by the store's clock."""
-    written = _number(document.get("written_wall"))
-
-    def before(name: str) -> float | None:
-        at = _number(document.get(name))
-        return None if at is None or written is None else max(0.0, written - at)
-
-    return Beat(
-        age=max(0.0, age),
-        **{name: _text(document.get(name)) for name in _TEXTS},
-        instance=parse_instance(document.get("instance")),
-        step=_step(document.get("step")),
-        step_age=before("step_wall"),
-        unstored_step=_step(document.get("unstored_step")),
-        unstored_age=before("unstored_since_wall"),
-    )
-
-
-def _text(value: object) -> str:
-    return value[:300] if isinstance(value, str) else ""
-
-
-def _step(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value < 10**18 else None
-
-
-def _number(value: object) -> float | None:
-    if type(value) is int and abs(value) < 2**53:
-        return float(value)
-    return value if type(value) is float and math.isfinite(value) else None
 
 
 def _span(seconds: float) -> str:

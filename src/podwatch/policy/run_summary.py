@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance, parse_instance
+from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance
+from podwatch.domain.lease import Heartbeat
 from podwatch.domain.safe_names import deceives
 from podwatch.domain.secrets import scrub
 from podwatch.policy.run_cost import RunCost
@@ -71,27 +72,27 @@ def totals_of(account: Mapping[str, Any], since: float | None) -> RunCost | None
 
 
 def summarize(
-    run_id: str, beat: Mapping[str, Any], *, began_wall: float | None, written_wall: float | None, since: float | None
+    run_id: str, said: Heartbeat, *, began_wall: float | None, written_wall: float | None, since: float | None
 ) -> Summary:
-    """``beat``: the heartbeat's document. ``began_wall``: the oldest time that the store shows; ``written_wall``: when
+    """``said``: the heartbeat. ``began_wall``: the oldest time that the store shows; ``written_wall``: when
     the heartbeat was written, by the store's clock; ``since``: of its account."""
-    account = _mapping(beat.get("account"))
+    account = said.account or {}
     totals = totals_of(account, since)
-    written, last = _number(beat.get("written_wall")), _number(beat.get("step_wall"))
+    written, last = said.written_wall, said.step_wall
     behind = None if written is None or last is None else max(0.0, written - last)
     ended = written_wall if written_wall is None or behind is None else written_wall - behind
     begins = [at for at in (began_wall, since) if at is not None]
-    step, stored = _count(beat.get("step")), _count(beat.get("last_stored_step"))
+    step, stored = said.step, said.last_stored_step
     return Summary(
         run_id,
-        outcome=_text(beat.get("outcome")),
-        reason=_text(beat.get("reason")),
-        host=_text(beat.get("host")),
-        instance=parse_instance(beat.get("instance")),
+        outcome=said.outcome,
+        reason=said.reason,
+        host=said.host,
+        instance=said.instance,
         started_wall=min(begins, default=None),
         ended_wall=ended,
         step=stored if step is None else step,  # the last start made none: the run has at least what is stored
-        target=_count(beat.get("target")),
+        target=said.target,
         goodput=_number(account.get("goodput_ratio")),
         failures=None if totals is None else totals.failures,
         lost_seconds=None if totals is None else totals.lost_seconds,
@@ -99,7 +100,7 @@ def summarize(
         cost=None if totals is None else totals.so_far,
         cost_lost=None if totals is None else totals.lost,
         currency="" if totals is None else totals.currency,
-        best=_text(beat.get("best_result")),
+        best=said.best_result,
     )
 
 

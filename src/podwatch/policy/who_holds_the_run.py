@@ -15,10 +15,10 @@ from podwatch.domain.lease import (
     GONE,
     PATIENCE_SECONDS,
     REFUSAL_SECONDS,
+    Beat,
     Claim,
     Control,
     Pod,
-    Sign,
 )
 from podwatch.domain.manifest import Pointer
 
@@ -97,7 +97,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The input of a decision. ``answers``: the store answered the last look, so ``claims``, ``sign`` and ``floor``
+    """The input of a decision. ``answers``: the store answered the last look, so ``claims``, ``beat`` and ``floor``
     (the highest generation in pointer and heartbeat) are current. ``rival``: the pod that wrote the winning claim, if
     not this one. ``training``: a trainer of this run lives here. ``trained``: this pod started training for this run
     before. ``stands_by``: this pod waits while another one lives; else it leaves. ``exclusive``: the store admits one
@@ -107,7 +107,7 @@ class Known:
     answers: bool
     claims: tuple[Claim, ...] = ()
     floor: int = 0
-    sign: Sign | None = None
+    beat: Beat | None = None
     rival: Pod | None = None
     watch: Watch = field(default_factory=Watch)
     own: Own | None = None
@@ -152,10 +152,10 @@ def winner(claims: Collection[Claim]) -> Claim | None:
     return first[0][3] if first else None
 
 
-def watched(before: Watch, sign: Sign | None, seconds_since_last: float) -> Watch:
+def watched(before: Watch, beat: Beat | None, seconds_since_last: float) -> Watch:
     """Add one answered look. Time counts only between two looks at most ``MOST_BETWEEN`` apart; a heartbeat that
     changed proves that its pod lives."""
-    mark = sign.mark if sign is not None else "none"
+    mark = beat.mark if beat is not None else "none"
     if before.mark == "":
         return Watch(0.0, False, mark)
     if mark != before.mark:
@@ -199,7 +199,7 @@ def _decide(known: Known, timing: Timing) -> Decision:
         return replace(here, reason="an operator took the run over for this pod")
     if own is not None and _was_holding(known, own):
         return _superseded(known, top)
-    if first is None and known.sign is None and top == 0:
+    if first is None and known.beat is None and top == 0:
         return replace(here, reason="no pod has held this run")
     holder, said = _holder(known, first), _last_word(known, first)
     if holder is not None and _this_pod(known, holder):
@@ -243,7 +243,7 @@ def _ours(known: Known, own: Own, timing: Timing) -> Decision:
     """The decision if this pod's claim is the winning one."""
     generation = own.claim.generation
     if own.won:
-        if (own.boot, own.process) != (known.me.boot, known.me.process):
+        if (own.boot, own.process) != (known.me.boot_id, known.me.process):
             # A copy of this machine's disk may run elsewhere, or this is a job's next attempt: a new claim
             # distinguishes the two.
             return Decision(
@@ -270,7 +270,7 @@ def _was_holding(known: Known, own: Own) -> bool:
         # answer was lost. If the recorded claim was won in this boot, only claims of this boot are this pod's.
         holder = _holder(known, winner(known.claims))
         this_pod = holder is not None and holder.writer_id == known.me.writer_id and _this_pod(known, holder)
-        if this_pod and holder is not None and (holder.boot == known.me.boot or own.boot != known.me.boot):
+        if this_pod and holder is not None and (holder.boot_id == known.me.boot_id or own.boot != known.me.boot_id):
             return False
     if own.recorded:
         # Won by an earlier podwatch process: superseded only if its trainer still lives and the other pod has not left.
@@ -291,10 +291,10 @@ def _without_store(known: Known, timing: Timing) -> Decision:
 
 def _saw_another(known: Known) -> bool:
     """Whether the last answer of the store showed another pod that holds the run and has not left it."""
-    first, sign, own = winner(known.claims), known.sign, known.own
-    if first is None and sign is None:
+    first, beat, own = winner(known.claims), known.beat, known.own
+    if first is None and beat is None:
         return False
-    generation = first.generation if first is not None else sign.generation if sign is not None else 0
+    generation = first.generation if first is not None else beat.said.generation if beat is not None else 0
     if own is not None and (own.claim.generation > generation or (first and _same(own.claim, generation, first.nonce))):
         return False  # the holder seen is older than this pod's claim
     holder = _holder(known, first)
@@ -320,20 +320,22 @@ def holder_of(known: Known) -> Pod | None:
 
 def _holder(known: Known, first: Claim | None) -> Pod | None:
     """The pod that wrote the winning claim; without claims, the pod that wrote the heartbeat."""
-    sign = known.sign
+    beat = known.beat
     if first is None:
-        return sign.pod if sign is not None else known.rival
+        return beat.said if beat is not None else known.rival
     if known.rival is not None:
         return known.rival
-    return sign.pod if sign is not None and _same(first, sign.generation, sign.nonce) else Pod(first.writer_id)
+    return (
+        beat.said if beat is not None and _same(first, beat.said.generation, beat.said.claim) else Pod(first.writer_id)
+    )
 
 
 def _last_word(known: Known, first: Claim | None) -> str:
     """The state in the holder's last heartbeat; empty if the heartbeat is not the holder's."""
-    sign = known.sign
-    if sign is None or (first is not None and not _same(first, sign.generation, sign.nonce)):
+    beat = known.beat
+    if beat is None or (first is not None and not _same(first, beat.said.generation, beat.said.claim)):
         return ""
-    return sign.state if sign.generation >= known.floor else ""
+    return beat.said.state if beat.said.generation >= known.floor else ""
 
 
 def _same(claim: Claim, generation: int, nonce: str) -> bool:

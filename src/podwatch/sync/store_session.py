@@ -4,7 +4,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from podwatch.config.settings import Settings, SyncSettings
@@ -17,7 +16,7 @@ from podwatch.domain.errors import (
 )
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.lease import HolderState, Pod
+from podwatch.domain.lease import Heartbeat, HolderState, Pod
 from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
@@ -130,13 +129,13 @@ class StoreSession:
         if self.lease is not None:
             self.lease.start()
 
-    async def beat(self, fields: Mapping[str, object], state: HolderState = HolderState.RUNNING) -> None:
+    async def beat(self, heartbeat: Heartbeat, state: HolderState = HolderState.RUNNING) -> None:
         """Write heartbeat.json, if this pod holds the lease, and repair the pointer if another pod has set it back.
         Store trouble shows in the state, never as an exception."""
         if self.lease is None:
             return
         try:
-            pointer = await self.lease.beat(state, fields)
+            pointer = await self.lease.beat(state, heartbeat)
         except (Superseded, NotHolding):
             return  # reported where it was found
         except PodwatchError as error:

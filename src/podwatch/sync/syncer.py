@@ -16,7 +16,7 @@ from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.lease import HolderState
+from podwatch.domain.lease import Heartbeat, HolderState
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
@@ -182,10 +182,10 @@ class Syncer:
         """Returns once this pod writes the run's heartbeat, or once it no longer does."""
         await self.session.until_speaking(speaks)
 
-    async def beat(self, fields: Mapping[str, object], state: HolderState = HolderState.RUNNING) -> None:
+    async def beat(self, heartbeat: Heartbeat, state: HolderState = HolderState.RUNNING) -> None:
         """Write heartbeat.json, if this pod holds the lease. Store trouble shows in the state, never as an
         exception."""
-        await self.session.beat(fields, state)
+        await self.session.beat(heartbeat, state)
 
     async def sweep_store(self) -> None:
         """Remove unneeded objects from the store, if that was not done within a day."""

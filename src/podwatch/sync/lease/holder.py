@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from podwatch.domain.errors import InternalError, PodwatchError, is_refusal
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.lease import HolderState
+from podwatch.domain.lease import Heartbeat, HolderState
 from podwatch.domain.manifest import Keys, Pointer
 from podwatch.domain.stored_checkpoint import KnownSaves
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction, locked_out
@@ -244,7 +244,7 @@ class LeaseHolder:
         with self._lock:
             perform(self._opened(), self._claims.tidy(), self._clock)
 
-    async def beat(self, state: HolderState, fields: Mapping[str, object]) -> bytes | None:
+    async def beat(self, state: HolderState, heartbeat: Heartbeat) -> bytes | None:
         """Write a heartbeat, if this pod is the one to write it. Returns the pointer if it was read. Raises
         PodwatchError."""
         if not self._claims.speaks:
@@ -253,7 +253,7 @@ class LeaseHolder:
         def carry_out() -> bytes | None:
             with self._lock:
                 store = self._opened()
-                steps = self._claims.beat(state, fields, versioned=store.versioned)
+                steps = self._claims.beat(state, heartbeat, versioned=store.versioned)
                 found: bytes | None = perform(store, steps, self._clock)
                 self._skew = store.clock_skew
                 return found

@@ -14,18 +14,17 @@ from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import (
-    LAST_DIGEST,
+    Beat,
     Claim,
     Control,
+    Heartbeat,
     HolderState,
     Pod,
-    Sign,
     claim_document,
     claimant,
     parse_claim_name,
-    parse_control,
-    parse_sign,
-    sign_document,
+    read_beat,
+    read_control,
 )
 from podwatch.domain.manifest import Keys, Pointer
 from podwatch.domain.stored_checkpoint import KnownSaves
@@ -281,12 +280,12 @@ class LeaseProtocol:
         """Read the leases in the store, decide, and claim if that is the decision. Raises what the store raises."""
         began = self._clock.boottime()
         yield from self._read_control()
-        sign = self._heard((yield Get(self._keys.heartbeat)))
+        beat = self._heard((yield Get(self._keys.heartbeat)))
         since = began - self._looked_at if self._looked_at is not None else -1.0
-        watch = watched(self._known.watch, sign, since)
+        watch = watched(self._known.watch, beat, since)
         self._looked_at = began
-        quiet, before = self._known.answers and not self._moved(watch, sign), self.decision.act
-        self._known = replace(self._known, sign=sign, watch=watch, answers=True)
+        quiet, before = self._known.answers and not self._moved(watch, beat), self.decision.act
+        self._known = replace(self._known, beat=beat, watch=watch, answers=True)
         if not quiet or before not in (LeaseAction.WATCH, LeaseAction.ASIDE) or self._decide().act is not before:
             # Watching costs one cheap read at a time; every decision rests on a fresh listing.
             began = self._clock.boottime()
@@ -298,12 +297,12 @@ class LeaseProtocol:
         self._tell_standby()
         return self.decision
 
-    def _moved(self, watch: Watch, sign: Sign | None) -> bool:
+    def _moved(self, watch: Watch, beat: Beat | None) -> bool:
         """Whether a new heartbeat names another claim than the newest one known: a third pod has taken the run over."""
         first = winner(self._known.claims)
-        if sign is None or first is None or watch.mark == self._known.watch.mark:
+        if beat is None or first is None or watch.mark == self._known.watch.mark:
             return False
-        return (sign.generation, sign.nonce) != _numbers(first)
+        return (beat.said.generation, beat.said.claim) != _numbers(first)
 
     def _tell_standby(self) -> None:
         if not self._told_alive and self.decision.act is LeaseAction.WATCH and self._known.watch.changed:
@@ -314,17 +313,18 @@ class LeaseProtocol:
         """A digest was sent at ``wall``, or a pod waits for the first since then."""
         self.digest_wall = max(wall, self.digest_wall or wall)
 
-    def _heard(self, data: bytes | None) -> Sign | None:
+    def _heard(self, data: bytes | None) -> Beat | None:
         """The heartbeat. A time of a digest that is ahead of this pod's clock is not believed: it would delay the next
         digest by as much."""
-        sign = parse_sign(data)
+        beat = read_beat(data)
         now = self._clock.wall()
-        if sign is not None and sign.digest_wall is not None and 0 < sign.digest_wall <= now + DIGEST_AHEAD:
-            self.note_digest(min(sign.digest_wall, now))
-        if sign is not None and sign.pod.writer_id != self.me.writer_id and sign.mark != self._pins_from:
-            self.foreign_pins, self.foreign_saves, self._pins_from = sign.pins, sign.saves, sign.mark
-            self.foreign_account = sign.account
-        return sign
+        if beat is not None and beat.said.digest_wall is not None and 0 < beat.said.digest_wall <= now + DIGEST_AHEAD:
+            self.note_digest(min(beat.said.digest_wall, now))
+        if beat is not None and beat.said.writer_id != self.me.writer_id and beat.mark != self._pins_from:
+            self.foreign_pins, self._pins_from = beat.said.pinned, beat.mark
+            self.foreign_saves = beat.said.saves.taken() if beat.said.saves is not None else None
+            self.foreign_account = beat.said.account or {}
+        return beat
 
     def _list(self) -> Generator[Request, Any, None]:
         found = []
@@ -334,13 +334,13 @@ class LeaseProtocol:
             if name is not None and (item.ours or self._exclusive):
                 found.append(Claim(*name, item.uploaded_wall, item.file_id, item.writer_id))
         pointer = self._seen_pointer = _pointer((yield Get(self._keys.latest)), self._keys.run_id)
-        first, own, sign = winner(found), self._known.own, self._known.sign
+        first, own, beat = winner(found), self._known.own, self._known.beat
         rival: Pod | None = None
         if first is not None and (own is None or (own.claim.generation, own.claim.nonce) != _numbers(first)):
-            if sign is not None and (sign.generation, sign.nonce) == _numbers(first):
-                rival = sign.pod
+            if beat is not None and (beat.said.generation, beat.said.claim) == _numbers(first):
+                rival = beat.said
             else:
-                who, _ = claimant((yield Get(self._key(first))))
+                who = claimant((yield Get(self._key(first))))
                 rival = who if who.writer_id == first.writer_id else Pod(first.writer_id)
         others = [c for c in found if own is None or _numbers(c) != _numbers(own.claim)]
         newest = winner(others)
@@ -349,7 +349,7 @@ class LeaseProtocol:
             # A new claim counts as a heartbeat too, of a pod that has not written one yet.
             self._known = replace(self._known, watch=Watch(0.0, True, self._known.watch.mark))
         published = pointer.generation if pointer is not None else 0
-        floor = max(published, sign.generation if sign is not None else 0)
+        floor = max(published, beat.said.generation if beat is not None else 0)
         self._known = replace(self._known, claims=tuple(found), rival=rival, floor=floor, own=self._timed(own))
 
     def _read_age(self) -> Generator[Request, Any, None]:
@@ -372,7 +372,7 @@ class LeaseProtocol:
     def _read_control(self) -> Generator[Request, Any, None]:
         data = yield Get(self._keys.control)
         try:
-            wish = parse_control(data, where=self._keys.control)
+            wish = read_control(data, where=self._keys.control)
         except IntegrityError as error:
             if self._complaint != str(error):
                 self._complaint = str(error)
@@ -444,7 +444,7 @@ class LeaseProtocol:
             self.decision = replace(wanted, act=LeaseAction.WATCH, wait=0.0)
             return
         self._put_at = now
-        own = Own(claim, self.me.boot, self.me.process, took=now - began, at_once=wanted.at_once)
+        own = Own(claim, self.me.boot_id, self.me.process, took=now - began, at_once=wanted.at_once)
         self._known = replace(self._known, own=own, take_over=False)
         yield from self._list()
         self._decide()
@@ -501,7 +501,7 @@ class LeaseProtocol:
         )
 
     def beat(
-        self, state: HolderState, fields: Mapping[str, object], *, versioned: bool
+        self, state: HolderState, heartbeat: Heartbeat, *, versioned: bool
     ) -> Generator[Request, Any, bytes | None]:
         """Write a heartbeat, after checking that no other pod has written one. Returns the pointer if it was read. Does
         nothing unless this pod holds the lease and trains; raises Superseded when it has lost the lease."""
@@ -510,7 +510,7 @@ class LeaseProtocol:
         now = self._clock.boottime()
         gap = self._said_at is None or now - self._said_at > MOST_BETWEEN
         seen = self._heard((yield Get(self._keys.heartbeat)))
-        self._known = replace(self._known, sign=seen)
+        self._known = replace(self._known, beat=seen)
         foreign = seen is not None and seen.mark != self._said
         if gap or foreign:
             self.contested = self.contested or (foreign and not gap)
@@ -527,14 +527,14 @@ class LeaseProtocol:
         own = self._known.own
         if not self.speaks or own is None:
             return None
-        said = {**fields, "state": str(state), "written_at": rfc3339(self._clock.wall())}
+        said = heartbeat.signed(self.me, own.claim, state, rfc3339(self._clock.wall()))
         if self.digest_wall is not None:
-            said[LAST_DIGEST] = rfc3339(self.digest_wall)
-        data = sign_document(self.me, own.claim, said)
+            said = replace(said, last_digest_at=rfc3339(self.digest_wall))
+        data = said.to_bytes()
         written = yield Put(self._keys.heartbeat, data, self._clock.boottime() + CONFIRMED_SECONDS)
-        sign = parse_sign(data)
-        assert sign is not None
-        self._said, self._said_at = sign.mark, self._clock.boottime()
+        beat = read_beat(data)
+        assert beat is not None
+        self._said, self._said_at = beat.mark, self._clock.boottime()
         previous, self._written = self._written, written
         pointer: bytes | None = None
         if often or gap or foreign or self.contested:

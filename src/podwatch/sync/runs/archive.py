@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from podwatch.domain.document import SCHEMA_VERSION
 from podwatch.domain.errors import Busy, HostError, IntegrityError
+from podwatch.domain.lease import Heartbeat
 from podwatch.domain.manifest import Keys, Pointer
 from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.policy.store_retention import Decision, Keep, Leftover, abandoned_uploads, plan_archive, sign_of_life
 from podwatch.stores.base import CannotDelete, ObjectStore, StoredObject, Upload, store_time
 from podwatch.sync.inventory import inventory
-from podwatch.sync.last_heartbeat import last_word
+from podwatch.sync.last_heartbeat import last_heartbeat
 from podwatch.sync.publish_and_pointer import read_pointer
 from podwatch.sync.verify_stored import verify_save
 from podwatch.system.clock import Clock
@@ -167,18 +168,18 @@ class Archiver:
                 fix="keep the others; find an undamaged one with `podwatch store verify`",
             )
         stored = self._store.stat(self._keys.latest)
-        last = last_word(self._store, self._keys)
+        last, _ = last_heartbeat(self._store, self._keys) or (Heartbeat(), None)
         decisions = plan_archive(
             found,
             keep,
             keep_every=keep_every,
-            pins={*pins, *last.pins},
+            pins={*pins, *last.pinned},
             pointer_wall=stored.uploaded_wall if stored is not None else now,
             now_wall=now,
         )
         there = {(s.step, s.save_id) for s in found}
         uploads = abandoned_uploads(self._store.unfinished(f"{self._keys.root}/"), (), now)
-        return ArchivePlan(keep, pointer, decisions, self._cut_off(there), uploads, last.state)
+        return ArchivePlan(keep, pointer, decisions, self._cut_off(there), uploads, last.left_as)
 
     def may_delete(self) -> str:
         """Why the key cannot delete; empty if it can."""

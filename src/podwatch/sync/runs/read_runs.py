@@ -7,24 +7,22 @@ listing is used where the key allows it.
 """
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from podwatch.client.times_and_sizes import from_rfc3339
 from podwatch.domain.earlier_attempts import LastEnd, parse_verdict
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
-from podwatch.domain.lease import parse_control
+from podwatch.domain.lease import Beat, Heartbeat, read_control
 from podwatch.domain.manifest import Keys, Pointer
 from podwatch.domain.safe_names import valid_run_id
 from podwatch.domain.secrets import scrub_argv
-from podwatch.policy.run_check import Evidence, parse_beat
+from podwatch.policy.run_check import Evidence
 from podwatch.policy.run_summary import Summary, Texts, summarize
 from podwatch.policy.store_retention import sign_of_life
 from podwatch.stores.base import AccessDenied, ObjectStore, StoredObject, store_time
-from podwatch.sync.last_heartbeat import LastWord, parse_last_word
+from podwatch.sync.last_heartbeat import last_heartbeat
 from podwatch.sync.publish_and_pointer import newest_pointer, read_manifest, read_pointer
 from podwatch.sync.runs.archive import read_record
 from podwatch.sync.runs.bootstrap import fetch
@@ -50,7 +48,7 @@ class RemoteRun:
     size_bytes: int = 0
     heartbeat_wall: float | None = None
     claim_walls: list[float] = field(default_factory=list)
-    last: LastWord = field(default_factory=LastWord)
+    last: Heartbeat = field(default_factory=Heartbeat)
     summary: Summary | None = None
     """By the last heartbeat; None without one."""
     oldest_wall: float | None = None
@@ -136,9 +134,8 @@ def _read(store: ObjectStore, keys: Keys, run: RemoteRun, now_wall: float) -> No
         run.newest_step = max((step for step, _ in run.sets), default=None)
     walls = list(run.claim_walls)
     if run.heartbeat_wall is not None:
-        run.summary, written, beat = read_summary(store, keys, began_wall=run.oldest_wall)
+        run.summary, written, run.last = read_summary(store, keys, began_wall=run.oldest_wall)
         run.heartbeat_wall = run.heartbeat_wall if written is None else written
-        run.last = parse_last_word(beat)
         walls.append(run.heartbeat_wall)
     run.alive = sign_of_life(walls, store_time(store, now_wall))
     if "archive.json" in run._seen and pointer is not None:
@@ -168,21 +165,12 @@ class StoredRun:
 
 def read_summary(
     store: ObjectStore, keys: Keys, *, began_wall: float | None = None
-) -> tuple[Summary, float | None, dict[str, Any]]:
-    """The summary by the heartbeat, when that was written, and its document. ``began_wall``: the oldest object known.
+) -> tuple[Summary, float | None, Heartbeat]:
+    """The summary by the heartbeat, when that was written, and the heartbeat. ``began_wall``: the oldest object known.
     Raises RemoteError."""
-    document: Any = None
-    written: float | None = None
-    with contextlib.suppress(IntegrityError):
-        found = store.read(keys.heartbeat, limit=SMALL_JSON)
-        if found is not None:
-            with contextlib.suppress(ValueError, RecursionError):
-                document = json.loads(found[1])
-            written = _written(found[0], document)
-    beat = document if isinstance(document, dict) else {}
-    account = beat.get("account")
-    since = from_rfc3339(account.get("since")) if isinstance(account, dict) else None
-    return summarize(keys.run_id, beat, began_wall=began_wall, written_wall=written, since=since), written, beat
+    said, written = last_heartbeat(store, keys) or (Heartbeat(), None)
+    since = from_rfc3339((said.account or {}).get("since"))
+    return summarize(keys.run_id, said, began_wall=began_wall, written_wall=written, since=since), written, said
 
 
 def read_run(store: ObjectStore, keys: Keys) -> StoredRun:
@@ -273,13 +261,13 @@ def read_evidence(store: ObjectStore, keys: Keys, wall: Callable[[], float]) -> 
     """``wall``: this machine's clock in epoch seconds. Raises RemoteError if the store does not answer or refuses the
     key."""
     pointer, problem = _pointer(store, keys)
-    beat = _heartbeat(store, keys)
+    beat = last_heartbeat(store, keys)
     claimed = _newest_claim(store, keys)
     now = store_time(store, wall())  # after an answer of the store, which shows its clock
-    touched = max((t for t in (beat[0] if beat else None, claimed) if t is not None), default=0.0)
+    touched = max((t for t in (beat[1] if beat else None, claimed) if t is not None), default=0.0)
     return Evidence(
         keys.run_id,
-        beat=None if beat is None else parse_beat(beat[1], now - beat[0]),
+        beat=None if beat is None else Beat(beat[0], age=max(0.0, now - beat[1])),
         claim_age=None if claimed is None else max(0.0, now - claimed),
         pointer=pointer is not None and pointer.step is not None,
         pointer_step=pointer.step if pointer is not None else None,
@@ -305,30 +293,6 @@ def _pointer(store: ObjectStore, keys: Keys) -> tuple[Pointer | None, str]:
     return pointer, problem
 
 
-def _heartbeat(store: ObjectStore, keys: Keys) -> tuple[float, dict[str, Any]] | None:
-    """When it was written, by the store's clock, and its document, empty where it cannot be parsed."""
-    document: Any = None
-    try:
-        found = store.read(keys.heartbeat, limit=SMALL_JSON)
-    except IntegrityError:  # too large for one of podwatch's
-        stored = store.stat(keys.heartbeat)
-        return None if stored is None else (stored.uploaded_wall, {})
-    if found is None:
-        return None
-    with contextlib.suppress(ValueError, RecursionError):
-        document = json.loads(found[1])
-    return _written(found[0], document), document if isinstance(document, dict) else {}
-
-
-def _written(stored: StoredObject, document: object) -> float:
-    """When a heartbeat was written. Of a copy that another tool made, the store knows only when it was copied: there,
-    the pod's own record counts, if it is earlier."""
-    said = document.get("written_wall") if isinstance(document, dict) else None
-    if stored.ours is False and isinstance(said, int | float) and 0 < said < stored.uploaded_wall:
-        return float(said)
-    return stored.uploaded_wall
-
-
 def _newest_claim(store: ObjectStore, keys: Keys) -> float | None:
     """When the newest claim was made, by the store's clock; None without claims, and where the key cannot list."""
     try:
@@ -341,7 +305,7 @@ def _newest_claim(store: ObjectStore, keys: Keys) -> float | None:
 
 def _stopped(store: ObjectStore, keys: Keys) -> str | None:
     try:
-        control = parse_control(store.get_bytes(keys.control, limit=SMALL_JSON))
+        control = read_control(store.get_bytes(keys.control, limit=SMALL_JSON))
     except IntegrityError:
         return None  # the pods ignore it, too, and report it
     return (control.reason or "control.json") if control.stopped else None
