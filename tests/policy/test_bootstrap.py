@@ -13,12 +13,14 @@ from podwatch.domain.errors import IntegrityError
 from podwatch.domain.secrets import MASK
 from podwatch.policy.bootstrap import (
     USUAL_ROOTS,
+    LeftOut,
     StartFile,
-    StartRecord,
+    StoredStart,
     filled,
     fits,
     placeable,
     placeholders,
+    read_start,
 )
 
 SHA = "a" * 64
@@ -47,8 +49,8 @@ def record(**changes: object) -> dict[str, object]:
     }  # fmt: skip
 
 
-def parse(document: object) -> StartRecord:
-    return StartRecord.from_bytes(json.dumps(document).encode(), run_id="r")
+def parse(document: object) -> StoredStart:
+    return read_start(json.dumps(document).encode(), run_id="r")
 
 
 def with_file(**changes: object) -> dict[str, object]:
@@ -156,15 +158,21 @@ def test_a_record_that_podwatch_would_not_write(document: object) -> None:
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_record(data: bytes) -> None:
     with pytest.raises(IntegrityError):
-        StartRecord.from_bytes(data, run_id="r")
+        read_start(data, run_id="r")
 
 
 def test_a_record_survives_the_way_through_the_store() -> None:
-    file = StartFile("/root/a.toml", "aa-a.toml", SHA, 3, 0o755, True)
-    made = StartRecord(
-        "r", "/app", StartFile("/podwatch.toml", "bb", SHA, 1, 0o600), (file,), (("/x", "big"),), {"a": "b"}, "p"
+    file = StartFile("/root/a.toml", "aa-a.toml", SHA, 3, "0755", True)
+    made = StoredStart(
+        "r",
+        "/app",
+        StartFile("/podwatch.toml", "bb", SHA, 1, "0600"),
+        (file,),
+        (LeftOut("/x", "big"),),
+        {"a": "b"},
+        "p",
     )
-    assert StartRecord.from_bytes(made.to_bytes(), run_id="r") == made
+    assert read_start(made.to_bytes(), run_id="r") == made
     assert parse(record(directory="/")).directory == "/", "podwatch was started as process 1"
 
 

@@ -225,7 +225,7 @@ def stored_documents() -> dict[str, set[str]]:
     found = {name: paths_of(json.loads(data), {"wandb.*"}) for name, data in written.items()}
     found["verdict"] |= paths_of({"last": {"instance": asdict(pod.instance)}})
     rules = {*replacement._RULES_KEYS, "schema_version", "kind"}
-    archived = archive.ArchiveRecord("run", "all", (1, 1), 1.0, "host", ((1, "save"),)).to_bytes()
+    archived = archive.ArchiveRecord("run", "all", 1, 1, 1.0, "host", (archive.ArchivedSave(1, "save"),)).to_bytes()
     found["archive"] = paths_of(json.loads(archived))
     return {**found, "control": set(lease.Control().to_json()), "controller rules": rules}
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.safe_names import check_relative_path
 from podwatch.domain.secrets import MASK
-from podwatch.policy.bootstrap import StartRecord
+from podwatch.policy.bootstrap import read_start
 from podwatch.sensors.log_tail import Sources
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.runs.bootstrap import Start, start_artefacts
@@ -291,7 +291,7 @@ async def test_the_start_is_stored_scrubbed_and_its_record_names_each_object(wor
     await artefacts.stop(last=False)
     stored = pod.stored()
     assert not [name for name, data in stored.items() if SECRET.encode() in data]
-    record = StartRecord.from_bytes(stored["config/bootstrap.json"], run_id="r")
+    record = read_start(stored["config/bootstrap.json"], run_id="r")
     texts = {f.path: stored[f"config/{f.object}"].decode() for f in (record.config, *record.files)}
     assert texts == {
         "/podwatch.toml": f'run_id = "r"\nkey = "{MASK}"\n',

@@ -283,7 +283,7 @@ def _problems(call: Call, fetched: "Fetched", files: "list[PlannedFile]", settin
             found.append(f"{file.target} exists with another content: pass --existing keep to use it, or"
                          " --existing replace to move it aside")  # fmt: skip
     found += _open([file for file in files if file.state != "differs" or call.existing == "replace"])
-    for path, reason in fetched.record.left_out:
+    for path, reason in ((one.path, one.reason) for one in fetched.record.left_out):
         if not Path(path).exists():
             found.append(f"{path} is named by the command and not stored ({clean(reason)}): copy it to this pod")
     if settings is None:

@@ -11,14 +11,14 @@ import json
 import posixpath
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
+from podwatch.domain.document import Checked, Document, Flag, Form, Many, RunId, Strictly, shown
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.safe_names import check_relative_path, deceives, valid_run_id
+from podwatch.domain.safe_names import check_relative_path
 from podwatch.domain.secrets import MASK, name_strength
 
-KIND = "podwatch-bootstrap"
 OBJECT = "bootstrap.json"
 """Name of the record below ``<run>/podwatch/config/``."""
 MOST_FILES = 100
@@ -26,100 +26,8 @@ MOST_BYTES = 1 << 20
 """Of the record and of each file."""
 CONFIG_NAME = "podwatch.toml"
 
-_SCHEMA_VERSION = 1
-_OBJECT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_MODES = (0o600, 0o644, 0o755)
-
 
 # -- the record ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StartFile:
-    """A file of a start as it is stored: scrubbed. ``path`` is its absolute path on the pod that stored it.
-
-    ``secret``: a file for secrets (``trainer.env_file``): only the names in it are stored, every value is a
-    placeholder.
-    """
-
-    path: str
-    object: str
-    sha256: str
-    size: int
-    mode: int = 0o644
-    secret: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StartRecord:
-    """``bootstrap.json``: what a bare pod needs to start this run.
-
-    ``directory``: where podwatch was started; relative paths in the configuration are resolved against it.
-    ``left_out``: (path, reason) of each file that the command names and that is not stored. ``settings``: those that
-    came from the environment or the command line, without secrets, for display.
-    """
-
-    run_id: str
-    directory: str
-    config: StartFile
-    files: tuple[StartFile, ...] = ()
-    left_out: tuple[tuple[str, str], ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-    producer: str = ""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of everything that decides what a pod runs, except what the operator fills in."""
-        files = [[f.path, f.sha256, f.mode, f.secret] for f in self.files]
-        identity = [KIND, self.run_id, self.directory, self.config.sha256, files]
-        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-
-    def to_bytes(self) -> bytes:
-        document = {
-            "schema_version": _SCHEMA_VERSION,
-            "kind": KIND,
-            "run_id": self.run_id,
-            "producer": self.producer,
-            "directory": self.directory,
-            "config": _document(self.config),
-            "files": [_document(f) for f in self.files],
-            "left_out": [{"path": path, "reason": reason} for path, reason in self.left_out],
-            "settings": dict(self.settings),
-        }
-        return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes, *, run_id: str) -> "StartRecord":
-        """Parse and check a record from the store. IntegrityError for anything that podwatch would not have written;
-        paths are only checked for their shape here, see ``placeable``."""
-        try:
-            doc = json.loads(data)
-            if not isinstance(doc, dict) or doc.get("kind") != KIND:
-                raise ValueError(f"not a {KIND} document")
-            if doc.get("schema_version") != _SCHEMA_VERSION:
-                raise ValueError(f"this podwatch does not support its schema_version {doc.get('schema_version')!r:.20}")
-            record = cls(
-                run_id=_text(doc["run_id"]),
-                directory=_text(doc["directory"]) if doc["directory"] == "/" else absolute(_text(doc["directory"])),
-                config=_file(doc["config"]),
-                files=tuple(_file(one) for one in _items(doc["files"])),
-                left_out=tuple((absolute(_text(o["path"])), _text(o["reason"])) for o in _items(doc["left_out"])),
-                settings={_text(key): _text(value) for key, value in dict(doc["settings"]).items()},
-                producer=_text(doc["producer"]),
-            )
-            if record.run_id != run_id or not valid_run_id(run_id):
-                raise ValueError(f"it belongs to run {record.run_id!r:.120}")
-            taken = [f.path for f in record.files]
-            if any(other.startswith(f"{path}/") or other == path for path, other in _pairs(taken)):
-                raise ValueError("two files cannot both exist at their paths")
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, IntegrityError) as error:
-            raise IntegrityError(
-                f"the record of the run's start is not usable: {str(error)[:200]}",
-                where=OBJECT,
-                fix="copy podwatch.toml and the files of its command to this pod yourself, then `podwatch run`",
-            ) from error
-        return record
 
 
 def absolute(path: str) -> str:
@@ -130,48 +38,97 @@ def absolute(path: str) -> str:
     return path
 
 
+def _check_directory(path: str) -> None:
+    if path != "/":
+        absolute(path)
+
+
+AbsolutePath = Annotated[str, Checked(absolute)]
+Plain = Annotated[str, shown(1000)]
+
+
+@dataclass(frozen=True, slots=True)
+class StartFile:
+    """A file of a start as it is stored: scrubbed. ``path`` is its absolute path on the pod that stored it; ``mode`` is
+    octal.
+
+    ``secret``: a file for secrets (``trainer.env_file``): only the names in it are stored, every value is a
+    placeholder.
+    """
+
+    path: AbsolutePath
+    object: Annotated[str, Form(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")]
+    sha256: Annotated[str, Form(r"[0-9a-f]{64}")]
+    size: Annotated[int, Strictly(0, MOST_BYTES)]
+    mode: Literal["0600", "0644", "0755"] = "0644"
+    secret: Flag = False
+
+    @property
+    def permissions(self) -> int:
+        return int(self.mode, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A file that the command names and that is not stored."""
+
+    path: AbsolutePath
+    reason: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStart(Document):
+    """``bootstrap.json``: what a bare pod needs to start this run.
+
+    ``directory``: where podwatch was started; relative paths in the configuration are resolved against it.
+    ``settings``: those that came from the environment or the command line, without secrets, for display.
+    """
+
+    KIND = "podwatch-bootstrap"
+    FILE = OBJECT
+    LARGEST = MOST_BYTES
+
+    run_id: RunId
+    directory: Annotated[str, Checked(_check_directory)]
+    config: StartFile
+    files: Many[StartFile]
+    left_out: Many[LeftOut]
+    settings: Mapping[Plain, Plain]
+    producer: Plain
+
+    def __post_init__(self) -> None:
+        if max(len(self.files), len(self.left_out)) > MOST_FILES:
+            raise ValueError(f"files: more than {MOST_FILES}")
+        taken = [f.path for f in self.files]
+        if any(other.startswith(f"{path}/") or other == path for path, other in _pairs(taken)):
+            raise ValueError("files: two cannot both exist at their paths")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything that decides what a pod runs, except what the operator fills in."""
+        files = [[f.path, f.sha256, f.permissions, f.secret] for f in self.files]
+        identity = [self.KIND, self.run_id, self.directory, self.config.sha256, files]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+
+
+def read_start(data: bytes, *, run_id: str) -> StoredStart:
+    """The record from the store. IntegrityError for anything that podwatch would not have written; paths are only
+    checked for their form here, see ``placeable``."""
+    try:
+        record = StoredStart.from_bytes(data)
+        if record.run_id != run_id:
+            raise IntegrityError(f"it belongs to run {record.run_id}")
+    except IntegrityError as error:
+        raise IntegrityError(
+            f"the record of the run's start is not usable: {error.what[:200]}",
+            where=OBJECT,
+            fix="copy podwatch.toml and the files of its command to this pod yourself, then `podwatch run`",
+        ) from error
+    return record
+
+
 def _pairs(paths: Sequence[str]) -> Iterable[tuple[str, str]]:
     return ((a, b) for n, a in enumerate(paths) for m, b in enumerate(paths) if n != m)
-
-
-def _document(file: StartFile) -> dict[str, Any]:
-    return {
-        "path": file.path,
-        "object": file.object,
-        "sha256": file.sha256,
-        "size": file.size,
-        "mode": f"{file.mode:04o}",
-        "secret": file.secret,
-    }
-
-
-def _file(doc: Any) -> StartFile:
-    size = doc["size"]
-    found = StartFile(
-        absolute(_text(doc["path"])),
-        _text(doc["object"]),
-        _text(doc["sha256"]),
-        size,
-        int(_text(doc["mode"]), 8),
-        doc["secret"] is True,
-    )
-    if not _OBJECT.fullmatch(found.object) or not _SHA256.fullmatch(found.sha256) or found.mode not in _MODES:
-        raise ValueError(f"a file of it has an invalid object name, digest or mode: {found.path!r:.120}")
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MOST_BYTES:
-        raise ValueError(f"a file of it has an invalid size: {found.path!r:.120}")
-    return found
-
-
-def _items(value: Any) -> list[Any]:
-    if not isinstance(value, list) or len(value) > MOST_FILES:
-        raise ValueError(f"expected a list of at most {MOST_FILES}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or deceives(value):
-        raise TypeError(f"expected plain text, found {value!r:.40}")
-    return value
 
 
 # -- where files may go ----------------------------------------------------------------------------------------------

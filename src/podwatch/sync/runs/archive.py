@@ -6,12 +6,11 @@ interrupted one. Never touched: objects without podwatch's mark, the checkpoint 
 on which a podwatch is still active.
 """
 
-import json
-import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from podwatch.domain.document import SCHEMA_VERSION
+from podwatch.domain.document import Document, Label, Many, Real, RunId, SaveId, Whole
 from podwatch.domain.errors import Busy, HostError, IntegrityError
 from podwatch.domain.lease import Heartbeat
 from podwatch.domain.manifest import Keys, Pointer
@@ -28,79 +27,52 @@ from podwatch.system.clock import Clock
 # What an archive removes, written before the first removal, and the result. The intent is in the store, not in a
 # journal: the pod that archives need not be the pod that trained, and any pod can finish an interrupted archive.
 
-_SAVE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_LIMIT = 4 << 20
-_LARGEST = 2**63 - 1
+
+@dataclass(frozen=True, slots=True)
+class ArchivedSave:
+    step: Whole
+    save_id: SaveId
 
 
 @dataclass(frozen=True, slots=True)
-class ArchiveRecord:
-    """``removing``: (step, save_id) of the checkpoints to remove. ``pointer``: (generation, seq) of the pointer at the
-    decision. ``keep``: ``latest`` or ``milestones``."""
+class ArchiveRecord(Document):
+    """``removing``: the checkpoints to remove. ``generation``, ``seq``: of the pointer at the decision. ``keep``:
+    ``latest`` or ``milestones``."""
 
-    run_id: str
-    keep: str
-    pointer: tuple[int, int]
-    wall: float
-    host: str
-    removing: tuple[tuple[int, str], ...] = ()
-    done: bool = False
+    KIND = "podwatch-archive"
+    FILE = "archive.json"
+    LARGEST = 4 << 20
 
-    def to_bytes(self) -> bytes:
-        document = {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "podwatch-archive",
-            "run_id": self.run_id,
-            "state": "done" if self.done else "begun",
-            "keep": self.keep,
-            "generation": self.pointer[0],
-            "seq": self.pointer[1],
-            "wall": self.wall,
-            "host": self.host,
-            "removing": [{"step": step, "save_id": save_id} for step, save_id in self.removing],
-        }
-        return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+    run_id: RunId
+    keep: Label
+    generation: Whole
+    seq: Whole
+    wall: Real
+    host: Label
+    removing: Many[ArchivedSave] = ()
+    state: Literal["begun", "done"] = "begun"
+
+    @property
+    def pointer(self) -> tuple[int, int]:
+        return self.generation, self.seq
+
+    @property
+    def done(self) -> bool:
+        return self.state == "done"
 
 
 def read_record(store: ObjectStore, keys: Keys) -> ArchiveRecord | None:
-    """None if there is none, or it cannot be parsed (it is then ignored). Raises RemoteError."""
+    """None if there is none, or it cannot be read (it is then ignored). Raises RemoteError."""
     try:
-        data = store.get_bytes(keys.archive, limit=_LIMIT)
-        return None if data is None else _parsed(data, keys)
-    except (IntegrityError, ValueError, KeyError, TypeError, RecursionError):
+        data = store.get_bytes(keys.archive, limit=ArchiveRecord.LARGEST)
+        record = None if data is None else ArchiveRecord.from_bytes(data)
+    except IntegrityError:
         return None
+    return record if record is not None and record.run_id == keys.run_id else None
 
 
 def write_record(store: ObjectStore, keys: Keys, record: ArchiveRecord) -> StoredObject:
     return store.put_bytes(keys.archive, record.to_bytes())
-
-
-def _parsed(data: bytes, keys: Keys) -> ArchiveRecord:
-    doc = json.loads(data)
-    if doc["kind"] != "podwatch-archive" or doc["run_id"] != keys.run_id or doc["schema_version"] != SCHEMA_VERSION:
-        raise ValueError("not an archive record of this run")
-    removing = tuple((_number(item["step"]), _save_id(item["save_id"])) for item in doc["removing"])
-    return ArchiveRecord(
-        keys.run_id,
-        str(doc["keep"])[:20],
-        (_number(doc["generation"]), _number(doc["seq"])),
-        float(doc["wall"]),
-        str(doc["host"])[:255],
-        removing,
-        doc["state"] == "done",
-    )
-
-
-def _number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
-        raise ValueError("not a valid number")
-    return value
-
-
-def _save_id(value: object) -> str:
-    if not isinstance(value, str) or not _SAVE_ID.fullmatch(value):
-        raise ValueError("not a valid save id")
-    return value
 
 
 # -- archive ----------------------------------------------------------------------------------------------------------
@@ -190,8 +162,9 @@ class Archiver:
         call continues an interrupted one."""
         self._refuse_alive()
         removing = (*((s.step, s.save_id) for s in plan.going), *plan.leftovers)
+        saves = tuple(ArchivedSave(step, save_id) for step, save_id in removing)
         record = ArchiveRecord(
-            self._keys.run_id, str(plan.keep), plan.pointer.order, self._clock.wall(), self._host, removing
+            self._keys.run_id, str(plan.keep), *plan.pointer.order, self._clock.wall(), self._host, saves
         )
         written = write_record(self._store, self._keys, record)
         for step, save_id in removing:
@@ -206,9 +179,7 @@ class Archiver:
             self._remove(step, save_id)
         for upload in plan.uploads:
             self._store.cancel_large(Upload(upload.key, upload.identifier))
-        done = ArchiveRecord(
-            self._keys.run_id, str(plan.keep), plan.pointer.order, self._clock.wall(), self._host, done=True
-        )
+        done = replace(record, wall=self._clock.wall(), removing=(), state="done")
         write_record(self._store, self._keys, done)
         if self._store.versioned:
             self._store.delete(written)
@@ -245,7 +216,8 @@ class Archiver:
         record = read_record(self._store, self._keys) if stored is not None and stored.ours else None
         if record is None or record.done:
             return ()
-        return tuple(save for save in record.removing if save not in there and self._left_of(*save))
+        named = [(save.step, save.save_id) for save in record.removing]
+        return tuple(save for save in named if save not in there and self._left_of(*save))
 
     def _left_of(self, step: int, save_id: str) -> bool:
         return any(o.ours is not False for o in self._store.list(self._keys.save(step, save_id)))

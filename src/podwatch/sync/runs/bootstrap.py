@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from podwatch import __version__
 from podwatch.client.trusted_configuration import read_trusted
@@ -25,13 +26,15 @@ from podwatch.policy.bootstrap import (
     MOST_BYTES,
     MOST_FILES,
     OBJECT,
+    LeftOut,
     StartFile,
-    StartRecord,
+    StoredStart,
     absolute,
     filled,
     fits,
     placeable,
     placeholders,
+    read_start,
 )
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.s3_credentials import ACCESS, SECRET, TOKEN
@@ -65,9 +68,9 @@ def start_artefacts(start: Start, clean: Scrub) -> list[Artefact]:
         return []
     found: list[Artefact] = []
     files: list[StartFile] = []
-    left_out: list[tuple[str, str]] = []
+    left_out: list[LeftOut] = []
 
-    def add(path: str, text: str, mode: int, *, secret: bool = False) -> StartFile:
+    def add(path: str, text: str, mode: Literal["0600", "0644", "0755"], *, secret: bool = False) -> StartFile:
         artefact = artefact_of(Path(path).name, text)
         found.append(artefact)
         digest = hashlib.sha256(artefact.data).hexdigest()
@@ -78,15 +81,15 @@ def start_artefacts(start: Start, clean: Scrub) -> list[Artefact]:
             continue
         text, reason = _to_store(path)
         if reason or len(files) >= MOST_FILES - len(start.secret):
-            left_out.append((path, reason or f"the command names more than {MOST_FILES} files"))
+            left_out.append(LeftOut(path, reason or f"the command names more than {MOST_FILES} files"))
             continue
-        files.append(add(path, clean(text), 0o755 if os.access(path, os.X_OK) else 0o644))
+        files.append(add(path, clean(text), "0755" if os.access(path, os.X_OK) else "0644"))
     for path, names in start.secret.items():
         if _speakable(path) and names:
-            files.append(add(path, "".join(f"{name}={MASK}\n" if name else f"{MASK}\n" for name in names), 0o600,
+            files.append(add(path, "".join(f"{name}={MASK}\n" if name else f"{MASK}\n" for name in names), "0600",
                              secret=True))  # fmt: skip
-    config = add(f"/{CONFIG_NAME}", clean(start.text), 0o600)
-    record = StartRecord(
+    config = add(f"/{CONFIG_NAME}", clean(start.text), "0600")
+    record = StoredStart(
         start.run_id,
         start.directory,
         config,
@@ -131,7 +134,7 @@ def _printable(text: str) -> str:
 class Fetched:
     """A start as it is stored. ``texts``: object name -> content, whose digest is verified."""
 
-    record: StartRecord
+    record: StoredStart
     texts: Mapping[str, str]
 
 
@@ -148,7 +151,7 @@ def fetch(store: ObjectStore, keys: Keys) -> Fetched:
             " podwatch, or one with [sync] artefacts = false stored none: copy podwatch.toml to this pod, then"
             " `podwatch run`",
         )
-    record = StartRecord.from_bytes(data, run_id=keys.run_id)
+    record = read_start(data, run_id=keys.run_id)
     return Fetched(record, {f.object: _content(store, keys, f) for f in (record.config, *record.files)})
 
 
@@ -302,7 +305,7 @@ def write(file: PlannedFile, roots: Sequence[str], *, replace: bool = False) -> 
                 directory,
                 file.target.name,
                 file.text.encode(),
-                0o600 if file.source.secret else file.source.mode,
+                0o600 if file.source.secret else file.source.permissions,
                 moved,
             )
         finally:

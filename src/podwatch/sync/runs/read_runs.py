@@ -240,7 +240,7 @@ def _texts(store: ObjectStore, keys: Keys, command: tuple[str, ...], problems: l
         return Texts(command, problems=tuple(problems))
     record = fetched.record
     files = {one.path: fetched.texts[one.object] for one in (record.config, *record.files)}
-    problems += [f"{path} is not stored: {reason}" for path, reason in record.left_out]
+    problems += [f"{one.path} is not stored: {one.reason}" for one in record.left_out]
     return Texts(command, files, record.settings, tuple(problems))
 
 
