@@ -441,7 +441,7 @@ def test_without_controller_json_nothing_is_created(place: Place) -> None:
     place.store.put_bytes(KEYS.controller_rules, b'{"providers": ["vast"], "max_prise": 2}')
     found, code = looks(place.controller())
     assert (code, found[-1].decision.action) == (ExitCode.CONFIGURATION, Action.ALERT)
-    assert "unknown entry 'max_prise'" in found[-1].decision.reason
+    assert "unknown field max_prise" in found[-1].decision.reason
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

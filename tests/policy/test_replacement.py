@@ -578,14 +578,14 @@ def test_controller_json_names_its_mistake() -> None:
     least = {"providers": ["vast"], "max_price_per_hour": 2, "max_spend_per_day": 10, "max_spend_total": 100}
     assert parse_rules(json.dumps(least).encode()).max_price_per_hour == 2.0
     for change, words in (
-        ({"max_prize": 1}, "unknown entry 'max_prize'"),
-        ({"providers": []}, "not a list of names"),
-        ({"max_spend_total": "100"}, "invalid `max_spend_total`"),
-        ({"max_spend_total": -1}, "invalid `max_spend_total`"),
-        ({"max_boot_failures": 1.5}, "invalid `max_boot_failures`"),
-        ({"paused": "no"}, "neither true nor false"),
-        ({"boot_seconds": 1}, "invalid `boot_seconds`"),
-        ({"schema_version": 2}, "another `schema_version`"),
+        ({"max_prize": 1}, "unknown field max_prize"),
+        ({"providers": []}, "providers"),
+        ({"max_spend_total": "100"}, "max_spend_total"),
+        ({"max_spend_total": -1}, "max_spend_total"),
+        ({"max_boot_failures": 1.5}, "max_boot_failures"),
+        ({"paused": "no"}, "paused"),
+        ({"boot_seconds": 1}, "boot_seconds"),
+        ({"schema_version": 2}, "schema_version"),
     ):
         with pytest.raises(IntegrityError, match=words):
             parse_rules(json.dumps(least | change).encode())
@@ -593,7 +593,7 @@ def test_controller_json_names_its_mistake() -> None:
         with pytest.raises(IntegrityError):
             parse_rules(broken)
     twice = json.dumps(least)[:-1] + ', "max_spend_total": 9000}'
-    with pytest.raises(IntegrityError, match="entry 'max_spend_total' twice"):
+    with pytest.raises(IntegrityError, match="max_spend_total is there twice"):
         parse_rules(twice.encode())
 
 

@@ -224,7 +224,7 @@ def stored_documents() -> dict[str, set[str]]:
     }
     found = {name: paths_of(json.loads(data), {"wandb.*"}) for name, data in written.items()}
     found["verdict"] |= paths_of({"last": {"instance": asdict(pod.instance)}})
-    rules = {*replacement._RULES_KEYS, "schema_version", "kind"}
+    rules = {name for name in replacement.Rules.__slots__ if name != "digest"}
     archived = archive.ArchiveRecord("run", "all", 1, 1, 1.0, "host", (archive.ArchivedSave(1, "save"),)).to_bytes()
     found["archive"] = paths_of(json.loads(archived))
     return {**found, "control": set(lease.Control().to_json()), "controller rules": rules}

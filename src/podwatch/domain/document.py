@@ -111,7 +111,7 @@ def _parsed(kind: type[Document], data: bytes, where: str) -> object:
             json.dumps(found, ensure_ascii=False).encode()
         return found
     except _KeyTwiceError as error:
-        raise _bad(kind, where, "a key is there twice") from error
+        raise _bad(kind, where, f"the key {_printable(str(error)[:40])} is there twice") from error
     except (ValueError, RecursionError) as error:
         raise _bad(kind, where, "it is not valid JSON") from error
 
@@ -123,7 +123,8 @@ class _KeyTwiceError(ValueError):
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise _KeyTwiceError
+        names = [name for name, _ in pairs]
+        raise _KeyTwiceError(next(name for name in names if names.count(name) > 1))
     return found
 
 

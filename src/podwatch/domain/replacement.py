@@ -8,12 +8,23 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from podwatch.domain.document import SCHEMA_VERSION
+from podwatch.domain.document import (
+    SCHEMA_VERSION,
+    Document,
+    Flag,
+    Form,
+    Label,
+    Many,
+    Real,
+    Strictly,
+    Whole,
+    shown,
+)
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.safe_names import deceives
 
@@ -22,6 +33,8 @@ _NUMBERED: Final = re.compile(r"([1-9][0-9]{0,17})(?::(s[a-z2-7]{7}))?")
 PROVIDER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 LONGEST_CALL_SECONDS: Final = 300.0
 """Longest time limit of a provider command."""
+_Money = Annotated[float, Strictly(0, 1_000_000)]
+_Reason = Annotated[str, shown(1000)]
 MOST_INSTANCES: Final = 10_000
 """Instances in one list; no account of one person has more."""
 
@@ -184,7 +197,7 @@ def _wall(value: object) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Document):
     """controller.json: what people allow the controller. Money is in the provider's currency, times in seconds.
 
     ``boot_seconds``: from the request to the first heartbeat. ``silent_seconds``: without a heartbeat, until a machine
@@ -192,85 +205,36 @@ class Rules:
     ``final_checkpoint_seconds``: for what is not stored yet, before a machine that has ended is destroyed.
     """
 
-    providers: tuple[str, ...]
-    max_price_per_hour: float
-    max_spend_per_day: float
-    max_spend_total: float
-    max_replacements_per_day: int = 6
-    max_boot_failures: int = 3
-    boot_seconds: float = 1800.0
-    silent_seconds: float = 900.0
-    final_checkpoint_seconds: float = 900.0
-    paused: bool = False
-    reason: str = ""
-    digest: str = ""
+    FILE = "controller.json"
+    ONLY_KNOWN = True
+
+    providers: Many[Annotated[str, Form(PROVIDER_NAME.pattern)]]
+    max_price_per_hour: _Money
+    max_spend_per_day: _Money
+    max_spend_total: _Money
+    max_replacements_per_day: Annotated[int, Strictly(0, 1000)] = 6
+    max_boot_failures: Annotated[int, Strictly(1, 100)] = 3
+    boot_seconds: Annotated[float, Strictly(60, 86_400)] = 1800.0
+    silent_seconds: Annotated[float, Strictly(300, 86_400)] = 900.0
+    final_checkpoint_seconds: Annotated[float, Strictly(0, 21_600)] = 900.0
+    paused: Flag = False
+    reason: Label = ""
+    schema_version: Annotated[int, Strictly(SCHEMA_VERSION, SCHEMA_VERSION)] = SCHEMA_VERSION
+    kind: Literal["podwatch-controller"] = "podwatch-controller"
+    digest: Label = field(default="", kw_only=True)
     """Of the document: an edit allows a new attempt after boot failures."""
 
-
-_RULES_REQUIRED = ("providers", "max_price_per_hour", "max_spend_per_day", "max_spend_total")
-_RULES_KEYS = tuple(name for name in Rules.__dataclass_fields__ if name != "digest")
-_SPANS = {"boot_seconds": (60, 86_400), "silent_seconds": (300, 86_400), "final_checkpoint_seconds": (0, 21_600)}
-_COUNTS = {"max_replacements_per_day": (0, 1000), "max_boot_failures": (1, 100)}
+    def __post_init__(self) -> None:
+        if not self.providers or len(set(self.providers)) != len(self.providers):
+            raise ValueError("providers: none, or one twice")
 
 
 def parse_rules(data: bytes | None) -> Rules:
     """controller.json. Raises IntegrityError that names the mistake; also if there is none."""
     if data is None:
-        raise _rules_error("there is no controller.json in the store", "write one (docs/controller.md)")
-    try:
-        document = json.loads(data, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise _rules_error("controller.json is not valid JSON", "correct it") from error
-    if not isinstance(document, dict):
-        raise _rules_error("controller.json is not a JSON object", "correct it")
-    for key in document:
-        if key not in (*_RULES_KEYS, "schema_version", "kind"):
-            raise _rules_error(f"controller.json has an unknown entry {key[:40]!r}", f"known: {', '.join(_RULES_KEYS)}")
-    for key, expected in (("schema_version", SCHEMA_VERSION), ("kind", "podwatch-controller")):
-        if document.get(key, expected) != expected:
-            raise _rules_error(f"controller.json has another `{key}`", f"write {expected!r} or remove it")
-    missing = [key for key in _RULES_REQUIRED if key not in document]
-    if missing:
-        raise _rules_error(f"controller.json lacks {', '.join(missing)}", "add it")
-    values = {key: _rule(key, document[key]) for key in _RULES_KEYS if key in document}
-    return Rules(**values, digest=hashlib.sha256(data).hexdigest()[:16])
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON keeps the last of two entries of one name: here that could be the higher cap."""
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
-            raise _rules_error(f"controller.json has the entry {name[:40]!r} twice", "remove one")
-    return dict(pairs)
-
-
-def _rule(key: str, value: object) -> Any:
-    if key == "providers":
-        names = value if isinstance(value, list) else []
-        good = all(isinstance(name, str) and PROVIDER_NAME.fullmatch(name) for name in names)
-        if not names or not good or len(set(names)) != len(names):
-            raise _rules_error("`providers` in controller.json is not a list of names", 'write for example ["vast"]')
-        return tuple(names)
-    if key == "paused":
-        if not isinstance(value, bool):
-            raise _rules_error("`paused` in controller.json is neither true nor false", "correct it")
-        return value
-    if key == "reason":
-        if not isinstance(value, str) or len(value) > 200 or deceives(value):
-            raise _rules_error("`reason` in controller.json is not plain text of at most 200 characters", "shorten it")
-        return value
-    least, most = _SPANS.get(key) or _COUNTS.get(key) or (0, 1e6)
-    whole = key in _COUNTS
-    if type(value) not in ((int,) if whole else (int, float)) or not least <= value <= most:  # type: ignore[operator]
-        raise _rules_error(
-            f"invalid `{key}` in controller.json", f"write a {'whole ' if whole else ''}number of {least} to {most:g}"
-        )
-    return int(value) if whole else float(value)  # type: ignore[call-overload,arg-type]
-
-
-def _rules_error(what: str, fix: str) -> IntegrityError:
-    return IntegrityError(what, where="controller.json", fix=fix)
+        what, fix = "there is no controller.json in the store", "write one (docs/controller.md)"
+        raise IntegrityError(what, where="controller.json", fix=fix)
+    return replace(Rules.from_bytes(data), digest=hashlib.sha256(data).hexdigest()[:16])
 
 
 # -- what the controller created -------------------------------------------------------------------------------------
@@ -281,16 +245,16 @@ class Billed:
     """One machine, as long as it costs money. ``since``, ``until`` (None: it still costs) and ``seen`` (last time in a
     list; None: not yet): epoch seconds of the store's clock."""
 
-    provider: str
-    id: str
-    price_per_hour: float
-    since: float
-    until: float | None = None
-    seen: float | None = None
+    provider: Label
+    id: Label
+    price_per_hour: Real
+    since: Real
+    until: Real | None = None
+    seen: Real | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Record(Document):
     """One request for a machine, written before it is sent. Times are epoch seconds of the store's clock.
 
     ``lease``: the highest generation of the lease at that time. ``rules``: digest of controller.json. ``settled``: it
@@ -299,26 +263,30 @@ class Record:
     ``label``: of its machine; empty: the one without a tag.
     """
 
-    generation: int
-    provider: str
-    max_price: float
-    intended_at: float
-    account: str = ""
-    lease: int = 0
-    rules: str = ""
-    settled: bool = False
-    unsure_at: float | None = None
-    failed: str = ""
-    refused: bool = False
-    booted_at: float | None = None
-    alive_at: float | None = None
-    first_step: int | None = None
-    last_step: int | None = None
-    ended: str = ""
-    ended_at: float | None = None
-    boot_failure: bool = False
-    billed: tuple[Billed, ...] = field(default=())
-    label: str = ""
+    KIND = "podwatch-controller-pod"
+    FILE = "record of the controller"
+
+    generation: Whole
+    provider: Label
+    max_price: Real
+    intended_at: Real
+    account: Label = ""
+    lease: Whole = 0
+    rules: Label = ""
+    settled: Flag = False
+    unsure_at: Real | None = None
+    failed: _Reason = ""
+    refused: Flag = False
+    booted_at: Real | None = None
+    alive_at: Real | None = None
+    first_step: Whole | None = None
+    last_step: Whole | None = None
+    ended: _Reason = ""
+    ended_at: Real | None = None
+    boot_failure: Flag = False
+    billed: Many[Billed] = ()
+    label: _Reason = ""
+    run_id: Label = field(default="", compare=False, kw_only=True)
 
     def label_in(self, run_id: str) -> str:
         """The whole label of its machine."""
@@ -385,30 +353,19 @@ def _known(choose: Callable[[_Number, _Number], _Number], a: _Number | None, b: 
 
 
 def record_document(record: Record, run_id: str) -> bytes:
-    document = {"schema_version": SCHEMA_VERSION, "kind": "podwatch-controller-pod", "run_id": run_id}
-    label = record.label_in(run_id)
-    return (json.dumps({**document, **asdict(record), "label": label}, indent=1, sort_keys=True) + "\n").encode()
+    return replace(record, run_id=run_id, label=record.label_in(run_id)).to_bytes()
 
 
 def parse_record(data: bytes | None, run_id: str, *, where: str = "") -> Record:
     """Raises IntegrityError: a record that cannot be read could hide a machine that costs money."""
+    fix = "restore or delete it"
     try:
-        document = json.loads(data or b"")
-        values = {key: document[key] for key in Record.__dataclass_fields__}
-        billed = tuple(Billed(**one) for one in values.pop("billed"))
-        label, values["label"] = values["label"], ""
-        record = Record(**values, billed=billed)
-        if label != label_of(run_id, record.generation):
-            record = replace(record, label=label)
-        good = document["run_id"] == run_id and generation_of(label, run_id) == record.generation
-        numbers = (record.max_price, record.intended_at, *(n for b in billed for n in (b.price_per_hour, b.since)))
-        good = good and all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        good = False
-    if not good:
-        what, fix = "a record of the controller in the store cannot be read", "restore or delete it"
-        raise IntegrityError(what, where=where, fix=fix)
-    return record
+        record = Record.from_bytes(data or b"", where=where)
+    except IntegrityError as error:
+        raise IntegrityError(error.what, where=error.where, fix=fix) from error
+    if record.run_id != run_id or generation_of(record.label, run_id) != record.generation:
+        raise IntegrityError("a record of the controller belongs to another run or request", where=where, fix=fix)
+    return replace(record, label="") if record.label == label_of(run_id, record.generation) else record
 
 
 def settled(record: Record, machine: str, price: float, account: str) -> Record:
