@@ -140,4 +140,4 @@ def test_a_step_back_teaches_nothing() -> None:
     desk.save(1)
     desk.run(50.0)
     assert desk.learned.save_gaps == learned
-    assert Learned.from_dict(desk.learned.to_dict()).save_gaps == learned
+    assert Learned.from_json(desk.learned.to_json()).save_gaps == learned

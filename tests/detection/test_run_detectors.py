@@ -281,7 +281,7 @@ def test_a_restart_wipes_the_detectors_and_keeps_what_was_learned() -> None:
 
 
 def test_an_armed_detector_survives_a_restart_of_podwatch() -> None:
-    learned = Learned.from_dict(json.loads(json.dumps(healthy().learned.to_dict())))
+    learned = Learned.from_json(json.loads(json.dumps(healthy().learned.to_json())))
     _, findings = run(
         (snap(90.0 + n, memory=EMPTY, engine=False) for n in range(0, 12, 2)),
         initial(Policies(detection=POLICY), learned),
@@ -338,7 +338,7 @@ def test_exit_zero_without_a_target_is_tried_once_more() -> None:
     state, findings = run((ended(60.0 + n, ExitStatus(0)) for n in range(0, 10, 2)), state)
     assert restarts(findings)
     # A podwatch that was restarted in between says the same about the same exit.
-    reborn = initial(Policies(detection=POLICY), Learned.from_dict(state.learned.to_dict()))
+    reborn = initial(Policies(detection=POLICY), Learned.from_json(state.learned.to_json()))
     assert restarts(run([ended(70.0, ExitStatus(0))], reborn)[1])
     second = {"start_id": "s2", "started_at": 80.0}
     again, _ = run((snap(80.0 + n, step=5, step_at=81.0, **second) for n in range(0, 10, 2)), state)  # type: ignore[arg-type]

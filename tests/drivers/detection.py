@@ -179,7 +179,7 @@ class RuleTurn:
 
 def reborn(state: DetectionState, policies: Policies) -> DetectionState:
     """What a podwatch that was restarted remembers: what it had learned, as the journal keeps it (JSON)."""
-    return initial(policies, Learned.from_dict(json.loads(json.dumps(state.learned.to_dict()))))
+    return initial(policies, Learned.from_json(json.loads(json.dumps(state.learned.to_json()))))
 
 
 def knowing_only(learned: Learned) -> DetectionState:
@@ -219,7 +219,7 @@ def each_rule(state: DetectionState, snapshot: Snapshot, policies: Policies) -> 
 
 def survives_being_kept(learned: Learned) -> bool:
     """Whether what was learned is the same after it was written down and read."""
-    return Learned.from_dict(json.loads(json.dumps(learned.to_dict()))) == learned
+    return Learned.from_json(json.loads(json.dumps(learned.to_json()))) == learned
 
 
 # -- recorded nights ---------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def read_night(path: Path) -> Night:
     assert len(turns) == header["turns"], f"{path} has lost turns"
     return Night(
         header["name"], header["holds"], turns, _policies(header["thresholds"]),
-        Learned.from_dict(header["learned"]), header["layout"], header["poll_seconds"],
+        Learned.from_json(header["learned"]), header["layout"], header["poll_seconds"],
     )  # fmt: skip
 
 
@@ -295,7 +295,7 @@ def write_night(path: Path, night: Night) -> None:
         "poll_seconds": night.poll_seconds,
         "turns": len(night.turns),
         "thresholds": _thresholds(night.policies),
-        "learned": night.learned.to_dict(),
+        "learned": night.learned.to_json(),
     }
     with lzma.open(path, "wb", preset=9 | lzma.PRESET_EXTREME) as file:
         for line in (header, *map(asdict, night.turns)):

@@ -10,11 +10,9 @@ from podwatch.policy.hooks import (
     INTERRUPTED_AT_MOST,
     SOURCES,
     Occasion,
-    from_dict,
     kinds_of,
     next_of,
     occasion_of,
-    to_dict,
 )
 
 EVERY = get_args(HookEvent)
@@ -102,9 +100,9 @@ def test_coalescing_runs_the_newest_of_each_kind_and_counts_the_others(pending: 
 def test_an_occasion_survives_the_journal() -> None:
     one = occasion_of(event(EventName.PUBLISHED, step=5, generation=1, seq=10), ("published",))
     assert one is not None
-    assert from_dict(to_dict(one)) == one
+    assert Occasion.kept(one.to_json()) == one
     for broken in (None, 1, {}, {"kind": 1, "id": "x", "wall": 1.0}):
-        assert from_dict(broken) is None
+        assert Occasion.kept(broken) is None
 
 
 def test_an_interrupted_run_is_repeated_only_where_that_is_promised_and_not_for_ever() -> None:

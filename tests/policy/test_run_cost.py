@@ -12,11 +12,9 @@ from podwatch.policy.run_cost import (
     Spent,
     account,
     both,
-    from_dict,
     loss_of,
     measured,
     step_seconds,
-    to_dict,
 )
 
 HOUR = 3600.0
@@ -97,6 +95,6 @@ def test_the_time_of_a_step_contains_saves() -> None:
 
 def test_what_is_kept_survives_json() -> None:
     kept = replace(SPENT, earlier=RunCost(1.0, 2.0, lost_seconds=None), after=3)
-    assert from_dict(to_dict(kept)) == kept
-    for broken in (None, {}, [], "x", {"since": 1.0}, {**to_dict(kept), "other": 1}):
-        assert from_dict(broken) is None
+    assert Spent.kept(kept.to_json()) == kept
+    for broken in (None, {}, [], "x", {"since": "1"}, {**kept.to_json(), "after": -1}):
+        assert Spent.kept(broken) is None

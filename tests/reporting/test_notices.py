@@ -225,9 +225,9 @@ def test_a_digest_is_due_once_in_its_time_whatever_the_clock_does() -> None:
 def test_the_totals_survive_a_restart_and_other_versions() -> None:
     document = build_status(views.healthy())
     kept = digest.totals(document, {"reward": 0.4}, WALL)
-    assert digest.from_dict(digest.to_dict(kept)) == kept
-    assert digest.from_dict({**digest.to_dict(kept), "new": 1}) == kept
-    assert [digest.from_dict(broken) for broken in (None, {}, [], {"wall": "x"})] == [None] * 4
+    assert digest.Totals.kept(kept.to_json()) == kept
+    assert digest.Totals.kept({**kept.to_json(), "new": 1}) == kept
+    assert [digest.Totals.kept(broken) for broken in (None, {}, [], {"wall": "x"})] == [None] * 4
 
 
 def test_a_metric_is_the_mean_of_its_last_finite_values() -> None:

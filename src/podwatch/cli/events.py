@@ -126,10 +126,10 @@ def fetch_incidents(where: Where, incident_id: int | None) -> list[dict[str, Any
 
 def kept_account(journal: "Journal") -> "Account | None":
     """The run's account as the last podwatch kept it; without money, because no configuration is read."""
-    from podwatch.policy.run_cost import COST_KEY, Price, account, from_dict
+    from podwatch.policy.run_cost import COST_KEY, Price, Spent, account
 
     kept = journal.learned(COST_KEY)
-    spent = from_dict(kept.get("spent")) if isinstance(kept, dict) else None
+    spent = Spent.kept(kept.get("spent")) if isinstance(kept, dict) else None
     return None if spent is None else account(spent, journal.incidents(), time.time(), price=Price())
 
 

@@ -161,7 +161,7 @@ async def build_daemon(
     accountant = Accountant(journal, host.clock, host.bus, counted=not counts_saves(parts.run.layout))
     await accountant.load()
     kept = await journal.run(Journal.learned, LEARNED, {})
-    learned = Learned.from_dict(kept) if isinstance(kept, dict) else Learned()
+    learned = Learned.kept(kept) or Learned()
     announced = Announced(
         await journal.run(Journal.learned, ANNOUNCED), lambda known: journal.post(Journal.learn, ANNOUNCED, known)
     )
@@ -526,7 +526,7 @@ class Daemon:
         await briefly(parts.training.launcher.close(), budget.seconds(usual))
         if self._recorder is not None:
             await briefly(self._host.disk.call(self._recorder.close), budget.seconds(usual))
-        parts.run.journal.post(Journal.learn, LEARNED, self._loops.sensing.state.learned.to_dict())
+        parts.run.journal.post(Journal.learn, LEARNED, self._loops.sensing.state.learned.to_json())
         parts.run.journal.post(Journal.learn, READ_SO_FAR, parts.sensing.progress.remembered)
         await self._look_at_account()
         self._host.bus.save()

@@ -18,10 +18,8 @@ from podwatch.policy.run_cost import (
     Spent,
     Steps,
     account,
-    from_dict,
     measured,
     step_seconds,
-    to_dict,
 )
 from podwatch.policy.run_summary import totals_of
 from podwatch.reporting.daemon_view import DaemonView
@@ -47,7 +45,7 @@ class Accountant:
         """Continue what an earlier podwatch has kept. The time between counts if the machine ran through it."""
         kept = await self._journal.run(Journal.learned, COST_KEY)
         kept = kept if isinstance(kept, dict) else {}
-        if (spent := from_dict(kept.get("spent"))) is not None:
+        if (spent := Spent.kept(kept.get("spent"))) is not None:
             self._spent = spent
             if kept.get("boot") == boot_id():
                 self._at = min(float(kept.get("boottime") or self._at), self._at)
@@ -141,5 +139,5 @@ class Accountant:
             )
 
     def _keep(self) -> None:
-        data = {"spent": to_dict(self._spent), "boot": boot_id(), "boottime": self._at}
+        data = {"spent": self._spent.to_json(), "boot": boot_id(), "boottime": self._at}
         self._journal.post(Journal.learn, COST_KEY, data)

@@ -271,7 +271,7 @@ class Notifying:
 
         with self._held_back():
             kept = await self._journal.run(Journal.learned, DIGEST, None)
-            before, now = digest.from_dict(kept), self._clock.wall()
+            before, now = digest.Totals.kept(kept), self._clock.wall()
             if run is not None and not run.sends_digests(known=before is not None):
                 return
             earlier = run.digest_wall if run is not None else None
@@ -285,7 +285,7 @@ class Notifying:
                 return
             document = build_status(view)
             totals = digest.totals(document, digest.recent(view.snapshot.training.value or ()), now)
-            await self._journal.run(Journal.learn, DIGEST, digest.to_dict(totals))
+            await self._journal.run(Journal.learn, DIGEST, totals.to_json())
             if run is not None:
                 await run.keep_digest(now)
             if due and before is not None:

@@ -141,7 +141,7 @@ def _places(settings: Settings, catalogue: Catalogue) -> dict[str, Path]:
 def _learned(journal: Journal) -> Learned:
     """The baselines and durations that an earlier podwatch learned."""
     kept = journal.learned(LEARNED, {})
-    return Learned.from_dict(kept) if isinstance(kept, dict) else Learned()
+    return Learned.kept(kept) or Learned()
 
 
 def _step_line(settings: Settings) -> re.Pattern[str] | None:

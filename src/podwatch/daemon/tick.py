@@ -218,7 +218,7 @@ class Tick:
         if sensing.turns % REMEMBER_TURNS == 0 or known != self._known:
             # Written at once for the next podwatch: the engine can die while none runs.
             self._known = known
-            parts.run.journal.post(Journal.learn, LEARNED, sensing.state.learned.to_dict())
+            parts.run.journal.post(Journal.learn, LEARNED, sensing.state.learned.to_json())
             self._host.bus.save()
         self._tell_systemd()
 

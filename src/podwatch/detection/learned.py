@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+
+from podwatch.domain.document import Document, Flag, Integer, Many, Real, Text, Whole
 
 STEPS_KEPT = 64
 """Intervals in the median: some hours of a run with steps of 3 to 5 min, so that it follows a changed batch size."""
@@ -13,31 +14,33 @@ STARTS_KEPT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class Learned(Document):
     """``step_seconds``: seconds per step. ``gap_seconds``: seconds between two progress samples (longer if only
     checkpoints show progress). ``save_seconds``: how long saves took. ``startups``: seconds from a start to its first
     step. All newest last. ``seen`` names the signals that were healthy during start ``start_id``, so that a detector
     stays armed when podwatch itself is restarted. ``about``: the run these were learned from (see ``for_run``).
     """
 
-    gpu_baseline_bytes: tuple[tuple[int, int], ...] = ()
+    FILE = "learned values"
+
+    gpu_baseline_bytes: Many[tuple[Whole, Whole]] = ()
     """By NVML index: the highest sustained memory level while training worked."""
-    gpu_windows: tuple[tuple[int, int], ...] = ()
+    gpu_windows: Many[tuple[Whole, Whole]] = ()
     """By NVML index: the number of complete windows of healthy observations behind the baseline."""
-    step_seconds: tuple[float, ...] = ()
-    gap_seconds: tuple[float, ...] = ()
-    save_seconds: tuple[float, ...] = ()
-    save_gaps: tuple[float, ...] = ()
+    step_seconds: Many[Real] = ()
+    gap_seconds: Many[Real] = ()
+    save_seconds: Many[Real] = ()
+    save_gaps: Many[Real] = ()
     """Seconds from one complete save to the next."""
-    startups: tuple[float, ...] = ()
-    utilization_works: bool = False
+    startups: Many[Real] = ()
+    utilization_works: Flag = False
     """The GPUs of this run have been seen busy: a device that always reports 0 % proves nothing."""
-    start_id: str = ""
-    seen: tuple[str, ...] = ()
-    clean_exit_start_id: str = ""
+    start_id: Text = ""
+    seen: Many[Text] = ()
+    clean_exit_start_id: Text = ""
     """The newest start that ended with exit 0 and no known target. ``clean_exit_step``: the highest step until then."""
-    clean_exit_step: int | None = None
-    about: tuple[str, str] = ("", "")
+    clean_exit_step: Integer | None = None
+    about: tuple[Text, Text] = ("", "")
     """(run_id and layout, GPUs configured)."""
 
     @property
@@ -128,59 +131,3 @@ class Learned:
         if self.about[0] != run:
             return Learned(about=about)
         return Learned(clean_exit_start_id=self.clean_exit_start_id, clean_exit_step=self.clean_exit_step, about=about)
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "gpu_baseline_bytes": [list(pair) for pair in self.gpu_baseline_bytes],
-            "gpu_windows": [list(pair) for pair in self.gpu_windows],
-            "step_seconds": list(self.step_seconds),
-            "gap_seconds": list(self.gap_seconds),
-            "save_seconds": list(self.save_seconds),
-            "save_gaps": list(self.save_gaps),
-            "startups": list(self.startups),
-            "utilization_works": self.utilization_works,
-            "start_id": self.start_id,
-            "seen": list(self.seen),
-            "clean_exit_start_id": self.clean_exit_start_id,
-            "clean_exit_step": self.clean_exit_step,
-            "about": list(self.about),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, object]) -> "Learned":
-        """The inverse of ``to_dict``. Unreadable data is dropped: learning it again only delays a verdict."""
-        try:
-            exit_step = data.get("clean_exit_step")
-            about = [str(part) for part in _rows(data.get("about"))]
-            # The first version stored only the last start-up, as "startup_seconds".
-            startups = data.get("startups", [s for s in [data.get("startup_seconds")] if s is not None])
-            return cls(
-                gpu_baseline_bytes=tuple((int(i), int(b)) for i, b in _rows(data.get("gpu_baseline_bytes"))),
-                gpu_windows=tuple((int(i), int(n)) for i, n in _rows(data.get("gpu_windows"))),
-                step_seconds=_seconds(data.get("step_seconds"), STEPS_KEPT),
-                gap_seconds=_seconds(data.get("gap_seconds"), STEPS_KEPT),
-                save_seconds=_seconds(data.get("save_seconds"), SAVES_KEPT),
-                save_gaps=_seconds(data.get("save_gaps"), SAVES_KEPT),
-                startups=_seconds(startups, STARTS_KEPT),
-                utilization_works=data.get("utilization_works") is True,
-                start_id=str(data.get("start_id", "")),
-                seen=tuple(str(s) for s in _rows(data.get("seen"))),
-                clean_exit_start_id=str(data.get("clean_exit_start_id", "")),
-                clean_exit_step=exit_step if isinstance(exit_step, int) else None,
-                about=(about[0], about[1]) if len(about) == 2 else ("", ""),
-            )
-        except (TypeError, ValueError):
-            return cls()
-
-
-def _seconds(value: object, kept: int) -> tuple[float, ...]:
-    return tuple(float(s) for s in _rows(value))[-kept:]
-
-
-def _rows(value: object) -> list[Any]:
-    """``value`` as a list. Raises TypeError; the caller converts each row and catches errors."""
-    if value is None:
-        return []
-    if not isinstance(value, list | tuple):
-        raise TypeError("not a list")
-    return list(value)

@@ -58,6 +58,14 @@ class Document:
         except ValidationError as error:
             raise _bad(cls, where, _first(error.errors(include_url=False, include_input=False))) from None
 
+    @classmethod
+    def kept(cls, found: object) -> Self | None:
+        """The document that podwatch kept as ``to_json`` made it; None if it cannot be read, or there is none."""
+        try:
+            return cls.from_json(found)
+        except IntegrityError:
+            return None
+
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
         found: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json", warnings="error")

@@ -26,11 +26,9 @@ from podwatch.policy.hooks import (
     FAILING_AFTER,
     SOURCES,
     Occasion,
-    from_dict,
     next_of,
     occasion_of,
     pause_seconds,
-    to_dict,
 )
 from podwatch.policy.store_retention import in_order, milestones
 from podwatch.system.blocking_calls import Worker
@@ -178,7 +176,7 @@ class HookLine:
     async def recall(self, intents: Sequence[Intent]) -> None:
         """Examine the runs that podwatch's end interrupted."""
         for intent in intents:
-            one = from_dict(intent.data.get("occasion"))
+            one = Occasion.kept(intent.data.get("occasion"))
             if one is not None and one.again:
                 self._interrupted[one.id] = intent
                 self._pending += (replace(one, interrupted=one.interrupted + 1),)
@@ -228,7 +226,7 @@ class HookLine:
         journal, hook = self._desk.journal, self.hook
         self._cursor = max(self._cursor, one.event_id)
         await self._save()
-        intent = await journal.run(Journal.open_intent, IntentKind.HOOK, {"hook": hook.name, "occasion": to_dict(one)})
+        intent = await journal.run(Journal.open_intent, IntentKind.HOOK, {"hook": hook.name, "occasion": one.to_json()})
         self._pending = rest
         for old in [old for old in self._interrupted if all(p.id != old for p in rest)]:
             replaced = self._interrupted.pop(old)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from podwatch.domain.document import Document, Json, Real, Text, Whole
 from podwatch.domain.event import Event, EventName
 
 AT_LEAST_ONCE: Final = frozenset({"checkpoint", "published", "milestone", "finished"})
@@ -37,21 +38,23 @@ SOURCES: Final = frozenset(_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
-class Occasion:
+class Occasion(Document):
     """One reason to run a hook. ``event_id``: the journal's row (0: none). ``skipped``: older occasions of this kind
     that this one replaced. ``interrupted``: how often podwatch's end interrupted its run."""
 
-    kind: str
-    id: str
-    wall: float
-    event_id: int = 0
-    step: int | None = None
-    save_id: str = ""
-    severity: str = "info"
-    message: str = ""
-    fields: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
-    skipped: int = 0
-    interrupted: int = 0
+    FILE = "occasion of a hook"
+
+    kind: Text
+    id: Text
+    wall: Real
+    event_id: Whole = 0
+    step: Whole | None = None
+    save_id: Text = ""
+    severity: Text = "info"
+    message: Text = ""
+    fields: Json = field(default_factory=dict)
+    skipped: Whole = 0
+    interrupted: Whole = 0
 
     @property
     def again(self) -> bool:
@@ -122,30 +125,3 @@ def pause_seconds(attempt: int) -> float:
     """Before the next attempt after ``attempt`` (from 1) failed: 10 s, then three times longer each time, at most ten
     minutes."""
     return min(600.0, 10.0 * 3.0 ** (attempt - 1))
-
-
-def to_dict(one: Occasion) -> dict[str, object]:
-    """JSON-safe, for the journal."""
-    return {
-        "kind": one.kind,
-        "id": one.id,
-        "wall": one.wall,
-        "event_id": one.event_id,
-        "step": one.step,
-        "save_id": one.save_id,
-        "severity": one.severity,
-        "message": one.message,
-        "fields": dict(one.fields),
-        "skipped": one.skipped,
-        "interrupted": one.interrupted,
-    }
-
-
-def from_dict(document: object) -> Occasion | None:
-    """The inverse of ``to_dict``; None for anything else."""
-    try:
-        assert isinstance(document, Mapping)
-        found = Occasion(**{name: document[name] for name in document if name in Occasion.__dataclass_fields__})
-    except (AssertionError, TypeError):
-        return None
-    return found if isinstance(found.kind, str) and isinstance(found.interrupted, int) else None

@@ -4,9 +4,10 @@ A failure costs the time without training, and the steps that the resume went ba
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
 
+from podwatch.domain.document import Document, Integer, Real, Text, Whole
 from podwatch.domain.event import Incident
 
 COST_KEY: Final = "cost"
@@ -53,31 +54,33 @@ class Loss:
 class RunCost:
     """What one pod has cost, or all of them. ``since``: epoch seconds; ``seconds``: that podwatch guarded the run."""
 
-    since: float
-    seconds: float = 0.0
-    failures: int | None = 0
-    lost_seconds: float | None = 0.0
-    steps_lost: int | None = 0
-    so_far: float | None = None
-    lost: float | None = None
-    currency: str = ""
+    since: Real
+    seconds: Real = 0.0
+    failures: Whole | None = 0
+    lost_seconds: Real | None = 0.0
+    steps_lost: Integer | None = 0
+    so_far: Real | None = None
+    lost: Real | None = None
+    currency: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(Document):
     """What incidents do not say. ``down``: seconds without training and without an open incident. ``earlier``: of the
     run's earlier pods. ``after``: the incidents up to this one are in ``earlier``. ``unconfirmed``: incident -> epoch
     seconds from which training runs, although no step confirms it and the incident stays open. ``claim``: generation of
     the newest claim on the run with which this pod looked for an earlier account."""
 
-    since: float
-    seconds: float = 0.0
-    down: float = 0.0
-    step_seconds: float | None = None
+    FILE = "costs so far"
+
+    since: Real
+    seconds: Real = 0.0
+    down: Real = 0.0
+    step_seconds: Real | None = None
     earlier: RunCost | None = None
-    after: int = 0
-    unconfirmed: Mapping[str, float] = field(default_factory=dict)
-    claim: int = 0
+    after: Whole = 0
+    unconfirmed: Mapping[str, Real] = field(default_factory=dict)
+    claim: Whole = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,20 +186,3 @@ def step_seconds(window: Steps) -> float | None:
         return None
     (first, began), (last, ended) = window[0], window[-1]
     return (ended - began) / (last - first)
-
-
-# -- kept in the journal, and left in the heartbeat -------------------------------------------------------------------
-
-
-def to_dict(spent: Spent) -> dict[str, Any]:
-    return asdict(spent)
-
-
-def from_dict(data: object) -> Spent | None:
-    """The inverse; None if it cannot be read."""
-    try:
-        known: dict[str, Any] = dict(data)  # type: ignore[call-overload]  # anything else raises
-        earlier = known.pop("earlier")
-        return Spent(**known, earlier=None if earlier is None else RunCost(**earlier))
-    except (TypeError, ValueError, KeyError):
-        return None

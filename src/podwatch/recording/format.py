@@ -83,7 +83,7 @@ class Header:
             "wall": self.wall,
             "poll": self.poll,
             "policies": self.policies.for_recording(),
-            "learned": self.learned.to_dict(),
+            "learned": self.learned.to_json(),
         }
 
     @classmethod
@@ -98,7 +98,6 @@ class Header:
                 where=where,
                 fix="replay it with that version or a later one",
             )
-        learned = data.get("learned")
         try:
             wall, poll = float(data.get("wall", 0.0)), float(data.get("poll", 2.0))
             if not (abs(wall) < LATEST_WALL and 0.0 < poll < LATEST_WALL):
@@ -110,7 +109,7 @@ class Header:
                 wall=wall,
                 poll=poll,
                 policies=Policies.of_recording(data.get("policies", {})),
-                learned=Learned.from_dict(learned) if isinstance(learned, dict) else Learned(),
+                learned=Learned.kept(data.get("learned")) or Learned(),
                 version=str(data.get("version", "")),
                 schema_version=data["podwatch_recording"],
             )

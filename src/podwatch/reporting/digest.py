@@ -5,12 +5,13 @@ The facts are worded by the terminal's screen.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
 from podwatch.client.status_screen import rows
 from podwatch.client.status_verdict import NOT_BACKED_UP, not_backed_up, verdict
 from podwatch.client.times_and_sizes import ago, amount, from_rfc3339, span
+from podwatch.domain.document import Document, Integer, Real, Whole
 from podwatch.domain.event import Change, Notice, Topic
 from podwatch.domain.finding import Severity
 from podwatch.domain.snapshot import TrainingMetrics
@@ -22,17 +23,19 @@ RECENT_STEPS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(Document):
     """What the next digest compares with. ``wall``: epoch seconds. None: unknown."""
 
-    wall: float
-    step: int | None = None
-    failures: int | None = None
-    lost_seconds: float | None = None
-    steps_lost: int | None = None
-    lost_money: float | None = None
-    reward: float | None = None
-    kl: float | None = None
+    FILE = "last digest"
+
+    wall: Real
+    step: Whole | None = None
+    failures: Whole | None = None
+    lost_seconds: Real | None = None
+    steps_lost: Integer | None = None
+    lost_money: Real | None = None
+    reward: Real | None = None
+    kl: Real | None = None
 
 
 def totals(document: Mapping[str, Any], metrics: Mapping[str, float], wall: float) -> Totals:
@@ -48,18 +51,6 @@ def totals(document: Mapping[str, Any], metrics: Mapping[str, float], wall: floa
         metrics.get("reward"),
         metrics.get("kl"),
     )
-
-
-def to_dict(kept: Totals) -> dict[str, Any]:
-    return asdict(kept)
-
-
-def from_dict(document: object) -> Totals | None:
-    """The inverse; None for anything else. Fields of another version are ignored."""
-    if not isinstance(document, dict) or not isinstance(document.get("wall"), int | float):
-        return None
-    known = {field.name for field in fields(Totals)}
-    return Totals(**{name: value for name, value in document.items() if name in known})
 
 
 def recent(steps: Sequence[TrainingMetrics]) -> dict[str, float]:

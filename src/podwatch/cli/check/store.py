@@ -135,7 +135,7 @@ def _save_gap(settings: Settings, walls: list[float]) -> float | None:
             kept = journal.learned(LEARNED)
         finally:
             journal.close()
-        learned = Learned.from_dict(kept).median_save_gap_seconds if isinstance(kept, dict) else None
+        learned = (Learned.kept(kept) or Learned()).median_save_gap_seconds
         if learned:
             return learned
     gaps = [later - earlier for earlier, later in pairwise(walls) if later > earlier]
