@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from podwatch.client.status_screen import render
 from podwatch.client.status_verdict import verdict
-from podwatch.daemon.status_view import headline, heartbeat_fields
+from podwatch.daemon.status_view import headline, heartbeat
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, observed
 from podwatch.policy.overall_status import RecoveryView
 from podwatch.policy.steps_at_risk import steps_at_risk
@@ -44,7 +44,7 @@ def shown(view: DaemonView) -> dict[str, object]:
         "status": document["training"]["step"],
         "metrics": int(metrics["podwatch_step"]) if "podwatch_step" in metrics else None,
         "wandb": int(figures["podwatch/step"]) if "podwatch/step" in figures else None,
-        "heartbeat": heartbeat_fields(view, ())["step"],
+        "heartbeat": heartbeat(view, ()).step,
         "systemctl": int(line[1]) if line else None,
         "first line": int(first[1] or first[2]) if first else None,
     }
