@@ -224,17 +224,16 @@ class Rules(Document):
     digest: Label = field(default="", kw_only=True)
     """Of the document: an edit allows a new attempt after boot failures."""
 
-    def __post_init__(self) -> None:
-        if not self.providers or len(set(self.providers)) != len(self.providers):
-            raise ValueError("providers: none, or one twice")
-
 
 def parse_rules(data: bytes | None) -> Rules:
     """controller.json. Raises IntegrityError that names the mistake; also if there is none."""
     if data is None:
         what, fix = "there is no controller.json in the store", "write one (docs/controller.md)"
         raise IntegrityError(what, where="controller.json", fix=fix)
-    return replace(Rules.from_bytes(data), digest=hashlib.sha256(data).hexdigest()[:16])
+    rules = Rules.from_bytes(data)
+    if not rules.providers or len(set(rules.providers)) != len(rules.providers):
+        raise IntegrityError("controller.json names no providers, or one twice", where="controller.json")
+    return replace(rules, digest=hashlib.sha256(data).hexdigest()[:16])
 
 
 # -- what the controller created -------------------------------------------------------------------------------------
