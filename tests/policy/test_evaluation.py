@@ -175,11 +175,11 @@ def test_placeholders_and_what_is_missing() -> None:
 
 def test_what_is_kept_in_the_journal() -> None:
     state = policy.started(policy.on_event(State(), saved(5, 7), Rules(every_saves=1, coalesce=False)), Target(3))
-    assert policy.state_from_dict(json.loads(json.dumps(policy.state_to_dict(state)))) == state
-    assert policy.state_from_dict({"waiting": [{"odd": 1}]}) is None
-    assert policy.state_from_dict("x") is None
+    assert policy.State.kept(json.loads(json.dumps(state.to_json()))) == state
+    assert policy.State.kept({"waiting": [{"odd": 1}]}) is None
+    assert policy.State.kept("x") is None
     table = (row(5, acc=0.5), row(6, ok=False))
-    assert policy.results_from_list(json.loads(json.dumps(policy.results_to_list(table)))) == table
+    assert policy.results_from_list(json.loads(json.dumps([row.to_json() for row in table]))) == table
     assert policy.results_from_list([{"step": 1}, "x"]) == ()
 
 
@@ -299,7 +299,7 @@ def test_no_step_older_than_the_limit_is_repeated_and_no_target_is_lost(
             ended |= {t.step for t in lost}
         assert not state.running
         assert asked <= {t.step for t in state.waiting} | ended
-        assert policy.state_from_dict(json.loads(json.dumps(policy.state_to_dict(state)))) == state
+        assert policy.State.kept(json.loads(json.dumps(state.to_json()))) == state
 
 
 def test_the_checkpoint_that_training_resumed_from_is_no_new_save() -> None:
@@ -319,4 +319,4 @@ def test_the_checkpoint_that_training_resumed_from_is_no_new_save() -> None:
     }  # fmt: skip
     assert policy.with_earlier([(10, "other")], state.again) == {(10, "other")}
     assert due(rules, saved(15), state=replace(state, waiting=())) == [15]
-    assert policy.state_from_dict(json.loads(json.dumps(policy.state_to_dict(state)))) == state
+    assert policy.State.kept(json.loads(json.dumps(state.to_json()))) == state

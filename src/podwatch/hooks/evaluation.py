@@ -154,7 +154,7 @@ class Evaluations:
     async def load(self) -> None:
         """Continue what an earlier podwatch left. Without a state, only later events count."""
         journal = self._desk.journal
-        kept = policy.state_from_dict(await journal.run(Journal.learned, policy.STATE_KEY))
+        kept = policy.State.kept(await journal.run(Journal.learned, policy.STATE_KEY))
         last = await journal.run(Journal.events, limit=1)
         newest = last[-1].id if last else 0
         self.state = State(cursor=newest) if kept is None or kept.cursor > newest else kept
@@ -168,10 +168,10 @@ class Evaluations:
 
     async def _save(self, state: State) -> None:
         """Durable on return. Raises HostError."""
-        value = policy.state_to_dict(state)
+        value = state.to_json()
         await self._desk.journal.run(Journal.learn, policy.STATE_KEY, value)
         kept = await self._desk.journal.run(Journal.learned, policy.STATE_KEY)
-        if policy.state_from_dict(kept) != state:
+        if policy.State.kept(kept) != state:
             raise HostError("the state of the evaluations cannot be recorded")
         self.state = state
 
@@ -501,7 +501,7 @@ class Evaluations:
                 self.table, result, settings.metric, lower=settings.lower_is_better, tolerance=settings.regression
             )
         self.table = policy.with_result(self.table, result)
-        await journal.run(Journal.learn, policy.RESULTS_KEY, policy.results_to_list(self.table))
+        await journal.run(Journal.learn, policy.RESULTS_KEY, [row.to_json() for row in self.table])
         async with self._changing:
             failures = 0 if result.ok else self.state.failures + 1
             left = tuple(t for t in self.state.running if t != target)

@@ -5,9 +5,10 @@ Pure. ``State`` is a fold over the events of the journal; a target is a checkpoi
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Final
 
+from podwatch.domain.document import Document, Flag, Many, Real, Text, Whole
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.snapshot import Desired
 
@@ -49,32 +50,34 @@ class Rules:
 class Target:
     """One checkpoint to evaluate. ``save_id`` is empty if only the step is known (a request for a stored one)."""
 
-    step: int
-    save_id: str = ""
-    why: str = ""
-    interrupted: int = 0
+    step: Whole
+    save_id: Text = ""
+    why: Text = ""
+    interrupted: Whole = 0
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class State(Document):
     """``cursor``: the last event that was taken into account. ``saves``: complete checkpoints since the last one that
     was due. ``last``: the step of the last one that was due by its step. ``newest``: the last one that became complete,
     at ``saved_wall`` (epoch seconds; 0 after a start: nothing was saved since). ``resumed``: the step of that start.
     ``again``: (step, save id before, save id) of checkpoints whose files changed when training resumed from them.
     ``ended``: training is finished."""
 
-    cursor: int = 0
-    saves: int = 0
-    last: int = 0
+    FILE = "state of evaluations"
+
+    cursor: Whole = 0
+    saves: Whole = 0
+    last: Whole = 0
     newest: Target | None = None
-    saved_wall: float = 0.0
-    resumed: int | None = None
-    again: tuple[tuple[int, str, str], ...] = ()
-    ended: bool = False
-    waiting: tuple[Target, ...] = ()
-    running: tuple[Target, ...] = ()
-    failures: int = 0
-    why: str = ""
+    saved_wall: Real = 0.0
+    resumed: Whole | None = None
+    again: Many[tuple[Whole, Text, Text]] = ()
+    ended: Flag = False
+    waiting: Many[Target] = ()
+    running: Many[Target] = ()
+    failures: Whole = 0
+    why: Text = ""
 
 
 # -- what is due -----------------------------------------------------------------------------------------------------
@@ -230,17 +233,19 @@ def enough_room(free: int | None, needed: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Result(Document):
     """One row of the table. ``source``: ``local`` or ``store``. ``wall``: epoch seconds of its end."""
 
-    step: int
-    save_id: str
-    ok: bool
-    wall: float
-    seconds: float = 0.0
-    source: str = "local"
-    why: str = ""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    FILE = "result of an evaluation"
+
+    step: Whole
+    save_id: Text
+    ok: Flag
+    wall: Real
+    seconds: Real = 0.0
+    source: Text = "local"
+    why: Text = ""
+    metrics: Mapping[Text, Real] = field(default_factory=dict)
 
 
 def flatten(document: object, prefix: str = "", depth: int = 0) -> dict[str, float]:
@@ -340,37 +345,7 @@ def no_weights(layout: str, convert: str, note: str) -> str:
 # -- kept in the journal ---------------------------------------------------------------------------------------------
 
 
-def state_to_dict(state: State) -> dict[str, Any]:
-    return asdict(state)
-
-
-def state_from_dict(data: object) -> State | None:
-    """The inverse; None for anything else."""
-    if not isinstance(data, Mapping):
-        return None
-    try:
-        known = {f.name: data[f.name] for f in fields(State) if f.name in data}
-        known["waiting"] = tuple(Target(**t) for t in known["waiting"])
-        known["running"] = tuple(Target(**t) for t in known["running"])
-        known["again"] = tuple((int(n), str(old), str(new)) for n, old, new in known.get("again", ()))
-        known["newest"] = None if known["newest"] is None else Target(**known["newest"])
-        return State(**known)
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def results_to_list(table: Iterable[Result]) -> list[dict[str, Any]]:
-    return [asdict(r) for r in table]
-
-
-def results_from_list(data: object) -> tuple[Result, ...]:
-    """The inverse; rows that cannot be read are left out."""
-    found = []
-    for row in data if isinstance(data, list) else []:
-        try:
-            metrics = {str(k): float(v) for k, v in row["metrics"].items()}
-            known = {f.name: row[f.name] for f in fields(Result) if f.name in row}
-            found.append(Result(**{**known, "metrics": metrics}))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            continue
-    return tuple(found)
+def results_from_list(kept: object) -> tuple[Result, ...]:
+    """The table that podwatch kept; rows that cannot be read are left out."""
+    rows = [Result.kept(row) for row in kept] if isinstance(kept, list) else []
+    return tuple(row for row in rows if row is not None)
