@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.domain.lease import Heartbeat
 from podwatch.domain.manifest import Keys
 from podwatch.stores.local import PRIVATE, LocalStore
 from tests.cli.test_restore import stored, write_config
@@ -69,7 +70,7 @@ def test_everything_that_reads(stored, copied):
 
 
 def beat() -> bytes:
-    return json.dumps({"state": "running", "phase": "training", "desired": "running", "written_wall": OLD}).encode()
+    return Heartbeat(state="running", phase="training", desired="running", written_wall=OLD).to_bytes()
 
 
 @ways

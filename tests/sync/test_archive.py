@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import Busy, HostError, IntegrityError, RemoteError
+from podwatch.domain.lease import Heartbeat
 from podwatch.domain.manifest import Keys
 from podwatch.policy.store_retention import Keep
 from podwatch.stores.base import ObjectStore, StoredObject
@@ -76,7 +77,7 @@ def test_a_guarded_run_is_refused(world: World) -> None:
     store, keys = world.store(), Keys("past")
     past_run(store, keys, 10, 20)
     plan = archiver(store, keys).look(Keep.LATEST, keep_every=10)
-    store.put_bytes(keys.heartbeat, b'{"state": "running", "phase": "training"}')
+    store.put_bytes(keys.heartbeat, Heartbeat(state="running", phase="training").to_bytes())
     with pytest.raises(Busy, match="podwatch is active"):
         archiver(store, keys, days=0).look(Keep.LATEST, keep_every=10)
     with pytest.raises(Busy, match="podwatch is active"):
@@ -229,12 +230,12 @@ def test_old_versions_of_a_removed_save_go_too(b2: World) -> None:
 def test_runs_are_told_apart(world: World) -> None:
     store = world.store()
     past_run(store, Keys("mine"), 10, 20)
-    store.put_bytes(Keys("mine").heartbeat, b'{"state": "running", "phase": "training"}')
+    store.put_bytes(Keys("mine").heartbeat, Heartbeat(state="running", phase="training").to_bytes())
     now = time.time()
     runs, remark = list_runs(store, "", "mine", now)
     assert remark == ""
     (mine,) = runs
-    assert (mine.newest_step, len(mine.sets), mine.last.state, mine.ours) == (20, 2, "training", True)
+    assert (mine.newest_step, len(mine.sets), mine.last.left_as, mine.ours) == (20, 2, "training", True)
     assert mine.alive is not None
     assert mine.size_bytes == sum(o.size for o in store.list("mine/"))
     store.put_bytes(Keys("mine").latest, b"not json")

@@ -1,7 +1,6 @@
 """A bucket that another tool downloaded into a directory: names and bytes are kept, file ids, marks and the bucket's
 prefix are not."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import IntegrityError
+from podwatch.domain.lease import Heartbeat
 from podwatch.domain.manifest import Keys, Pointer
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.local import LocalStore
@@ -35,7 +35,7 @@ def copy(b2: World, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Loc
     """The copy, and where the run is in it."""
     bucket, whole = b2.store(), request.param == "with its prefix"
     past_run(bucket, BEFORE, 10, 20)
-    bucket.put_bytes(BEFORE.heartbeat, json.dumps({"state": "running", "written_wall": 1e9}).encode())
+    bucket.put_bytes(BEFORE.heartbeat, Heartbeat(state="running", written_wall=1e9).to_bytes())
     store = download(bucket, "" if whole else BEFORE.outside, tmp_path / "copy")
     bucket.close()
     return store, BEFORE if whole else KEYS

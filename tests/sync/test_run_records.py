@@ -1,8 +1,7 @@
 """A run read back from each kind of store: B2, S3 and a directory."""
 
-import json
 import time
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -41,9 +40,8 @@ def stored(store: ObjectStore, name: str, tmp_path, *, lr: str) -> Keys:
     start = Start(name, text, str(tmp_path / "podwatch.toml"), str(tmp_path), (str(config),))
     for artefact in start_artefacts(start, lambda text: text):
         store.put_bytes(f"{keys.artefacts('config')}{artefact.name}", artefact.data)
-    account: Any = BEAT["account"]
-    beat = BEAT | {"account": account | {"since": rfc3339(time.time())}}
-    store.put_bytes(keys.heartbeat, json.dumps(beat).encode())
+    beat = replace(BEAT, account={**(BEAT.account or {}), "since": rfc3339(time.time())})
+    store.put_bytes(keys.heartbeat, beat.to_bytes())
     return keys
 
 
