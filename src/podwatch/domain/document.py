@@ -88,8 +88,28 @@ def _no_collection() -> Iterator[None]:
 
 
 def canonical(found: object) -> bytes:
-    """JSON with sorted keys. Raises ValueError for a number that JSON does not have."""
-    return (json.dumps(found, indent=1, sort_keys=True, ensure_ascii=True, allow_nan=False) + "\n").encode()
+    """JSON with sorted keys that can be read again, whatever it contains (see ``writable``)."""
+    try:
+        text = _dumped(found)
+    except ValueError:
+        text = _dumped(writable(found))
+    return (text if "\\ud" not in text else _dumped(writable(found))).encode()
+
+
+def _dumped(found: object) -> str:
+    return json.dumps(found, indent=1, sort_keys=True, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def writable(value: Any) -> Any:
+    """The value with what JSON does not have replaced: null for a number that is not finite, U+FFFD for half a
+    character, as an argument of the training command can contain. Not to write a heartbeat would cost the run."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, Mapping):
+        return {writable(name): writable(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [writable(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def json_schema(kind: type[Document]) -> dict[str, Any]:
