@@ -663,7 +663,7 @@ def test_what_never_happens_in_any_look(found: Facts, before: tuple[Record, ...]
         assert found.rules is not None
         assert not found.rules.paused
         assert found.beat is not None
-        assert (found.beat.age > 300 and found.watched >= 240) or found.beat.state in ("preempted", "released")
+        assert (found.beat.age > 300 and found.watched >= 240) or found.beat.said.state in ("preempted", "released")
         assert all(isinstance(found.lists.get(name), Listing) for name in found.rules.providers)
         alive = [o.label for o in shown.values() if o.state not in ("stopped", "ended")]
         labels = {r.label_in("r") for r in after}
@@ -685,7 +685,7 @@ def test_what_never_happens_in_any_look(found: Facts, before: tuple[Record, ...]
         assert its.label_in("r") == one.label
         assert len(same) > 1 or its.ended
         if not any(r.label_in("r") == one.label for r in before):
-            sender = found.beat.instance if found.beat is not None else Instance()
+            sender = found.beat.said.instance if found.beat is not None else Instance()
             assert sender.label == one.label or (found.proves and one.label.endswith(f":{TAG}"))
     if done.action is Action.END:
         assert not any(r.open for r in after)

@@ -140,14 +140,14 @@ def test_who_has_left_is_not_waited_for(state: HolderState) -> None:
 def test_this_pod_skips_the_watch_after_a_restart_and_after_a_reboot() -> None:
     recorded = replace(MINE, own=Own(Claim(4, "mine"), "b1", won=True, recorded=True))
     assert decide(recorded, TIMING).act is LeaseAction.HOLD, "podwatch restarted: the same claim"
-    rebooted = replace(recorded, me=replace(ME, boot="b9"))
+    rebooted = replace(recorded, me=replace(ME, boot_id="b9"))
     assert (decide(rebooted, TIMING).act, decide(rebooted, TIMING).at_once) == (LeaseAction.CLAIM, True)
     state_lost = replace(HELD, rival=replace(ME, writer_id="of the lost state"))
     assert (decide(state_lost, TIMING).act, decide(state_lost, TIMING).at_once) == (LeaseAction.CLAIM, True)
 
 
 def test_a_copied_state_on_another_machine_is_another_pod() -> None:
-    copied = replace(HELD, rival=replace(ME, machine="m7"))
+    copied = replace(HELD, rival=replace(ME, machine_id="m7"))
     assert decide(copied, TIMING).act is LeaseAction.WATCH
     other_place = replace(HELD, rival=Pod("w", "m1", "b1", "p2"))
     assert decide(other_place, TIMING).act is LeaseAction.WATCH, "two containers of one image on one host"
@@ -223,15 +223,15 @@ def test_an_unrecorded_claim_of_this_very_pod_never_stops_its_own_trainer() -> N
     known = Known(ME, answers=True, claims=listed, floor=3, rival=ME, own=own, training=True)
     decision = decide(known, TIMING)
     assert (decision.act, decision.generation, decision.at_once, decision.stop) == (LeaseAction.CLAIM, 5, True, False)
-    before = decide(replace(known, rival=replace(ME, boot="b7")), TIMING)
+    before = decide(replace(known, rival=replace(ME, boot_id="b7")), TIMING)
     assert before.act is LeaseAction.CLAIM, "of a boot between the recorded one and this"
     retried = replace(known, own=Own(Claim(4, "second"), "b1", at_once=True))
     assert decide(retried, TIMING).act is LeaseAction.CLAIM, (
         "given up, made again, and then the first arrived all the same"
     )
-    copied = replace(known, own=replace(own, boot="b1"), rival=replace(ME, boot="b7"))
+    copied = replace(known, own=replace(own, boot="b1"), rival=replace(ME, boot_id="b7"))
     assert decide(copied, TIMING).act is LeaseAction.SUPERSEDED, "another boot while this one lives is a copy"
-    assert decide(replace(known, rival=replace(ME, machine="m7")), TIMING).act is LeaseAction.SUPERSEDED
+    assert decide(replace(known, rival=replace(ME, machine_id="m7")), TIMING).act is LeaseAction.SUPERSEDED
 
 
 def test_a_take_over_by_hand_keeps_the_trainer_that_lives_here() -> None:
@@ -257,7 +257,7 @@ def test_one_failed_look_does_not_let_a_standby_train_beside_a_holder_it_has_see
     assert decide(left, TIMING).why_not == "", "it has left: nobody is waited for"
     made = replace(seen, own=Own(Claim(4, "mine"), "b1", at_once=True))
     assert decide(made, TIMING).why_not == "", "our claim came after it"
-    ours = replace(seen, own=recorded, rival=replace(ME, boot="b0"))
+    ours = replace(seen, own=recorded, rival=replace(ME, boot_id="b0"))
     assert decide(ours, TIMING).why_not == "", "it was this pod"
 
 

@@ -18,6 +18,7 @@ from tests.drivers.lease import (
     Create,
     Delete,
     Get,
+    Heartbeat,
     HolderState,
     Instance,
     LeaseAction,
@@ -214,7 +215,7 @@ class SimPod:
         self.world = world
         self.me = Pod(f"writer-{number}", f"machine-{number}", f"boot-{number}", "place", f"pod-{number}")
         if beside is not None and not elsewhere:
-            self.me = replace(self.me, machine=beside.me.machine, boot=beside.me.boot)
+            self.me = replace(self.me, machine_id=beside.me.machine_id, boot_id=beside.me.boot_id)
         if beside is not None and memory is beside.memory:
             self.me = replace(self.me, writer_id=beside.me.writer_id)
         if job:
@@ -283,7 +284,9 @@ class SimPod:
     def preempt(self) -> None:
         """Says so, if it gets through, and is gone."""
         if self.guarded and not self.frozen and self.claims.holding:
-            self._drive(self.claims.beat(HolderState.PREEMPTED, {}, versioned=False), lambda _: None, lambda e: None)
+            self._drive(
+                self.claims.beat(HolderState.PREEMPTED, Heartbeat(), versioned=False), lambda _: None, lambda e: None
+            )
         self._soon(3.0, self.die, None)
         self.training = False
 
@@ -415,7 +418,7 @@ class SimPod:
             if pointer and last is not None and self.claims.holding and order_of(pointer) < last.order:
                 self._drive(self._publish(repair=True), lambda _: None, lambda e: None)
 
-        self._drive(self.claims.beat(HolderState.RUNNING, {}, versioned=False), done, lambda e: None)
+        self._drive(self.claims.beat(HolderState.RUNNING, Heartbeat(), versioned=False), done, lambda e: None)
 
     def _saves(self, life: int) -> None:
         if self.training:
