@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.client.terminal_text import columns_of
+from podwatch.domain.lease import Heartbeat
 from podwatch.domain.manifest import Keys
 from podwatch.stores.local import LocalStore
 from tests.support import warm
@@ -58,7 +59,7 @@ def test_one_line_and_a_code_for_each_run(machine, store) -> None:
     assert "step 20 is stored" in checked(machine, "well", code=0)
     past_run(store, Keys("gone"), 10)
     LocalStore(machine.directory / "store", writer_id="w", wall=lambda: time.time() - 1000).put_bytes(
-        Keys("gone").heartbeat, b'{"state": "running", "host": "pod-9", "step": 17}'
+        Keys("gone").heartbeat, Heartbeat(state="running", host="pod-9", step=17).to_bytes()
     )
     lines = checked(machine, code=2).splitlines()
     assert [line.split(":")[0] for line in lines] == ["CRITICAL gone", "OK well"]

@@ -300,8 +300,11 @@ async def test_the_start_is_stored_scrubbed_and_its_record_names_each_object(wor
     }
     for file in (record.config, *record.files):
         assert hashlib.sha256(stored[f"config/{file.object}"]).hexdigest() == file.sha256
-    assert [(f.path, f.mode, f.secret) for f in record.files] == [(str(config), 0o644, False), (env, 0o600, True)]
-    assert {path for path, _ in record.left_out} == {str(private), str(key), str(binary)}
+    assert [(f.path, f.permissions, f.secret) for f in record.files] == [
+        (str(config), 0o644, False),
+        (env, 0o600, True),
+    ]
+    assert {one.path for one in record.left_out} == {str(private), str(key), str(binary)}
     assert record.settings == {"gpu.poll": "2.0"}
     assert record.directory == "/app"
 
