@@ -21,7 +21,16 @@ from typing import Any, Protocol
 
 from podwatch.domain.earlier_attempts import parse_verdict
 from podwatch.domain.errors import ExitCode, IntegrityError, RemoteError
-from podwatch.domain.lease import CLAIM_WAIT_SECONDS, Beat, Claim, Control, Heartbeat, parse_claim_name, read_beat, read_control
+from podwatch.domain.lease import (
+    CLAIM_WAIT_SECONDS,
+    Beat,
+    Claim,
+    Control,
+    Heartbeat,
+    parse_claim_name,
+    read_beat,
+    read_control,
+)
 from podwatch.domain.manifest import Keys
 from podwatch.domain.replacement import (
     Listing,
