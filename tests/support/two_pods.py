@@ -220,7 +220,7 @@ class SimPod:
             self.me = replace(self.me, writer_id=beside.me.writer_id)
         if job:
             self.me = replace(
-                self.me, instance=Instance("slurm", job, str(number)), process=f"{self.me.boot}:1:{number}:1"
+                self.me, instance=Instance("slurm", job, str(number)), process=f"{self.me.boot_id}:1:{number}:1"
             )
         self.memory = memory if memory is not None else Memory()
         self.offset = world.random.uniform(0, 1e6)
@@ -311,7 +311,7 @@ class SimPod:
     def _ended(self, process: str) -> bool:
         """As /proc shows it: of this boot only."""
         found = next((p for p in self.world.pods if p.me.process == process), None)
-        return found is not None and found.me.boot == self.me.boot and not found.alive
+        return found is not None and found.me.boot_id == self.me.boot_id and not found.alive
 
     @property
     def frozen(self) -> bool:
