@@ -24,6 +24,8 @@ pytestmark = pytest.mark.slow
 PLANTED = {
     "env_file, by its name": "planted-Wandb-5f3a9c",
     "env_file, by its look": "Zx81Qw92Er73Ty64Ui55",
+    "env_file, dotted": "secret_pod_0f1e2d3c4b5a69788796a5b4c3d2e1f0.Pd18Wq29Re37Yt46",
+    "env_file, printed only in pieces": "planted-Wrap-66-0a1b-c2d3-e4f5-0617-2839-4a5b",
     "environment": "planted-Hub-77-b1c2",
     "flag and value": "planted-Flag-88-d3e4",
     "flag=value": "planted-Equal-99-f5a6",
@@ -44,12 +46,13 @@ PEM = [
     "BKcwggSjAgEAAoIBAQC7VJTUt9Us8cKjplantedPem2",
     "-----END PRIVATE KEY-----",
 ]
+WRAPPED = PLANTED["env_file, printed only in pieces"]
 NEEDLES = [*PLANTED.values(), *PEM[1:3]]
 
 
 def spoken() -> list[str]:
     """What the trainer prints before it ends: the known ones bare and encoded, the others as their shape has it."""
-    bare = [value for where, value in PLANTED.items() if not where.startswith(("log", "engine"))]
+    bare = [value for where, value in PLANTED.items() if not where.startswith(("log", "engine")) and value != WRAPPED]
     first = bare[0]
     return [
         *(f"RuntimeError: refused: {value}" for value in bare),
@@ -57,12 +60,18 @@ def spoken() -> list[str]:
         f"GET /x?y={urllib.parse.quote(bare[1], safe='')} {json.dumps({'a': bare[2]})}",
         f"split {first[:9]}",
         f"    {first[9:]}",
+        *(f"│ {piece:<20} │" for piece in pieces(WRAPPED)),
+        *pieces(base64.b64encode(b"u" * 70 + WRAPPED.encode() + b"v" * 70).decode(), 76),
         f"client({PLANTED['log, known by its form']})",
         f"password: '{PLANTED['log, known by its name']}'",
         f"https://me:{PLANTED['log, in a URL']}@example.com/x failed",
         *PEM,
         "ModuleNotFoundError: No module named 'nothing'",
     ]
+
+
+def pieces(text: str, width: int = 9) -> list[str]:
+    return [text[at : at + width] for at in range(0, len(text), width)]
 
 
 def forms(needle: str) -> list[bytes]:
@@ -74,7 +83,10 @@ def leaks(data: bytes) -> list[str]:
     first = PLANTED["env_file, by its name"]
     if first[:9].encode() in data and first[9:].encode() in data:
         found.append(f"{first} (split)")
-    return found
+    shown = [piece for piece in pieces(WRAPPED) if piece.encode() in data]
+    encoded = pieces(base64.b64encode(b"u" * 70 + WRAPPED.encode() + b"v" * 70).decode()[96:150])
+    found += [f"{piece} of {WRAPPED}" for piece in (shown if len(shown) > 1 else ())]
+    return found + [f"{piece} of {WRAPPED} in base64" for piece in encoded if piece.encode() in data]
 
 
 def test_no_outlet_and_no_file_shows_a_secret(rig: Rig, tmp_path: Path) -> None:
@@ -82,6 +94,7 @@ def test_no_outlet_and_no_file_shows_a_secret(rig: Rig, tmp_path: Path) -> None:
     given = {env_file, toml, rig.root / "podwatch.toml"}
     env_file.write_text(
         f"WANDB_API_KEY={PLANTED['env_file, by its name']}\nANY_SETTING={PLANTED['env_file, by its look']}\n"
+        f"LAMBDA={PLANTED['env_file, dotted']}\nPRINTED_TOKEN={WRAPPED}\n"
         f"B2_APPLICATION_KEY_ID={KEY_ID}\nB2_APPLICATION_KEY={KEY}\n"
     )
     env_file.chmod(0o600)

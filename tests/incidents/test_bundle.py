@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.domain.secrets import register
 from podwatch.domain.snapshot import GpuSample, Snapshot, observed
 from podwatch.incidents import capture
 from podwatch.incidents.explaining_line import decisive, highlights, since
@@ -25,6 +26,7 @@ TREE = (ProcessSample(ProcessIdentity(7, 70), 1, "rl", f"rl --token {KEY}", Proc
 
 
 def test_a_bundle_has_everything_and_no_secret(tmp_path: Path) -> None:
+    register("s3cr3t-value")
     path = capture(
         tmp_path / "incidents" / "3",
         snapshots=[SNAPSHOT],
@@ -33,7 +35,6 @@ def test_a_bundle_has_everything_and_no_secret(tmp_path: Path) -> None:
         log_tails={"trainer.log": ["starting", f"login with {KEY}", "given s3cr3t-value"]},
         gpu_state={"0": "ok"},
         environment_names=["HF_TOKEN", "HOME"],
-        secrets=["s3cr3t-value"],
     )
     assert json.loads((path / "snapshot.json").read_text())[0]["gpus"]["value"][0]["memory_used_bytes"] == 5
     assert json.loads((path / "finding.json").read_text())["evidence"][0]["agreement"] == "agrees"

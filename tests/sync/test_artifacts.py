@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.safe_names import check_relative_path
-from podwatch.domain.secrets import MASK
+from podwatch.domain.secrets import MASK, register
 from podwatch.policy.bootstrap import read_start
 from podwatch.sensors.log_tail import Sources
 from podwatch.stores.base import ObjectStore
@@ -27,11 +27,9 @@ from podwatch.sync.upload.artifacts import (
     Artefact,
     Artifacts,
     LogEnds,
-    Scrub,
     bundles,
     configs,
     plain_name,
-    scrubber,
 )
 from podwatch.system.clock import SystemClock
 from tests.sync.conftest import World
@@ -68,11 +66,11 @@ class PodSources:
     def holds(self) -> bool:
         return self.pod.holds
 
-    def start(self, clean: Scrub) -> list[Artefact]:
-        return start_artefacts(self.pod.start, clean) if self.pod.start is not None else []
+    def start(self) -> list[Artefact]:
+        return start_artefacts(self.pod.start) if self.pod.start is not None else []
 
-    def secrets(self) -> frozenset[str]:
-        return self.pod.secrets
+    def learn_secrets(self) -> None:
+        register(*self.pod.secrets)
 
     def may_write(self) -> bool:
         return True
@@ -238,7 +236,7 @@ async def test_unknown_secrets_mean_nothing_is_sent(local: World) -> None:
     pod.log("trainer.log", "1\n")
 
     class Unknown(PodSources):
-        def secrets(self) -> frozenset[str]:
+        def learn_secrets(self) -> None:
             raise ConfigurationError("env file cannot be read")
 
     blind = Artifacts(local.store, local.keys, Unknown(pod), SystemClock())
@@ -380,7 +378,7 @@ async def test_soon_is_one_round(local: World) -> None:
 
 
 def logs(root: Path, pattern: str) -> list[Artefact]:
-    return LogEnds(LOG_BYTES).read(Sources(root, (pattern,)), "h", frozenset())
+    return LogEnds(LOG_BYTES).read(Sources(root, (pattern,)), "h")
 
 
 @given(
@@ -408,7 +406,7 @@ def test_read_on_is_read_whole(moves: list[tuple[str, str]]) -> None:
                 path.write_text(text)
                 written = text
             os.utime(path, (time.time() + 3600,) * 2)  # still being written, however long this takes
-            (found,) = ends.read(Sources(root, ("a.log",)), "h", frozenset())
+            (found,) = ends.read(Sources(root, ("a.log",)), "h")
             whole = written.rpartition("\n")[0] + "\n" if "\n" in written else ""
             data = found.data.decode()
             assert len(data) <= 100
@@ -421,12 +419,15 @@ def test_a_last_line_without_an_end_is_shown_once_it_is_still(tmp_path: Path) ->
     path.write_text("whole\nWANDB_API_KEY=abc")
     os.utime(path, (time.time() + 3600,) * 2)  # still being written, however long this takes
     source = Sources(tmp_path, ("a.log",))
-    assert ends.read(source, "h", frozenset())[0].data == b"whole\n"
+    assert ends.read(source, "h")[0].data == b"whole\n"
     os.utime(path, (time.time() - 10, time.time() - 10))
-    assert ends.read(source, "h", frozenset())[0].data == b"whole\nWANDB_API_KEY=[removed]"
+    assert ends.read(source, "h")[0].data == b"whole\nWANDB_API_KEY=[removed]"
     path.write_text("whole\nWANDB_API_KEY=abcdefghij\nmore\n")
-    assert ends.read(source, "h", frozenset())[0].data == b"whole\nWANDB_API_KEY=[removed]\nmore\n"
-    assert ends.read(source, "h", frozenset({"whole!", "more\n"}))[0].data.startswith(b"whole\n")
+    assert ends.read(source, "h")[0].data == b"whole\nWANDB_API_KEY=[removed]\nmore\n"
+    path.write_text("whole\nWANDB_API_KEY=abcdefghij\nplain-value-1\n")
+    assert ends.read(source, "h")[0].data == b"whole\nWANDB_API_KEY=[removed]\nplain-value-1\n"
+    register("plain-value-1")
+    assert ends.read(source, "h")[0].data == b"whole\nWANDB_API_KEY=[removed]\n[removed]\n"
 
 
 def test_a_log_is_bounded_and_begins_with_a_whole_line(tmp_path: Path) -> None:
@@ -468,23 +469,23 @@ def test_a_file_that_looks_like_a_key_is_no_configuration(tmp_path: Path) -> Non
         (tmp_path / name).write_bytes(b"x" * (2 << 20) if name == "big" else b"a = 1")
         (tmp_path / name).chmod(mode)
     (tmp_path / "binary").write_bytes(b"\0\1")
-    found = configs([str(tmp_path / n) for n in (*names, "binary", "absent")], scrubber(frozenset()))
+    found = configs([str(tmp_path / n) for n in (*names, "binary", "absent")])
     assert [a.name.partition("-")[2] for a in found] == ["rl.toml"]
 
 
 def test_bundles_that_are_no_bundles(tmp_path: Path) -> None:
-    assert bundles(tmp_path / "absent", (), 0.0, scrubber(frozenset())) == []
+    assert bundles(tmp_path / "absent", (), 0.0) == []
     (tmp_path / ".3.partial").mkdir()
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to("/etc")
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "link").symlink_to("/etc/passwd")
-    (found,) = bundles(tmp_path, (), 0.0, scrubber(frozenset()))
+    (found,) = bundles(tmp_path, (), 0.0)
     assert found.name.endswith("-7.tar.gz")
     with tarfile.open(fileobj=io.BytesIO(found.data)) as archive:
         assert archive.getnames() == []
-    assert bundles(tmp_path, {found.name}, 0.0, scrubber(frozenset())) == []
-    assert bundles(tmp_path, (), time.time() + 60, scrubber(frozenset())) == []
+    assert bundles(tmp_path, {found.name}, 0.0) == []
+    assert bundles(tmp_path, (), time.time() + 60) == []
 
 
 @given(st.text(max_size=300))

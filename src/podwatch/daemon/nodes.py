@@ -37,7 +37,7 @@ from podwatch.domain.nodes import (
 )
 from podwatch.domain.run import Mutation
 from podwatch.domain.snapshot import GpuSample
-from podwatch.incidents import decisive, scrub, secret_values
+from podwatch.incidents import decisive, scrub
 from podwatch.policy.errors_in_output import LOG_LINES_KEPT
 from podwatch.policy.exit_code import JobEnd, Outcome
 from podwatch.policy.nodes import (
@@ -685,7 +685,7 @@ class NodeHere:
             best, last = decisive(tails), [line for tail in tails.values() for line in tail[-LOG_LINES_KEPT:]]
             said = "" if best is None else best[1]  # what a launcher prints at the end can be longer than ``last``
             log, echo = own_line(last) or said, is_echo((*last, said))
-            log = scrub(log, secret_values(tools.pod.environment()))[:LINE_SHOWN]
+            log = scrub(log)[:LINE_SHOWN]
         blame, broken = failures.blame(finding.kind, context.attempt, lines, explained_by=log)
         return NodeFailure(str(finding.kind), finding.summary, str(blame), log, echo and not broken, broken)
 

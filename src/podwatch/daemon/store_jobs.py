@@ -24,7 +24,7 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.lease import MOST_PINS, HandedOverSaves, HolderState, pins_of
 from podwatch.domain.run import Mutation
-from podwatch.domain.secrets import scrub_field, secret_values
+from podwatch.domain.secrets import scrub_field
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.recovery.start_plan import named_files, working_directory
@@ -42,7 +42,7 @@ from podwatch.trainer.environment import read_env_file
 if TYPE_CHECKING:
     from podwatch.sync.runs.bootstrap import Start
     from podwatch.sync.syncer import Syncer
-    from podwatch.sync.upload.artifacts import Artefact, Artifacts, Scrub
+    from podwatch.sync.upload.artifacts import Artefact, Artifacts
 
 # -- scheduler -------------------------------------------------------------------------------------------------------
 # On apscheduler 3.x, without exact timing. ``misfire_grace_time`` is always set, because its default of one second
@@ -341,17 +341,16 @@ class _OwnArtefacts:
         lease = self._syncer.status().standing
         return lease is not None and lease.publish
 
-    def start(self, clean: "Scrub") -> "list[Artefact]":
+    def start(self) -> "list[Artefact]":
         if not self.holds():
             return []  # the files of the pod that trains stay
         from podwatch.sync.runs.bootstrap import start_artefacts
 
-        return start_artefacts(start_of(self._config.loaded), clean)
+        return start_artefacts(start_of(self._config.loaded))
 
-    def secrets(self) -> frozenset[str]:
-        key = credentials_for(self._parts.settings)
-        own = frozenset({key.key, key.key_id}) if key is not None else frozenset[str]()
-        return own | secret_values({**os.environ, **self._parts.recovery.context.tools.pod.environment()})
+    def learn_secrets(self) -> None:
+        credentials_for(self._parts.settings)
+        self._parts.recovery.context.tools.pod.environment()
 
     def may_write(self) -> bool:
         return not self._syncer.status().superseded and not self._parts.run.guard.blocked_reason(Mutation.PUBLISH)

@@ -34,7 +34,6 @@ def capture(
     log_tails: Mapping[str, Sequence[str]] | None = None,
     gpu_state: object = None,
     environment_names: Iterable[str] = (),
-    secrets: Iterable[str] = (),
     max_bytes: int = MAX_BYTES,
     keep: int = KEEP,
 ) -> Path:
@@ -47,7 +46,6 @@ def capture(
     """
     if bundle_dir.is_dir():
         return bundle_dir
-    known = frozenset(secrets)
     tables = (
         _json([plain(s) for s in snapshots]),
         _json(plain(finding)),
@@ -56,11 +54,11 @@ def capture(
         "".join(f"{name}\n" for name in sorted(set(environment_names))),
     )
     files: dict[str, str] = dict(zip(TABLES, tables, strict=True))
-    files = {name: scrub(text, known)[: max_bytes // 8] for name, text in files.items()}
+    files = {name: scrub(text)[: max_bytes // 8] for name, text in files.items()}
     left = max(0, max_bytes - sum(len(text.encode(errors="replace")) for text in files.values()))
     tails = log_tails or {}
     for number, (name, lines) in enumerate(sorted(tails.items(), key=lambda item: _length(item[1]))):
-        text = _tail(lines, left // (len(tails) - number), known)  # a short tail leaves its share to the longer ones
+        text = _tail(lines, left // (len(tails) - number))  # a short tail leaves its share to the longer ones
         left -= len(text.encode(errors="replace"))
         files[_free_name(_safe_name(name), files)] = text
     bundle_dir.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -92,11 +90,11 @@ def _processes(tree: Sequence[ProcessSample]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tail(lines: Sequence[str], budget: int, secrets: frozenset[str]) -> str:
+def _tail(lines: Sequence[str], budget: int) -> str:
     """The newest lines that fit, oldest first. Scrubbed before they are cut: a cut key would not be recognised."""
     kept: list[str] = []
     # Scrubbed as one text: secrets such as private keys span lines.
-    text = scrub("\n".join(line.rstrip("\n") for line in list(lines)[-MAX_LINES:]), secrets)
+    text = scrub("\n".join(line.rstrip("\n") for line in list(lines)[-MAX_LINES:]))
     for line in reversed(text.split("\n") if text else []):
         clean = line[:MAX_LINE]
         budget -= len(clean.encode(errors="replace")) + 1

@@ -10,7 +10,7 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessSample
 from podwatch.domain.snapshot import Snapshot
-from podwatch.incidents import capture, decisive, scrub, secret_values, since
+from podwatch.incidents import capture, decisive, scrub, since
 from podwatch.journal import Journal
 from podwatch.policy.errors_in_output import LOG_LINES_KEPT
 from podwatch.policy.exit_code import Blame
@@ -50,7 +50,7 @@ class Failures:
         if best is None:
             return ""
         name, line = best
-        line = scrub(line, secret_values(self.context.tools.pod.environment()))
+        line = scrub(line)
         shown = line if len(line) <= LINE_SHOWN else _cut(line[:LINE_SHOWN])
         failure.log = f'{name}: "{shown}"'
         return line
@@ -154,7 +154,6 @@ class Failures:
                     log_tails=tails,
                     gpu_state=tools.gpus.latest(),
                     environment_names=tuple(environment),
-                    secrets=secret_values(environment),
                 ),
                 timeout=EVIDENCE_SECONDS,
             )

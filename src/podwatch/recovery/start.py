@@ -11,7 +11,7 @@ from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity, counted
 from podwatch.domain.run import FROM_STORE, IntentKind, IntentState, Lineage, RunRecord
-from podwatch.domain.secrets import scrub, scrub_argv, secret_values
+from podwatch.domain.secrets import scrub_argv
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import Journal
 from podwatch.policy.lineage import returned
@@ -262,10 +262,7 @@ class Starter:
             await asyncio.wait([starting])
             raise
         except PodwatchError as error:
-            # The error quotes a command of ``trainer.start_before``, which may carry a token.
-            secrets = secret_values(prepared.plan.env)
-            what, where, fix = (scrub(text, secrets) for text in (error.what, error.where, error.fix))
-            failed = StartFailed(what, where=where, fix=fix)
+            failed = StartFailed(error.what, where=error.where, fix=error.fix)
             await tools.journal.run(Journal.settle, intent_id, IntentState.FAILED, str(failed))
             if isinstance(error, Busy):
                 raise

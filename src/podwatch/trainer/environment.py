@@ -70,6 +70,7 @@ def build_environment(
         result.update({name: value for name, value in names.items() if value})
     result.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
     result.update(given)
+    register_named(result)
     return for_training(result)
 
 

@@ -16,7 +16,6 @@ from podwatch.domain.manifest import Keys
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open_store import open_store
 from podwatch.sync.runs.bootstrap import start_artefacts
-from podwatch.sync.upload.artifacts import scrubber
 from tests.suites.container.container import Container
 from tests.suites.container.images import MISSING, REPO, Rootfs, own_root
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
@@ -54,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[B2Server]:
     with B2Server(tmp_path_factory.mktemp("b2")) as made:
         loaded = load_text(CONFIG, Path("/etc/podwatch/podwatch.toml"), environ={"PODWATCH_DIRECTORY": "/"})
         store = open_store(f"b2://{BUCKET}", Credentials(KEY_ID, KEY, made.url), writer_id="earlier")
-        for one in start_artefacts(replace(start_of(loaded), directory="/"), scrubber(frozenset())):
+        for one in start_artefacts(replace(start_of(loaded), directory="/")):
             store.put_bytes(f"{Keys(RUN).artefacts('config')}{one.name}", one.data)
         store.close()
         yield made

@@ -19,7 +19,7 @@ from podwatch import __version__
 from podwatch.client.trusted_configuration import read_trusted
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys
-from podwatch.domain.secrets import MASK
+from podwatch.domain.secrets import MASK, scrub
 from podwatch.policy.bootstrap import (
     CONFIG_NAME,
     FILL,
@@ -38,7 +38,7 @@ from podwatch.policy.bootstrap import (
 )
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.s3_credentials import ACCESS, SECRET, TOKEN
-from podwatch.sync.upload.artifacts import Artefact, Scrub, artefact_of, looks_like_a_key, read_config
+from podwatch.sync.upload.artifacts import Artefact, artefact_of, looks_like_a_key, read_config
 from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.system.files import atomic_write, read_file, rename_at, sync_descriptor
 from podwatch.system.open_by_descriptor import open_path
@@ -62,7 +62,7 @@ class Start:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def start_artefacts(start: Start, clean: Scrub) -> list[Artefact]:
+def start_artefacts(start: Start) -> list[Artefact]:
     """The files and, last, the record that names them. Empty where there is no configuration file to store."""
     if not start.text or len(start.text.encode()) > MOST_BYTES:
         return []
@@ -83,19 +83,19 @@ def start_artefacts(start: Start, clean: Scrub) -> list[Artefact]:
         if reason or len(files) >= MOST_FILES - len(start.secret):
             left_out.append(LeftOut(path, reason or f"the command names more than {MOST_FILES} files"))
             continue
-        files.append(add(path, clean(text), "0755" if os.access(path, os.X_OK) else "0644"))
+        files.append(add(path, scrub(text), "0755" if os.access(path, os.X_OK) else "0644"))
     for path, names in start.secret.items():
         if _speakable(path) and names:
             files.append(add(path, "".join(f"{name}={MASK}\n" if name else f"{MASK}\n" for name in names), "0600",
                              secret=True))  # fmt: skip
-    config = add(f"/{CONFIG_NAME}", clean(start.text), "0600")
+    config = add(f"/{CONFIG_NAME}", scrub(start.text), "0600")
     record = StoredStart(
         start.run_id,
         start.directory,
         config,
         tuple(files),
         tuple(left_out[:MOST_FILES]),
-        {key: _printable(clean(value)) for key, value in start.settings.items()},
+        {key: _printable(scrub(value)) for key, value in start.settings.items()},
         f"podwatch {__version__}",
     )
     return [*found, Artefact("config", OBJECT, record.to_bytes(), fixed=False)]

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Protocol
 
 from podwatch.domain.errors import PodwatchError, RemoteError
 from podwatch.domain.manifest import Keys
-from podwatch.domain.secrets import scrub
+from podwatch.domain.secrets import known_version, scrub
 from podwatch.policy.store_retention import stale_artefacts
 from podwatch.sensors.log_tail import Sources, find
 from podwatch.stores.base import ObjectStore, OpenStore, StoredObject
@@ -38,8 +38,6 @@ _WRITTEN_SECONDS = 2.0
 """An unfinished last line that is older counts as finished."""
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
-Scrub = Callable[[str], str]
-
 
 @dataclass(frozen=True, slots=True)
 class Artefact:
@@ -56,17 +54,12 @@ class Artefact:
         return hashlib.blake2b(self.data, digest_size=16).digest()
 
 
-def scrubber(secrets: frozenset[str]) -> Scrub:
-    """A function that removes these and all other secrets. It needs the whole text: a private key has several lines."""
-    return lambda text: scrub(text, secrets)
-
-
 def looks_like_a_key(name: str) -> bool:
     """Judged only by the file's name."""
     return any(part in name.lower() for part in _SECRET_NAMES)
 
 
-def configs(paths: Iterable[str], clean: Scrub) -> list[Artefact]:
+def configs(paths: Iterable[str]) -> list[Artefact]:
     """Named by content, so that every version of a file that a start used is kept. Files that look like key files, or
     that only their owner can read, are left out."""
     found = []
@@ -77,7 +70,7 @@ def configs(paths: Iterable[str], clean: Scrub) -> list[Artefact]:
         data = read_config(path)
         if data is None or len(data) > CONFIG_BYTES or b"\0" in data:
             continue
-        found.append(artefact_of(name, clean(data.decode(errors="replace"))))
+        found.append(artefact_of(name, scrub(data.decode(errors="replace"))))
     return found
 
 
@@ -105,30 +98,29 @@ class _Known:
 
 
 class LogEnds:
-    """The last ``most_bytes`` of each log. Scrubbing costs a second per megabyte, so only new text is scrubbed; when
-    ``secrets`` changes, everything is scrubbed again."""
+    """The last ``most_bytes`` of each log. Scrubbing costs up to a second per megabyte, so only new text is scrubbed;
+    when the scrubber knows other values, everything is scrubbed again."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
         self._known: dict[str, _Known] = {}
-        self._secrets: frozenset[str] | None = None
+        self._version = 0
 
-    def read(self, sources: Sources, host: str, secrets: frozenset[str]) -> list[Artefact]:
+    def read(self, sources: Sources, host: str) -> list[Artefact]:
         """``host`` is in the name, so that the next pod's logs do not replace this one's."""
-        if secrets != self._secrets:
-            self._known, self._secrets = {}, secrets
-        clean = scrubber(secrets)
+        if (version := known_version()) != self._version:
+            self._known, self._version = {}, version
         ordered = sorted(find(sources), key=lambda pair: _mtime(pair[0]), reverse=True)[:MOST_LOGS]
         self._known = {path: self._known[path] for path, _ in ordered if path in self._known}
         found = []
         for path, inside in ordered:
-            text = self._end(path, clean)
+            text = self._end(path)
             if text is not None:
                 name = plain_name(f"{host}__{inside.replace('/', '__')}")
                 found.append(Artefact("logs", name, text.encode(), fixed=False))
         return found
 
-    def _end(self, path: str, clean: Scrub) -> str | None:
+    def _end(self, path: str) -> str | None:
         descriptor = _open(Path(path), follow=True)  # find() has checked the link's target
         if descriptor is None:
             return None
@@ -146,10 +138,10 @@ class LogEnds:
             lines = fresh + whole + newline
             if known.offset and not known.text:
                 lines = lines.partition(b"\n")[2]  # half a line could be half a secret
-            text = _last(known.text + clean(lines.decode(errors="replace")), self._most)
+            text = _last(known.text + scrub(lines.decode(errors="replace")), self._most)
             self._known[path] = _Known(info.st_dev, info.st_ino, head, known.offset + len(whole + newline), text)
             if rest and time.time() - info.st_mtime > _WRITTEN_SECONDS:
-                text += clean(rest.decode(errors="replace"))
+                text += scrub(rest.decode(errors="replace"))
             return text
         return None
 
@@ -169,7 +161,7 @@ def _last(text: str, most: int) -> str:
     return text if len(text) <= most else text[-most:].partition("\n")[2]
 
 
-def bundles(directory: Path, known: Collection[str], since_wall: float, clean: Scrub) -> list[Artefact]:
+def bundles(directory: Path, known: Collection[str], since_wall: float) -> list[Artefact]:
     """Every incident bundle written since ``since_wall`` whose name is not among the ``known``, newest last."""
     found = []
     try:
@@ -181,7 +173,7 @@ def bundles(directory: Path, known: Collection[str], since_wall: float, clean: S
         when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(mtime))
         name = f"{when}-{plain_name(entry.name)}.tar.gz"
         if mtime >= since_wall and name not in known:
-            found.append(Artefact("incidents", name, _packed(Path(entry.path), int(mtime), clean), fixed=True))
+            found.append(Artefact("incidents", name, _packed(Path(entry.path), int(mtime)), fixed=True))
     return found
 
 
@@ -191,7 +183,7 @@ def plain_name(text: str) -> str:
     return _PLAIN.sub("_", text).lstrip(".")[-150:].lstrip(".") or "unnamed"
 
 
-def _packed(directory: Path, mtime: int, clean: Scrub) -> bytes:
+def _packed(directory: Path, mtime: int) -> bytes:
     import gzip  # only after an incident: both bring 0.3 MiB
     import tarfile
 
@@ -204,7 +196,7 @@ def _packed(directory: Path, mtime: int, clean: Scrub) -> bytes:
             data = _read(directory / name, BUNDLE_FILE_BYTES)
             if data is None:
                 continue
-            clear = clean(data[:BUNDLE_FILE_BYTES].decode(errors="replace")).encode()
+            clear = scrub(data[:BUNDLE_FILE_BYTES].decode(errors="replace")).encode()
             member = tarfile.TarInfo(plain_name(name))
             member.size, member.mtime, member.mode = len(clear), mtime, 0o600
             archive.addfile(member, io.BytesIO(clear))
@@ -288,12 +280,12 @@ class ArtefactSources(Protocol):
         """Whether this pod holds the run; a claim that is not decided yet does not count."""
         ...
 
-    def start(self, clean: Scrub) -> list[Artefact]:
+    def start(self) -> list[Artefact]:
         """What a bare pod needs to start this run (``sync.runs.bootstrap``); empty where that is not to be stored."""
         ...
 
-    def secrets(self) -> frozenset[str]:
-        """Values that must not appear. Raises where they cannot be known, and then nothing is sent."""
+    def learn_secrets(self) -> None:
+        """Register the values that must not appear. Raises where they cannot be known, and then nothing is sent."""
         ...
 
     def may_write(self) -> bool:
@@ -387,17 +379,16 @@ class Artifacts:
 
     def _round(self, urgent: bool) -> None:
         sources = self._sources
-        secrets = sources.secrets()
-        clean = scrubber(secrets)
+        sources.learn_secrets()
         opened = self._opened or self._look()
-        found = configs(sources.configs(), clean)
-        start = sources.start(clean)
+        found = configs(sources.configs())
+        start = sources.start()
         found += start
         incidents, since = self._keys.artefacts("incidents"), self._clock.wall() - KEEP_SECONDS
         known = {key.removeprefix(incidents) for key in opened.there if key.startswith(incidents)}
-        found += bundles(sources.incidents, known, since, clean)
+        found += bundles(sources.incidents, known, since)
         if urgent or not opened.keeps:
-            found += self._logs.read(sources.logs(), sources.host, secrets)
+            found += self._logs.read(sources.logs(), sources.host)
         for artefact in found:
             self._put(opened, artefact)
         if opened.swept is None or self._clock.wall() - opened.swept >= SWEEP_SECONDS:
