@@ -147,3 +147,76 @@ def test_notices_go_to_a_command_that_runs_as_the_training_user(pod: Pod) -> Non
         subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
         assert told.read_text().strip() == str(uid)
         told.unlink()
+
+
+WANDB = """#!/bin/sh
+echo "$(id -u) $HOME" >> {said}
+[ "$2" = -c ] && echo 0.19.0 && exit
+while read -r line; do printf '%s\\n' "$line" >> {orders}; echo '{{"ok": true, "why": "offline"}}'; done
+"""
+
+
+class OwnWandbRun:
+    """``[wandb] python`` in a directory of ``owner``: a program that notes who runs it, and answers as W&B does."""
+
+    def __init__(self, pod: Pod, owner: int) -> None:
+        self.pod, self.venv = pod, pod.root / "venv" / "bin"
+        self.said, self.orders = (pod.theirs / name for name in ("said", "orders"))
+        self.venv.mkdir(parents=True)
+        self.python = self.venv / "python"
+        self.python.write_text(WANDB.format(said=self.said, orders=self.orders))
+        self.python.chmod(0o755)
+        for path in (self.venv.parent, self.venv, self.python):
+            os.chown(path, owner, -1)
+
+    def check(self, more: str = "", user: str = "nobody") -> tuple[str, str]:
+        return self.pod.check(f'[wandb]\nenabled = true\npython = "{self.python}"\n{more}', user)["wandb run"]
+
+    def notify(self) -> None:
+        command = [sys.executable, "-m", "podwatch", "-c", str(self.pod.root / "podwatch.toml"), "check", "--notify"]
+        subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+
+    def runs(self) -> set[str]:
+        return set(self.said.read_text().splitlines()) if self.said.exists() else set()
+
+
+def test_the_wandb_run_of_podwatch_is_written_by_the_training_user(pod: Pod) -> None:
+    """With a Python of the training user's own, in whose home W&B looks for the key."""
+    run = OwnWandbRun(pod, NOBODY)
+    level, text = run.check()
+    assert (level, "0.19.0" in text) == ("ok", True), text
+    run.notify()
+    assert run.runs() == {f"{NOBODY} /nonexistent"}
+    first, *_ = map(json.loads, run.orders.read_text().splitlines())
+    assert first["init"]["dir"] == "", "that user chooses the directory"
+
+
+def test_as_root_the_wandb_run_is_written_only_by_a_python_of_root(pod: Pod) -> None:
+    run = OwnWandbRun(pod, NOBODY)
+    level, text = run.check('user = "root"')
+    assert (level, "another user" in text) == ("fail", True), text
+    run.notify()
+    assert run.runs() == set()
+    for path in (run.venv.parent, run.venv, run.python):
+        os.chown(path, 0, 0)
+    assert run.check('user = "root"')[0] == "ok"
+    run.notify()
+    assert {line.split()[0] for line in run.runs()} == {"0"}
+    first, *_ = map(json.loads, run.orders.read_text().splitlines())
+    assert first["init"]["dir"].startswith(str(pod.root / "state"))
+
+
+def test_without_a_training_user_the_wandb_run_is_podwatchs(pod: Pod) -> None:
+    run = OwnWandbRun(pod, NOBODY)
+    assert run.check(user="")[0] == "fail"
+    assert run.check('user = "nobody"', user="")[0] == "ok"
+    assert {line.split()[0] for line in run.runs()} == {str(NOBODY)}
+
+
+@pytest.mark.parametrize("closed", ["program", "directory"])
+def test_check_says_that_the_user_of_the_wandb_run_cannot_run_its_python(pod: Pod, closed: str) -> None:
+    run = OwnWandbRun(pod, 0)
+    (run.python if closed == "program" else run.venv.parent).chmod(0o700)
+    level, text = run.check()
+    assert (level, "nobody" in text, str(run.python) in text) == ("fail", True, True), text
+    assert run.runs() == set()

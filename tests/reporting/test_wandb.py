@@ -55,8 +55,9 @@ def test_only_the_way_there_is_taken_from_the_training(tmp_path: Path) -> None:
     assert "theirs" not in made.values()
     assert {"WANDB_SWEEP_ID", "B2_APPLICATION_KEY", "WANDB_RESUME", "WANDB_RUN_GROUP", "PYTHONPATH"}.isdisjoint(made)
     assert made["WANDB_API_KEY"] == "k" * 40
-    assert made["WANDB_DIR"] == str(tmp_path / "wandb"), "nothing of ours inside the trainer's directories"
+    assert "/app/outputs" not in made.values(), "nothing of ours inside the trainer's directories"
     first = plan(tmp_path).first_order()["init"]
+    assert first["dir"] == str(tmp_path / "wandb")
     assert (first["group"], first["job_type"], first["resume"]) == ("r1", "podwatch", "allow")
     assert "k" * 40 not in repr(plan(tmp_path, training=training))
 

@@ -355,7 +355,8 @@ def _show(call: Call, fetched: "Fetched", files: "list[PlannedFile]", settings: 
 
 def _users(settings: "Settings") -> str:
     """The users that the commands run as."""
-    own = [settings.trainer.user, settings.user_of(settings.evaluation), settings.user_of(settings.notify)]
+    sections = (settings.evaluation, settings.notify, *((settings.wandb,) if settings.wandb.enabled else ()))
+    own = [settings.trainer.user, *map(settings.user_of, sections)]
     users = {*own, *map(settings.user_of, settings.hooks), *map(settings.user_of, settings.checks)}
     return ", ".join(sorted(user or "the user of podwatch" for user in users))
 

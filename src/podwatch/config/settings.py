@@ -929,6 +929,7 @@ class WandbSettings(Section):
     every: Duration = Field(300.0, ge=10, description="time between two rows of metrics")
     alerts: bool = Field(True, description="also send notices as W&B alerts")
     python: Path | None = Field(None, description="a Python with wandb; default: podwatch's own, with podwatch[wandb]")
+    user: str = Field("", description="run it as this user; default: trainer.user, else podwatch's own")
 
 
 class CostSettings(Section):
@@ -947,6 +948,10 @@ class LogSettings(Section):
         "auto", description="journal under systemd, console on a terminal, JSON lines otherwise"
     )
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest severity that is logged")
+
+
+OperatorsCommand = HookSettings | CheckSettings | EvaluationSettings | NotifySettings | WandbSettings
+"""A section that has a ``user``."""
 
 
 def _is_another(user: str) -> bool:
@@ -1058,11 +1063,11 @@ class Settings(Section):
         """Whether training runs as another user than podwatch."""
         return _is_another(self.trainer.user)
 
-    def user_of(self, command: "HookSettings | CheckSettings | EvaluationSettings | NotifySettings") -> str:
+    def user_of(self, command: "OperatorsCommand") -> str:
         """The user that the operator's command runs as; empty: podwatch's own. The training user's, where there is one:
         what lies in the directories of training, such as a module that the command imports, is that user's choice."""
         return command.user or self.trainer.user
 
-    def outranks_training(self, command: "HookSettings | CheckSettings | EvaluationSettings | NotifySettings") -> bool:
+    def outranks_training(self, command: "OperatorsCommand") -> bool:
         """Whether the command has podwatch's own rights, and training those of another user."""
         return self.trains_as_another and not _is_another(self.user_of(command))

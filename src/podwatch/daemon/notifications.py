@@ -424,5 +424,6 @@ def wandb_plan(settings: Settings, state: Path) -> "WandbPlan":
         project=chosen.project or project_from(training, flag, documents) or "podwatch",
         entity=chosen.entity or training.get("WANDB_ENTITY", ""),
         idle=3 * chosen.every + 300.0,
+        user=settings.user_of(chosen),
         training=training,
     )

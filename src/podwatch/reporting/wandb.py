@@ -13,13 +13,15 @@ from typing import Any
 
 from podwatch.client.trusted_configuration import check_trusted
 from podwatch.domain.checkpoint import newest_complete
-from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.errors import PodwatchError
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import register, scrub
 from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.deliver_notices import NotSent
+from podwatch.system.child import account_of
 from podwatch.system.clock import Clock
 from podwatch.system.environment_without_secrets import scrubbed_environment
+from podwatch.trainer.environment import build_environment
 
 CHILD = Path(__file__).with_name("wandb_child.py")
 INIT_SECONDS = 130.0
@@ -35,7 +37,8 @@ _LEVELS = {str(Severity.CRITICAL): "ERROR", str(Severity.WARNING): "WARN"}
 
 @dataclass(frozen=True, slots=True)
 class WandbPlan:
-    """``python`` has wandb installed; ``directory`` is podwatch's own. ``training`` is the training's environment."""
+    """``python`` has wandb installed; ``directory`` is podwatch's own. ``training`` is the training's environment.
+    ``user``: the child runs as this user; empty: as podwatch's own."""
 
     python: str
     directory: Path
@@ -43,11 +46,13 @@ class WandbPlan:
     project: str
     entity: str = ""
     idle: float = 900.0
+    user: str = ""
     training: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def check_python(self) -> None:
-        """Raise ConfigurationError if another user could replace ``python`` or what it imports. Blocks."""
-        if self.python == sys.executable:
+        """Raise ConfigurationError if another user could replace what would run with podwatch's own rights: ``python``
+        or what it imports. Blocks. Raises HostError if there is no such user."""
+        if account_of(self.user) or self.python == sys.executable:
             return
         python = Path(self.python)
         with contextlib.suppress(OSError):  # it is not there: whoever runs it says so
@@ -55,6 +60,11 @@ class WandbPlan:
             for packages in python.parents[1].glob("lib/python*/site-packages"):
                 for directory in (packages, *packages.glob("wandb")):
                     check_trusted(directory, "what wandb.python imports")
+
+    @property
+    def place(self) -> str:
+        """Where an offline run is written."""
+        return f"~{self.user}/.cache/podwatch-wandb" if account_of(self.user) else str(self.directory)
 
     def first_order(self) -> dict[str, Any]:
         run = {
@@ -64,16 +74,16 @@ class WandbPlan:
             "job_type": "podwatch",
             "project": self.project,
             "resume": "allow",
-            "dir": str(self.directory),
+            "dir": "" if account_of(self.user) else str(self.directory),
         }
         return {"init": {**run, **({"entity": self.entity} if self.entity else {})}, "idle": self.idle}
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The environment of the child, with the W&B credentials; they are never in an argument."""
-        ours = {n: v for n, v in scrubbed_environment(environ, keep_python=False).items() if not n.startswith("WANDB_")}
+        base = build_environment(scrubbed_environment(environ, keep_python=False), {}, None, user=self.user)
+        ours = {n: v for n, v in base.items() if not n.startswith("WANDB_")}
         passed = {n: v for source in (environ, self.training) for n, v in source.items() if n in _PASSED}
-        places = ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR")
-        return {**ours, **passed, **dict.fromkeys(places, str(self.directory))}
+        return {**ours, **passed}
 
 
 class WandbRun:
@@ -153,7 +163,7 @@ class WandbRun:
             process = self._process = await asyncio.create_subprocess_exec(
                 self._plan.python, "-I", str(CHILD),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-                env=self._plan.environment(os.environ), cwd="/", start_new_session=True,
+                env=self._plan.environment(os.environ), cwd="/", start_new_session=True, **account_of(self._plan.user),
             )  # fmt: skip
             assert process.stderr is not None
             self._tail.clear()
@@ -161,12 +171,12 @@ class WandbRun:
             answer = await self._ask(self._plan.first_order(), INIT_SECONDS)
             if answer is None:
                 raise NotSent("its process ended")
-        except (NotSent, OSError, ConfigurationError) as error:
+        except (NotSent, OSError, PodwatchError) as error:
             self.why = _shown(str(error))
             self._not_before, self._pause = now + self._pause, min(LONGEST_PAUSE, self._pause * 2)
             await self._discard()
             raise NotSent(self.why) from error
-        self.where, self._pause = answer, FIRST_PAUSE
+        self.where, self._pause = _shown(answer), FIRST_PAUSE
 
     async def _ask(self, order: Mapping[str, Any], seconds: float) -> str | None:
         """The answer; None: the child had ended by itself when the request came. Raises NotSent."""

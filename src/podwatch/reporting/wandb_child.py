@@ -13,6 +13,7 @@ import json
 import os
 import queue
 import sys
+import tempfile
 import threading
 from typing import Any
 
@@ -29,6 +30,22 @@ def quiet(wandb: Any) -> Any:
     }  # fmt: skip
     known = getattr(wandb.Settings, "model_fields", None) or getattr(wandb.Settings, "__annotations__", {})
     return wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
+
+
+def stay_in(directory: str) -> str:
+    """The directory of all that W&B writes: never one of training. Empty, for another user than podwatch: one of this
+    user's own, in the home if that can be written, else a temporary one."""
+    home = os.path.expanduser("~/.cache/podwatch-wandb")  # noqa: PTH111 - a Python of the trainer, without our imports
+    for place in (directory, home) if directory else (home,):
+        with contextlib.suppress(OSError):
+            os.makedirs(place, mode=0o700, exist_ok=True)  # noqa: PTH103
+            if os.access(place, os.W_OK):
+                break
+    else:
+        place = tempfile.mkdtemp(prefix="podwatch-wandb-")
+    for name in ("DIR", "CACHE_DIR", "CONFIG_DIR", "DATA_DIR", "ARTIFACT_DIR"):
+        os.environ[f"WANDB_{name}"] = place
+    return place
 
 
 def read_orders(orders: queue.Queue[str | None]) -> None:
@@ -58,6 +75,7 @@ def main() -> int:
     begin = json.loads(first)
     idle = float(begin["idle"])
     try:
+        begin["init"]["dir"] = stay_in(begin["init"]["dir"])
         import wandb
 
         run = wandb.init(settings=quiet(wandb), **begin["init"])

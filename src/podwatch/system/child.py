@@ -49,6 +49,18 @@ class Completed:
         return self.code == 0 and not self.timed_out
 
 
+def account_of(user: str) -> dict[str, Any]:
+    """The arguments of ``subprocess`` that run a program as ``user``; none for podwatch's own. Raises HostError."""
+    try:
+        entry = pwd.getpwnam(user) if user else None
+    except KeyError as error:
+        raise HostError(f"user {user!r} not found", where="trainer.user", fix="correct it") from error
+    if entry is None or entry.pw_uid == os.geteuid():
+        return {}
+    groups = os.getgrouplist(user, entry.pw_gid)
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": groups}
+
+
 async def run_child(
     argv: Sequence[str],
     *,
@@ -66,13 +78,7 @@ async def run_child(
     """
     import asyncio  # not above: the children that move data start a tenth faster without it
 
-    account: dict[str, Any] = {}
-    try:
-        if user and (entry := pwd.getpwnam(user)).pw_uid != os.geteuid():
-            account = {"user": entry.pw_uid, "group": entry.pw_gid}
-            account["extra_groups"] = os.getgrouplist(user, entry.pw_gid)
-    except KeyError as error:
-        raise HostError(f"user {user!r} not found", where="trainer.user", fix="correct it") from error
+    account = account_of(user)
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,

@@ -8,15 +8,15 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from podwatch.cli.check.report import Line, failed
 from podwatch.config.settings import Settings
-from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.errors import ConfigurationError, PodwatchError
 
 if TYPE_CHECKING:
     from podwatch.reporting.deliver_notices import Channel
-    from podwatch.reporting.wandb import WandbRun
+    from podwatch.reporting.wandb import WandbPlan, WandbRun
 
 _WEB = ("http", "https")
 
@@ -102,34 +102,47 @@ def own_wandb(settings: Settings, *, send: bool) -> Iterator[Line]:
     plan = wandb_plan(settings, settings.state_dir / settings.run_id)
     try:
         plan.check_python()
-    except ConfigurationError as error:
+        found, why = _wandb_version(plan)
+    except PodwatchError as error:
         yield failed("wandb run", error)
         return
-    found = _wandb_version(plan.python)
     if not found:
         fix = "set wandb.python to the trainer's Python, or install podwatch[wandb]"
-        yield Line("wandb run", "fail", f"{plan.python} has no wandb", fix)
+        if why:
+            fix = f"set wandb.python to a Python that {plan.user} can run, such as the trainer's"
+        yield Line("wandb run", "fail", why or f"{plan.python} has no wandb", fix)
         return
     mode = plan.environment(os.environ).get("WANDB_MODE", "online")
     if mode == "disabled":
         fix = "remove WANDB_MODE, set it to offline, or set wandb.enabled = false"
         yield Line("wandb run", "warn", "WANDB_MODE=disabled: podwatch's own run is not recorded", fix)
         return
-    where = f"in {plan.directory}" if mode == "offline" else f"in the project {plan.project}"
+    where = f"in {plan.place}" if mode == "offline" else f"in the project {plan.project}"
     yield Line("wandb run", "ok", f"podwatch's own run: wandb {found}, {mode}, {where}")
     if send and settings.wandb.alerts:
         run = WandbRun(plan, SystemClock())
         yield _sent(run, settings.run_id, run)
 
 
-def _wandb_version(python: str) -> str:
-    """The version of wandb in that Python, without the slow import; empty if there is none."""
-    ask = "import importlib.metadata as m; print(m.version('wandb'))"
+def _wandb_version(plan: "WandbPlan") -> tuple[str, str]:
+    """The version of wandb in that Python, without the slow import, or empty; and what the child's user cannot read.
+    Asked as this user. Raises HostError if there is none."""
+    from podwatch.reporting.wandb import CHILD
+    from podwatch.system.child import account_of
+
+    ask = "import sys, importlib.metadata as m; print(m.version('wandb')); open(sys.argv[1]).close()"
+    argv, account = [plan.python, "-I", "-c", ask, str(CHILD)], account_of(plan.user)
+    given: dict[str, Any] = {"env": plan.environment(os.environ), "cwd": "/", **account}
     try:
-        done = subprocess.run([python, "-I", "-c", ask], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False, **given)
+    except PermissionError:
+        return "", f"user {plan.user} cannot execute {plan.python}" if account else ""
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+        return "", ""
+    version = done.stdout.strip()
+    if done.returncode and version:
+        return "", f"user {plan.user} cannot read {CHILD}"
+    return ("", "") if done.returncode else (version, "")
 
 
 def _sent(channel: "Channel", run_id: str, own: "WandbRun | None" = None) -> Line:
