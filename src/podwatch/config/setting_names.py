@@ -9,6 +9,7 @@ from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from podwatch.config.settings import Section, Settings
+from podwatch.domain.secrets import name_strength, url_secrets
 
 ENV_PREFIX = "PODWATCH_"
 OPERATIONAL = frozenset(
@@ -40,16 +41,12 @@ OPERATIONAL = frozenset(
 """PODWATCH_* variables that are not settings: exported to training, or read by commands."""
 OPERATIONAL_PREFIXES = ("PODWATCH_HOOK_", "PODWATCH_HEARTBEAT_", "PODWATCH_FILL_", "PODWATCH_AWS_")
 
-_SECRET = re.compile(
-    r"(?:^|[_.-])(?:API_?KEY|KEY|KEY_?ID|TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?:$|[_.-])", re.I
-)
 _SECRET_TOML = re.compile(r"^(?:b2_)?(?:application|account)_?key(?:_?id)?$|^(?:secret|access)_?key(?:_?id)?$", re.I)
-_USERINFO = re.compile(r"^[a-z][a-z0-9+.-]*://[^/\s@]*:[^/\s@]+@", re.I)
 
 
 def looks_secret(name: str, value: str = "") -> bool:
     """Whether an environment variable or flag of this name (or with this value) must not be written or shown."""
-    return bool(_SECRET.search(name) or (value and _USERINFO.match(value)))
+    return name_strength(name) > 0 or bool(url_secrets(value))
 
 
 def is_credential_key(name: str) -> bool:
