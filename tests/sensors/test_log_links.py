@@ -38,7 +38,7 @@ def sources(out: Path) -> log_tail.Sources:
 def seen(out: Path) -> tuple[str, str]:
     """(everything that was read, every problem), by the sensor and for the store."""
     news = log_tail.look(sources(out), {}, from_end=False)
-    stored = LogEnds(1 << 20).read(sources(out), "host", frozenset())
+    stored = LogEnds(1 << 20).read(sources(out), "host")
     lines = b"\n".join(line for item in news for line in (*item.lines, *item.old))
     return lines.decode() + "".join(a.data.decode() for a in stored), " ".join(item.error for item in news)
 
@@ -119,8 +119,7 @@ def test_files_that_a_command_names(out: Path, tmp_path: Path) -> None:
     found = dict(config_digests(command, out))
     assert set(found) == {str(out / "run.toml"), str(tmp_path / "roots" / "secret.toml")}, "named by the operator"
     assert [
-        a.name.partition("-")[2]
-        for a in configs([str(out / n) for n in ("run.toml", "planted.toml", "fifo.toml")], str)
+        a.name.partition("-")[2] for a in configs([str(out / n) for n in ("run.toml", "planted.toml", "fifo.toml")])
     ] == ["run.toml"]
     record = StartRecord("s", 0.0, (), "", "", None, (), tuple(found.items()))
     assert changed_configs(record) == ()

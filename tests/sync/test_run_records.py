@@ -38,7 +38,7 @@ def stored(store: ObjectStore, name: str, tmp_path, *, lr: str) -> Keys:
     config.chmod(0o644)
     text = f'run_id = "{name}"\n[trainer]\ncommand = ["rl", "@", "{config}"]\n'
     start = Start(name, text, str(tmp_path / "podwatch.toml"), str(tmp_path), (str(config),))
-    for artefact in start_artefacts(start, lambda text: text):
+    for artefact in start_artefacts(start):
         store.put_bytes(f"{keys.artefacts('config')}{artefact.name}", artefact.data)
     beat = replace(BEAT, account={**(BEAT.account or {}), "since": rfc3339(time.time())})
     store.put_bytes(keys.heartbeat, beat.to_bytes())
