@@ -8,7 +8,7 @@ from podwatch.config.problems import ConfigurationProblems
 from podwatch.config.reload_limits import refused_by_reload
 from podwatch.config.setting_names import looks_secret
 from podwatch.config.settings import Section
-from podwatch.domain.errors import ConfigurationError, ExitCode
+from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
 from podwatch.system.open_by_descriptor import as_user
 
 MINIMAL = 'run_id = "r1"\n[trainer]\noutput_dir = "/data/out"\n'
@@ -203,6 +203,23 @@ def test_bad_json_in_the_environment_is_one_problem() -> None:
     assert problems(MINIMAL, {"PODWATCH_GPU__INFERENCE": "[0,"}) == [
         'environment: PODWATCH_GPU__INFERENCE is not valid JSON: write for example ["a", "b"]'
     ]
+
+
+@pytest.mark.parametrize("pattern", ["(", "a{5000000000}", "(" * 9000 + ")" * 9000])
+def test_a_pattern_that_cannot_be_compiled_is_a_problem_of_the_configuration(pattern: str) -> None:
+    rules = f'[[log_rules]]\nname = "r"\npattern = "{pattern}"\n'
+    assert len(problems(MINIMAL + rules)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("PODWATCH_TRAINER__ENV", "A=b"), ("PODWATCH_CONTROLLER__PROVIDERS__COMMAND", '["x"]'),
+     ("PODWATCH_CONTROLLER__PROVIDERS__TIMEOUT", "x"), ("PODWATCH_HOOKS", "x")],
+)  # fmt: skip
+def test_a_variable_of_the_wrong_form_is_a_problem_of_the_configuration(name: str, value: str) -> None:
+    with pytest.raises(PodwatchError) as caught:
+        load_text(MINIMAL, None, environ={name: value})
+    assert caught.value.exit_code == ExitCode.CONFIGURATION
 
 
 def test_the_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.domain.document import canonical
 from podwatch.domain.errors import Busy, HostError, IntegrityError, RemoteError
-from podwatch.domain.lease import Heartbeat
+from podwatch.domain.lease import Heartbeat, pins_of
 from podwatch.domain.manifest import Keys
 from podwatch.policy.store_retention import Keep
 from podwatch.stores.base import ObjectStore, StoredObject
@@ -77,7 +78,7 @@ def test_a_guarded_run_is_refused(world: World) -> None:
     store, keys = world.store(), Keys("past")
     past_run(store, keys, 10, 20)
     plan = archiver(store, keys).look(Keep.LATEST, keep_every=10)
-    store.put_bytes(keys.heartbeat, Heartbeat(state="running", phase="training").to_bytes())
+    store.put_bytes(keys.heartbeat, Heartbeat(writer_id="pod", state="running", phase="training").to_bytes())
     with pytest.raises(Busy, match="podwatch is active"):
         archiver(store, keys, days=0).look(Keep.LATEST, keep_every=10)
     with pytest.raises(Busy, match="podwatch is active"):
@@ -87,6 +88,23 @@ def test_a_guarded_run_is_refused(world: World) -> None:
     with pytest.raises(Busy):
         archiver(store, keys, days=0).look(Keep.LATEST, keep_every=10)
     assert steps(store, keys) == [10, 20]
+    store.close()
+
+
+def test_pins_that_cannot_be_read_are_not_taken_for_none(world: World) -> None:
+    """Of the last heartbeat only figures may be wrong: one of them hides no pin."""
+    store, keys = world.store(), Keys("past")
+    past_run(store, keys, 10, 20, 30)
+    beat = Heartbeat(writer_id="pod", state="running", phase="training", pins=pins_of({10: "best"})).to_json()
+    store.put_bytes(keys.heartbeat, canonical({**beat, "rate": "fast", "step": -1, "saves": {"known": []}}))
+    plan = archiver(store, keys).look(Keep.LATEST, keep_every=10)
+    assert [save.step for save in plan.going] == [20]
+    assert plan.last_word == "training"
+    for wrong in ({"pins": [{"step": "10"}]}, {"schema_version": 2}, {"writer_id": 5}):
+        store.put_bytes(keys.heartbeat, canonical({**beat, **wrong}))
+        with pytest.raises(IntegrityError, match="heartbeat cannot be read"):
+            archiver(store, keys).look(Keep.LATEST, keep_every=10)
+    assert steps(store, keys) == [10, 20, 30]
     store.close()
 
 
@@ -230,7 +248,7 @@ def test_old_versions_of_a_removed_save_go_too(b2: World) -> None:
 def test_runs_are_told_apart(world: World) -> None:
     store = world.store()
     past_run(store, Keys("mine"), 10, 20)
-    store.put_bytes(Keys("mine").heartbeat, Heartbeat(state="running", phase="training").to_bytes())
+    store.put_bytes(Keys("mine").heartbeat, Heartbeat(writer_id="pod", state="running", phase="training").to_bytes())
     now = time.time()
     runs, remark = list_runs(store, "", "mine", now)
     assert remark == ""

@@ -475,6 +475,16 @@ def test_what_is_pinned_is_handed_on_in_the_heartbeat(pods: Pods) -> None:
     assert second.claims.foreign_pins == {}, "taken over once, although it read that heartbeat again"
 
 
+def test_a_heartbeat_that_cannot_be_read_takes_nothing_back(pods: Pods) -> None:
+    first, second = pods.first.hold(), pods.second
+    first.beat(HolderState.RUNNING, Heartbeat(pins=pins_of({40: "the best"})))
+    second.look()
+    assert second.claims.foreign_pins == {40: "the best"}
+    first.beat(HolderState.RELEASED, Heartbeat(pins=pins_of({-1: "none"})))
+    second.look()
+    assert second.claims.foreign_pins == {40: "the best"}
+
+
 def test_what_the_run_costs_is_handed_on_in_the_heartbeat(pods: Pods) -> None:
     first, second = pods.first.hold(), pods.second
     first.beat(HolderState.RELEASED, Heartbeat(account={"failures": 3}))

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from podwatch.client.trusted_configuration import read_trusted_bytes
+from podwatch.client.trusted_configuration import check_trusted, read_trusted_bytes
 from podwatch.domain.errors import ConfigurationError, UsageError
 
 # -- endpoint.json ---------------------------------------------------------------------------------------------------
@@ -204,8 +204,8 @@ def training_lives(document: Mapping[str, Any]) -> bool | None:
         record = read_document(Path(daemon["state_dir"]) / "keeper" / "record.json")
         if record is not None and record.get("boot_id") == boot_id():
             launchers.append({"pid": record.get("pid"), "start_ticks": record.get("ticks")})
-    known = [launcher for launcher in launchers if isinstance(launcher.get("pid"), int)]
-    return any(process_alive(one["pid"], int(one.get("start_ticks") or 0)) for one in known) if known else None
+    known = [(one["pid"], one.get("start_ticks") or 0) for one in launchers if isinstance(one.get("pid"), int)]
+    return any(isinstance(ticks, int) and process_alive(pid, ticks) for pid, ticks in known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,13 @@ def find_runs(environ: Mapping[str, str] = os.environ, hints: Hints = NO_HINTS) 
 
 def _is_believed(directory: Path) -> bool:
     """Whether this command may act on what the directory says: what root believes, only root has written."""
-    return os.geteuid() != 0 or directory.stat().st_uid == 0
+    if os.geteuid() != 0:
+        return True
+    try:
+        check_trusted(directory, "the runtime directory")
+    except (ConfigurationError, OSError):
+        return False
+    return directory.stat().st_uid == 0
 
 
 def choose(runs: Sequence[Found], run: str) -> Found | None:

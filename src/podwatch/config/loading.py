@@ -220,10 +220,15 @@ def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
     """The settings among ``variables`` as a nested mapping."""
     if not variables:
         return {}
-    from pydantic_settings import EnvSettingsSource  # 10 MiB that a podwatch without variables does not need
+    from pydantic_settings import (
+        EnvSettingsSource,
+        SettingsError,
+    )  # 10 MiB that a podwatch without variables does not need
 
     class Environment(EnvSettingsSource):
-        def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        def decode_complex_value(self, field_name: str, field: FieldInfo | None, value: Any) -> Any:
+            if field is None:  # of a table that the operator names, such as a provider
+                return _json_or_text(str(value).strip())
             decoded = _decoded(field, str(value))
             if str in get_args(field.annotation) and decoded == value:
                 raise ValueError("the value is a plain word")
@@ -232,7 +237,12 @@ def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
     # pydantic-settings reads only the fields and the configuration of the model.
     source = Environment(Settings, env_prefix=ENV_PREFIX, env_nested_delimiter="__")  # type: ignore[arg-type]
     source.env_vars = variables
-    return source()
+    try:
+        return source()
+    except SettingsError as error:
+        raise ConfigurationError(
+            f"cannot be read: {error}", where="environment", fix="write lists and tables as JSON"
+        ) from error
 
 
 def _decoded(field: FieldInfo, text: str) -> object:

@@ -237,6 +237,8 @@ class HangSettings(Section):
     )
 
 
+PATTERN_ERRORS = (re.error, OverflowError, RecursionError)
+"""What compiling an operator's pattern can raise."""
 STEP_FIELD = re.compile(r"\{step(?::0(\d)d?)?\}")
 """``{step}``, or ``{step:06d}`` with a width."""
 
@@ -272,7 +274,7 @@ class CustomLayoutSettings(Section):
         for pattern in value:
             try:
                 matches_all = re.compile(pattern).search("") is not None
-            except re.error as error:
+            except PATTERN_ERRORS as error:
                 raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
             if matches_all:
                 raise ValueError(f"{pattern!r} matches every process")
@@ -293,7 +295,7 @@ class CustomLayoutSettings(Section):
             return value
         try:
             groups = re.compile(value).groups
-        except re.error as error:
+        except PATTERN_ERRORS as error:
             raise ValueError(f"is not a regular expression: {error}") from error
         if groups < 1:
             raise ValueError(r"must have a group for the number, such as step (\d+)")
@@ -783,7 +785,7 @@ class LogRuleSettings(Section):
     def _compiles(cls, value: str) -> str:
         try:
             re.compile(value)
-        except re.error as error:
+        except PATTERN_ERRORS as error:
             raise ValueError(f"is not a regular expression: {error}") from error
         return value
 

@@ -20,7 +20,7 @@ from podwatch.daemon.components import Components
 from podwatch.daemon.nodes import run_gpus
 from podwatch.daemon.store_jobs import WRITER_ID
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS
-from podwatch.domain.earlier_attempts import Host, RunVerdict, parse_verdict, verdict_document
+from podwatch.domain.earlier_attempts import Host, RunVerdict, verdict_document
 from podwatch.domain.engine_and_attempt import instance
 from podwatch.domain.errors import PodwatchError, RemoteError
 from podwatch.domain.event import Event, EventName
@@ -74,7 +74,8 @@ class VerdictFile:
         except BaseException:
             self.close()
             raise
-        return parse_verdict(data), store_time(self._open(), self._clock.wall())
+        kept = RunVerdict() if data is None else RunVerdict.from_bytes(data)
+        return kept, store_time(self._open(), self._clock.wall())
 
     def write(self, kept: RunVerdict) -> None:
         """Replace it. Raises as a store does."""

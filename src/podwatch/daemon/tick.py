@@ -34,7 +34,7 @@ from podwatch.daemon.settings_in_force import learn_secrets, policies_from
 from podwatch.daemon.status_view import StatusSource, watched_of
 from podwatch.daemon.store_jobs import StoreJobs
 from podwatch.detection.one_finding_per_failure import fold, of_a_run_that_ends, of_this_trainer, present
-from podwatch.domain.errors import ConfigurationError, PodwatchError
+from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.event import Emit, EventName
 from podwatch.domain.finding import Finding, Severity
 from podwatch.domain.snapshot import Desired, Snapshot
@@ -273,7 +273,7 @@ class Reload:
                     where=str(new.path),
                     fix="restart podwatch; training continues",
                 )
-        except PodwatchError as error:
+        except Exception as error:  # whatever a file contains must not end the guard
             config.problem, text = str(error), f"configuration not reloaded, the old one stays in force: {error}"
             self._host.bus.say(EventName.CONFIG_REFUSED, text, Severity.WARNING)
         else:

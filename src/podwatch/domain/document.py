@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, cast
 
-from podwatch.domain.errors import IntegrityError
+from podwatch.domain.errors import IntegrityError, InternalError
 from podwatch.domain.safe_names import check_relative_path, deceives, valid_run_id
 
 if TYPE_CHECKING:
@@ -68,7 +68,12 @@ class Document:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
-        found: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json", warnings="error")
+        from pydantic_core import PydanticSerializationError
+
+        try:
+            found: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json", warnings="error")
+        except PydanticSerializationError as error:
+            raise InternalError(f"{self.FILE} cannot be written: {error}") from error
         return {**found, "kind": self.KIND, "schema_version": SCHEMA_VERSION} if self.KIND else found
 
     def to_bytes(self) -> bytes:
@@ -291,6 +296,22 @@ class or_null:  # noqa: N801 - reads like a word at a field
 
     def _written(self, value: Any, inner: Callable[[Any], Any]) -> Any:
         return None if value == self.value else inner(value)
+
+
+@dataclass(frozen=True, slots=True)
+class unreadable_as:  # noqa: N801 - reads like words at a field
+    """A wrong value stands for ``value`` instead of making the document unreadable: for figures that people read, so
+    that one of them hides nothing that a decision needs."""
+
+    value: Any
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
+        from pydantic_core import core_schema
+
+        inner = handler(source)
+        return core_schema.with_default_schema(
+            inner, default=self.value, on_error="default", serialization=inner.get("serialization")
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class RunVerdict(Document):
     lineage: Label = ""
     attempt: OpenAttempt | None = None
     bad_hosts: Many[BadHost] = ()
-    retried: Label = ""
+    retried: _Reason = ""
     suspect: Suspect | None = None
     run_id: Label = field(default="", compare=False)
     written_at: Label = field(default="", compare=False)

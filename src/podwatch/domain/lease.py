@@ -23,6 +23,7 @@ from podwatch.domain.document import (
     Whole,
     or_null,
     shown,
+    unreadable_as,
 )
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance
 from podwatch.domain.errors import IntegrityError
@@ -213,7 +214,8 @@ class HeartbeatEnd:
 @dataclass(frozen=True, slots=True)
 class Heartbeat(Pod, Document):
     """``heartbeat.json``: what shows from outside the pod whether training makes progress. Times in fields ``_wall``
-    are epoch seconds of the pod's clock. Empty texts and None: not known."""
+    are epoch seconds of the pod's clock. Empty texts and None: not known. A wrong figure counts as not known; who wrote
+    it, its claim, its pins, what is not stored and how the run ended are read as a whole or not at all."""
 
     KIND = "podwatch-heartbeat"
     FILE = "heartbeat.json"
@@ -226,19 +228,19 @@ class Heartbeat(Pod, Document):
     written_at: Label = ""
     written_wall: Real | None = None
     started_wall: Real | None = None
-    podwatch_version: Label = ""
+    podwatch_version: Annotated[Label, unreadable_as("")] = ""
     phase: Label = ""
     desired: Label = ""
-    overall: Label = ""
-    reason: Annotated[str, shown(300)] = ""
+    overall: Annotated[Label, unreadable_as("")] = ""
+    reason: Annotated[str, shown(300), unreadable_as("")] = ""
     outcome: Annotated[Label, or_null("")] = ""
     """How the run ended on that pod (policy/exit_code.py); empty while it continues."""
     end: HeartbeatEnd | None = None
-    step: Whole | None = None
-    step_wall: Real | None = None
-    progress_at: Annotated[Label, or_null("")] = ""
-    target: Whole | None = None
-    rate: Real | None = None
+    step: Annotated[Whole | None, unreadable_as(None)] = None
+    step_wall: Annotated[Real | None, unreadable_as(None)] = None
+    progress_at: Annotated[Label, or_null(""), unreadable_as("")] = ""
+    target: Annotated[Whole | None, unreadable_as(None)] = None
+    rate: Annotated[Real | None, unreadable_as(None)] = None
     """Steps per hour, by the run's median step."""
     last_stored_step: Whole | None = None
     unstored_step: Whole | None = None
@@ -246,15 +248,20 @@ class Heartbeat(Pod, Document):
     fresh start a lower step is the newer one."""
     unstored_since_wall: Real | None = None
     """Since when the store has got nothing although a checkpoint waits."""
-    best_result: Annotated[str, shown(300), or_null("")] = ""
-    account: Json | None = None
+    best_result: Annotated[str, shown(300), or_null(""), unreadable_as("")] = ""
+    account: Annotated[Json | None, unreadable_as(None)] = None
     """What the run costs so far."""
-    last_digest_at: Annotated[Label, or_null("")] = ""
+    last_digest_at: Annotated[Label, or_null(""), unreadable_as("")] = ""
     """When the run's last digest was sent, or when a pod began to wait for the first."""
     pins: Many[Pin] = ()
     """The pod that replaces this one adopts them, so that it does not delete these steps in the store."""
-    saves: HandedOverSaves | None = None
+    saves: Annotated[HandedOverSaves | None, unreadable_as(None)] = None
     """None: this pod does not know what it would hand over, or not which of it is pinned."""
+
+    @property
+    def readable(self) -> bool:
+        """Whether it was read: podwatch names itself in every heartbeat."""
+        return bool(self.writer_id)
 
     @property
     def left_as(self) -> str:

@@ -459,7 +459,10 @@ class Journal:
 
     def learned(self, key: str, default: Any = None) -> Any:
         rows = self._rows("SELECT value FROM learned WHERE key = ?", (key,))
-        return json.loads(rows[0][0]) if rows else default
+        try:
+            return json.loads(rows[0][0]) if rows else default
+        except ValueError:  # a damaged page: what was learned can be learned again
+            return default
 
     def pin(self, step: int, reason: str) -> None:
         """A pinned step is never removed."""

@@ -58,6 +58,8 @@ POLL = 4.0
 finish line must be known before the exit that follows it is judged."""
 DEADLINE = 15.0
 """Seconds. Listing step directories on a network volume sometimes takes seconds; a hung mount never answers."""
+BLIND_SECONDS = 3.0
+"""For a read after one that failed."""
 BLIND_POLL = 0.5
 """Seconds between two looks at whether the files still answer, while a read is awaited."""
 TICK = 0.05
@@ -205,9 +207,12 @@ class ProgressSensor:
 
     async def look_again(self) -> None:
         """Return once a read that starts after this call is processed: the last lines of a trainer that ended must be
-        known before its end is judged, however busy the machine is. Without it if the files do not answer."""
+        known before its end is judged, however busy the machine is. Without it if the files do not answer now."""
         asked = self._clock.monotonic()
-        while (self._first or self._looked_at < asked) and self._poller.latest().state is not SensorState.BLIND:
+        while self._first or self._looked_at < asked:
+            blind = self._poller.latest().state is SensorState.BLIND
+            if blind and self._clock.monotonic() > asked + BLIND_SECONDS:
+                return
             self._absorbed.clear()
             self._poller.wake()
             await self._clock.wait(self._absorbed, BLIND_POLL)

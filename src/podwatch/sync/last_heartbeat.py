@@ -7,8 +7,8 @@ from podwatch.stores.base import ObjectStore, StoredObject
 
 
 def last_heartbeat(store: ObjectStore, keys: Keys) -> tuple[Heartbeat, float] | None:
-    """The heartbeat, which is empty if it cannot be read, and when it was written, by the store's clock. None if there
-    is none. Raises RemoteError."""
+    """The heartbeat, not ``readable`` if it cannot be read, and when it was written, by the store's clock. None if
+    there is none. Raises RemoteError."""
     try:
         found = store.read(keys.heartbeat, limit=Heartbeat.LARGEST)
     except IntegrityError:  # too large for one of podwatch's

@@ -286,7 +286,7 @@ class Publisher:
         else:
             written = put_before(self.store, self.keys.latest, data, until, self._clock)
         seen = self._current()
-        if written is None or seen != pointer:
+        if written is None or seen != Pointer.from_bytes(data):  # where names lost characters that deceive
             faster = "another writer was faster" if written is None else "a different pointer was read back"
             self._journal.settle(intent.id, IntentState.FAILED, faster)
             self._own(seen)  # raises Superseded when a newer writer was faster

@@ -320,7 +320,9 @@ class LeaseProtocol:
         now = self._clock.wall()
         if beat is not None and beat.said.digest_wall is not None and 0 < beat.said.digest_wall <= now + DIGEST_AHEAD:
             self.note_digest(min(beat.said.digest_wall, now))
-        if beat is not None and beat.said.writer_id != self.me.writer_id and beat.mark != self._pins_from:
+        if beat is None or not beat.said.readable:  # what an earlier one of that pod said still holds
+            return beat
+        if beat.said.writer_id != self.me.writer_id and beat.mark != self._pins_from:
             self.foreign_pins, self._pins_from = beat.said.pinned, beat.mark
             self.foreign_saves = beat.said.saves.taken() if beat.said.saves is not None else None
             self.foreign_account = beat.said.account or {}

@@ -12,7 +12,6 @@ from typing import Literal
 
 from podwatch.domain.document import Document, Label, Many, Real, RunId, SaveId, Whole
 from podwatch.domain.errors import Busy, HostError, IntegrityError
-from podwatch.domain.lease import Heartbeat
 from podwatch.domain.manifest import Keys, Pointer
 from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.policy.store_retention import Decision, Keep, Leftover, abandoned_uploads, plan_archive, sign_of_life
@@ -140,18 +139,32 @@ class Archiver:
                 fix="keep the others; find an undamaged one with `podwatch store verify`",
             )
         stored = self._store.stat(self._keys.latest)
-        last, _ = last_heartbeat(self._store, self._keys) or (Heartbeat(), None)
+        last, pinned = self._last()
         decisions = plan_archive(
             found,
             keep,
             keep_every=keep_every,
-            pins={*pins, *last.pinned},
+            pins={*pins, *pinned},
             pointer_wall=stored.uploaded_wall if stored is not None else now,
             now_wall=now,
         )
         there = {(s.step, s.save_id) for s in found}
         uploads = abandoned_uploads(self._store.unfinished(f"{self._keys.root}/"), (), now)
-        return ArchivePlan(keep, pointer, decisions, self._cut_off(there), uploads, last.left_as)
+        return ArchivePlan(keep, pointer, decisions, self._cut_off(there), uploads, last)
+
+    def _last(self) -> tuple[str, Collection[int]]:
+        """How the run's podwatch left, and the steps pinned there. Raises IntegrityError if its heartbeat cannot be
+        read: without it, pinned checkpoints would be deleted."""
+        found = last_heartbeat(self._store, self._keys)
+        if found is None:
+            return "", ()
+        if not found[0].readable:
+            raise IntegrityError(
+                "the run's last heartbeat cannot be read: it says which checkpoints are pinned",
+                where=f"{self._store.url}/{self._keys.heartbeat}",
+                fix="use the version of podwatch that wrote it, or a newer one",
+            )
+        return found[0].left_as, found[0].pinned
 
     def may_delete(self) -> str:
         """Why the key cannot delete; empty if it can."""
