@@ -191,7 +191,7 @@ def test_secrets_in_the_file_are_refused_and_not_repeated(text: str) -> None:
 def test_harmless_names_are_no_secrets() -> None:
     harmless = ("TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY", "PATH", "KEEP", "HF_TOKEN_PATH", "SECRET_DIR")
     assert not any(looks_secret(name) for name in harmless)
-    assert all(looks_secret(name) for name in ("WANDB_API_KEY", "HF_TOKEN", "MY_PASSWORD", "B2_APPLICATION_KEY_ID"))
+    assert all(looks_secret(name) for name in ("WANDB_API_KEY", "HF_TOKEN_READ", "TOKEN_HF", "B2_APPLICATION_KEY_ID"))
 
 
 def test_operational_variables_are_not_settings() -> None:

@@ -2,6 +2,7 @@
 of an environment file, and sentences and paths that only look like a secret."""
 
 import base64
+import hashlib
 import json
 import re
 import textwrap
@@ -11,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from podwatch.domain.secrets import MASK, register, register_named, scrub
+from podwatch.domain.secrets import MASK, register, register_named, scrub, scrub_all
 
 SECRET = "planted-Wandb-5f3a9c/0042+Zq81xT77uV"
 ESCAPED = "planted\"Quote\\5f3a9c 0042'Zq81xT77uV"
@@ -104,6 +105,53 @@ def test_a_part_of_a_known_value_is_removed(part: str, form: str) -> None:
     assert part not in scrub(form.format(part))
 
 
+RANDOM = "".join(hashlib.sha256(bytes([n])).hexdigest() for n in range(19))
+"""1216 characters, as temporary credentials have."""
+
+
+@pytest.mark.parametrize(
+    ("secret", "part"),
+    [
+        ('P@ss "w0rd" <2026>!', 'P@ss "w0rd" <2'),
+        ('P@ss "w0rd" <2026>!', '0rd" <2026>!'),
+        ("correct horse battery staple 42!", "correct horse batte"),
+        ("correct horse battery staple 42!", "ry staple 42!"),
+        ("{curly's} b|r\\ace 2026", "{curly's} b|r"),
+        (RANDOM, RANDOM[:140]),
+        (RANDOM, RANDOM[:12]),
+        (RANDOM, RANDOM[-12:]),
+        (RANDOM, RANDOM[300:470]),
+        ("0" * 12 + "abcdefgh" + "0" * 12, "0" * 12),
+        ("key ends with -" + "-" * 16, "-" * 12),
+    ],
+)  # fmt: skip
+def test_the_ends_of_every_known_value_are_removed(secret: str, part: str) -> None:
+    register(secret)
+    for text in (f"url: {part}", f"error near {part}...", json.dumps([f"near {part}"])):
+        clean = scrub(text)
+        assert part not in clean
+        assert MASK in clean
+
+
+@pytest.mark.parametrize(
+    ("secret", "text", "stays"),
+    [
+        ("step100loss2", "step 100\nloss 2.1", True),
+        ("gpu0memory80", "gpu 0\r\nmemory 80", True),
+        ("step100loss2", "step100\n  loss2", False),
+        ("correct horse battery staple 42!", "correct horse\nbattery staple\n42!", False),
+        ("correct horse battery staple 42!", "| correct horse |\n| battery staple 42! |", False),
+        ('P@ss "w0rd" <2026>!', 'P@ss\n"w0rd" <2026>!', False),
+    ],
+)
+def test_blanks_are_wrapping_only_beside_a_break(secret: str, text: str, stays: bool) -> None:
+    register(secret)
+    clean = scrub(f"it says {text}; bye")
+    assert (clean == f"it says {text}; bye") is stays
+    if not stays:
+        assert clean == f"it says {MASK}; bye" if "|" not in text else "staple" not in clean
+
+
 DOTTED = {
     "json web token": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U",
     "token of another kind": "v2.local.QAxIpVe-ECVNI1z4xQbm_qQYomyT3h8FtV8bxkz8pBJWkT8f7HtlOpbroPDEZUKop",
@@ -162,6 +210,12 @@ SENTENCES = [
     "step_00000000000000000000000000000000000000000040.pt",
     "https://example.com/docs/keys?page=2&sort=name#token",
     "-u is a flag, --user too",
+    "PASSWORD=${NAME} TOKEN=$TOKEN SECRET=<your secret> KEY={{ key }}",
+    "bearer authentication is required, Bearer authorization. Bearer credentials: none",
+    "PASS: tests/x.py; PASS_RATE=abc; second pass: reading the tokens",
+    "secrets.yaml: parse error; HF_TOKEN_PATH=there; SSH_AUTH_SOCK=agent; num_key_value_heads=many",
+    "/run/secrets/api_key: permission denied; https://h/x?page=2;sort=name",
+    "step 100, loss 2.1",
     "https://github.com/x/y/commit/0060bc56d46589041c1048efd1a397421b1142b5",
 ]
 
@@ -183,6 +237,33 @@ def test_wrapped_sentences_stay(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "gone"),
     [
+        *((f"{name}=hunter2xZ", "hunter2xZ") for name in
+          ("HF_TOKEN_READ", "DB_PASSWORD_MAIN", "SECRET_KEY_BASE", "PGPASSWORD", "SSHPASS", "MYSQL_ROOT_PASS", "pass")),
+        ("https://h/x?token=abc,def123&y=1", "def123"),
+        ("https://h/x?access_token=abc)def123", "def123"),
+        ("https://h/x?api_key=ab}cd]ef123", "ef123"),
+        ("https://h/x?api_key=ab\\cd123", "cd123"),
+        ("https://h/x?a=1;token=hunter2x", "hunter2x"),
+        ("https://h/x?a=1&amp;token=hunter2x", "hunter2x"),
+        ('{"u":"https://h/x?a=1\\u0026token=hunter2x"}', "hunter2x"),
+        ('{"u":"https://h/x?sv=1\\u0026sig=abcDEF%2F"}', "abcDEF"),
+        ('{"u":"https://h/x?X-Amz-Credential=AKIA%2F1\\u0026X-Amz-Signature=fe5f80f77d"}', "fe5f80"),
+        ('{"u":"https://h/x?X-Amz-Date=1\\u0026X-Amz-Signature=fe5f80f77d\\u0026z=1"}', "fe5f80"),
+        *((f"{before}{token}", token) for token in ("hf_QwErTyUiOpAsDfGhJkLzXcVb", "0123456789abcdef" * 2 + "01234567")
+          for before in ("failed\\n", "x:\\t", "\x1b[1;32m", "\\u001b[36m", "\\x1b[0m", "\x1b[m", "%3D", "u\\u003d")),
+        ("password: not hunter2x", "hunter2x"),
+        ("password: is now hunter2x", "hunter2x"),
+        ("passphrase: Correct horse battery staple", "Correct"),
+        ("secret: Hello World", "Hello"),
+        ("Bearer supersecrettoken", "supersecrettoken"),
+        ("bearer Supersecrettoken.", "Supersecrettoken"),
+        ("PASSWORD=$ecretPassw0rd", "ecretPassw0rd"),
+        ("PASSWORD={abc123$%x", "abc123"),
+        ("PASSWORD=<abc123$%x>", "abc123"),
+        ("┃ DB_PASSWORD ┃ hunter2x ┃", "hunter2x"),
+        ("║ DB_PASSWORD ║ hunter2x ║", "hunter2x"),
+        ('{"Name":"DB_PASSWORD","Value":"hunter2x"}', "hunter2x"),
+        ("- name: DB_PASSWORD\r\n  value: hunter2x", "hunter2x"),
         ("password: hunter2", "hunter2"),
         ("password: swordfish", "swordfish"),
         ("password: Swordfish\nnext line", "Swordfish"),
@@ -204,13 +285,17 @@ def test_a_value_behind_its_name_goes(text: str, gone: str) -> None:
 UNITS = ["eyJ-", "eyJa.", "/token:/", "key=a ", "a=b ", "password: the ", "$a", "/heartbeat/", "GET /", "a\\n", "\\n",
          "| ", "K000", "0" * 40 + " ", "sk-", "1234567890:", "\x1b[1m", "file://", "\\/", "key.", "-key ", "urlurl",
          SECRET, SECRET[:12] + " ", SECRET[:11], base64.b64encode(SECRET.encode()).decode(), "key", "key=", "\\", '"',
+         "-" * 80 + "\n", "0" * 60 + "\n", "ab" * 40 + "\n", "checkpoint-prefix- ", "checkpoint ", "?a=b\\", "&token=",
+         "password: not ", "password: the a ", " \\", '"\n',
          "step 12 loss=0.3 token /a/b\n", "a@://", "-----END PRIVATE KEY-----\n", "A" * 64 + "\n"]  # fmt: skip
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_megabyte_of_any_text_takes_time_in_proportion(unit: str) -> None:
-    """Of the processor: at most 32 times for 8 times the text, or little."""
-    register(SECRET)
+    """Of the processor: at most 32 times for 8 times the text, or little. A look at each known value for each character
+    would take a minute."""
+    register(SECRET, "token-" + "-" * 30 + "end1", "x" + "0" * 38 + "y", "x1" + "ab" * 20 + "y")
+    register(*(f"checkpoint-prefix-{n}-{RANDOM[n : n + 40]}" for n in range(50)))
 
     def seconds(length: int) -> float:
         text = unit * (length // len(unit))
@@ -221,3 +306,7 @@ def test_a_megabyte_of_any_text_takes_time_in_proportion(unit: str) -> None:
     if seconds(1 << 19) >= 1.0:
         small, large = (min(seconds(length) for _ in range(2)) for length in (1 << 16, 1 << 19))
         assert large < max(32 * small, 1.0)
+
+
+def test_fields_of_a_pair_are_found_in_any_case() -> None:
+    assert scrub_all({"Name": "DB_PASSWORD", "Value": "hunter2x"}) == {"Name": "DB_PASSWORD", "Value": MASK}

@@ -418,6 +418,12 @@ def test_what_a_document_tells() -> None:
         ("WANDB_API_KEY", 2), ("apiKey", 2), ("--wandb.api-key", 2), ("++wandb.key", 2), ("x-key", 2), ("HF_TOKEN", 2),
         ("B2_APPLICATION_KEY_ID", 2), ("password", 2), ("client_secret", 2), ("key", 1), ("token", 1), ("sort_key", 1),
         ("tokenizer", 0), ("max_tokens", 0), ("pad_token_id", 0), ("KeyError", 0), ("keyboard", 0), ("monkey", 0),
+        ("HF_TOKEN_READ", 2), ("OPENAI_API_KEY_PROD", 2), ("DB_PASSWORD_MAIN", 2), ("GITHUB_TOKEN_ORG", 2),
+        ("SECRET_KEY_BASE", 2), ("AWS_CREDENTIALS_JSON", 2), ("SSH_PRIVATE_KEY_PEM", 2), ("dbPasswordMain", 2),
+        ("AWS_SECRET_ACCESS_KEY_PROD", 2), ("AWS_ACCESS_KEY_ID_PROD", 2), ("TOKEN_HF", 1), ("PGPASSWORD", 2),
+        ("SSHPASS", 2), ("DB_PASS", 2), ("MYSQL_ROOT_PASS", 2), ("pass", 2), ("PASS", 0), ("PASS_RATE", 0),
+        ("HF_TOKEN_PATH", 0), ("PASSWORD_FILE", 0), ("SSH_AUTH_SOCK", 0), ("num_key_value_heads", 0),
+        ("secrets.yaml", 0), ("SecretNotFound", 0), ("secretKeyRef", 0), ("token-classification", 0),
         ("secret_path", 0), ("api_key_file", 0), ("", 0), ("_", 0), ("7", 0),
     ],
 )  # fmt: skip

@@ -17,7 +17,7 @@ import json
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, quote_plus, unquote, urlsplit
@@ -32,37 +32,58 @@ MIN_SECRET: Final = 8
 # -- names -----------------------------------------------------------------------------------------------------------
 
 _ALWAYS = (
-    r"passwords?|passwd|passphrase|pwd|secrets?|apikeys?|credentials?|authorization|authtoken|accesstoken|accesskey"
-    r"|privatekey|secretkey"
+    r"[a-z]*passwords?|passwd|passphrase|pwd|sshpass|dbpass|secrets?|apikeys?|credentials?|authorization|authtoken"
+    r"|accesstoken|accesskey|privatekey|secretkey"
 )
-_WEAK = frozenset({"key", "keys", "token", "auth", "cookie", "cookies"})
+_WEAK = frozenset({"key", "keys", "token", "auth", "cookie", "cookies", "pass"})
 _QUALIFIES = (
     r"api|access|secret|private|application|app|account|auth|encrypt|encryption|sign|signing|ssh|service|wandb|openai"
     r"|anthropic|hf|huggingface|hub|aws|b2|s3|x|master|license|deploy|storage|shared|gpg|pgp|webhook|bot|slack|discord"
     r"|telegram|github|gitlab|gh|bearer|refresh|session|security|personal|user|jwt|oauth|admin|http|client|server"
-    r"|heartbeat|vllm|runpod|vast|lambda|docker|registry|neptune|comet|mlflow|swanlab|clearml|database|db"
+    r"|heartbeat|vllm|runpod|vast|lambda|docker|registry|neptune|comet|mlflow|swanlab|clearml|database|db|root|smtp"
 )
 _AFTER = frozenset({"value", "header", "base64", "b64", "plain", "text", "raw"})
+_ABOUT = (
+    r"paths?|files?|filename|dirs?|directory|folder|ids?|ur[il]s?|endpoint|hosts?|port|names?|user|username|refs?|types?"
+    r"|kind|method|mode|format|size|len|length|count|limit|ttl|age|expiry|expires|expiration|seconds|days|version|sock"
+    r"|socket|errors?|exception|warning|found|missing|required|enabled|disabled|invalid|expired|provider|manager|helper"
+    r"|policy|prompt|index|field|column|mask|heads|dim|rate"
+)
+"""Last words of names whose value is a place, a count or a statement about the secret: ``HF_TOKEN_PATH``."""
 
 
 @lru_cache(maxsize=1024)
 def name_strength(name: str) -> int:
     """2: values under this name are secret; 1: possibly (``key``, ``token``); 0: no. Underscores, dots, dashes and
-    capitals separate words: ``wandb.api-key``, ``HF_TOKEN``, ``apiKey``; ``tokenizer`` and ``max_tokens`` give 0."""
-    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]+|[a-z]+|[0-9]+", name)]
+    capitals separate words: ``wandb.api-key``, ``HF_TOKEN_READ``, ``apiKey``; ``tokenizer`` and ``max_tokens`` give 0.
+    The secret word is in the last dotted part: ``secrets.yaml`` is a file."""
+    words = _words(name)
     while words and (words[-1].isdigit() or words[-1] in _AFTER):
         words.pop()
     if words[-2:] == ["key", "id"]:
         words.pop()
-    if not words:
+    if not words or re.fullmatch(_ABOUT, words[-1]):
         return 0
-    last = words[-1]
-    if re.fullmatch(_ALWAYS, last):
+    first = min(len(_words(name.rpartition(".")[0])), len(words) - 1)
+    return max(_strength(name, words[: at + 1], at + 1 == len(words)) for at in range(first, len(words)))
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]+|[a-z]+|[0-9]+", name)]
+
+
+def _strength(name: str, words: Sequence[str], last: bool) -> int:
+    """Of the last of ``words``; ``last``: no other follows in the name."""
+    word = words[-1]
+    if re.fullmatch(_ALWAYS, word):
         return 2
-    if last not in _WEAK:
+    if word not in _WEAK:
         return 0
-    qualified = len(words) > 1 and (re.fullmatch(_QUALIFIES, words[-2]) or (name.isupper() and last != "keys"))
-    return 2 if qualified else 1
+    if len(words) > 1 and (re.fullmatch(_QUALIFIES, words[-2]) or (last and name.isupper() and word != "keys")):
+        return 2
+    if word == "pass" and len(words) == 1:
+        return 2 if last and name.islower() else 0  # PASS: the result of a test
+    return 1 if last or name.isupper() else 0
 
 
 # -- values that are no secrets --------------------------------------------------------------------------------------
@@ -70,9 +91,9 @@ def name_strength(name: str) -> int:
 _NOTHING = (
     r"(?is:true|false|yes|no|on|off|none|null|nil|undefined|empty|default|auto|[0-9]{1,5}"
     r"|[-+]?[0-9]+\.[0-9]*(?:e[-+]?[0-9]+)?|[-+]?[0-9]+e[-+]?[0-9]+|"
-    r"|\$\{?[A-Za-z_][A-Za-z0-9_]*\}?|[<{].*|[*.•xX]+|\[removed\]?.*)"
+    r"|\$\{[a-z_]\w*\}?|(?-i:\$[A-Z_][A-Z0-9_]*)|<[a-z _\-]*>?|\{\{.*|\{(?:\w*:)?|[*.•xX]+|\[removed\]?.*)"
 )
-"""A switch, a small number, a reference to a variable, a mask."""
+"""A switch, a small number, a reference to a variable, a placeholder, a mask. The end of one can be cut off."""
 _ORDINARY = (
     r"(?s:(?:~|\.{1,2})?/.*|[A-Za-z]:\\.*|[A-Za-z][a-z]{0,10}|[0-9]+|[A-Za-z][A-Za-z0-9+.\-]{0,20}://.*"
     r"|(?P<dotted>[A-Za-z_]\w*(?:\.\w+)+))"
@@ -218,17 +239,19 @@ def url_secrets(url: str) -> frozenset[str]:
 _CUT = 12
 """Characters of a known value of at least 16 that are removed on their own: messages quote a part of a line, and the
 cut can be inside a secret."""
-_CUTTABLE = r"(?!\w+://)[^\s\"'{}<>]{16,}"
-_WRAPPING = r"(?:\x1b\[[0-9;?]*+[A-Za-z]|\\++[nr]?+|[\s|>\"'\u2500-\u257f]++)++"
-"""What stands between the parts of a wrapped text: breaks, also escaped, indentation, quotes, frames, colours."""
+_FILL = r"|>\"'\u2500-\u257f"
+_BETWEEN = rf"(?:\x1b\[[0-9;?]*+[A-Za-z]|\\++[nr]?+|[\s{_FILL}]++)++"
+"""What can stand between the parts of a wrapped text: breaks, also escaped, indentation, quotes, frames, colours."""
+_WRAPPING = rf"(?<![\s\\{_FILL}])(?=(?:[^\S\r\n]|[\\{_FILL}])*+(?:[\r\n\x1b]|(?<=\\)[nr])){_BETWEEN}"
+"""The same with a break in it: blanks inside a line separate words."""
 _LINES = r"(?:\x1b\[[0-9;?]*+[A-Za-z]|(?:(?<![ \t])[ \t]++)?(?:(?<!\\)\\++[nr]|[\r\n])\s*+)++"
 """The same, for values that contain such characters themselves."""
 _BREAK = r"[\r\n\x1b]|\\[nr]"
 
 
 class _Seed(NamedTuple):
-    """Eight characters of ``form`` at ``at``; ``least``: characters that must agree; ``whole``: the base64 text around
-    it is removed, because its ends contain parts of the value."""
+    """Eight characters of ``form`` at ``at``. ``least``: characters that must agree inside the form; 0: all of it.
+    ``whole``: the base64 text around it is removed, because its ends contain parts of the value."""
 
     form: str
     at: int
@@ -240,24 +263,38 @@ _Index = dict[str, list[_Seed]]
 
 
 @lru_cache(maxsize=1)
-def _index(version: int) -> tuple[_Index, _Index]:
+def _index(version: int) -> tuple[tuple[str, _Index], ...]:
     """Eight characters -> where in which form they are. One look-up for each character of a text finds all values.
-    A seed at every fifth character is in whatever run of twelve. Second: of values that contain what wraps others."""
-    index: _Index = {}
+    First the index for text as it is, then those for text without its wrapping, with the pattern of the wrapping."""
+    plain: _Index = {}
+    stripped: _Index = {}
     wrapping: _Index = {}
     for value in tuple(_known):
         cores = _cores(value)
-        forms = {*_forms(value), *cores}
-        forms |= {re.sub(_WRAPPING, "", form) for form in forms}
-        for form in (form for form in forms if len(form) >= MIN_SECRET):
-            cuttable = (form == value or form in cores) and re.fullmatch(_CUTTABLE, form)
-            least = max(_CUT, len(form) // 8) if cuttable else len(form)
-            for at in range(0, len(form) - MIN_SECRET + 1, least - MIN_SECRET + 1):
-                seed = _Seed(form, at, least, form in cores)
-                index.setdefault(form[at : at + MIN_SECRET], []).append(seed)
-                if re.search(_WRAPPING, form):
-                    wrapping.setdefault(form[at : at + MIN_SECRET], []).append(seed)
-    return index, wrapping
+        forms = _forms(value) | cores
+        for form in forms | {re.sub(_BETWEEN, "", form) for form in forms}:
+            spaced = re.search(_BETWEEN, form)
+            for octet, seed in _seeds(form, value, cores):
+                plain.setdefault(octet, []).append(seed)
+                if spaced:
+                    wrapping.setdefault(octet, []).append(seed)
+                elif form not in forms:
+                    stripped.setdefault(octet, []).append(seed)
+    return ("", plain), (_WRAPPING, plain), (_BETWEEN, stripped), (_LINES, wrapping)
+
+
+def _seeds(form: str, value: str, cores: set[str]) -> Iterator[tuple[str, _Seed]]:
+    """Both ends and, of the value itself, every fifth character inside, so that one is in whatever run of twelve. Not
+    one repeated character, and none twice: lines of dashes would take minutes."""
+    if len(form) < MIN_SECRET:
+        return
+    whole, last = form in cores, len(form) - MIN_SECRET
+    cuttable = len(form) >= 16 and (whole or not re.match(r"\w+://", value))
+    least = (max(_CUT, len(form) // 8) if whole or form == value else len(form)) if cuttable else 0
+    step = max(1, least - MIN_SECRET + 1)
+    inside = {form[at : at + MIN_SECRET]: at for at in range(step, last, step) if cuttable}
+    for at in (0, *([last] if cuttable else []), *(at for octet, at in inside.items() if len(set(octet)) > 1)):
+        yield form[at : at + MIN_SECRET], _Seed(form, at, least, whole)
 
 
 def _forms(value: str) -> set[str]:
@@ -290,10 +327,10 @@ def _bytes(value: str) -> bytes:
 
 
 def _without_known(text: str, version: int) -> str:
-    index, wrapping = _index(version)
-    found = list(_found(text, index))
+    (_, plain), *others = _index(version)
+    found = list(_found(text, plain))
     if re.search(_BREAK, text):
-        for gap, seeds in ((_WRAPPING, index), (_LINES, wrapping)):
+        for gap, seeds in others:
             if seeds:
                 found += _wrapped(text, gap, list(_found(re.sub(gap, "", text), seeds)))
     kept, done = [], 0
@@ -312,34 +349,54 @@ def _base64_until(text: str, at: int) -> int:
 
 
 def _found(text: str, index: _Index) -> Iterator[tuple[int, int, bool]]:
-    """(begin, end, whether it is base64) of each known value."""
-    done = 0
+    """(begin, end, whether it is base64) of each known value. No part is looked for again where one was."""
+    done, tried = 0, dict[str, int]()
     for at in [at for at in range(len(text) - MIN_SECRET + 1) if text[at : at + MIN_SECRET] in index]:
         for seed in index[text[at : at + MIN_SECRET]]:
-            begin, end = at - seed.at, at - seed.at + len(seed.form)
-            if begin < 0 or not text.startswith(seed.form, begin):
-                if seed.least == len(seed.form) or at + MIN_SECRET <= done:
+            form = seed.form
+            begin, end = at - seed.at, at - seed.at + len(form)
+            if begin < 0 or not text.startswith(form, begin):
+                if not seed.least or at + MIN_SECRET <= done or at + MIN_SECRET <= tried.get(form, 0):
+                    continue
+                if not _may_count(text, at, seed):
                     continue
                 begin, end = _run(text, at, seed)
-                if end - begin < seed.least:
+                tried[form] = end
+                if not _counts(text[begin:end], seed, begin - at + seed.at):
                     continue
             done = max(done, end)
             yield begin, end, seed.whole
 
 
+def _may_count(text: str, at: int, seed: _Seed) -> bool:
+    """Whether a run from an end is long enough: quicker than looking for the whole run."""
+    if seed.at == 0:
+        return text.startswith(seed.form[:_CUT], at)
+    return seed.at + MIN_SECRET < len(seed.form) or text.endswith(seed.form[-_CUT:], 0, at + MIN_SECRET)
+
+
 def _run(text: str, at: int, seed: _Seed) -> tuple[int, int]:
-    """The longest run around the seed that is in the value. Inside the value only one that mixes letters and digits
-    counts: a password can contain words."""
-    form, begin, end = seed.form, at, at + MIN_SECRET
-    shift = seed.at - at
-    while begin > 0 and begin + shift > 0 and text[begin - 1] == form[begin - 1 + shift]:
-        begin -= 1
-    while end < len(text) and end + shift < len(form) and text[end] == form[end + shift]:
-        end += 1
-    inside = begin + shift > 0 and end + shift < len(form) and not seed.whole
-    if inside and not re.search(r"[A-Za-z][0-9]|[0-9][A-Za-z]", text[begin:end]):
-        return begin, begin
-    return begin, end
+    """The longest run around the seed that is in the form."""
+    form = seed.form
+    before = _agreeing(text[max(0, at - seed.at) : at][::-1], form[: seed.at][::-1])
+    return at - before, at + _agreeing(text[at : at + len(form) - seed.at], form[seed.at :])
+
+
+def _agreeing(one: str, other: str) -> int:
+    """How many characters at the beginning are the same."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    return low
+
+
+def _counts(run: str, seed: _Seed, begin: int) -> bool:
+    """Whether this part, at ``begin`` of the form, is removed. One from inside a value only if it mixes letters and
+    digits: a password can contain words."""
+    if begin == 0 or begin + len(run) == len(seed.form):
+        return len(run) >= _CUT
+    return len(run) >= seed.least and (seed.whole or re.search(r"[A-Za-z][0-9]|[0-9][A-Za-z]", run) is not None)
 
 
 def _wrapped(text: str, gap: str, found: Sequence[tuple[int, int, bool]]) -> Iterator[tuple[int, int, bool]]:
@@ -357,7 +414,21 @@ def _wrapped(text: str, gap: str, found: Sequence[tuple[int, int, bool]]) -> Ite
 
 # -- unknown secrets -------------------------------------------------------------------------------------------------
 
-_ROWS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+_OF_BEARER = (
+    r"(?i:authentication|authorization|authenticate|credentials?|challenge|required|requests?|security|training"
+    r"|expected|missing|provided|supported|rejected)"
+)
+_ENDS = r"(?![\w~+/=\-]|\.\w)"
+
+
+def _without_query_value(found: re.Match[str]) -> str:
+    """Signed addresses, too: who has one can use the address."""
+    signed = re.fullmatch(r"(?i)(?:x-[a-z]+-)?sig(?:nature)?", found["name"])
+    secret = (signed or name_strength(found["name"])) and not _is_nothing(found["value"])
+    return f"{found[1]}{MASK}" if secret else found[0]
+
+
+_ROWS: tuple[tuple[tuple[str, ...], str, str | Callable[[re.Match[str]], str]], ...] = (
     # (what a text must contain in small letters, the pattern, what replaces it)
     (("://",), r"([A-Za-z][A-Za-z0-9+.\-]{0,20}://)(?:[^/\s:@\"']*:[^/\s\"']+|[^/\s:@\"']{16,})@", rf"\1{MASK}@"),
     (
@@ -374,14 +445,15 @@ _ROWS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
     (
         ("bearer", "basic"),
-        r"(?<![A-Za-z0-9])((?i:Bearer|Basic)\s+)(?![A-Za-z][a-z]+(?![\w.~+/=\-]))[A-Za-z0-9._~+/=\-]{8,}",
+        rf"(?<![A-Za-z0-9])((?i:Bearer\s+)(?!{_OF_BEARER}{_ENDS})|(?i:Basic\s+)(?![A-Za-z][a-z]+{_ENDS}))"
+        r"[A-Za-z0-9._~+/=\-]{8,}",
         rf"\1{MASK}",
     ),
     (("-u", "-user"), r"((?<!\S)(?:-u|--user|--proxy-user)[ =]+[\"']?[^\s:\"'/]+:)[^\s\"']+", rf"\1{MASK}"),
     (
-        ("sig",),  # presigned addresses: who has one can use the address
-        r"(?i)((?<=[?&;])(?:signature|sig|x-amz-signature|x-goog-signature|x-oss-signature)=)[^&\s\"'#;]+",
-        rf"\1{MASK}",
+        ("=",),  # a query, which ends where an address does; in JSON of Go its & is \u0026
+        r"((?:[?&;]|\\u0026)(?P<name>[\w.\-]{1,64})=)(?P<value>(?:[^&\s\"'#;\\]|\\(?!\\{0,8}[\"'nrt]|u0026))+)",
+        _without_query_value,
     ),
     (("login",), r"(\blogin\s++\S++\s++password\s++)\S++", rf"\1{MASK}"),
     ((":",), r"(?<![A-Za-z0-9])[0-9]{8,10}:[A-Za-z0-9_\-]{35}(?![A-Za-z0-9_\-])", MASK),  # Telegram
@@ -393,7 +465,8 @@ _ROWS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 )
 
 _TOKENS = (
-    r"(?<![A-Za-z0-9])(?:(?:hf|gsk|xai|r8|npm|rpa|pypi)[_\-][A-Za-z0-9_\-]{16,}|api_org_[A-Za-z0-9]{16,}"
+    r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=[0-9;\[]m)|(?<=%[0-9A-Fa-f]{2})|(?<=\\x[0-9a-f]{2})|(?<=\\u[0-9a-f]{4}))"
+    r"(?:(?:hf|gsk|xai|r8|npm|rpa|pypi)[_\-][A-Za-z0-9_\-]{16,}|api_org_[A-Za-z0-9]{16,}"
     r"|(?:sk|pk|rk)[-_][A-Za-z0-9_\-]{16,}|nvapi-[A-Za-z0-9_\-]{16,}|wandb_v1_[A-Za-z0-9_]{20,}"
     r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_\-]{16,}|dckr_pat_[A-Za-z0-9_\-]{16,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])|AGE-SECRET-KEY-1[A-Z0-9]{50,}"
@@ -470,17 +543,19 @@ _NAMED = (
     rf"(?P<equals>\\*[\"']?{_COLOURS}\s*+(?:=>|:=|[=:])(?:\s*+[>|][+-]?[ \t]*+\n)?\s*+{_OPENS})"
     r"|(?(dash)(?P<flag>\s++(?!-)[\"']?|\\*[\"']\s*+,\s*+\\*[\"'](?!--))|(?!))"
     # beside it: a pair, a cell of a table, an entry of a Kubernetes environment
-    rf"|{_COLOURS}(?:\\*[\"']\s*+,\s*+(?:\\*[\"']?value\\*[\"']?\s*+:)?"
-    rf"|\s*+(?:->|→|\||│)|\s++is\s|\n\s*+value:)\s*+{_OPENS})"
+    rf"|{_COLOURS}(?:\\*[\"']\s*+,\s*+(?:\\*[\"']?(?i:value)\\*[\"']?\s*+:)?"
+    rf"|\s*+(?:->|→|[|│┃║])|\s++is\s|\r?\n\s*+(?i:value):)\s*+{_OPENS})"
 )
 _VALUE = r"(?<=\")(?:[^\"\\\n]|\\[^\"'\n])*+|(?<=')(?:[^'\\\n]|\\[^\"'\n])*+|[^\s,;&\"'}\])\\]++"
 _NEXT = r"\\*[\"']\s*+,\s*+\\*[bBuUrR]?\\*[\"']"
 """Between two values of a list."""
 _SENTENCE = (
-    r"(?i:the|an?|is|was|are|not|no|check|see|set|must|cannot|could|should|please|use|expected|invalid|missing|wrong"
-    r"|expired|unknown|unable|failed|your?|it|in|of|for|from|to|by|with|required|provided)(?=\s|\Z)"
-    r"|[A-Z][a-z]{0,10} +[A-Za-z]+(?![\w:=])"
+    r"(?i:the|an?|is|was|are|not|no|check|see|set|must|cannot|could|should|please|use|expected|invalid|incorrect|missing"
+    r"|wrong|expired|unknown|unable|failed|your?|it|in|of|for|from|to|by|with|required|provided|permission"
+    r"|operation|connection)(?=\s|\Z)"
+    r"(?P<value>(?:[ \t]++[A-Za-z'\-]++){0,8}[ \t]++[A-Za-z]*+(?:[0-9]++[A-Za-z]|(?<=[A-Za-z])[0-9])[^\s,;\"']*+)?"
 )
+"""Also not one with a word of letters and digits: ``password: not hunter2x``."""
 _JUDGED = 128
 """Characters of a value that are examined: judging a long value again for each name in it would take minutes."""
 
@@ -495,9 +570,10 @@ def _without_named(text: str) -> str:
             continue
         listed = found[0].rstrip("\\bBuUrR\"'").endswith("[")
         while (first := value.match(text, at, at + _JUDGED)) and _hidden(found, first):
+            said = _sentence(found, first)
             whole = value.match(text, at) or first
             kept += [text[done:at], MASK]
-            done = at = whole.end()
+            done = at = max(whole.end(), said.end() if said else 0)
             if not listed or (more := following.match(text, at)) is None:
                 break
             at = more.end()
@@ -507,9 +583,7 @@ def _without_named(text: str) -> str:
 def _hidden(found: re.Match[str], first: re.Match[str]) -> bool:
     """Strict for ``key: value``, which can be any text; stricter for a name in a list or a table, which often stands
     beside text that is no value of it."""
-    name, value, begin = found["name"], first[0], found.start("name")
-    if found["equals"] == "=" and found.string[begin - 1 : begin] in ("?", "&"):
-        return not _is_nothing(value)
+    name, value = found["name"], first[0]
     if found["flag"] is not None or (found["equals"] is not None and (found["dash"] or name.isupper())):
         return _hides(name, value)
     strength = name_strength(name)
@@ -517,7 +591,15 @@ def _hidden(found: re.Match[str], first: re.Match[str]) -> bool:
         return False
     if found["equals"] is None:
         return len(value) >= MIN_SECRET and not _is_ordinary(value)
-    return not (re.fullmatch(r":\s+", found["equals"]) and re.compile(_SENTENCE).match(first.string, first.start()))
+    said = _sentence(found, first)
+    return not (said and said["value"] is None) and not (name == "pass" and re.fullmatch(r":\s+", found["equals"]))
+
+
+def _sentence(found: re.Match[str], first: re.Match[str]) -> re.Match[str] | None:
+    """What begins like a sentence behind ``key: ``."""
+    at = first.start()
+    prose = re.fullmatch(r":\s+", found["equals"] or "")
+    return re.compile(_SENTENCE).match(first.string, at, at + _JUDGED) if prose else None
 
 
 def _hides(name: str, value: str) -> bool:
@@ -595,8 +677,9 @@ def scrub_all(value: Any) -> Any:
         case None | bool() | int() | float():
             return value
         case Mapping():
-            names = {"value": value["name"]} if isinstance(value.get("name"), str) else {}
-            return {scrub(str(k)): scrub_field(names.get(k) or str(k), v) for k, v in value.items()}
+            small = {str(k).lower(): v for k, v in value.items()}
+            named = {"value": small["name"]} if isinstance(small.get("name"), str) else {}
+            return {scrub(str(k)): scrub_field(named.get(str(k).lower()) or str(k), v) for k, v in value.items()}
         case list() | tuple() if any(isinstance(v, str) and v.startswith("-") for v in value) and all(
             isinstance(v, str) for v in value
         ):
