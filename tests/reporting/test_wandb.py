@@ -1,6 +1,7 @@
 """podwatch's own W&B run. What needs W&B itself runs where it is installed (`make test-telling`), offline."""
 
 import asyncio
+import ctypes
 import importlib.util
 import json
 import subprocess
@@ -43,6 +44,44 @@ def python_that(tmp_path: Path, script: str) -> str:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return str(path)
+
+
+WITHOUT_RIGHTS = """
+import asyncio, ctypes, os, sys
+from podwatch.reporting.deliver_notices import CommandChannel, NotSent
+from podwatch.reporting.wandb import WandbRun, WandbPlan
+from podwatch.system.clock import SystemClock
+from podwatch.domain.event import Severity
+from pathlib import Path
+user = "root" if os.geteuid() else "nobody"
+plan = WandbPlan(sys.executable, Path(sys.argv[1]), "r1", "p", user=user)
+for channel in (CommandChannel(("/bin/true",), 20.0, user=user), WandbRun(plan, SystemClock())):
+    try:
+        asyncio.run(channel.send({"severity": "info", "title": "t", "text": "t"}))
+    except NotSent as error:
+        print(user in str(error) and "CAP_SETUID" in str(error), "Errno" in str(error))
+"""
+
+
+def test_a_user_that_the_system_forbids_is_named_with_the_fix(tmp_path: Path) -> None:
+    def drop() -> None:  # as podwatch's systemd unit does
+        for capability in (6, 7):  # CAP_SETGID, CAP_SETUID
+            ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+
+    argv = [sys.executable, "-c", WITHOUT_RIGHTS, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, preexec_fn=drop, check=False)
+    assert done.stdout.split() == ["True", "False", "True", "False"], done.stderr
+
+
+async def test_an_answer_that_is_nested_too_deep_is_an_end(tmp_path: Path) -> None:
+    script = (
+        """read x; printf '{"ok":true,"why":""}\\n'; read x; head -c 20000 /dev/zero | tr '\\0' '['; echo; sleep 30"""
+    )
+    run = WandbRun(plan(tmp_path, python=python_that(tmp_path, script)), SystemClock())
+    with pytest.raises(NotSent):
+        await run.send(ALERT)
+    assert run.findings(0.0)
+    await run.close(0.1)
 
 
 def test_only_the_way_there_is_taken_from_the_training(tmp_path: Path) -> None:

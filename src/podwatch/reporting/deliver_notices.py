@@ -108,7 +108,7 @@ class CommandChannel:
                 user=self.user,
             )
         except PodwatchError as error:
-            raise NotSent(error.what, final=True) from error
+            raise NotSent(f"{error.what}; {error.fix}" if error.fix else error.what, final=True) from error
         if done.timed_out:
             raise NotSent(f"the command did not end within {self.timeout:g} s")
         if not done.ok:

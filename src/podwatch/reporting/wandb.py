@@ -18,7 +18,7 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import register, scrub
 from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.deliver_notices import NotSent
-from podwatch.system.child import account_of
+from podwatch.system.child import account_of, working_as
 from podwatch.system.clock import Clock
 from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.trainer.environment import build_environment
@@ -160,11 +160,12 @@ class WandbRun:
         self._plan.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             self._plan.check_python()
-            process = self._process = await asyncio.create_subprocess_exec(
-                self._plan.python, "-I", str(CHILD),
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-                env=self._plan.environment(os.environ), cwd="/", start_new_session=True, **account_of(self._plan.user),
-            )  # fmt: skip
+            with working_as(self._plan.user) as account:
+                process = self._process = await asyncio.create_subprocess_exec(
+                    self._plan.python, "-I", str(CHILD),
+                    stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+                    env=self._plan.environment(os.environ), cwd="/", start_new_session=True, **account,
+                )  # fmt: skip
             assert process.stderr is not None
             self._tail.clear()
             self._drain = asyncio.create_task(_drain(process.stderr, self._tail), name="wandb stderr")
@@ -199,7 +200,7 @@ class WandbRun:
         try:
             answer = json.loads(line)
             ok, why = bool(answer["ok"]), str(answer["why"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             if not line:
                 with contextlib.suppress(TimeoutError):  # a signal before its own end would replace its exit code
                     await asyncio.wait_for(process.wait(), 1.0)

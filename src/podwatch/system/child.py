@@ -4,6 +4,7 @@ time limit. And the memory that a process keeps.
 
 import contextlib
 import ctypes
+import errno
 import gc
 import os
 import pwd
@@ -61,6 +62,21 @@ def account_of(user: str) -> dict[str, Any]:
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": groups}
 
 
+@contextlib.contextmanager
+def working_as(user: str) -> Iterator[dict[str, Any]]:
+    """``account_of`` around the start of a program. Raises HostError, too, if the system does not let podwatch change
+    the user: under systemd, its unit has neither the capabilities nor the system calls."""
+    account = account_of(user)
+    try:
+        yield account
+    except PermissionError as error:
+        if not account or error.errno != errno.EPERM:
+            raise
+        own = pwd.getpwuid(os.geteuid()).pw_name
+        fix = f'set user = "{own}" in its section, or give podwatch CAP_SETUID and CAP_SETGID (docs/notifications.md)'
+        raise HostError(f"podwatch cannot work as user {user}", fix=fix) from error
+
+
 async def run_child(
     argv: Sequence[str],
     *,
@@ -74,22 +90,22 @@ async def run_child(
     """Run a short command in a session of its own and wait at most ``timeout`` seconds, then kill its whole group.
 
     ``env`` defaults to our own, scrubbed. Output beyond ``limit`` bytes is read and dropped. Raises HostError when the
-    program does not exist or cannot be executed, or there is no such ``user``.
+    program does not exist or cannot be executed, or podwatch cannot work as ``user``.
     """
     import asyncio  # not above: the children that move data start a tenth faster without it
 
-    account = account_of(user)
     try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=scrubbed_environment(os.environ) if env is None else dict(env),
-            cwd=cwd,
-            start_new_session=True,
-            **account,
-        )
+        with working_as(user) as account:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=scrubbed_environment(os.environ) if env is None else dict(env),
+                cwd=cwd,
+                start_new_session=True,
+                **account,
+            )
     except OSError as error:
         raise HostError(
             f"cannot run {argv[0]}: {error.strerror}", where=str(cwd or ""), fix="install it or correct its path"

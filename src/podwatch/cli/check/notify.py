@@ -126,15 +126,16 @@ def own_wandb(settings: Settings, *, send: bool) -> Iterator[Line]:
 
 def _wandb_version(plan: "WandbPlan") -> tuple[str, str]:
     """The version of wandb in that Python, without the slow import, or empty; and what the child's user cannot read.
-    Asked as this user. Raises HostError if there is none."""
+    Asked as this user. Raises HostError if podwatch cannot work as this user."""
     from podwatch.reporting.wandb import CHILD
-    from podwatch.system.child import account_of
+    from podwatch.system.child import working_as
 
     ask = "import sys, importlib.metadata as m; print(m.version('wandb')); open(sys.argv[1]).close()"
-    argv, account = [plan.python, "-I", "-c", ask, str(CHILD)], account_of(plan.user)
-    given: dict[str, Any] = {"env": plan.environment(os.environ), "cwd": "/", **account}
+    argv = [plan.python, "-I", "-c", ask, str(CHILD)]
+    given: dict[str, Any] = {"env": plan.environment(os.environ), "cwd": "/"}
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False, **given)
+        with working_as(plan.user) as account:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False, **given, **account)
     except PermissionError:
         return "", f"user {plan.user} cannot execute {plan.python}" if account else ""
     except (OSError, subprocess.TimeoutExpired):
