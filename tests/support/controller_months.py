@@ -25,7 +25,7 @@ from tests.drivers.controller import (
     controller_over,
     spending_in_books,
 )
-from tests.drivers.lease import RUN, HolderState, Instance, ListAll, RemoteError, StoredObject
+from tests.drivers.lease import RUN, Heartbeat, HolderState, Instance, ListAll, RemoteError, StoredObject
 from tests.support.controller_money import Bill, Span, highest, overspent
 from tests.support.two_pods import SimPod, World
 
@@ -101,19 +101,16 @@ class MonthPod(SimPod):
             self.booted_after = None
 
     def _beat(self) -> None:
-        fields: dict[str, object] = {"desired": "finished" if self.done else "running"}
-        fields["unstored_step"] = None if self.stored else 7
+        said = Heartbeat(desired="finished" if self.done else "running", unstored_step=None if self.stored else 7)
         state = HolderState.RELEASED if self.done else HolderState.RUNNING
         if self.done:
             self.training = False
-        self._drive(self.claims.beat(state, fields, versioned=False), lambda _: None, lambda _: None)
+        self._drive(self.claims.beat(state, said, versioned=False), lambda _: None, lambda _: None)
 
     def preempt(self) -> None:
         if self.guarded and not self.frozen and self.claims.holding:
-            fields: dict[str, object] = {"desired": "running"}
-            self._drive(
-                self.claims.beat(HolderState.PREEMPTED, fields, versioned=False), lambda _: None, lambda _: None
-            )
+            said = Heartbeat(desired="running")
+            self._drive(self.claims.beat(HolderState.PREEMPTED, said, versioned=False), lambda _: None, lambda _: None)
         self._soon(3.0, self.die, None)
         self.training = False
 
