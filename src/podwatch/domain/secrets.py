@@ -352,11 +352,12 @@ def _found(text: str, index: _Index) -> Iterator[tuple[int, int, bool]]:
     """(begin, end, whether it is base64) of each known value. No part is looked for again where one was."""
     done, tried = 0, dict[str, int]()
     for at in [at for at in range(len(text) - MIN_SECRET + 1) if text[at : at + MIN_SECRET] in index]:
+        before = done  # of several forms that begin here, the longest run counts
         for seed in index[text[at : at + MIN_SECRET]]:
             form = seed.form
             begin, end = at - seed.at, at - seed.at + len(form)
             if begin < 0 or not text.startswith(form, begin):
-                if not seed.least or at + MIN_SECRET <= done or at + MIN_SECRET <= tried.get(form, 0):
+                if not seed.least or at + MIN_SECRET <= before or at + MIN_SECRET <= tried.get(form, 0):
                     continue
                 if not _may_count(text, at, seed):
                     continue
