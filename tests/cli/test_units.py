@@ -15,7 +15,7 @@ from podwatch.config.loading import load_settings
 
 UNITS = Path(__file__).parents[2] / "systemd"
 NAMES = ("podwatch.service", "podwatch@.service")
-EXPOSURE = 3.0
+EXPOSURE = 3.4
 
 
 def values(name: str, key: str) -> list[str]:

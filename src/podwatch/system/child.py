@@ -65,7 +65,7 @@ def account_of(user: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def working_as(user: str) -> Iterator[dict[str, Any]]:
     """``account_of`` around the start of a program. Raises HostError, too, if the system does not let podwatch change
-    the user: under systemd, its unit has neither the capabilities nor the system calls."""
+    the user: a container, or a unit of the operator's own, can lack the capabilities."""
     account = account_of(user)
     try:
         yield account

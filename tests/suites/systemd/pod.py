@@ -44,6 +44,12 @@ settle = "0.3s"
 [recovery]
 backoff_min = "0.1s"
 backoff_max = "1s"
+
+[[hooks]]
+name = "who"
+on = ["checkpoint"]
+command = ["sh", "-c", "id -u >> {ROOT}/work/hooks/uids"]
+user = "nobody"
 """  # fmt: skip
 
 
@@ -59,6 +65,7 @@ class Pod:
     def prepare(self) -> None:
         machine = self.machine
         self.run("mkdir", "-p", f"{ROOT}/work", f"{ROOT}/control", f"{ROOT}/store")
+        self.run("mkdir", "-m", "1777", f"{ROOT}/work/hooks")
         build_nvml(machine.root / "srv/pod/lib")
         machine.write("/etc/podwatch/podwatch.toml", CONFIG, 0o600)
         secrets = f"B2_APPLICATION_KEY_ID=0001\nB2_APPLICATION_KEY={SECRET}\n"
