@@ -190,7 +190,7 @@ def test_exposure(pod: Pod) -> None:
 
 def test_a_command_of_the_operator_runs_as_another_user_under_the_sandbox(pod: Pod) -> None:
     uids = f"{ROOT}/work/hooks/uids"
-    pod.wait(lambda: pod.run("cat", uids, check=False).strip(), 60, "the hook of a checkpoint ran")
+    pod.wait(lambda: pod.run("sh", "-c", f"cat {uids} 2>&-", check=False).split(), 60, "the hook of a checkpoint ran")
     assert set(pod.run("cat", uids).split()) == {pod.run("id", "-u", "nobody").strip()}
 
 
