@@ -102,7 +102,7 @@ def handed_over(
     records those from before generation ``since`` are left out, because another pod has moved the pointer meanwhile,
     except the one that the pointer named ``at`` that (generation, seq)."""
     own = (s for s in published if s.generation >= since or (s.generation, s.seq) == at)
-    known = [save for save in in_order([*own, *earlier]) if min(save.generation, save.seq, save.wall) > 0]
+    known = [save for save in in_order([*own, *earlier]) if save.seq > 0]
     if not known or generation <= 0 or any(save.generation > generation for save in known):
         return None
     return KnownSaves(generation, known[-1].seq, tuple(known))
