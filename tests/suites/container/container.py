@@ -62,7 +62,7 @@ class Container:
             (rootfs.path / name).mkdir(parents=True, exist_ok=True)
         support = rootfs.path / "srv/tests/support"
         support.mkdir(parents=True)
-        for name in ("__init__.py", "checkpoints.py", "fake_trainer.py"):
+        for name in ("__init__.py", "checkpoints.py", "creations.py", "fake_trainer.py"):
             shutil.copy(REPO / "tests/support" / name, support / name)
         self.write("/etc/podwatch/podwatch.toml", configuration(rootfs))
 
