@@ -220,10 +220,8 @@ def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
     """The settings among ``variables`` as a nested mapping."""
     if not variables:
         return {}
-    from pydantic_settings import (
-        EnvSettingsSource,
-        SettingsError,
-    )  # 10 MiB that a podwatch without variables does not need
+    # 10 MiB that a podwatch without variables does not need
+    from pydantic_settings import EnvSettingsSource, SettingsError
 
     class Environment(EnvSettingsSource):
         def decode_complex_value(self, field_name: str, field: FieldInfo | None, value: Any) -> Any:

@@ -31,7 +31,7 @@ from podwatch.domain.thresholds import (
     LogRule,
 )
 
-# The defaults of these thresholds stand in their policies, with the reasons beside them.
+# The defaults of these thresholds are those of their policies, which give the reasons.
 _DETECTION, _DISK, _LOG_RULE = DetectionPolicy(), DiskPolicy(), LogRule("", "")
 
 LAYOUTS = (

@@ -36,7 +36,7 @@ MOST_PINS = 100
 MOST_SAVES = 300
 """Saves in a heartbeat: the newest. Older ones are mostly milestones, which stay anyway."""
 CLAIM_WAIT_SECONDS = 100.0
-"""From a claim to its decision: longer than a PUT's timeout plus 30 s, so that every rival claim is visible; and longer
+"""From a claim to its decision: longer than a PUT's timeout plus 30 s, so that every other claim is visible; and longer
 than confirmation plus PUT, so that the last pointer of a living former holder arrives before the first one of ours."""
 PATIENCE_SECONDS = 300.0
 """How old another pod's heartbeat must be before its run is taken over. It is written every minute, and B2 can be slow

@@ -113,8 +113,8 @@ class NodeView:
     here: bool = False
 
 
-def document(told: GangRecord | Report, run_id: str) -> bytes:
-    return replace(told, run_id=run_id).to_bytes()
+def document(said: GangRecord | Report, run_id: str) -> bytes:
+    return replace(said, run_id=run_id).to_bytes()
 
 
 def parse_record(data: bytes, run_id: str) -> GangRecord | None:

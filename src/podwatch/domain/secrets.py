@@ -9,6 +9,9 @@ commits and digests (``/nix/store/<hash>-python3``), and a sentence stays (``Inv
 ``scrub`` is the entry for text, ``scrub_all`` for structures, ``scrub_argv`` for commands. Findings, events, incidents,
 notices and errors call it when they are created, so that no caller can forget it. Time grows with the length of the
 text only, whatever the text is: each pattern leaves a character behind for good, or looks a bounded way ahead.
+
+Long because the forms of a known value and the patterns of an unknown one are one subject: what one leaves, the other
+must remove.
 """
 
 import base64

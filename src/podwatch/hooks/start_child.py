@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import pwd
 import shutil
 import signal
 import sys
@@ -15,8 +14,9 @@ from typing import Any, Final
 
 from podwatch.client.trusted_configuration import check_command
 from podwatch.config.settings import CheckSettings, HookSettings, Settings
-from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.errors import PodwatchError
 from podwatch.domain.secrets import scrub
+from podwatch.system.child import account_of
 from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.trainer.environment import as_given, build_environment, read_env_file
 
@@ -104,7 +104,7 @@ def order_for(
     evaluation. ``state``: the directory of log and lock. Blocks: reads the env_files. Raises PodwatchError."""
     trainer = settings.trainer
     user = settings.user_of(child)
-    uid, gid, groups = _account(user)
+    account = account_of(user)
     training = {**trainer.env, **(read_env_file(trainer.env_file) if trainer.env_file is not None else {})}
     directory = child.cwd or trainer.cwd or trainer.output_dir.parent
     base = as_given(environ)
@@ -122,22 +122,10 @@ def order_for(
         title,
         str(state / f"{child.name}.log") if state is not None else "",
         str(state / f"{child.name}.lock") if state is not None else "",
-        uid,
-        gid,
-        groups,
+        account.get("user"),
+        account.get("group"),
+        tuple(account.get("extra_groups", ())),
     )
-
-
-def _account(user: str) -> tuple[int | None, int | None, tuple[int, ...]]:
-    if not user:
-        return None, None, ()
-    try:
-        entry = pwd.getpwnam(user)
-    except KeyError as error:
-        raise HostError(f"user {user!r} not found", where="user", fix="correct it") from error
-    if entry.pw_uid == os.geteuid():
-        return None, None, ()
-    return entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist(user, entry.pw_gid))
 
 
 async def run(order: Order) -> Result:

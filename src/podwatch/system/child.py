@@ -55,7 +55,7 @@ def account_of(user: str) -> dict[str, Any]:
     try:
         entry = pwd.getpwnam(user) if user else None
     except KeyError as error:
-        raise HostError(f"user {user!r} not found", where="trainer.user", fix="correct it") from error
+        raise HostError(f"user {user!r} not found", where="user", fix="correct it") from error
     if entry is None or entry.pw_uid == os.geteuid():
         return {}
     groups = os.getgrouplist(user, entry.pw_gid)
