@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.config.policies import Policies
+from podwatch.config.settings import Policies
 from podwatch.detection.base import Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress

@@ -9,18 +9,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from podwatch.cli.root import cli
-from podwatch.config.policies import Policies
 from podwatch.detection.run_detectors import advance, initial
 from podwatch.domain.errors import HostError, UsageError
 from podwatch.domain.snapshot import Snapshot
-from podwatch.domain.thresholds import DetectionPolicy
 from podwatch.recording.format import Header, SegmentWriter, write_recording
+from tests.drivers.detection import judging
 from tests.support.pods.deaths import engine_dies
 from tests.support.pods.healthy import Run
 from tests.support.pods.shapes import SHAPES
 from tests.support.pods.world import BEGIN, Piece
 
-POLICIES = Policies(detection=DetectionPolicy(inference_gpus=(0,), trainer_gpus=(1,)))
+POLICIES = judging(gpu__inference=(0,), gpu__trainer=(1,))
 WALL = 1_700_000_000.0
 QUIET = replace(
     SHAPES[0], load=(30.0, 40.0), compile=(5.0, 6.0), tool_bound=0.0, dip=0.0, evaluation=0.0, long_update=0.0,

@@ -292,8 +292,10 @@ def test_a_reload_does_not_name_what_only_a_command_reads() -> None:
 PARTLY = {
     "gpu.inference", "gpu.trainer", "gpu.poll", "gpu.deadline", "checkpoints.rescan", "checkpoints.settle",
     "sync.keep_last", "sync.keep_every", "nodes.rank", "nodes.count", "training.metrics_file", "training.metrics_url",
+    "inference.urls", "inference.timeout", "inference.poll", "inference.discover", "inference.liveness",
+    "disk.capacity",
 }  # fmt: skip
-"""Policies that a sensor or the syncer reads as well, when it starts."""
+"""Of the sections by which podwatch judges, what a sensor or the syncer reads when it starts."""
 
 
 def test_what_a_reload_gives_to_the_detectors_does_not_wait() -> None:
@@ -307,7 +309,7 @@ def test_what_a_reload_gives_to_the_detectors_does_not_wait() -> None:
             new = old.model_copy(update={section: getattr(old, section).model_copy(update={name: other})})
             try:
                 changed = policies_from(new, max_steps=None) != before
-            except (TypeError, AttributeError):
+            except (TypeError, AttributeError, ValueError):
                 continue  # a value of another type than this setting has
             if changed:
                 followed.append(key)

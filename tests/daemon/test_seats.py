@@ -42,7 +42,7 @@ def test_a_run_on_one_node_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> 
     under_srun(monkeypatch, SLURM_STEP_NUM_NODES="1", SLURM_STEP_NUM_TASKS="1", SLURM_NODEID="0")
     assert seated(plain, job=True) is plain
     assert not plain.settings.nodes.several
-    assert not policies_from(plain.settings, max_steps=None).detection.clean_exit_finishes
+    assert not policies_from(plain.settings, max_steps=None).clean_exit_finishes
     under_srun(monkeypatch)
     alone = loaded(nodes={"count": 1})
     assert seated(alone, job=True) is alone
@@ -68,11 +68,11 @@ def test_one_of_several_nodes_restarts_nothing_alone(monkeypatch: pytest.MonkeyP
     failure = Failure(FindingKind.TRAINER_EXITED, 100.0, loaded=True, made_step=True, resumed_from=40)
     decision = after_failure(RestartHistory(ever_worked=True), failure, second, 0.5)
     assert decision.action is Action.GIVE_UP, "the engine starts all nodes again"
-    assert policies_from(second, max_steps=64).detection.clean_exit_finishes
+    assert policies_from(second, max_steps=64).clean_exit_finishes
     monkeypatch.setenv("SLURM_NODEID", "0")
     first = seated(loaded(), job=True).settings
-    assert not policies_from(first, max_steps=64).detection.clean_exit_finishes, "node 0 knows the target"
-    assert policies_from(first, max_steps=None).detection.clean_exit_finishes
+    assert not policies_from(first, max_steps=64).clean_exit_finishes, "node 0 knows the target"
+    assert policies_from(first, max_steps=None).clean_exit_finishes
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ async def settle() -> None:
 
 async def test_the_loop_turns_sooner_only_when_an_engine_ends() -> None:
     clock = ManualClock(monotonic=1000.0)
-    found = world(hold_seconds=600.0)
+    found = world(gpu__hold=600.0)
     found.booted = 5000.0
     shown = Shown(found, clock)
     names = ("gpus", "trainer", "disk", "inference", "progress", "host", "logs", "training", "disks")

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 
 from tests.drivers.detection import (
     Desired,
-    DetectionPolicy,
     DetectionState,
     DiskSample,
     Finding,
@@ -29,6 +28,7 @@ from tests.drivers.detection import (
     Verdict,
     advance,
     initial,
+    judging,
     observed,
 )
 
@@ -161,5 +161,4 @@ def kills(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def world(learned: Learned | None = None, **detection: object) -> World:
-    policy = DetectionPolicy(**({"inference_gpus": (0,)} | detection))  # type: ignore[arg-type]
-    return World(Policies(detection=policy), learned=learned)
+    return World(judging(**({"gpu__inference": (0,)} | detection)), learned=learned)

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.config.policies import Policies
-from podwatch.config.settings import ResourceSettings
+from podwatch.config.settings import Policies, ResourceSettings
 from podwatch.detection.base import Look
 from podwatch.detection.checkpoint_overdue import DETECTOR
 from podwatch.detection.learned import Learned

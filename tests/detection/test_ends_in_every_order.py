@@ -21,6 +21,7 @@ from tests.drivers.detection import (
     advance,
     confirming,
     initial,
+    judging,
 )
 from tests.support.pods.deaths import OWN, ROUTER, TP, engine_dies, server_exits
 from tests.support.pods.healthy import ROLES, Run
@@ -134,9 +135,7 @@ def test_roles_that_end_in_any_order_without_a_word_where_the_kernel_tells_how(
             for server in run.servers:
                 server.health = Health.REFUSED if role is ProcessRole.INFERENCE else health
 
-    policies = shape.policies()
-    detection = replace(policies.detection, hold_seconds=HOLD, required_roles=())
-    policies = policies.model_copy(update={"detection": detection})
+    policies = judging(shape.policies(), gpu__hold=HOLD)
     assert first_act(shape, seed, moment, piece, policies, pidfds=pidfds, after=5.0) is None
 
 
@@ -145,8 +144,7 @@ def test_roles_that_end_in_any_order_without_a_word_where_the_kernel_tells_how(
 def test_a_real_death_does_not_wait_for_the_window(
     shape: Shape, seed: int, moment: float, dies: Callable[[Run], Piece]
 ) -> None:
-    policies = shape.policies()
-    policies = policies.model_copy(update={"detection": replace(policies.detection, hold_seconds=HOLD)})
+    policies = judging(shape.policies(), gpu__hold=HOLD)
     found = first_act(shape, seed, moment, dies, policies, pidfds=True, after=HOLD)
     assert found is not None
     took, evidence = found
@@ -156,8 +154,7 @@ def test_a_real_death_does_not_wait_for_the_window(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_without_descriptors_of_processes_it_is_found_at_the_next_looks(seed: int) -> None:
-    policies = OWN.policies()
-    policies = policies.model_copy(update={"detection": replace(policies.detection, hold_seconds=HOLD)})
+    policies = judging(OWN.policies(), gpu__hold=HOLD)
     shape: Shape = replace(OWN, **QUICK)  # type: ignore[arg-type]
     found = first_act(shape, seed, 10.0, engine_dies, policies, pidfds=False, after=HOLD)
     assert found is not None

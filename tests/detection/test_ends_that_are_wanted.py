@@ -1,7 +1,5 @@
 """A run that finishes or is stopped is no failure, whatever its processes do and write while they end."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,11 +13,11 @@ from tests.drivers.detection import (
     InferenceSample,
     LogMatch,
     LogRule,
-    Policies,
     ProcessRole,
     RequiredExit,
     Severity,
     TrainingMetrics,
+    judging,
     observed,
 )
 from tests.support.examples import examples
@@ -28,9 +26,7 @@ RULE = LogRule("engine-dead", "x", critical=True, says="vLLM's engine died", sup
 
 
 def running() -> World:
-    policies = Policies(log_rules=(RULE,))
-    detection = replace(policies.detection, inference_gpus=(0,), trainer_gpus=(1,))
-    found = World(policies.model_copy(update={"detection": detection}))
+    found = World(judging(log_rules=(RULE,), gpu__inference=(0,), gpu__trainer=(1,)))
     found.quiet(120)
     return found
 

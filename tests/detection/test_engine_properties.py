@@ -13,7 +13,6 @@ from tests.drivers.detection import (
     Agreement,
     CheckpointMark,
     Desired,
-    DetectionPolicy,
     DiskSample,
     ExitStatus,
     Finding,
@@ -27,7 +26,6 @@ from tests.drivers.detection import (
     Liveness,
     LogMatch,
     LogRule,
-    Policies,
     ProcessIdentity,
     ProcessRole,
     ProcessSample,
@@ -44,6 +42,7 @@ from tests.drivers.detection import (
     advance,
     each_rule,
     initial,
+    judging,
     knowing_only,
     memory_of_this_start,
     observed,
@@ -54,10 +53,7 @@ from tests.drivers.detection import (
 pytestmark = pytest.mark.slow
 
 RULES = (LogRule("engine-dead", "x", supports=("silent-death", "hang", "required-child-exited")),)
-POLICIES = Policies(
-    detection=DetectionPolicy(inference_gpus=(0,), trainer_gpus=(1,), startup_patience_seconds=600.0),
-    log_rules=RULES,
-)
+POLICIES = judging(gpu__inference=(0,), gpu__trainer=(1,), startup_patience=600.0, log_rules=RULES)
 CHILDREN = {FindingKind.SILENT_DEATH, FindingKind.HANG, FindingKind.REQUIRED_CHILD_EXITED}
 READS = ("gpus", "trainer", "inference", "progress")
 UNSEEN = (SensorState.BLIND, SensorState.DENIED, SensorState.ABSENT, SensorState.PENDING)
@@ -320,8 +316,7 @@ looks = st.builds(
 @given(st.lists(looks, min_size=1, max_size=6), st.booleans())
 def test_every_detector_is_total(night: list[Snapshot], shared: bool) -> None:
     """Out of order, contradictory, empty: an answer all the same, and a state that can be told and kept."""
-    gpus = {"inference_gpus": (0, 1), "shared_gpus": (1,) if shared else ()}
-    policies = POLICIES.model_copy(update={"detection": replace(POLICIES.detection, **gpus, max_steps=50)})
+    policies = judging(POLICIES, gpu__inference=(0, 1), gpu__trainer=(1,) if shared else (), max_steps=50)
     state = initial(policies)
     for snapshot in night:
         for rule in each_rule(state, snapshot, policies):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.config.policies import Policies
+from podwatch.config.settings import Policies
 from podwatch.detection.gaps import GapsState, TurnGap, begin_anew, find_gap
 from podwatch.detection.run_detectors import DetectionState, advance, initial
 from podwatch.detection.windows import NOT_HELD, Held, Rhythm
@@ -25,12 +25,12 @@ from podwatch.domain.snapshot import (
     TrainerSample,
     observed,
 )
-from podwatch.domain.thresholds import DetectionPolicy
 from tests.detection.looks import world
+from tests.drivers.detection import judging
 from tests.support.pods.tree import ENGINE, process
 from tests.support.pods.world import GIB
 
-POLICIES = Policies(detection=DetectionPolicy(inference_gpus=(0,), trainer_gpus=(1,)))
+POLICIES = judging(gpu__inference=(0,), gpu__trainer=(1,))
 TREE = (process(10, ProcessRole.LAUNCHER), process(14, ProcessRole.TRAINER, (1,)))
 
 
@@ -176,7 +176,7 @@ def test_steps_that_were_made_in_the_hole_count() -> None:
 def test_what_happened_adds_up(passed: float, slept: float, jumped: float) -> None:
     before = GapsState(1000.0, 1000.0, Rhythm(1000.0, (2.0,) * 5))
     now = Snapshot(1000.0 + passed, 1e9 + passed + slept + jumped, boot_at=1000.0 + passed + slept)
-    gap = find_gap(before, now, DetectionPolicy()) or TurnGap(now.at, 0.0, 0.0)
+    gap = find_gap(before, now, Policies().gpu) or TurnGap(now.at, 0.0, 0.0)
     assert (gap.stalled > 0.0) == (now.at - 1000.0 > 30.0)
     if slept > 2.01:
         assert gap.suspended == pytest.approx(slept, abs=0.01)
@@ -187,7 +187,7 @@ def test_what_happened_adds_up(passed: float, slept: float, jumped: float) -> No
 def test_clocks_that_go_back_or_stand_still_are_no_hole() -> None:
     before = GapsState(1000.0, 1000.0, Rhythm(1000.0, (2.0,) * 5))
     for at in (1000.0, 3.0):
-        assert find_gap(before, Snapshot(at, 1e9, boot_at=at), DetectionPolicy()) is None
+        assert find_gap(before, Snapshot(at, 1e9, boot_at=at), Policies().gpu) is None
 
 
 def test_only_windows_begin_anew() -> None:

@@ -1,15 +1,14 @@
 """XIDs, ECC errors and throttled clocks."""
 
-from podwatch.config.policies import Policies
 from podwatch.detection.base import Look
 from podwatch.detection.gpu_faults import DETECTOR, TABLE, XidAction, fix, meaning
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress
 from podwatch.domain.finding import Finding, Severity, Verdict
 from podwatch.domain.snapshot import GpuSample, HostSample, Snapshot, XidEvent, observed
-from podwatch.domain.thresholds import DetectionPolicy
+from tests.drivers.detection import judging
 
-POLICIES = Policies(detection=DetectionPolicy(inference_gpus=(0,), trainer_gpus=(1,)))
+POLICIES = judging(gpu__inference=(0,), gpu__trainer=(1,))
 
 
 class Desk:

@@ -82,7 +82,7 @@ def test_a_slow_step_is_slow() -> None:
 
 
 def test_the_gpus_of_others_do_not_keep_a_hang_hidden() -> None:
-    found = world(inference_gpus=(0,), trainer_gpus=(1,))
+    found = world(gpu__inference=(0,), gpu__trainer=(1,))
     found.memory[2], found.use[2] = 40 * GIB, 100.0
     stands(found)
     found.use[2] = 100.0
@@ -265,7 +265,7 @@ def test_gpus_that_spin_confirm_nothing_but_two_hours_of_it_are_critical() -> No
 
 
 def test_one_start_of_five_hours_does_not_make_the_next_wait_for_fifteen() -> None:
-    policy = world().policies.detection
+    policy = world().policies
     assert patience_seconds(Learned(startups=(600.0, 1800.0)), policy) == 3 * 1800.0
     assert patience_seconds(Learned(startups=(5 * 3600.0,)), policy) == 7 * 3600.0
 

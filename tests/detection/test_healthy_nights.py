@@ -26,7 +26,7 @@ EVAL_SERVER, EVAL_ENGINE = process(80, ProcessRole.INFERENCE), process(81, Proce
 
 def trainer_alone(**detection: object) -> World:
     """verl or TRL: the engine lives inside the trainer's own processes, no server listens."""
-    found = world(**({"inference_gpus": (0,), "shared_gpus": (0,), "trainer_gpus": (0,)} | detection))
+    found = world(**({"gpu__inference": (0,), "shared_gpus": (0,), "gpu__trainer": (0,)} | detection))
     found.engines, found.servers, found.inference = [], [], {}
     found.memory, found.use = {0: 70 * GIB}, {0: 90.0}
     found.others = [process(14, ProcessRole.TRAINER, (0,))]
@@ -56,7 +56,7 @@ def test_an_engine_inside_the_trainer_that_sleeps_through_long_steps(minutes: tu
 
 def finetuning() -> World:
     """SFT: no inference at all, a step every 20 s."""
-    found = trainer_alone(inference_gpus=(), shared_gpus=())
+    found = trainer_alone(gpu__inference=(), shared_gpus=())
     found.quiet(120)
     return found
 

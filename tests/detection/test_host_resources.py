@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.config.policies import Policies
-from podwatch.config.settings import ResourceSettings
+from podwatch.config.settings import Policies, ResourceSettings
 from podwatch.detection.base import Look
 from podwatch.detection.host_resources import DETECTOR, OOM_SHOWN_SECONDS
 from podwatch.detection.learned import Learned

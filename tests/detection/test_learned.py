@@ -94,7 +94,7 @@ def test_another_run_or_other_gpus_forget_it(run: str, gpus: str, kept: Learned)
 
 
 def test_only_configured_gpus_keep_their_figures() -> None:
-    policies = world(inference_gpus=(1,)).policies
+    policies = world(gpu__inference=(1,)).policies
     learned = initial(policies, FULL).learned
     assert (learned.gpu_baseline_bytes, learned.gpu_windows) == ((), ())
 

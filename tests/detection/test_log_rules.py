@@ -1,13 +1,13 @@
 """Log rules as findings."""
 
-from podwatch.config.policies import Policies
+from podwatch.config.settings import Policies
 from podwatch.detection.base import Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.log_rules import DETECTOR
 from podwatch.detection.progress import Progress
 from podwatch.domain.finding import Finding, Severity, Verdict
 from podwatch.domain.snapshot import LogMatch, Reading, SensorState, Snapshot, observed, unobserved
-from podwatch.domain.thresholds import LogRule
+from podwatch.domain.trainer_log import LogRule
 
 POLICIES = Policies(
     log_rules=(

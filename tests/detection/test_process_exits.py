@@ -12,10 +12,10 @@ from tests.drivers.detection import (
     HostSample,
     LogMatch,
     LogRule,
-    Policies,
     ProcessRole,
     RequiredExit,
     Supervision,
+    judging,
 )
 
 MEMORY = HostSample(100 << 30, 50 << 30, oom_kills=2)
@@ -92,7 +92,7 @@ def test_a_child_killed_for_memory_is_told_so() -> None:
 def test_a_log_rule_is_shown_and_does_not_count() -> None:
     found = world()
     rule = LogRule("engine-dead", "EngineDeadError", supports=("silent-death", "required-child-exited"))
-    found.policies = Policies(detection=found.policies.detection, log_rules=(rule,))
+    found.policies = judging(found.policies, log_rules=(rule,))
     found.quiet(60)
     found.memory[0] = 0
     found.logs = (LogMatch("engine-dead", "inference", 3, found.now, found.now, "EngineDeadError: gone"),)

@@ -14,7 +14,6 @@ from tests.drivers.detection import (
     TICKS_PER_SECOND,
     Agreement,
     Desired,
-    DetectionPolicy,
     DetectionState,
     DiskSample,
     ExitStatus,
@@ -39,13 +38,14 @@ from tests.drivers.detection import (
     Verdict,
     advance,
     initial,
+    judging,
     observed,
     unobserved,
 )
 from tests.support.pods.tree import ENGINE, LAUNCHER, ORCHESTRATOR, SERVER, TRAINER, process
 from tests.support.pods.world import GIB
 
-POLICY = DetectionPolicy(inference_gpus=(0,))
+POLICY = judging(gpu__inference=(0,))
 FULL, EMPTY = 60 * GIB, 300 << 20
 Change = Callable[[Snapshot], Snapshot]
 
@@ -88,12 +88,12 @@ def snap(
 
 
 def run(
-    snapshots: Iterable[Snapshot], state: DetectionState | None = None, policy: DetectionPolicy = POLICY
+    snapshots: Iterable[Snapshot], state: DetectionState | None = None, policy: Policies = POLICY
 ) -> tuple[DetectionState, tuple[Finding, ...]]:
-    state = initial(Policies(detection=policy)) if state is None else state
+    state = initial(policy) if state is None else state
     findings: tuple[Finding, ...] = ()
     for snapshot in snapshots:
-        state, findings = advance(state, snapshot, Policies(detection=policy))
+        state, findings = advance(state, snapshot, policy)
     return state, findings
 
 
@@ -258,7 +258,7 @@ def test_a_slow_poll_still_sees_a_death() -> None:
 
 
 def test_a_drop_on_a_shared_gpu_and_one_of_several() -> None:
-    policy = DetectionPolicy(inference_gpus=(0, 1), shared_gpus=(0,))
+    policy = judging(gpu__inference=(0, 1), gpu__trainer=(0,))
     state, _ = run((snap(float(n)) for n in range(0, 60, 2)), policy=policy)
     small = (snap(60.0 + n, memory=int(FULL * 0.7), engine=False) for n in range(0, 30, 2))
     assert not restarts(run(small, state, policy)[1])
@@ -291,7 +291,7 @@ def test_an_armed_detector_survives_a_restart_of_podwatch() -> None:
 
 @pytest.mark.parametrize("why", ["finish line", "target", "stopped"])
 def test_a_run_that_ends_may_let_its_engine_go(why: str) -> None:
-    policy = replace(POLICY, max_steps=6) if why == "target" else POLICY
+    policy = judging(POLICY, max_steps=6) if why == "target" else POLICY
     state, _ = run((snap(float(n)) for n in range(0, 60, 2)), policy=policy)
     gone = RequiredExit(SERVER.identity, ProcessRole.INFERENCE, "inference", ExitStatus(0), 60.0)
     ending = [
@@ -325,7 +325,7 @@ def test_an_exit_during_start_up_is_judged_at_once() -> None:
 
 
 def test_exit_zero_against_a_known_target() -> None:
-    policy = replace(POLICY, max_steps=100)
+    policy = judging(POLICY, max_steps=100)
     below, _ = run((snap(float(n), step=50) for n in range(0, 20, 2)), policy=policy)
     assert restarts(run([ended(20.0, ExitStatus(0), step=50)], below, policy)[1])
     last, _ = run((snap(float(n), step=99) for n in range(0, 20, 2)), policy=policy)

@@ -38,7 +38,7 @@ LONG = 60.0
 
 def healthy(**detection: object) -> World:
     """After two minutes, with every log read, and start times known."""
-    found = world(**({"hold_seconds": HOLD} | detection))
+    found = world(**({"gpu__hold": HOLD} | detection))
     found.booted = BOOTED
     found.quiet(120)
     found.poll = 0.5
@@ -105,7 +105,7 @@ def test_its_own_log_may_say_so_while_its_process_lingers() -> None:
 
 
 def test_one_of_two_engines() -> None:
-    found = world(inference_gpus=(0, 2), hold_seconds=HOLD)
+    found = world(gpu__inference=(0, 2), gpu__hold=HOLD)
     found.memory[2], found.booted = 60 * GIB, BOOTED
     found.engines.append(process(22, ProcessRole.ENGINE, (2,)))
     found.quiet(120)
@@ -206,7 +206,7 @@ AGAINST = (
 @pytest.mark.parametrize("server", [False, True])
 @pytest.mark.parametrize("against", AGAINST)
 def test_what_speaks_against_it_leaves_it_to_the_window(against: Callable[[World], None], server: bool) -> None:
-    found = healthy(required_roles=())
+    found = healthy()
     engine_dies(found)
     if server:
         server_ends(found)
@@ -219,7 +219,7 @@ def test_what_speaks_against_it_leaves_it_to_the_window(against: Callable[[World
 def test_it_may_come_after_the_engine_and_before_the_second_look(
     against: Callable[[World], None], later: float
 ) -> None:
-    found = healthy(required_roles=())
+    found = healthy()
     engine_dies(found)
     found.quiet(later)
     against(found)
@@ -294,7 +294,7 @@ def test_it_does_not_where_no_verdict_can_come_of_it(against: Callable[[World], 
 
 
 def test_an_engine_that_is_replaced_is_no_death_while_the_new_one_loads() -> None:
-    found = healthy(hold_seconds=8.0)
+    found = healthy(gpu__hold=8.0)
     engine_dies(found, Health.REFUSED)
     found.servers = []
     found.quiet(3.0)
@@ -310,7 +310,7 @@ def test_an_engine_that_is_replaced_is_no_death_while_the_new_one_loads() -> Non
 
 
 def test_a_look_that_failed_in_the_middle_of_a_reload_changes_nothing() -> None:
-    found = healthy(hold_seconds=8.0)
+    found = healthy(gpu__hold=8.0)
     engine_dies(found, Health.REFUSED)
     found.quiet(2.0)
     found.engines = [young(112, ProcessRole.ENGINE, found)]
@@ -322,7 +322,7 @@ def test_a_look_that_failed_in_the_middle_of_a_reload_changes_nothing() -> None:
 
 
 def test_an_old_replacement_does_not_hide_the_next_death() -> None:
-    found = healthy(hold_seconds=8.0)
+    found = healthy(gpu__hold=8.0)
     engine_dies(found, Health.REFUSED)
     found.quiet(2.0)
     found.engines = [young(112, ProcessRole.ENGINE, found)]
@@ -336,7 +336,7 @@ def test_an_old_replacement_does_not_hide_the_next_death() -> None:
 
 def test_a_role_that_lived_again_is_missing_only_since_it_went_again() -> None:
     """An engine that was replaced late (its end is in the list) is replaced once more."""
-    found = healthy(hold_seconds=8.0)
+    found = healthy(gpu__hold=8.0)
     found.servers = []
     old = found.engines[0]
     found.engines = []
@@ -354,7 +354,7 @@ def test_a_role_that_lived_again_is_missing_only_since_it_went_again() -> None:
 @pytest.mark.parametrize("again", [False, True])
 def test_an_engine_that_was_replaced_while_the_tree_could_not_be_read(again: bool) -> None:
     """The look that missed it came after its successor's start. ``again``: for the second time."""
-    found = healthy(hold_seconds=8.0)
+    found = healthy(gpu__hold=8.0)
     old, seen_at = found.engines[0], found.now
     before = RequiredExit(
         old.identity, ProcessRole.ENGINE, "engine", ExitStatus(), seen_at - 900.0, 500.0, seen_at - 902.0

@@ -26,7 +26,7 @@ def death(found: World, seconds: float = 60.0) -> tuple[Finding, float]:
 
 
 def tensor_parallel() -> World:
-    found = world(inference_gpus=(0, 1, 2, 3))
+    found = world(gpu__inference=(0, 1, 2, 3))
     found.memory = dict.fromkeys(range(5), 70 * GIB)
     found.use = dict.fromkeys(range(5), 90.0)
     found.engines = [process(20, ProcessRole.ENGINE), *(process(21 + n, ProcessRole.ENGINE, (n,)) for n in range(4))]
@@ -54,7 +54,7 @@ def test_a_tensor_parallel_engine_that_nobody_else_calls_dead_only_warns() -> No
 
 def shared() -> World:
     """Engine and trainer on GPU 0, with 72 GiB of 80 in use."""
-    found = world(inference_gpus=(0,), shared_gpus=(0,), trainer_gpus=(0,))
+    found = world(gpu__inference=(0,), shared_gpus=(0,), gpu__trainer=(0,))
     found.memory, found.use = {0: 72 * GIB}, {0: 80.0}
     found.others[2] = process(14, ProcessRole.TRAINER, (0,))
     found.quiet(60)
@@ -94,7 +94,7 @@ def test_a_trainer_that_gives_memory_back_is_the_new_level() -> None:
 
 @pytest.mark.parametrize("why", ["configured", "command", "route"])
 def test_where_memory_may_fall_the_verdict_is_off_and_said_so(why: str) -> None:
-    found = world(memory_may_fall=why == "configured")
+    found = world(inference__sleep="yes" if why == "configured" else "auto")
     if why == "command":
         found.servers = [process(11, ProcessRole.INFERENCE, command="vllm serve m --enable_sleep_mode")]
     if why == "route":
@@ -108,7 +108,7 @@ def test_where_memory_may_fall_the_verdict_is_off_and_said_so(why: str) -> None:
 
 
 def test_sleep_no_judges_by_memory_all_the_same() -> None:
-    found = world(sleep_auto=False)
+    found = world(inference__sleep="no")
     found.servers = [process(11, ProcessRole.INFERENCE, command="vllm serve m --enable-sleep-mode")]
     found.quiet(60)
     found.memory[0], found.engines = 300 << 20, []
@@ -171,7 +171,7 @@ def test_a_warning_becomes_a_verdict_as_soon_as_one_signal_agrees() -> None:
 
 def test_processes_name_gpus_by_another_number_than_nvml() -> None:
     """In a container that was given GPUs 6 and 3 of its host: /dev/nvidia6 is NVML's GPU 0."""
-    found = world(trainer_gpus=(1,))
+    found = world(gpu__trainer=(1,))
     found.minors = {0: 6, 1: 3}
     found.engines = [process(12, ProcessRole.OTHER, (6,))]
     found.others = [LAUNCHER, process(14, ProcessRole.TRAINER, (3,))]

@@ -28,7 +28,7 @@ BOOTED = 1000.0
 
 
 def pod(**detection: object) -> World:
-    found = world(**({"trainer_gpus": (1,)} | detection))
+    found = world(**({"gpu__trainer": (1,)} | detection))
     found.booted = BOOTED
     found.step_seconds = 200.0
     found.quiet(120)
@@ -150,13 +150,13 @@ def test_what_cannot_be_observed_is_never_evidence(change: dict[str, object]) ->
 
 
 def test_a_gpu_that_is_shared_with_the_engine_says_nothing() -> None:
-    found = pod(inference_gpus=(0, 1), shared_gpus=(1,))
+    found = pod(gpu__inference=(0, 1), shared_gpus=(1,))
     end_trainer(found, ExitStatus(signal=11), memory=40 * GIB)
     found.quiet(300)
 
 
 def test_a_gpu_that_was_never_full_says_nothing() -> None:
-    found = world(trainer_gpus=(1,))
+    found = world(gpu__trainer=(1,))
     found.booted, found.memory[1] = BOOTED, GIB // 2
     found.quiet(120)
     end_trainer(found, ExitStatus(signal=11))
@@ -164,7 +164,7 @@ def test_a_gpu_that_was_never_full_says_nothing() -> None:
 
 
 def test_the_trainers_gpu_is_known_from_its_processes() -> None:
-    found = pod(trainer_gpus=())
+    found = pod(gpu__trainer=())
     end_trainer(found, ExitStatus(signal=11))
     _, took = found.until_verdict(30)
     assert took <= 12.0

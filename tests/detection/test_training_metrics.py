@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.config.policies import Policies
-from podwatch.config.settings import TrainingHealthSettings
+from podwatch.config.settings import Policies, TrainingHealthSettings
 from podwatch.detection import training_metrics
 from podwatch.detection.base import Look
 from podwatch.detection.learned import Learned

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from podwatch.config.policies import Policies
+from podwatch.config.settings import Policies
 from podwatch.detection.base import Look
 from podwatch.detection.corroborating_signals import PROVEN_SECONDS, REFUSED_SECONDS, SEEN_TO_END, no_step_limit
 from podwatch.detection.hang import limit_seconds as hang_limit
@@ -66,7 +66,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.domain.thresholds import DetectionPolicy, LogRule
+from podwatch.domain.trainer_log import LogRule
 from podwatch.recording.format import Header, write_recording
 from podwatch.sensors.gpu import GpuSensor
 from podwatch.sensors.processes import RequiredExits
@@ -86,7 +86,6 @@ __all__ = [
     "Agreement",
     "CheckpointMark",
     "Desired",
-    "DetectionPolicy",
     "DetectionState",
     "DiskSample",
     "Endings",
@@ -138,6 +137,7 @@ __all__ = [
     "gpus_of_the_trainer",
     "hang_limit",
     "initial",
+    "judging",
     "knowing_only",
     "lasting_seconds",
     "memory_of_this_start",
@@ -151,6 +151,7 @@ __all__ = [
     "save_limit",
     "second_signals",
     "survives_being_kept",
+    "thresholds",
     "unobserved",
     "write_expected",
     "write_night",
@@ -222,6 +223,16 @@ def survives_being_kept(learned: Learned) -> bool:
     return Learned.from_json(json.loads(json.dumps(learned.to_json()))) == learned
 
 
+def judging(policies: Policies | None = None, **changes: object) -> Policies:
+    """``policies`` (None: the defaults) with other values: ``gpu__hold=2.0``, ``max_steps=40``."""
+    found = policies or Policies()
+    for name, value in changes.items():
+        section, _, key = name.rpartition("__")
+        changed = getattr(found, section).model_copy(update={key: value}) if section else value
+        found = found.model_copy(update={section or key: changed})
+    return found
+
+
 # -- recorded nights ---------------------------------------------------------------------------------------------------
 
 NIGHT_VERSION = 1
@@ -254,26 +265,53 @@ def read_night(path: Path) -> Night:
 
 
 def _policies(thresholds: Any) -> Policies:
-    resources, training = dict(thresholds["resources"]), thresholds["training"]
-    overdue, overdue_floor = resources["checkpoint_overdue_k"], resources["checkpoint_overdue_floor_seconds"]
+    """The names are those of the first recorded nights. What is left out had its default in every night."""
+    by, disk, resources, training = (thresholds[name] for name in ("detection", "disk", "resources", "training"))
     return Policies.of_recording(
         {
-            **thresholds,
-            "resources": {**resources, "overdue": overdue, "overdue_floor": overdue_floor},
+            "gpu": {
+                "inference": by["inference_gpus"], "trainer": by["trainer_gpus"], "hold": by["hold_seconds"],
+                "floor": by["memory_floor_bytes"],
+            },
+            "hang": {"floor": by["hang_floor_seconds"], "k": by["hang_k"], "agree": by["hang_agree_seconds"]},
+            "inference": {"sleep": "yes" if by["memory_may_fall"] else "auto" if by["sleep_auto"] else "no"},
+            "disk": {**disk, "lead": disk["lead_seconds"], "on_full": "stop" if disk["stop_when_full"] else "stay"},
+            "resources": {
+                **resources, "overdue": resources["checkpoint_overdue_k"],
+                "overdue_floor": resources["checkpoint_overdue_floor_seconds"],
+            },
             "training": {**training, "plateau_steps": training["plateau_steps"] or 0},
+            "log_rules": [{**rule, "within": rule["within_seconds"]} for rule in thresholds["log_rules"]],
+            "startup_patience": by["startup_patience_seconds"],
+            "max_steps": by["max_steps"],
+            "clean_exit_finishes": by["clean_exit_finishes"],
             "save_interval_steps": resources["save_interval_steps"],
         }
-    )
+    )  # fmt: skip
 
 
-def _thresholds(policies: Policies) -> Any:
-    """As ``_policies`` reads them: by the names of the first recorded nights."""
-    thresholds = policies.model_dump(mode="json")
-    resources = thresholds["resources"]
-    resources["checkpoint_overdue_k"] = resources.pop("overdue")
-    resources["checkpoint_overdue_floor_seconds"] = resources.pop("overdue_floor")
-    resources["save_interval_steps"] = thresholds.pop("save_interval_steps")
-    return thresholds
+def thresholds(policies: Policies) -> Any:
+    """As ``_policies`` reads them."""
+    found = policies.model_dump(mode="json")
+    gpu, hang, disk, resources = found["gpu"], found["hang"], found["disk"], found["resources"]
+    sleep = found["inference"]["sleep"]
+    return {
+        "detection": {
+            "inference_gpus": gpu["inference"], "trainer_gpus": gpu["trainer"], "hold_seconds": gpu["hold"],
+            "memory_floor_bytes": gpu["floor"], "hang_floor_seconds": hang["floor"], "hang_k": hang["k"],
+            "hang_agree_seconds": hang["agree"], "memory_may_fall": sleep == "yes", "sleep_auto": sleep == "auto",
+            "startup_patience_seconds": found["startup_patience"], "max_steps": found["max_steps"],
+            "clean_exit_finishes": found["clean_exit_finishes"],
+        },
+        "disk": {**disk, "lead_seconds": disk["lead"], "stop_when_full": disk["on_full"] == "stop"},
+        "resources": {
+            **resources, "checkpoint_overdue_k": resources["overdue"],
+            "checkpoint_overdue_floor_seconds": resources["overdue_floor"],
+            "save_interval_steps": found["save_interval_steps"],
+        },
+        "training": found["training"],
+        "log_rules": [{**rule, "within_seconds": rule["within"]} for rule in found["log_rules"]],
+    }  # fmt: skip
 
 
 def write_as_recording(path: Path, night: Night) -> None:
@@ -294,7 +332,7 @@ def write_night(path: Path, night: Night) -> None:
         "layout": night.layout,
         "poll_seconds": night.poll_seconds,
         "turns": len(night.turns),
-        "thresholds": _thresholds(night.policies),
+        "thresholds": thresholds(night.policies),
         "learned": night.learned.to_json(),
     }
     with lzma.open(path, "wb", preset=9 | lzma.PRESET_EXTREME) as file:

@@ -1,12 +1,13 @@
 """The same pods, given to this podwatch and to the second edition: the same answers, or a reason in ``EXPLAINED``."""
 
+import gzip
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.drivers.detection import read_night, write_as_recording
+from tests.drivers.detection import read_night, thresholds, write_as_recording
 from tests.support.golden import GOLDENS, Golden
 from tests.support.oracle import (
     OURS,
@@ -89,10 +90,15 @@ def test_plans_of_a_daemon(golden: Golden, tmp_path: Path) -> None:
 
 
 def recordings(directory: Path) -> list[Path]:
-    """The recorded nights, as podwatch records them."""
+    """The recorded nights, as podwatch records them. The header has the thresholds also in edition 2's form."""
     directory.mkdir(parents=True)
     for file in NIGHTS.glob("*.jsonl.xz"):
-        write_as_recording(directory / file.name.replace(".xz", ".gz"), read_night(file))
+        path, night = directory / file.name.replace(".xz", ".gz"), read_night(file)
+        write_as_recording(path, night)
+        first, turns = gzip.decompress(path.read_bytes()).split(b"\n", 1)
+        header = json.loads(first)
+        header["policies"]["detection"] = thresholds(night.policies)["detection"]
+        path.write_bytes(gzip.compress(json.dumps(header).encode() + b"\n" + turns))
     return sorted(directory.iterdir())
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podwatch.config.settings import DiskSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState, newest_complete
 from podwatch.domain.snapshot import DiskSample
-from podwatch.domain.thresholds import DiskPolicy
 from podwatch.policy.disk_forecast import (
     MOST_SAVES,
     SAVES_KEPT,
@@ -23,7 +23,7 @@ from podwatch.policy.local_retention import Protection, RemovalInput, RemovalKin
 
 pytestmark = pytest.mark.slow
 
-POLICY = DiskPolicy()
+POLICY, REACT = DiskSettings(), 30.0
 GB = 1_000_000_000
 TURN = 60.0
 SAVES = int(os.environ.get("PODWATCH_DISK_SAVES", "60"))
@@ -41,9 +41,9 @@ def saved(
 
 
 def predict(
-    saves: Saves, *, wall: float, policy: DiskPolicy, save_seconds: float = 0.0, speed: float = 0.0
+    saves: Saves, *, wall: float, policy: DiskSettings, save_seconds: float = 0.0, speed: float = 0.0
 ) -> NextSave:
-    return due(sizes(saves, policy, speed), saves, wall, policy, speed, save_seconds)
+    return due(sizes(saves, REACT, speed), saves, wall, policy.lead, speed, save_seconds)
 
 
 def after(*sets: CheckpointSet, wall: float | None = None, **kw: float) -> NextSave:
@@ -81,7 +81,7 @@ def test_one_big_save_costs_no_unstored_checkpoint_and_no_training() -> None:
         sets[-3:], DiskSample("/app", 200 * GB, 200 * GB - free, free), expected.room, True, stored=frozenset()
     )
     given_ = replace(given_, usual_bytes=expected.usual_room)
-    plan = plan_removal(given_, replace(POLICY, prune_above=1.0))
+    plan = plan_removal(given_, DiskSettings(prune_above=1.0))
     assert (plan.removals, plan.critical, plan.missing_bytes) == ((), False, 0)
     assert plan.missing_for_biggest == int(31 * GB * 1.1) - free
     both = replace(given_, stored=frozenset({(9, "id9"), (10, "id10")}))
@@ -139,13 +139,13 @@ def test_saves_that_come_faster_than_podwatch_reacts_need_room_for_several() -> 
 def test_inodes_are_predicted_too() -> None:
     found = after(saved(1, 1.0, files=900), saved(2, 1201.0, files=1000))
     assert found.inodes == 1000
-    low = DiskSample("/x", 10_000, 5000, 5000, 20_000, 600)
+    low = DiskSample("/x", 10_000, 5000, 5000, 10_000, 600)
     given_ = RemovalInput([saved(1, 1.0, files=900), saved(2, 1201.0, files=1000)], low, 47, True)
-    plan = plan_removal(replace(given_, next_save_files=1000), replace(POLICY, inodes_below=0.0))
+    plan = plan_removal(replace(given_, next_save_files=1000), POLICY)
     assert (plan.trigger, plan.critical) == (Trigger.INODES, True)
     assert [r.kind for r in plan.removals] == [RemovalKind.UNSTORED_SET]
     full = replace(given_, next_save_files=2000)
-    assert plan_removal(full, replace(POLICY, inodes_below=0.0)).missing_inodes == 2200 - 600 - 900
+    assert plan_removal(full, POLICY).missing_inodes == 2200 - 600 - 900
 
 
 def test_it_outlives_a_restart_and_garbage_is_forgotten() -> None:
@@ -182,7 +182,7 @@ class World:
     keep_last: int | None = 2
     down: tuple[float, float] = (0.0, 0.0)
     cadence: float = 1200.0
-    policy: DiskPolicy = POLICY
+    policy: DiskSettings = POLICY
     capacity: int = 250 * GB
     other: int = 91 * GB
     sets: dict[int, CheckpointSet] = field(default_factory=dict)
@@ -288,7 +288,7 @@ def test_waiting_until_the_save_is_near_lets_uploads_end() -> None:
     """The disk holds two sets and a half, and at 32 MB/s one takes 25 minutes: longer than the cadence, but there is
     time if it does not go before it must."""
     patient, hasty = World(32e6, None, other=130 * GB), World(32e6, None, other=130 * GB)
-    hasty.policy = replace(POLICY, lead_seconds=1e9)
+    hasty.policy = DiskSettings(lead=1e9)
     patient.run(50)
     hasty.run(50)
     assert len(patient.stored) > 1.2 * len(hasty.stored)

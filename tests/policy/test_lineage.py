@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.checkpoints.known_checkpoints import HeldBack
-from podwatch.config.settings import SyncSettings
+from podwatch.config.settings import DiskSettings, SyncSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete
 from podwatch.domain.run import EarlierSave, Lineage, RunRecord
 from podwatch.domain.snapshot import DiskSample
 from podwatch.domain.stored_checkpoint import PublishedSave
-from podwatch.domain.thresholds import DiskPolicy
 from podwatch.policy.lineage import SHOWN_SECONDS, branch_line, departure, is_earlier, kept_step, returned
 from podwatch.policy.local_retention import Protection, RemovalInput, plan_removal
 from podwatch.policy.resume import choose
@@ -147,7 +146,7 @@ class Pod:
             stored=frozenset((p.step, p.save_id) for p in self.stored),
             protected=protected,
         )
-        for removal in plan_removal(given, DiskPolicy()).removals:
+        for removal in plan_removal(given, DiskSettings()).removals:
             if removal.step is not None and not removal.part:
                 gone = self.disk.pop(removal.step)
                 if self.line.get(removal.step) == gone.save_id:

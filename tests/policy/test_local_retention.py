@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podwatch.config.settings import DiskSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState, newest_complete
 from podwatch.domain.snapshot import DiskSample
-from podwatch.domain.thresholds import DiskPolicy
 from podwatch.policy.local_retention import (
     YIELDING,
     Protection,
@@ -22,7 +22,7 @@ from podwatch.policy.local_retention import (
 from podwatch.retention.room_for_next_save import plan_document
 from tests.support.examples import examples
 
-POLICY = DiskPolicy()
+POLICY = DiskSettings()
 GB = 1_000_000_000
 COMPLETE = Completeness.COMPLETE
 UPLOADING = Protection.UPLOADING

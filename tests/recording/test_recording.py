@@ -18,8 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podwatch.config.policies import Policies
-from podwatch.config.settings import TrainingHealthSettings
+from podwatch.config.settings import GpuSettings, HangSettings, InferenceSettings, Policies, TrainingHealthSettings
 from podwatch.detection.learned import Learned
 from podwatch.domain.errors import HostError, UsageError
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
@@ -39,7 +38,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.domain.thresholds import DetectionPolicy, LogRule
+from podwatch.domain.trainer_log import LogRule
 from podwatch.recording import recorder as recording_module
 from podwatch.recording.codec import Codec, CodecError
 from podwatch.recording.format import (
@@ -156,7 +155,7 @@ def test_only_what_changed_is_written() -> None:
 def test_a_file_of_turns(tmp_path: Path) -> None:
     header = Header(
         "run", "prime-rl", "s", 5.0, 2.0,
-        Policies(detection=DetectionPolicy(inference_gpus=(0, 3)), log_rules=(LogRule("a", "b"),)),
+        Policies(gpu=GpuSettings(inference=(0, 3)), log_rules=(LogRule("a", "b"),)),
         Learned(gpu_baseline_bytes=((0, 7),), seen=("gpu0",), start_id="x"),
     )  # fmt: skip
     turns = [turn(n) for n in range(5)]
@@ -174,11 +173,12 @@ def test_a_file_of_turns(tmp_path: Path) -> None:
 
 def test_a_recording_holds_no_address_of_the_metrics() -> None:
     training = TrainingHealthSettings(metrics_url="http://me:s3same@127.0.0.1:9090", kl_above=0.3)
-    policies = Policies(training=training, detection=DetectionPolicy(hang_k=math.inf))
+    server = InferenceSettings(urls=("http://me:s3same@127.0.0.1:8000",), sleep="yes")
+    policies = Policies(training=training, inference=server, hang=HangSettings(k=math.inf))
     text = json.dumps(Header("r", policies=policies).to_dict(), allow_nan=False)
     assert "s3same" not in text
     read = Header.from_dict(json.loads(text), "here").policies
-    assert (read.training.kl_above, read.detection) == (0.3, policies.detection)
+    assert (read.training.kl_above, read.hang, read.inference.sleep) == (0.3, policies.hang, "yes")
 
 
 def test_fields_of_a_later_version_are_ignored_and_missing_ones_take_their_default() -> None:
@@ -189,7 +189,7 @@ def test_fields_of_a_later_version_are_ignored_and_missing_ones_take_their_defau
     assert TURNS.decode(data) == turn(0)
     assert TURNS.apply(turn(0), {"weather": 1, "gpus": {"at": 102.0, "colour": 2}, "at": 102.0}).at == 102.0
     policies = Policies().for_recording()
-    policies["detection"]["new"] = policies["training"]["new"] = policies["new"] = 1
+    policies["hang"]["new"] = policies["training"]["new"] = policies["new"] = 1
     del policies["resources"]
     assert Policies.of_recording(policies) == Policies()
 

@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.config.policies import Policies
 from podwatch.daemon.status_view import recovery_view
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.snapshot import Desired
-from podwatch.domain.thresholds import DetectionPolicy
 from podwatch.journal import Journal
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.recovery import Phase, stop_for_evaluation
 from podwatch.recovery.stop_for_evaluation import Outcome
+from tests.drivers.detection import judging
 from tests.support.recovery_world import GIB, Killed, Killer, Podwatch, World, death, finished
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")]
@@ -330,7 +329,7 @@ async def test_a_trainer_that_podwatch_did_not_start_is_never_stopped(world: Wor
 
 async def test_training_whose_last_step_is_saved_ends_instead(world: World) -> None:
     """Its GPUs are free after that, and a start from the last step would train nothing."""
-    podwatch = await running(world, policies=Policies(detection=DetectionPolicy(max_steps=15)))
+    podwatch = await running(world, policies=judging(max_steps=15))
     podwatch.catalogue.rescan()
     await refused(podwatch, "saved its last step")
     await podwatch.leave()

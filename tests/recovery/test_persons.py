@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 
 from podwatch.client.status_verdict import verdict
-from podwatch.config.policies import Policies
 from podwatch.domain.errors import Busy, ConfigurationError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ExitStatus, ProcessIdentity
 from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.domain.thresholds import DetectionPolicy
 from podwatch.journal import Journal
 from podwatch.recovery import Phase, gpus_and_ports_free
 from podwatch.trainer.base import Candidate, CannotExecute, Look, StopReport, TrainerHandle
+from tests.drivers.detection import judging
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, death, finished
 
@@ -535,7 +534,7 @@ async def test_a_new_save_of_a_run_that_has_finished_changes_nothing(world: Worl
 
 async def test_after_its_last_save_training_may_end_on_its_own(world: World) -> None:
     """An export of the model can follow, and the finish line does."""
-    podwatch = await running(world, policies=Policies(detection=DetectionPolicy(max_steps=20)))
+    podwatch = await running(world, policies=judging(max_steps=20))
     podwatch.catalogue.rescan()
     await podwatch.recovery.requests.stop(after_save=True)
     await podwatch.until_phase(Phase.ENDING)
@@ -553,7 +552,7 @@ async def test_after_its_last_save_training_may_end_on_its_own(world: World) -> 
 
 
 async def test_a_target_that_training_does_not_end_at_costs_one_save(world: World) -> None:
-    podwatch = await running(world, policies=Policies(detection=DetectionPolicy(max_steps=20)))
+    podwatch = await running(world, policies=judging(max_steps=20))
     podwatch.catalogue.rescan()
     await podwatch.recovery.requests.stop(after_save=True)
     await podwatch.until_phase(Phase.ENDING)

@@ -195,7 +195,7 @@ def test_a_trainer_process_that_ended_is_in_the_first_line(dead):
 
 
 def test_one_that_may_end_is_not():
-    from podwatch.config.policies import Policies
+    from podwatch.config.settings import Policies
     from podwatch.daemon.status_view import trainer_ended_at
     from podwatch.detection.operator_ends import Endings
     from podwatch.detection.run_detectors import DetectionState

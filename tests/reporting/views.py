@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from functools import cache
 
-from podwatch.config.policies import Policies
 from podwatch.config.settings import Settings
 from podwatch.daemon.backup_findings import backup_findings
 from podwatch.detection.learned import Learned
@@ -34,7 +33,6 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.domain.thresholds import DetectionPolicy
 from podwatch.incidents.bundle import plain
 from podwatch.policy.overall_status import RecoveryView
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
@@ -43,6 +41,7 @@ from podwatch.recovery.failure import given_up
 from podwatch.reporting.daemon_view import Counters, DaemonView
 from podwatch.sync.interfaces import SyncStatus
 from tests.detection.looks import world
+from tests.drivers.detection import judging
 
 GB = 10**9
 GIB = 1 << 30
@@ -163,7 +162,7 @@ def healthy() -> DaemonView:
 @cache
 def death() -> Finding:
     """What the detector reports 14 s after the engine on GPU 0 was killed."""
-    pod = world(trainer_gpus=(1,))
+    pod = world(gpu__trainer=(1,))
     pod.memory[0] = 71 * GIB
     pod.quiet(60)
     (url,) = pod.inference
@@ -175,7 +174,7 @@ def death() -> Finding:
 @cache
 def crash(*, steps: bool = True) -> Finding:
     """What the detector reports when the launcher ended with code 1, 42 s ago: at step 88, or before its first step."""
-    pod = world(trainer_gpus=(1,))
+    pod = world(gpu__trainer=(1,))
     pod.step = 86
     pod.readings = {} if steps else {"progress": observed((), 0.0)}
     pod.quiet(60)
@@ -341,7 +340,7 @@ def blind() -> DaemonView:
         "gpu": unobserved(SensorState.BLIND, NOW - 60, "NVML has not answered for 60 s"),
         "trainer": unobserved(SensorState.BLIND, NOW - 60, "/proc cannot be read"),
     }
-    policies = Policies(detection=DetectionPolicy(inference_gpus=(0,), trainer_gpus=(1,)))
+    policies = judging(gpu__inference=(0,), gpu__trainer=(1,))
     _, findings = advance(initial(policies), snapshot, policies)
     return replace(view, snapshot=snapshot, sensors=sensors, findings=findings)
 

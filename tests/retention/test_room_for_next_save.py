@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from podwatch.checkpoints.layouts.command_line import steps_in_use
+from podwatch.config.settings import DiskSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import DiskSample
-from podwatch.domain.thresholds import DiskPolicy
 from podwatch.policy.disk_forecast import Forecast, NextSave
 from podwatch.policy.local_retention import RemovalInput, plan_removal
 from podwatch.retention.disk_findings import no_room, other_disks
@@ -21,7 +21,7 @@ from tests.sensors.waiting import until
 from tests.support.mounts import small_mount
 from tests.support.small_disk import guarded
 
-POLICY = DiskPolicy()
+POLICY, REACT = DiskSettings(), 30.0
 GB = 1_000_000_000
 MIB = 1 << 20
 NEXT = NextSave(bytes=47 * GB, files=9, usual_bytes=47 * GB, usual_files=9)
@@ -32,7 +32,7 @@ def a_set(step: int, size: int = 47 * GB, changed: float = 0.0) -> CheckpointSet
     return CheckpointSet(step, "x", Completeness.COMPLETE, (part,), size, 9, changed or 1000.0 + step, f"id{step}")
 
 
-def said(next_save: NextSave = NEXT, policy: DiskPolicy = POLICY, **changes: Any) -> tuple[Finding, ...]:
+def said(next_save: NextSave = NEXT, policy: DiskSettings = POLICY, **changes: Any) -> tuple[Finding, ...]:
     disk = changes.pop("disk", DiskSample("/app", 250 * GB, 219 * GB, 31 * GB, 1000, 900))
     base = RemovalInput([a_set(40, 12 * GB), a_set(45)], disk, next_save.room, True, soon=next_save.soon)
     given = replace(base, due_in=next_save.due_in, next_save_files=next_save.inodes, usual_bytes=next_save.usual_room)
@@ -68,7 +68,7 @@ def test_missing_inodes_are_told() -> None:
 
 
 def test_training_is_stopped_only_where_its_owner_asked_and_the_save_is_near() -> None:
-    stop = replace(POLICY, stop_when_full=True)
+    stop = DiskSettings(on_full="stop")
     (found,) = said(policy=stop, first_seen_wall=1044.0)
     assert (found.verdict, found.confirmed) == (Verdict.STOP, True)
     (found,) = said(replace(NEXT, soon=False, due_in=900.0), policy=stop, first_seen_wall=1044.0)
@@ -76,7 +76,7 @@ def test_training_is_stopped_only_where_its_owner_asked_and_the_save_is_near() -
 
 
 def test_a_save_that_is_seldom_so_big_is_a_warning_and_stops_nothing() -> None:
-    stop, sometimes = replace(POLICY, stop_when_full=True), replace(NEXT, usual_bytes=20 * GB)
+    stop, sometimes = DiskSettings(on_full="stop"), replace(NEXT, usual_bytes=20 * GB)
     (found,) = said(sometimes, stop, sets=[a_set(40), a_set(45)])
     assert (found.severity, found.verdict) == (Severity.WARNING, Verdict.NONE)
     assert "the biggest of the last ones (47 GB) does not fit: 31 GB are free, 20.7 GB short" in found.summary
@@ -117,9 +117,9 @@ def test_a_forecast_outlives_a_restart() -> None:
     forecast.removed(1000, 100.0)
     assert forecast.bytes_per_second == pytest.approx(1.1 * 4.7 * GB)
     heir = Forecast(kept[-1])
-    assert heir.next_save(47_000.0, POLICY) == forecast.next_save(47_000.0, POLICY)
-    assert heir.next_save(47_000.0, POLICY).bytes == 47 * GB
-    assert Forecast("garbage").next_save(0.0, POLICY) == NextSave()
+    assert heir.next_save(47_000.0, POLICY.lead, REACT) == forecast.next_save(47_000.0, POLICY.lead, REACT)
+    assert heir.next_save(47_000.0, POLICY.lead, REACT).bytes == 47 * GB
+    assert Forecast("garbage").next_save(0.0, POLICY.lead, REACT) == NextSave()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from podwatch.checkpoints.layouts import KINDS
 from podwatch.detection.log_rules import effective, shipped
 from podwatch.domain.snapshot import LogMatch, SensorState
-from podwatch.domain.thresholds import LogRule
+from podwatch.domain.trainer_log import LogRule
 from podwatch.sensors import match_log_rules
 from podwatch.sensors.log_tail import FileNews, Sources
 from podwatch.sensors.match_log_rules import LogRulesSensor, prepare, scan, texts
@@ -208,7 +208,7 @@ def only(sensor: LogRulesSensor) -> LogMatch:
     return match
 
 
-STORM = LogRule("storm", r"^ERROR lost", count=20, within_seconds=600.0)
+STORM = LogRule("storm", r"^ERROR lost", count=20, within=600.0)
 
 
 def test_hits_are_counted_within_the_window() -> None:

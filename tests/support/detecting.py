@@ -5,11 +5,9 @@ import time
 from collections.abc import Callable
 
 from tests.drivers.detection import (
-    DetectionPolicy,
     Finding,
     FindingKind,
     GpuSensor,
-    Policies,
     ProcessIdentity,
     ProcessRole,
     ProcessSample,
@@ -20,6 +18,7 @@ from tests.drivers.detection import (
     TrainerSample,
     advance,
     initial,
+    judging,
     lasting_seconds,
     observed,
 )
@@ -37,17 +36,10 @@ async def watch_a_death(
     ``held_bytes`` is what the engine holds on device ``index``. Memory comes from the sensor; the process tree is made
     up around ``engine_alive``. Fails if anything is found before the kill, or nothing within 15 s after it.
     """
-    # A GPU of its own is empty below the floor; a test holds less than a model does, so both marks come down.
+    # A GPU of its own is empty below the floor; a test holds less than a model does, so the mark comes down.
     base = _used(sensor, index) - held_bytes
-    policy = Policies(
-        detection=DetectionPolicy(
-            inference_gpus=(index,),
-            memory_floor_bytes=base + held_bytes // 4,
-            baseline_min_bytes=base + held_bytes // 2,
-            hold_seconds=2.0,
-        )
-    )
-    lived = lasting_seconds(policy.detection) + 1.0  # else it is a fork that was about to become something else
+    policy = judging(gpu__inference=(index,), gpu__floor=base + (held_bytes - base) // 4, gpu__hold=2.0)
+    lived = lasting_seconds(policy.gpu) + 1.0  # else it is a fork that was about to become something else
     state, killed, step = initial(policy), None, 0
     began = time.monotonic()
     while True:

@@ -20,8 +20,7 @@ from typing import Any, Protocol
 from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.checkpoints.layouts.base import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
 from podwatch.checkpoints.layouts.command_line import strip_flags
-from podwatch.config.policies import Policies
-from podwatch.config.settings import Settings
+from podwatch.config.settings import Policies, Settings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event

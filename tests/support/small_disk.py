@@ -11,11 +11,11 @@ from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
 from podwatch.checkpoints.scan import linked_steps
+from podwatch.config.settings import DiskSettings
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event
 from podwatch.domain.snapshot import DiskSample, Reading, observed
-from podwatch.domain.thresholds import DiskPolicy
 from podwatch.journal.journal import Journal
 from podwatch.policy.disk_forecast import Forecast
 from podwatch.policy.local_retention import Protection, RemovalPlan
@@ -110,8 +110,11 @@ class _Rules:
     acts: bool = True
     stages_in_temp: bool = False
 
+    react: float = 0.0
+    steps_in_use: int = 2
+
     @property
-    def policy(self) -> DiskPolicy:
+    def policy(self) -> DiskSettings:
         return self.guard.policy
 
 
@@ -138,14 +141,14 @@ class Guard:
         *,
         store: bool,
         variant: str,
-        policy: DiskPolicy | None = None,
+        policy: DiskSettings | None = None,
         others: Callable[[], tuple[DiskSample, ...]] = tuple,
         checkpoint_dir: Path | None = None,
     ) -> None:
         out = self.out = root / "outputs"
         clock = SystemClock()
         self.workspace = Workspace(out, beside=() if checkpoint_dir is None else (checkpoint_dir,)).probe()
-        self.policy = policy or DiskPolicy(lead_seconds=1e9, react_seconds=0.0)
+        self.policy = policy or DiskSettings(lead=1e9)
         self.uploads: Uploads | None = None
         self.others = others
         layout = PrimeRLLayout(out, checkpoint_dir=checkpoint_dir, command=("--variant", variant))
@@ -221,7 +224,7 @@ async def guarded(
     *,
     store: bool,
     variant: str,
-    policy: DiskPolicy | None = None,
+    policy: DiskSettings | None = None,
     checkpoint_dir: Path | None = None,
 ) -> AsyncIterator[Guard]:
     guard = Guard(root, state, capacity, store=store, variant=variant, policy=policy, checkpoint_dir=checkpoint_dir)

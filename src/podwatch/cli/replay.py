@@ -12,7 +12,7 @@ from podwatch.client.times_and_sizes import rfc3339, span
 from podwatch.domain.errors import HostError
 
 if TYPE_CHECKING:
-    from podwatch.config.policies import Policies
+    from podwatch.config.settings import Policies
     from podwatch.recording.replay import Replay, Told
 
 SHOWN_GAPS = 10

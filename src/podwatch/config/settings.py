@@ -1,4 +1,4 @@
-"""Every setting of podwatch, with its default and its meaning. The reason for a default is beside it or in its policy.
+"""Every setting of podwatch, with its default, its meaning and, where it is not plain, the reason for the default.
 
 ``config show``, ``config init`` and docs/configuration.md are generated from these models; ``loading.py`` reads files,
 environment and flags. Long because it is one list, read from top to bottom.
@@ -8,7 +8,7 @@ import os
 import pwd
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.config import JsonDict
@@ -17,22 +17,14 @@ from pydantic_core import PydanticKnownError
 from podwatch.config import plugins
 from podwatch.config.command_directory import resolved
 from podwatch.config.store_kinds import EXAMPLES, KINDS
-from podwatch.config.units import parse_duration, parse_ratio, parse_size
+from podwatch.config.units import GIB, parse_duration, parse_ratio, parse_size
 from podwatch.domain.event import Topic
 from podwatch.domain.lease import CLAIM_WAIT_SECONDS, PATIENCE_SECONDS, REFUSAL_SECONDS
 from podwatch.domain.manifest import DEFAULT_PART_SIZE
 from podwatch.domain.node_from_engine import MOST_NODES
 from podwatch.domain.replacement import LONGEST_CALL_SECONDS, PROVIDER_NAME
 from podwatch.domain.safe_names import valid_run_id
-from podwatch.domain.thresholds import (
-    GIB,
-    DetectionPolicy,
-    DiskPolicy,
-    LogRule,
-)
-
-# The defaults of these thresholds are those of their policies, which give the reasons.
-_DETECTION, _DISK, _LOG_RULE = DetectionPolicy(), DiskPolicy(), LogRule("", "")
+from podwatch.domain.trainer_log import LogRule
 
 LAYOUTS = (
     "auto",
@@ -149,8 +141,9 @@ class TrainerSettings(Section):
         json_schema_extra=LIVE,
         description="failed loads of a checkpoint before podwatch tries the previous one",
     )
+    # VLLM_ENGINE_READY_TIMEOUT_S is 4200 s at prime-rl's HEAD.
     startup_patience: Duration = Field(
-        _DETECTION.startup_patience_seconds,
+        70 * 60.0,
         json_schema_extra=LIVE,
         description="longest time to the first step",
     )
@@ -181,13 +174,12 @@ class TrainerSettings(Section):
 class GpuSettings(Section):
     inference: tuple[int, ...] = Field((), description="NVML indices that hold the inference engine")
     trainer: tuple[int, ...] = Field((), description="NVML indices that hold the trainer")
-    # Four reads fit into hold.
     poll: Duration = Field(2.0, gt=0, description="time between two reads of GPU memory")
-    hold: Duration = Field(
-        _DETECTION.hold_seconds, gt=0, json_schema_extra=LIVE, description="memory gone for this long is a silent death"
-    )
+    # Four polls: longer than any observed dip during a weight swap, and short enough for a verdict in 15 s.
+    hold: Duration = Field(8.0, gt=0, json_schema_extra=LIVE, description="memory gone for this long is a silent death")
+    # A bare CUDA context and a driver take 0.3-0.7 GiB; a loaded model takes far more.
     floor: Size = Field(
-        _DETECTION.memory_floor_bytes,
+        GIB,
         json_schema_extra=LIVE,
         description="a dedicated GPU with less in use counts as empty",
     )
@@ -201,6 +193,21 @@ class GpuSettings(Section):
     release_margin: Size = Field(
         GIB, json_schema_extra=LIVE, description="a GPU is free if it uses at most this much more than before training"
     )
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """Inference GPUs that also hold a trainer: there, a death is a fall by the engine's share, not to zero."""
+        return tuple(sorted(set(self.inference) & set(self.trainer)))
+
+    @property
+    def loaded(self) -> int:
+        """Bytes in use; with less, no model was loaded."""
+        return 2 * self.floor
+
+    @property
+    def blind_after(self) -> float:
+        """Seconds without a reading after which a sensor is blind."""
+        return max(30.0, 5 * self.poll + self.deadline)
 
 
 class InferenceSettings(Section):
@@ -221,17 +228,20 @@ class InferenceSettings(Section):
 class HangSettings(Section):
     model_config = ConfigDict(json_schema_extra=LIVE)
 
+    # prime-rl waits up to 2 x 720 s for a weight update without any progress.
     floor: Duration = Field(
-        _DETECTION.hang_floor_seconds,
+        25 * 60.0,
         description="shortest time without a step that can be a hang",
     )
+    # A step five times slower than the median is slow, not hung.
     k: float = Field(
-        _DETECTION.hang_k,
+        6.0,
         ge=2,
         description="a hang also needs this many median gaps between signs of progress",
     )
+    # Above the waits inside one healthy step.
     agree: Duration = Field(
-        _DETECTION.hang_agree_seconds,
+        600.0,
         gt=0,
         description="base of a hang's waiting times: idle GPUs count after 3 times this (docs/detection.md)",
     )
@@ -312,6 +322,12 @@ class CheckpointSettings(Section):
     custom: CustomLayoutSettings | None = Field(
         None, json_schema_extra=REFUSED, description='a section; required for layout = "custom"'
     )
+
+    @property
+    def react(self) -> float:
+        """Seconds from the end of a save to room for another: twice a rescan, the settle time and the disk's poll (that
+        of the rescan, at most 5 s). Saves that come faster than this need room for several."""
+        return 2 * (self.rescan + self.settle + min(5.0, self.rescan))
 
 
 class SyncSettings(Section):
@@ -440,19 +456,17 @@ class DiskSettings(Section):
     model_config = ConfigDict(json_schema_extra=LIVE)
 
     prune_above: Ratio = Field(
-        _DISK.prune_above,
+        0.85,
         description="podwatch deletes old checkpoints above this disk usage",
     )
-    prune_to: Ratio = Field(_DISK.prune_to, description="... and stops at this disk usage")
-    margin: float = Field(
-        _DISK.margin, ge=1.0, description="space kept free for the next save: its predicted size times this"
-    )
+    prune_to: Ratio = Field(0.75, description="... and stops at this disk usage")
+    margin: float = Field(1.1, ge=1.0, description="space kept free for the next save: its predicted size times this")
     capacity: Size | None = Field(
         None, json_schema_extra=AT_START, description="real capacity, if an overlay shows the host's disk"
     )
-    # Its upload can still finish.
+    # Its upload can still finish; five minutes are many rescans.
     lead: Duration = Field(
-        _DISK.lead_seconds,
+        300.0,
         ge=0,
         description="an unstored checkpoint is deleted at most this long before the next save; at once while the time"
         " of that save is unknown",
@@ -771,8 +785,8 @@ class LogRuleSettings(Section):
 
     name: str = Field(..., pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="lower-case name that findings show")
     pattern: str = Field(..., min_length=1, max_length=500, description="Python regular expression, matched per line")
-    count: int = Field(_LOG_RULE.count, ge=1, description="number of matches ...")
-    within: Duration = Field(_LOG_RULE.within_seconds, gt=0, description="... within this time that raise the finding")
+    count: int = Field(1, ge=1, description="number of matches ...")
+    within: Duration = Field(600.0, gt=0, description="... within this time that raise the finding")
     critical: bool = Field(False, description="raise a critical finding instead of a warning")
     says: str = Field("", description="what the finding means")
     fix: str = Field("", description="what the operator must do")
@@ -1073,3 +1087,36 @@ class Settings(Section):
     def outranks_training(self, command: "OperatorsCommand") -> bool:
         """Whether the command has podwatch's own rights, and training those of another user."""
         return self.trains_as_another and not _is_another(self.user_of(command))
+
+
+class Policies(BaseModel):
+    """By what the pure functions judge a run: sections of the settings, and what the trainer's command adds to them."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+    gpu: GpuSettings = GpuSettings()
+    inference: InferenceSettings = InferenceSettings()
+    hang: HangSettings = HangSettings()
+    disk: DiskSettings = DiskSettings()
+    resources: ResourceSettings = ResourceSettings()
+    training: TrainingHealthSettings = TrainingHealthSettings()
+    startup_patience: float = TrainerSettings.model_fields["startup_patience"].default
+    log_rules: tuple[LogRule, ...] = ()
+    max_steps: int | None = None
+    """Target step; None if neither the settings nor the command say."""
+    save_interval_steps: int | None = None
+    """Steps between saves as configured in the command; None if it does not say."""
+    steps_in_use: int = 2
+    """By-products of this many steps below the newest complete checkpoint stay."""
+    clean_exit_finishes: bool = False
+    """Exit code 0 means that training is finished here: one of several nodes, of which rank 0 judges the whole."""
+
+    def for_recording(self) -> dict[str, Any]:
+        """As JSON, without what judges nothing: a URL can hold a password."""
+        secret = {"training": {"metrics_file", "metrics_url"}, "inference": {"urls"}}
+        return self.model_dump(mode="json", exclude=secret)
+
+    @classmethod
+    def of_recording(cls, data: object) -> Self:
+        """The policies of a recording. What a later podwatch added to them is ignored. Raises ValueError."""
+        return cls.model_validate(data, extra="ignore")

@@ -16,6 +16,7 @@ _SIZES: Mapping[str, Decimal | int] = {
     "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
 }  # fmt: skip
+GIB = 1 << 30
 _LONGEST = 36_500 * 86_400
 """Seconds. The system's own waits and times do not take much larger numbers."""
 _MOST_BYTES = 2**63 - 1

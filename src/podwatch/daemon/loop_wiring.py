@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from podwatch.checkpoints.scan import linked_steps
+from podwatch.config.settings import DiskSettings
 from podwatch.daemon.backup_findings import kept_branch
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop
 from podwatch.daemon.components import READ_SO_FAR, Components
@@ -19,7 +20,6 @@ from podwatch.domain.finding import Finding, Severity
 from podwatch.domain.run import Mutation
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import CheckpointMark, Desired, Snapshot
-from podwatch.domain.thresholds import DiskPolicy
 from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import save_gap
 from podwatch.policy.local_retention import Protection
@@ -147,8 +147,16 @@ class _Rules:
     parts: Components
 
     @property
-    def policy(self) -> DiskPolicy:
-        return self.parts.run.config.policies.disk
+    def policy(self) -> DiskSettings:
+        return self.parts.settings.disk
+
+    @property
+    def react(self) -> float:
+        return self.parts.settings.checkpoints.react
+
+    @property
+    def steps_in_use(self) -> int:
+        return self.parts.run.config.policies.steps_in_use
 
     @property
     def acts(self) -> bool:

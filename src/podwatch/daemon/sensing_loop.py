@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from podwatch.config.policies import Policies
+from podwatch.config.settings import Policies
 from podwatch.detection.run_detectors import DetectionState, advance, confirming
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, Severity

@@ -93,7 +93,7 @@ def _progress(
     taps: tuple[LogRulesSensor, TrainingSensor],
 ) -> ProgressSensor:
     trainer, layout, poll = settings.trainer, run.layout, settings.gpu.poll
-    target, custom = run.config.policies.detection.max_steps, _step_line(settings)
+    target, custom = run.config.policies.max_steps, _step_line(settings)
     lines = StepLines(trainer_logs(settings))
     progress = ProgressSensor(
         run.clock,

@@ -14,17 +14,12 @@ from podwatch.checkpoints.layouts.base import Concern
 from podwatch.checkpoints.layouts.command_line import steps_in_use, toml_documents
 from podwatch.client.trusted_configuration import read_trusted
 from podwatch.config.loading import ETC
-from podwatch.config.policies import Policies
-from podwatch.config.settings import HttpSettings, Settings
+from podwatch.config.settings import HttpSettings, Policies, Settings
 from podwatch.daemon.notifications import all_urls, heartbeat_urls
 from podwatch.detection.log_rules import effective
 from podwatch.domain.errors import ConfigurationError, PodwatchError
 from podwatch.domain.secrets import register
-from podwatch.domain.thresholds import (
-    DetectionPolicy,
-    DiskPolicy,
-    LogRule,
-)
+from podwatch.domain.trainer_log import LogRule
 from podwatch.stores.credentials import credentials_for
 from podwatch.stores.s3_credentials import claim_own
 from podwatch.trainer.environment import as_given, build_environment, read_env_file
@@ -45,49 +40,22 @@ class Configuration:
 def policies_from(settings: Settings, *, max_steps: int | None, save_interval: int | None = None) -> Policies:
     """The policies of ``settings``. ``max_steps`` is the target that the layout read from the command; an explicit
     setting wins. ``save_interval``: steps between two saves, from the command."""
-    gpu, hang, disk = settings.gpu, settings.hang, settings.disk
+    target, nodes = settings.trainer.max_steps or max_steps, settings.nodes
+    rules = [LogRule(**dict(rule)) for rule in settings.log_rules]
     return Policies(
-        detection=DetectionPolicy(
-            inference_gpus=gpu.inference,
-            shared_gpus=tuple(sorted(set(gpu.inference) & set(gpu.trainer))),
-            trainer_gpus=gpu.trainer,
-            memory_floor_bytes=gpu.floor,
-            hold_seconds=gpu.hold,
-            hang_floor_seconds=hang.floor,
-            hang_k=hang.k,
-            hang_agree_seconds=hang.agree,
-            startup_patience_seconds=settings.trainer.startup_patience,
-            blind_after_seconds=max(30.0, 5 * gpu.poll + gpu.deadline),
-            max_steps=settings.trainer.max_steps or max_steps,
-            memory_may_fall=settings.inference.sleep == "yes",
-            sleep_auto=settings.inference.sleep == "auto",
-            # The logs of the other nodes rarely show steps; without a target, all nodes end together only at the end.
-            clean_exit_finishes=settings.nodes.several
-            and (bool(settings.nodes.rank) or (settings.trainer.max_steps or max_steps) is None),
-        ),
-        disk=DiskPolicy(
-            prune_above=disk.prune_above,
-            prune_to=disk.prune_to,
-            margin=disk.margin,
-            lead_seconds=disk.lead,
-            # twice the sum of rescan, settle and the disk's poll interval (that of the rescan, at most 5 s)
-            react_seconds=2
-            * (settings.checkpoints.rescan + settings.checkpoints.settle + min(5.0, settings.checkpoints.rescan)),
-            steps_in_use=steps_in_use(
-                settings.trainer.command, settings.trainer.cwd or settings.trainer.output_dir.parent
-            ),
-            stop_when_full=disk.on_full == "stop",
-        ),
+        gpu=settings.gpu,
+        inference=settings.inference,
+        hang=settings.hang,
+        disk=settings.disk,
         resources=settings.resources,
         training=settings.training,
+        startup_patience=settings.trainer.startup_patience,
+        log_rules=effective(rules, trainer_logs(settings)),
+        max_steps=target,
         save_interval_steps=save_interval,
-        log_rules=effective(
-            [
-                LogRule(r.name, r.pattern, r.count, r.within, r.critical, r.says, r.fix, r.supports)
-                for r in settings.log_rules
-            ],
-            trainer_logs(settings),
-        ),
+        steps_in_use=steps_in_use(settings.trainer.command, settings.trainer.cwd or settings.trainer.output_dir.parent),
+        # The logs of the other nodes rarely show steps; without a target, all nodes end together only at the end.
+        clean_exit_finishes=nodes.several and (bool(nodes.rank) or target is None),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from podwatch import __version__
 from podwatch.checkpoints.layouts.base import counts_saves
 from podwatch.client.times_and_sizes import rfc3339
-from podwatch.config.policies import Policies
+from podwatch.config.settings import Policies
 from podwatch.daemon.backup_findings import cannot_be_used
 from podwatch.daemon.components import Components
 from podwatch.daemon.keep_run_cost import Accountant
@@ -190,7 +190,7 @@ class StatusSource:
                 unread=sync.unread,
                 saves_counted=counts_saves(parts.run.layout),
             ),
-            target_step=parts.run.config.policies.detection.max_steps,
+            target_step=parts.run.config.policies.max_steps,
             trainer_changed_at=state.changed_at,
             trainer_ended_at=trainer_ended_at(snapshot, sensing.state, parts.run.config.policies),
             armed=sensing.state.armed,
@@ -214,7 +214,7 @@ class StatusSource:
             account=self.books.accountant.account(
                 Price(settings.cost.per_hour, settings.cost.currency),
                 sensing.state.learned.median_step_seconds,
-                target=parts.run.config.policies.detection.max_steps,
+                target=parts.run.config.policies.max_steps,
                 step=None if snapshot.newest_step is None else snapshot.newest_step.step,
             ),
         )

@@ -286,7 +286,7 @@ class Reload:
             config.settings = new.settings
             config.policies = policies_from(
                 new.settings,
-                max_steps=parts.run.config.policies.detection.max_steps,
+                max_steps=parts.run.config.policies.max_steps,
                 save_interval=parts.run.config.policies.save_interval_steps,
             )
             self._loops.sensing.policies = parts.run.config.policies

@@ -148,7 +148,7 @@ def _checkpoints(settings: Settings, run: Run, rescans: Rescans) -> Checkpoints:
         watcher=Watcher(catalogue.watch_dirs, rescans.wake_from_thread, warn=run.emit.warn),
         rescans=rescans,
         held=held,
-        implausible=Implausible(held, run.journal, run.config.policies.detection.max_steps),
+        implausible=Implausible(held, run.journal, run.config.policies.max_steps),
         aside=SetAsideUsage(workspace, layout.spare_paths, keep_seconds=QUARANTINE_SECONDS),
         worker=Worker("checkpoints"),
     )

@@ -9,7 +9,7 @@ two).
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from podwatch.config.policies import Policies
+from podwatch.config.settings import Policies
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress
 from podwatch.detection.signals import NO_SIGNALS, Signals

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from podwatch.config.settings import GpuSettings
 from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import GpuState, Reading, SensorState, Snapshot
-from podwatch.domain.thresholds import DetectionPolicy
 
 STALE_FACTOR = {"gpus": 1.0, "trainer": 1.0, "disk": 10.0, "inference": 4.0, "progress": 4.0, "host": 4.0}
 """A reading older than ``blind_after`` times this factor counts as missing: slow sensors are read less often."""
@@ -38,7 +38,7 @@ class SensorsDetector:
         return ()
 
     def advance(self, state: SensorsState, look: Look) -> DetectorResult[SensorsState]:
-        state, findings = advance(state, look.snapshot, look.learned, look.policies.detection)
+        state, findings = advance(state, look.snapshot, look.learned, look.policies.gpu)
         return DetectorResult(state, look.learned, findings)
 
 
@@ -46,12 +46,12 @@ DETECTOR = SensorsDetector()
 
 
 def advance(
-    state: SensorsState, snapshot: Snapshot, learned: Learned, policy: DetectionPolicy
+    state: SensorsState, snapshot: Snapshot, learned: Learned, policy: GpuSettings
 ) -> tuple[SensorsState, tuple[Finding, ...]]:
     watching_since = snapshot.at if state.watching_since is None else state.watching_since
     findings: list[Finding] = []
     troubled = state.troubled
-    if troubled or not _all_fresh(snapshot, policy.blind_after_seconds):
+    if troubled or not _all_fresh(snapshot, policy.blind_after):
         troubled = _look_closer(troubled, snapshot, watching_since, policy, findings)
     findings.extend(_devices(snapshot, policy))
     second = _no_second_signal(snapshot, watching_since, learned, policy)
@@ -83,7 +83,7 @@ def _look_closer(
     troubled: tuple[tuple[str, float], ...],
     snapshot: Snapshot,
     watching_since: float,
-    policy: DetectionPolicy,
+    policy: GpuSettings,
     findings: list[Finding],
 ) -> tuple[tuple[str, float], ...]:
     """Return since when each sensor gives no reading; appends to ``findings``."""
@@ -97,7 +97,7 @@ def _look_closer(
         if reading.state is SensorState.PENDING:
             begun = since[name] = max(begun, watching_since)
         lasting = snapshot.at - begun
-        if reading.state not in (SensorState.DENIED, SensorState.ABSENT) and lasting < policy.blind_after_seconds:
+        if reading.state not in (SensorState.DENIED, SensorState.ABSENT) and lasting < policy.blind_after:
             continue
         findings.append(
             Finding(
@@ -123,19 +123,19 @@ def _readings(snapshot: Snapshot) -> Iterable[tuple[str, Reading[Any]]]:
     )
 
 
-def _trouble(name: str, reading: Reading[Any], at: float, policy: DetectionPolicy) -> str:
+def _trouble(name: str, reading: Reading[Any], at: float, policy: GpuSettings) -> str:
     if reading.state is SensorState.OK:
         age = at - reading.at
-        if age > policy.blind_after_seconds * STALE_FACTOR[name]:
+        if age > policy.blind_after * STALE_FACTOR[name]:
             return f"its newest reading is {age:.0f} s old"
         return ""
     if reading.state is SensorState.ABSENT:
         # Only missing NVML is a problem: an unset URL or step source is the operator's choice.
-        return reading.detail or "not available" if name == "gpus" and policy.inference_gpus else ""
+        return reading.detail or "not available" if name == "gpus" and policy.inference else ""
     return reading.detail or str(reading.state)
 
 
-def _devices(snapshot: Snapshot, policy: DetectionPolicy) -> list[Finding]:
+def _devices(snapshot: Snapshot, policy: GpuSettings) -> list[Finding]:
     if not snapshot.gpus.ok or snapshot.gpus.value is None:
         return []
     findings = []
@@ -155,9 +155,9 @@ def _devices(snapshot: Snapshot, policy: DetectionPolicy) -> list[Finding]:
                     subject=f"gpu{gpu.index}",
                 )
             )
-        elif gpu.index in policy.inference_gpus and (gpu.state is not GpuState.OK or gpu.memory_used_bytes is None):
+        elif gpu.index in policy.inference and (gpu.state is not GpuState.OK or gpu.memory_used_bytes is None):
             findings.append(_unreadable(gpu.index, gpu.detail or str(gpu.state), snapshot.gpus.at))
-    for index in policy.inference_gpus:
+    for index in policy.inference:
         if index not in present:
             findings.append(_unreadable(index, "NVML does not list it", snapshot.gpus.at))
     return findings
@@ -176,9 +176,9 @@ def _unreadable(index: int, why: str, at: float) -> Finding:
 
 
 def _no_second_signal(
-    snapshot: Snapshot, watching_since: float, learned: Learned, policy: DetectionPolicy
+    snapshot: Snapshot, watching_since: float, learned: Learned, policy: GpuSettings
 ) -> Finding | None:
-    if not policy.inference_gpus or snapshot.at - watching_since < SECOND_SIGNAL_AFTER_SECONDS:
+    if not policy.inference or snapshot.at - watching_since < SECOND_SIGNAL_AFTER_SECONDS:
         return None
     if snapshot.inference.state not in (SensorState.ABSENT, SensorState.DENIED):
         return None

@@ -4,6 +4,7 @@ agrees with nothing; its failure counts only if it was healthy during this start
 
 from collections.abc import Iterable
 
+from podwatch.config.settings import HangSettings
 from podwatch.detection.base import Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.operator_ends import perhaps_intended
@@ -23,7 +24,7 @@ from podwatch.detection.windows import Held
 from podwatch.domain.finding import Agreement, Evidence, counted
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import GpuState, Health, ServerKind
-from podwatch.domain.thresholds import DetectionPolicy
+from podwatch.policy.overall_status import STEP_LATE_K
 
 LOG = "log: "
 """Prefix of evidence from a log rule: shown with a verdict, never a reason for one."""
@@ -43,6 +44,7 @@ SEEN_TO_END = "engine seen to end"
 LIVENESS_WINDOW_SECONDS = 150.0
 """prime-rl's ``/liveness`` times out after 30 s and is requested every 30 s: at least three failures in a row. It can
 queue behind a weight update; three failures in a row mean that the update hangs."""
+NO_STEP_SECONDS = 600.0
 GIB = 1 << 30
 
 
@@ -57,7 +59,7 @@ def cuda(look: Look, index: int) -> Evidence:
     trainer = look.trainer
     if trainer is None:
         return Evidence(name, look.snapshot.trainer.detail or "not observed", Agreement.UNAVAILABLE)
-    shared = index in look.policies.detection.shared_gpus
+    shared = index in look.policies.gpu.shared
     asked = [p for p in trainer.descendants if not shared or p.role in ENGINE_ROLES]
     if any(p.cuda and index in devices(p, look.signals.minors) for p in asked):
         return Evidence(name, "held", Agreement.DISAGREES)
@@ -75,7 +77,7 @@ def replaced(look: Look, since: float) -> str:
     trainer, at = look.trainer, look.snapshot.trainer.at
     if trainer is None:
         return ""
-    margin = min(BORN_MARGIN_SECONDS, look.policies.detection.hold_seconds / 4)  # one poll, where polls are quicker
+    margin = min(BORN_MARGIN_SECONDS, look.policies.gpu.hold / 4)  # one poll, where polls are quicker
     found = successor(trainer, since, at, boottime_of(look.snapshot, at), margin)
     return f"{found.name} (process {found.identity.pid})" if found is not None else ""
 
@@ -128,7 +130,7 @@ def engine(look: Look, since: float) -> Evidence:
     """Agrees if an engine process (or inference server) that lived around ``since`` has ended. Unavailable while a
     newer server is loading: it may not have an engine process yet."""
     name = "engine process"
-    trainer, policy = look.trainer, look.policies.detection
+    trainer, policy = look.trainer, look.policies
     if trainer is None:
         return Evidence(name, look.snapshot.trainer.detail or "not observed", Agreement.UNAVAILABLE)
     if new := replaced(look, since):
@@ -136,14 +138,16 @@ def engine(look: Look, since: float) -> Evidence:
     if trainer.required_exits:
         living = {p.role for p in trainer.descendants}
         for gone in trainer.required_exits:
-            if gone.role not in ENGINE_ROLES or not needs(gone.role, look.learned) or passing(gone, living, policy):
+            if gone.role not in ENGINE_ROLES or not needs(gone.role, look.learned) or passing(gone, living, policy.gpu):
                 continue
             if replaced(look, gone.seen_gone_at):
                 continue
             if gone.role not in living or gone.seen_gone_at >= since - NEAR_SECONDS:
                 ago = max(0.0, look.snapshot.at - gone.seen_gone_at)
                 return Evidence(name, f"{gone.name} ended ({gone.status.describe()})", Agreement.AGREES, ago)
-    before = max(look.signals.most_engines(since, lasting_seconds(policy)), 1 if "engine" in look.learned.seen else 0)
+    before = max(
+        look.signals.most_engines(since, lasting_seconds(policy.gpu)), 1 if "engine" in look.learned.seen else 0
+    )
     if not before:
         return Evidence(name, "none recognised on this pod", Agreement.UNAVAILABLE)
     now = sum(1 for p in trainer.descendants if p.role is ProcessRole.ENGINE)
@@ -222,7 +226,7 @@ def steps(look: Look, since: float, *, needed: bool = False) -> Evidence:
     active = progress.active_at
     if not snapshot.progress.ok or active is None:
         return Evidence("steps", snapshot.progress.detail or "not observed", Agreement.UNAVAILABLE)
-    limit = no_step_limit(look.learned, look.policies.detection)
+    limit = no_step_limit(look.learned, look.policies.hang)
     quiet = snapshot.at - max(active, since)
     made = look.signals.tokens_at
     if made is not None and made > max(since, snapshot.at - limit):
@@ -232,31 +236,31 @@ def steps(look: Look, since: float, *, needed: bool = False) -> Evidence:
     if quiet > limit:
         return Evidence("steps", f"none for {quiet:.0f} s (limit {limit:.0f} s)", Agreement.AGREES, quiet)
     quiet = snapshot.at - active
-    if active > since + look.policies.detection.hold_seconds:
+    if active > since + look.policies.gpu.hold:
         return Evidence("steps", f"a step or a save {quiet:.0f} s ago", Agreement.DISAGREES, quiet)
     return Evidence("steps", f"none for {quiet:.0f} s, too early to judge", Agreement.UNAVAILABLE, quiet)
 
 
-def no_step_limit(learned: Learned, policy: DetectionPolicy) -> float:
+def no_step_limit(learned: Learned, policy: HangSettings) -> float:
     """Seconds without a step that agree with a death. Uses the gap between progress samples, not the step time: if only
     checkpoints show progress, samples are rare. Before the first gap is known it is at least the hang floor."""
     gap = learned.median_gap_seconds
     if gap is None:
-        return max(policy.no_step_confirm_floor_seconds, policy.hang_floor_seconds)
-    return max(policy.no_step_confirm_floor_seconds, policy.no_step_confirm_k * gap)
+        return max(NO_STEP_SECONDS, policy.floor)
+    return max(NO_STEP_SECONDS, STEP_LATE_K * gap)
 
 
 def memory(look: Look) -> Evidence:
     """Agrees if a dedicated inference GPU that was full during this start is empty now."""
-    policy, gpus = look.policies.detection, look.snapshot.gpus
-    own = [i for i in policy.inference_gpus if i not in policy.shared_gpus]
+    policy, gpus = look.policies, look.snapshot.gpus
+    own = [i for i in policy.gpu.inference if i not in policy.gpu.shared]
     samples = {g.index: g for g in gpus.value or ()} if gpus.ok else {}
     good = [samples[i] for i in own if i in samples and samples[i].state is GpuState.OK and not samples[i].mig]
     values = [g.memory_used_bytes for g in good if g.memory_used_bytes is not None]
     if not own or len(values) < len(own):
         return Evidence("gpu memory", gpus.detail or "not observed", Agreement.UNAVAILABLE)
     low = min(values)
-    if low < policy.memory_floor_bytes:
+    if low < policy.gpu.floor:
         if not any(f"gpu{g.index}" in look.learned.seen for g in good if g.memory_used_bytes == low):
             return Evidence("gpu memory", "never full during this start", Agreement.UNAVAILABLE)
         if memory_may_fall(look):
@@ -267,10 +271,10 @@ def memory(look: Look) -> Evidence:
 
 def memory_may_fall(look: Look) -> str:
     """Why empty device memory is no evidence in this run; empty if it is evidence."""
-    policy = look.policies.detection
-    if policy.memory_may_fall:
+    policy = look.policies
+    if policy.inference.sleep == "yes":
         return 'configured with [inference] sleep = "yes"'
-    if not policy.sleep_auto:
+    if policy.inference.sleep != "auto":
         return ""
     if look.signals.tree.sleep_mode:
         return "the engine was started with --enable-sleep-mode"

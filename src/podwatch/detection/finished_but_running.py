@@ -3,6 +3,7 @@
 from podwatch.detection.base import Look
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 
+LINGER_SECONDS = 15 * 60.0
 BUSY_LINGER_FACTOR = 4.0
 """If the target is reached, no finish line was seen and the GPUs still work (a last evaluation, an export, or a
 spinning collective), podwatch waits this many times the linger time."""
@@ -10,19 +11,19 @@ EXPORT_GRACE_SECONDS = 300.0
 
 
 def lingering(look: Look, finish_line: bool, *, idle: float, blind: str) -> Finding | None:
-    """A finding for a finished run whose processes still exist after ``finish_linger_seconds``: they keep the pod, and
+    """A finding for a finished run whose processes still exist after ``LINGER_SECONDS``: they keep the pod, and
     its bill, alive (prime-rl #2229). ``idle``: for how many seconds all GPUs of the run have been idle; ``blind``: why
     nothing is known about their use."""
-    progress, snapshot, policy = look.progress, look.snapshot, look.policies.detection
+    progress, snapshot, policy = look.progress, look.snapshot, look.policies
     quiet_since = progress.active_at if progress.active_at is not None else progress.started_at
-    if quiet_since is None or snapshot.at - quiet_since < policy.finish_linger_seconds:
+    if quiet_since is None or snapshot.at - quiet_since < LINGER_SECONDS:
         return None
     if not finish_line and not snapshot.progress.ok:
         return None
     quiet = snapshot.at - quiet_since
     if not blind and idle < EXPORT_GRACE_SECONDS:
         use = Evidence("gpu utilisation", "busy", Agreement.DISAGREES)
-        if not finish_line and quiet < BUSY_LINGER_FACTOR * policy.finish_linger_seconds:
+        if not finish_line and quiet < BUSY_LINGER_FACTOR * LINGER_SECONDS:
             return None
     elif blind:
         use = Evidence("gpu utilisation", blind, Agreement.UNAVAILABLE)

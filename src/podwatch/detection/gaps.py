@@ -8,12 +8,12 @@ clock, so a jump of the wall clock changes nothing.
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
+from podwatch.config.settings import GpuSettings
 from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.windows import NO_RHYTHM, NOT_HELD, Held, Rhythm
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.snapshot import Snapshot
-from podwatch.domain.thresholds import DetectionPolicy
 
 STALL_TURNS = 5.0
 """A pause counts as a stall if it is longer than this many median turns, and longer than the time after which a silent
@@ -64,7 +64,7 @@ class GapsDetector:
     def advance(self, state: GapsState, look: Look) -> DetectorResult[GapsState]:
         snapshot = look.snapshot
         stalls = state.stalls
-        gap = find_gap(state, snapshot, look.policies.detection)
+        gap = find_gap(state, snapshot, look.policies.gpu)
         if gap is not None and gap.stalled:
             stalls = (*stalls, gap)[-KEPT:]
         if stalls:
@@ -81,7 +81,7 @@ class GapsDetector:
 DETECTOR = GapsDetector()
 
 
-def find_gap(state: GapsState, snapshot: Snapshot, policy: DetectionPolicy) -> TurnGap | None:
+def find_gap(state: GapsState, snapshot: Snapshot, policy: GpuSettings) -> TurnGap | None:
     """The gap between the last turn and this one; None if there is none."""
     if state.at is None or snapshot.at <= state.at:
         return None
@@ -92,9 +92,7 @@ def find_gap(state: GapsState, snapshot: Snapshot, policy: DetectionPolicy) -> T
     if slept <= SUSPEND_SECONDS:
         slept = 0.0
     gaps = state.rhythm.gaps
-    if len(gaps) < TURNS_LEARNED or passed <= max(
-        policy.blind_after_seconds, STALL_TURNS * sorted(gaps)[len(gaps) // 2]
-    ):
+    if len(gaps) < TURNS_LEARNED or passed <= max(policy.blind_after, STALL_TURNS * sorted(gaps)[len(gaps) // 2]):
         passed = 0.0
     return TurnGap(snapshot.at, passed, slept) if passed or slept else None
 

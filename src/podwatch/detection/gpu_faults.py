@@ -193,7 +193,7 @@ class GpuHealthDetector:
 
     def advance(self, state: GpuHealthState, look: Look) -> DetectorResult[GpuHealthState]:
         snapshot, policy = look.snapshot, look.policies
-        mine = {*policy.detection.inference_gpus, *policy.detection.trainer_gpus}
+        mine = {*policy.gpu.inference, *policy.gpu.trainer}
         findings: list[Finding] = []
         if snapshot.host.ok and snapshot.host.value is not None and snapshot.host.value.xids:
             findings.extend(_xids(snapshot.host.value.xids, mine, snapshot.at))

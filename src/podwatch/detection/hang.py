@@ -7,6 +7,7 @@ median), a save in flight restarts the count, and a silent step source alone nev
 
 from dataclasses import dataclass, replace
 
+from podwatch.config.settings import HangSettings, Policies
 from podwatch.detection import corroborating_signals as also
 from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.finished_but_running import lingering
@@ -15,7 +16,6 @@ from podwatch.detection.signals import WINDOW_GAP_SECONDS
 from podwatch.detection.windows import NO_RHYTHM, NOT_HELD, Held, Rhythm
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import GpuState
-from podwatch.domain.thresholds import DetectionPolicy
 
 HEALTH_WINDOW_SHARE = 0.5
 """``/health`` has to fail for this share of the agreement window. An engine in a long weight update can miss several
@@ -31,6 +31,10 @@ NO_WORK_FACTOR = 3.0
 """If no request is known to be in flight, idle GPUs agree only after this many agreement windows: rollouts that wait
 for tools leave every GPU idle for minutes, and only time distinguishes them from a stuck orchestrator."""
 LEAST_IDLE_SECONDS = 60.0
+IDLE_PERCENT = 5.0
+STARTUP_FACTOR = 3.0
+"""Patience as a multiple of the longest start-up seen: a cold cache takes two to three times as long as a warm one
+(vllm #52682: 3.2 min warm, 5.8-7.5 min cold)."""
 STARTUP_MOST_SECONDS = 2 * 3600.0
 """Upper bound of the patience beyond the longest start-up. A cold cache adds minutes, a slow volume an hour; without
 this bound, one start of five hours during which an operator fixed something would allow fifteen."""
@@ -42,7 +46,7 @@ collective look busy). torch's own watchdog ends a collective after 10 minutes, 
 @dataclass(frozen=True, slots=True)
 class HangState:
     idle: Held = NOT_HELD
-    """All GPUs of this run below ``idle_utilization_percent``."""
+    """All GPUs of this run below ``IDLE_PERCENT``."""
     rhythm: Rhythm = NO_RHYTHM
     blind: str = "not observed"
     """Why utilisation cannot be judged; empty when it can."""
@@ -66,7 +70,7 @@ class HangDetector:
         trainer, snapshot, progress = look.trainer, look.snapshot, look.progress
         if not look.wanted or trainer is None or not trainer.alive:
             return DetectorResult(state, learned)
-        policy = look.policies.detection
+        policy = look.policies
         beyond = policy.max_steps is not None and progress.step is not None and progress.step >= policy.max_steps
         if trainer.finish_line or beyond:
             # Only at the target itself: one below it, a trainer that counts from 1 still has its last step to make.
@@ -77,7 +81,7 @@ class HangDetector:
         active = progress.active_at
         if active is None:
             finding = _startup(state, look)
-        elif snapshot.at - active <= policy.hang_floor_seconds:
+        elif snapshot.at - active <= policy.hang.floor:
             return DetectorResult(state, learned)
         else:
             finding = _stalled(state, look, active)
@@ -87,16 +91,16 @@ class HangDetector:
 DETECTOR = HangDetector()
 
 
-def limit_seconds(learned: Learned, policy: DetectionPolicy) -> float:
+def limit_seconds(learned: Learned, policy: HangSettings) -> float:
     """Seconds without progress that make a hang possible."""
-    return max(policy.hang_floor_seconds, policy.hang_k * (learned.median_gap_seconds or 0.0))
+    return max(policy.floor, policy.k * (learned.median_gap_seconds or 0.0))
 
 
-def patience_seconds(learned: Learned, policy: DetectionPolicy) -> float:
+def patience_seconds(learned: Learned, policy: Policies) -> float:
     """Seconds allowed from a start to its first step: the configured patience, or several times the longest start-up
     seen, but at most ``STARTUP_MOST_SECONDS`` more than that."""
     longest = max(learned.startups, default=0.0)
-    return max(policy.startup_patience_seconds, min(policy.startup_k * longest, longest + STARTUP_MOST_SECONDS))
+    return max(policy.startup_patience, min(STARTUP_FACTOR * longest, longest + STARTUP_MOST_SECONDS))
 
 
 def run_gpus(look: Look) -> frozenset[int]:
@@ -105,10 +109,10 @@ def run_gpus(look: Look) -> frozenset[int]:
     If only the inference GPUs are configured, the trainer's are read from the process tree, but only if the tree also
     shows the engine's GPUs correctly: in a container the device numbers in /proc can be the host's.
     """
-    policy, tree = look.policies.detection, look.signals.tree
-    inference = frozenset(policy.inference_gpus)
-    if policy.trainer_gpus:
-        return inference | frozenset(policy.trainer_gpus)
+    policy, tree = look.policies, look.signals.tree
+    inference = frozenset(policy.gpu.inference)
+    if policy.gpu.trainer:
+        return inference | frozenset(policy.gpu.trainer)
     if tree.trainer_gpus and inference <= (tree.engine_gpus | tree.trainer_gpus) and not tree.blind:
         return inference | tree.trainer_gpus | tree.engine_gpus
     return frozenset()
@@ -121,7 +125,6 @@ def _observe(state: HangState, look: Look) -> tuple[HangState, Learned]:
     if state.rhythm.last_at is not None and reading.at <= state.rhythm.last_at:
         return state, learned
     ours = run_gpus(look)
-    mark = look.policies.detection.idle_utilization_percent
     highest, blind, counted = 0.0, "", 0
     for gpu in reading.value:
         if ours and gpu.index not in ours:
@@ -136,7 +139,7 @@ def _observe(state: HangState, look: Look) -> tuple[HangState, Learned]:
         blind = "NVML does not list every GPU of this run"
     if blind:
         return HangState(NOT_HELD, Rhythm(reading.at, state.rhythm.gaps), blind), learned
-    if highest >= mark:
+    if highest >= IDLE_PERCENT:
         if not learned.utilization_works:
             learned = replace(learned, utilization_works=True)
         if state.idle is NOT_HELD and not state.blind:
@@ -147,16 +150,16 @@ def _observe(state: HangState, look: Look) -> tuple[HangState, Learned]:
     return HangState(state.idle.update(True, reading.at, rhythm.max_gap(WINDOW_GAP_SECONDS)), rhythm, ""), learned
 
 
-def agree_window(policy: DetectionPolicy) -> float:
+def agree_window(policy: HangSettings) -> float:
     """Seconds that a server must show no activity to agree with a hang."""
-    return max(policy.hang_agree_seconds, min(UPDATE_SECONDS, policy.hang_floor_seconds))
+    return max(policy.agree, min(UPDATE_SECONDS, policy.floor))
 
 
 def idle_window(look: Look) -> float:
     """Seconds that all GPUs must be idle to agree with a hang."""
-    policy = look.policies.detection
+    policy = look.policies
     in_flight = look.snapshot.inference.ok and any(s.work and s.awake for s in look.signals.servers)
-    return agree_window(policy) if in_flight else NO_WORK_FACTOR * policy.hang_agree_seconds
+    return agree_window(policy.hang) if in_flight else NO_WORK_FACTOR * policy.hang.agree
 
 
 def _idle(state: HangState, look: Look) -> Evidence:
@@ -179,12 +182,12 @@ def _idle(state: HangState, look: Look) -> Evidence:
 
 
 def _second(state: HangState, look: Look) -> tuple[Evidence, ...]:
-    policy = look.policies.detection
-    window = agree_window(policy)
+    policy = look.policies
+    window = agree_window(policy.hang)
     return (
         _idle(state, look),
         also.tokens(look, window),
-        also.sick(look, policy.hang_agree_seconds * HEALTH_WINDOW_SHARE),
+        also.sick(look, policy.hang.agree * HEALTH_WINDOW_SHARE),
         also.liveness(look, window),
     )
 
@@ -196,7 +199,7 @@ def _span(seconds: float) -> str:
 def _stalled(state: HangState, look: Look, active: float) -> Finding | None:
     snapshot, progress = look.snapshot, look.progress
     quiet = snapshot.at - active
-    limit = limit_seconds(look.learned, look.policies.detection)
+    limit = limit_seconds(look.learned, look.policies.hang)
     if quiet <= limit or not _fresh(look):
         return None
     second = _second(state, look)
@@ -216,7 +219,7 @@ def _startup(state: HangState, look: Look) -> Finding | None:
     since = progress.awaited_since
     if since is None:
         return None
-    waited, patience = at - since, patience_seconds(look.learned, look.policies.detection)
+    waited, patience = at - since, patience_seconds(look.learned, look.policies)
     if waited <= patience or not _fresh(look):
         return None
     first = Evidence("first step", f"none {waited:.0f} s after the start", Agreement.AGREES, waited)

@@ -6,13 +6,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from podwatch.config.settings import ResourceSettings
+from podwatch.config.settings import DiskSettings, ResourceSettings
 from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
 from podwatch.detection.windows import QUIET, Latch, Latches, kept
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.snapshot import HostSample, Snapshot
-from podwatch.domain.thresholds import DiskPolicy
+from podwatch.policy.local_retention import INODES_BELOW
 
 GIB = 1 << 30
 HOLD_SECONDS = 15.0
@@ -188,7 +188,7 @@ def _limit(
     )
 
 
-def _disk(snapshot: Snapshot, policy: DiskPolicy) -> tuple[Finding, ...]:
+def _disk(snapshot: Snapshot, policy: DiskSettings) -> tuple[Finding, ...]:
     if not snapshot.disk.ok or snapshot.disk.value is None:
         return ()
     disk = snapshot.disk.value
@@ -205,7 +205,7 @@ def _disk(snapshot: Snapshot, policy: DiskPolicy) -> tuple[Finding, ...]:
                 evidence=(Evidence("disk", f"{disk.used_ratio:.3f} used", Agreement.AGREES),),
             )
         )
-    if disk.inodes_total > 0 and disk.inodes_free / disk.inodes_total < policy.inodes_below:
+    if disk.inodes_total > 0 and disk.inodes_free / disk.inodes_total < INODES_BELOW:
         findings.append(
             Finding(
                 FindingKind.INODES_LOW,

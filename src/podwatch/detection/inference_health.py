@@ -38,7 +38,7 @@ class InferenceDetector:
         findings = []
         for server in look.signals.servers:
             down, stuck = server.down, server.stuck
-            if down.samples >= MIN_SAMPLES_DOWN and down.seconds >= look.policies.detection.hold_seconds:
+            if down.samples >= MIN_SAMPLES_DOWN and down.seconds >= look.policies.gpu.hold:
                 findings.append(_judge(server, f"/health is {server.health}", down, look))
             elif stuck.seconds >= also.LIVENESS_WINDOW_SECONDS:
                 findings.append(_judge(server, "/liveness fails repeatedly", stuck, look))

@@ -9,8 +9,7 @@ from podwatch.detection.base import DetectorResult, Look
 from podwatch.detection.learned import Learned
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.snapshot import LogMatch
-from podwatch.domain.thresholds import LogRule
-from podwatch.domain.trainer_log import BAD, NEAR, RAISED, STAMP, TrainerLog
+from podwatch.domain.trainer_log import BAD, NEAR, RAISED, STAMP, LogRule, TrainerLog
 
 # -- rules that come with podwatch -----------------------------------------------------------------------------------
 # Those of one trainer are in its layout (``TrainerLog.errors``); here are those of programs that many trainers use. A
@@ -132,7 +131,7 @@ SHIPPED: tuple[LogRule, ...] = (
         "context-too-long",
         rf"{BAD}{NEAR}(?:maximum context length is|max_tokens.{{0,40}}too large|longer than the maximum model len)",
         count=50,
-        within_seconds=600.0,
+        within=600.0,
         says="the inference server refuses requests because they are longer than its context: those rollouts are lost",
         fix="lower seq_len or max_tokens to fit the server's max_model_len",
     ),
@@ -207,7 +206,7 @@ DETECTOR = LogRulesDetector()
 
 def _found(rule: LogRule, match: LogMatch, at: float) -> Finding:
     who = f"the {match.role}'s log" if match.role else "the trainer's log"
-    times = f"{match.count} times in {rule.within_seconds / 60:.0f} minutes" if match.count > 1 else "once"
+    times = f"{match.count} times in {rule.within / 60:.0f} minutes" if match.count > 1 else "once"
     return Finding(
         FindingKind.LOG_RULE,
         Severity.CRITICAL if rule.critical else Severity.WARNING,

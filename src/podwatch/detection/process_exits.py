@@ -17,6 +17,8 @@ from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, S
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.snapshot import GpuState, Health, HostSample, RequiredExit, SensorState, Supervision, TrainerSample
 
+REQUIRED_ROLES = ("inference", "engine", "orchestrator", "trainer")
+"""prime-rl's launcher ignores each of these when it ends with code 0."""
 OOM_NEAR_SECONDS = 60.0
 """An OOM kill counted this close to an end explains it: the host is read every few seconds, an end is reported 5 s
 after it (a replacement may start)."""
@@ -98,25 +100,25 @@ def _follow_ooms(state: ExitState, host: HostSample, at: float) -> ExitState:
 
 def _follow_memory(state: ExitState, look: Look) -> ExitState:
     """Track the memory of the GPUs that the trainer uses alone. A failed reading restarts the window."""
-    reading, policy = look.snapshot.gpus, look.policies.detection
+    reading, policy = look.snapshot.gpus, look.policies
     if not reading.ok or reading.value is None:
         return state if state.rhythm is NO_RHYTHM else replace(state, empty=NOT_HELD, rhythm=NO_RHYTHM)
     if state.rhythm.last_at is not None and reading.at <= state.rhythm.last_at:
         return state
     own = state.trainer_gpus
     if look.signals.tree.trainer_gpus or not own:  # GPU holders are visible only while the trainer lives
-        own = (frozenset(policy.trainer_gpus) or run_gpus(look)) - frozenset(policy.inference_gpus)
+        own = (frozenset(policy.gpu.trainer) or run_gpus(look)) - frozenset(policy.gpu.inference)
     used = {
         g.index: g.memory_used_bytes
         for g in reading.value
         if g.index in own and g.state is GpuState.OK and not g.mig and g.memory_used_bytes is not None
     }
-    full = state.full | {index for index, memory in used.items() if memory >= policy.baseline_min_bytes}
+    full = state.full | {index for index, memory in used.items() if memory >= policy.gpu.loaded}
     rhythm = state.rhythm.update(reading.at)
-    empty = bool(own) and len(used) == len(own) and all(m < policy.memory_floor_bytes for m in used.values())
+    empty = bool(own) and len(used) == len(own) and all(m < policy.gpu.floor for m in used.values())
     if not empty and state.empty is NOT_HELD and (own, full) == (state.trainer_gpus, state.full):
         return replace(state, rhythm=Rhythm(reading.at, state.rhythm.gaps))
-    gap = rhythm.max_gap(GAP_SHARE_OF_HOLD * policy.hold_seconds)
+    gap = rhythm.max_gap(GAP_SHARE_OF_HOLD * policy.gpu.hold)
     return replace(state, trainer_gpus=own, full=full, empty=state.empty.update(empty, reading.at, gap), rhythm=rhythm)
 
 
@@ -138,7 +140,7 @@ KILLED = ", killed by the kernel because memory ran out"
 def _launcher(
     state: ExitState, look: Look, trainer: TrainerSample, status: ExitStatus
 ) -> tuple[Finding | None, Learned]:
-    snapshot, progress, learned, policy = look.snapshot, look.progress, look.learned, look.policies.detection
+    snapshot, progress, learned, policy = look.snapshot, look.progress, look.learned, look.policies
     since = state.ended_at if state.ended_at is not None else snapshot.at
     window = max(0.0, snapshot.at - since)
     how = status.describe()
@@ -242,7 +244,7 @@ def _last_seen(trainer: TrainerSample, role: ProcessRole, ended_at: float) -> fl
 def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Finding, ...]:
     if trainer.finish_line or target_reached(look.progress, look.policies):
         return ()  # the launcher is taking its children down
-    policy = look.policies.detection
+    policy = look.policies
     findings = []
     living = {p.role for p in trainer.descendants}
     last_gone = dict(look.signals.endings.gone)
@@ -250,11 +252,11 @@ def _children(state: ExitState, look: Look, trainer: TrainerSample) -> tuple[Fin
         # If a process of this role lived again since, count from its later end.
         ended_at = max(gone.seen_gone_at, last_gone.get(gone.role, gone.seen_gone_at))
         missing = look.snapshot.trainer.at - ended_at
-        if gone.role not in policy.required_roles or missing <= policy.hold_seconds:
+        if gone.role not in REQUIRED_ROLES or missing <= policy.gpu.hold:
             continue
         if not needs(gone.role, look.learned):
             continue  # possibly part of an evaluation: training made steps before this role existed
-        if passing(gone, living, policy):
+        if passing(gone, living, policy.gpu):
             continue  # a fork that has not called exec yet
         second = _second(state, look, trainer, gone)
         agrees = bool(also.agreeing(second))
@@ -330,7 +332,7 @@ STEPS = "steps"
 def _trainer_memory(state: ExitState, look: Look, trainer: TrainerSample, gone: RequiredExit) -> Evidence:
     """Agrees if the trainer's own GPUs are empty and no process was started since its end: a script that trains in
     phases starts the next phase, a launcher that only waits starts nothing."""
-    name, policy = "trainer's gpu memory", look.policies.detection
+    name, policy = "trainer's gpu memory", look.policies
     own, held = state.trainer_gpus, state.empty
     if not own:
         return Evidence(name, "the trainer has no GPU of its own, or podwatch does not know it", Agreement.UNAVAILABLE)
@@ -341,7 +343,7 @@ def _trainer_memory(state: ExitState, look: Look, trainer: TrainerSample, gone: 
     if held.since is None:
         return Evidence(name, "held", Agreement.DISAGREES)
     which = ", ".join(f"GPU {index}" for index in sorted(own))
-    if held.samples < MIN_SAMPLES_EMPTY or held.seconds < policy.hold_seconds:
+    if held.samples < MIN_SAMPLES_EMPTY or held.seconds < policy.gpu.hold:
         return Evidence(name, f"{which} empty, not long enough", Agreement.UNAVAILABLE, held.seconds)
     if (later := _started_since(look, trainer, gone)) is None:
         return Evidence(name, f"{which} empty; process start times are unknown", Agreement.UNAVAILABLE)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from podwatch.config.policies import Policies
+from podwatch.config.settings import Policies
 from podwatch.detection.learned import Learned
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, Reading
 
@@ -90,7 +90,7 @@ def save_limit(learned: Learned) -> float:
 
 def target_reached(progress: Progress, policies: Policies) -> bool:
     """Whether the last step has been made. Trainers that count from 0 show ``max_steps - 1`` last."""
-    target = policies.detection.max_steps
+    target = policies.max_steps
     return target is not None and progress.step is not None and progress.step >= target - 1
 
 

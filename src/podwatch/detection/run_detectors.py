@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
-from podwatch.config.policies import Policies
+from podwatch.config.settings import Policies
 from podwatch.detection import (
     blind_sensors,
     checkpoint_overdue,
@@ -80,7 +80,7 @@ def initial(policies: Policies, learned: Learned | None = None) -> DetectionStat
     """The state before the first turn. Baselines of GPUs that are no longer configured are dropped."""
     if learned is None:
         return DetectionState()
-    gpus = policies.detection.inference_gpus
+    gpus = policies.gpu.inference
     return DetectionState(
         learned=replace(
             learned,
@@ -109,7 +109,7 @@ def advance(
     progress, learned = progress_of.follow(
         state.progress, snapshot.progress, at=snapshot.at, saving=snapshot.saving, learned=state.learned
     )
-    signals, learned = signals_of.follow(state.signals, snapshot, progress, learned, policies.detection)
+    signals, learned = signals_of.follow(state.signals, snapshot, progress, learned, policies.gpu)
     trainer = snapshot.trainer.value if snapshot.trainer.ok else None
     wanted = snapshot.desired is Desired.RUNNING
     ending = not wanted or (trainer is not None and (trainer.finish_line or target_reached(progress, policies)))
@@ -150,7 +150,7 @@ def confirming(state: DetectionState, snapshot: Snapshot, policies: Policies) ->
 
 def _after_hole(state: DetectionState, snapshot: Snapshot, policies: Policies) -> DetectionState:
     """After a gap in the observation or a suspend, restart every window: missing progress there is no evidence."""
-    gap = gaps.find_gap(state.of(gaps.DETECTOR), snapshot, policies.detection)
+    gap = gaps.find_gap(state.of(gaps.DETECTOR), snapshot, policies.gpu)
     if gap is None:
         return state
     return replace(

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from podwatch.config.settings import GpuSettings
 from podwatch.detection.learned import Learned
 from podwatch.detection.operator_ends import NO_ENDINGS, Endings
 from podwatch.detection.operator_ends import follow as follow_endings
@@ -27,7 +28,6 @@ from podwatch.domain.snapshot import (
     Snapshot,
     TrainerSample,
 )
-from podwatch.domain.thresholds import DetectionPolicy
 
 NEAR_SECONDS = 60.0
 """An engine process that ended longer than this before the memory fell is unrelated: it was replaced since, or was only
@@ -156,9 +156,9 @@ NO_SIGNALS = Signals()
 NOBODY_SEEN = Seen(float("inf"), float("inf"), 0)
 
 
-def lasting_seconds(policy: DetectionPolicy) -> float:
+def lasting_seconds(policy: GpuSettings) -> float:
     """Seconds that an engine or server process must have lived for its end to be evidence."""
-    return LASTING_HOLDS * policy.hold_seconds
+    return LASTING_HOLDS * policy.hold
 
 
 def _lasting(engines: tuple[Seen, ...], least: float) -> list[tuple[float, float, int]]:
@@ -178,7 +178,7 @@ def _lasting(engines: tuple[Seen, ...], least: float) -> list[tuple[float, float
 
 
 def follow(
-    signals: Signals, snapshot: Snapshot, progress: Progress, learned: Learned, policy: DetectionPolicy
+    signals: Signals, snapshot: Snapshot, progress: Progress, learned: Learned, policy: GpuSettings
 ) -> tuple[Signals, Learned]:
     """Update the signals for one turn."""
     reading = snapshot.trainer
@@ -211,7 +211,7 @@ def follow(
     return signals, learned
 
 
-def _with_minors(signals: Signals, gpus: tuple[GpuSample, ...], policy: DetectionPolicy) -> Signals:
+def _with_minors(signals: Signals, gpus: tuple[GpuSample, ...], policy: GpuSettings) -> Signals:
     found = tuple([(g.minor, g.index) for g in gpus if g.minor is not None])
     if len(found) < len(gpus):
         return signals
@@ -235,7 +235,7 @@ def needs(role: ProcessRole, learned: Learned) -> bool:
     return role not in ENGINE_ROLES or "settled" not in learned.seen or f"needs:{role}" in learned.seen
 
 
-def passing(gone: RequiredExit, living: Container[ProcessRole], policy: DetectionPolicy) -> bool:
+def passing(gone: RequiredExit, living: Container[ProcessRole], policy: GpuSettings) -> bool:
     """Whether it lived only briefly, beside another process of its role that still lives."""
     return gone.role in living and gone.seen_for is not None and gone.seen_for < lasting_seconds(policy)
 
@@ -254,7 +254,7 @@ def _look_at_tree(
     signals: Signals,
     descendants: tuple[ProcessSample, ...],
     at: float,
-    policy: DetectionPolicy,
+    policy: GpuSettings,
     boottime: float | None,
 ) -> Signals:
     looked = signals.looked
@@ -285,7 +285,7 @@ def _look_at_tree(
 
 
 def _missed(
-    signals: Signals, descendants: tuple[ProcessSample, ...], at: float, policy: DetectionPolicy, boottime: float | None
+    signals: Signals, descendants: tuple[ProcessSample, ...], at: float, policy: GpuSettings, boottime: float | None
 ) -> tuple[Missed, ...]:
     """Add the engine and server processes that ended since the last look. Unchanged after a gap in the observation
     (the end was not seen) or without CLOCK_BOOTTIME (their age is unknown)."""
@@ -320,7 +320,7 @@ def successor(
 
 
 def summarise(
-    descendants: Iterable[ProcessSample], policy: DetectionPolicy, minors: tuple[tuple[int, int], ...] = ()
+    descendants: Iterable[ProcessSample], policy: GpuSettings, minors: tuple[tuple[int, int], ...] = ()
 ) -> Tree:
     """Summarise the processes of one look."""
     engines, holders, blind = 0, set(), False
@@ -345,7 +345,7 @@ def summarise(
             else:
                 theirs |= held
             for index in held:
-                if index in policy.inference_gpus and (index not in policy.shared_gpus or role in ENGINE_ROLES):
+                if index in policy.inference and (index not in policy.shared or role in ENGINE_ROLES):
                     holders.add(f"cuda{index}")
     return Tree(engines, youngest, tuple(sorted(holders)), frozenset(theirs), frozenset(ours), blind, sleep_mode)
 

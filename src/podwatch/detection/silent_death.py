@@ -16,14 +16,13 @@ from podwatch.detection.windows import NO_RHYTHM, NOT_HELD, Held, Rhythm
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import GpuSample, GpuState, Supervision
-from podwatch.domain.thresholds import DetectionPolicy
 
 SHARED_PART = 0.6
 """On a GPU that the engine shares with a trainer, the engine's memory is gone below this part of the recent level: in
 every colocated example vLLM gets 0.4 to 0.9 of the memory, and a trainer's allocator frees less than 0.4 of it between
 steps."""
 BASELINE_POLLS = 5
-"""Observations at or above ``baseline_min_bytes`` before a baseline is valid (10 s at the default poll)."""
+"""Observations at or above ``gpu.loaded`` before a baseline is valid (10 s at the default poll)."""
 BASELINE_WINDOW = 15
 """The baseline is the highest median over this many observations: spikes shorter than half of it (15 s) are ignored."""
 MIN_SAMPLES_BELOW = 3
@@ -85,8 +84,8 @@ class SilentDeathDetector:
         return tuple(f"silent-death:{name}" for name in learned.seen if name.startswith("gpu"))
 
     def advance(self, state: SilentDeathState, look: Look) -> DetectorResult[SilentDeathState]:
-        policy = look.policies.detection
-        if not policy.inference_gpus:
+        policy = look.policies
+        if not policy.gpu.inference:
             return DetectorResult(state, look.learned)
         state, learned = _follow_memory(state, look)
         trainer = look.trainer
@@ -106,7 +105,7 @@ class SilentDeathDetector:
             if held.since is None or f"gpu{watch.index}" not in learned.seen:
                 continue
             proof = also.seen_to_end(look, held)
-            if proof is not None or (held.samples >= MIN_SAMPLES_BELOW and held.seconds >= policy.hold_seconds):
+            if proof is not None or (held.samples >= MIN_SAMPLES_BELOW and held.seconds >= policy.gpu.hold):
                 state, finding = _judge(state, watch, look, learned, proof)
                 findings += [finding] if finding is not None else []
         return DetectorResult(state, learned, tuple(findings))
@@ -131,7 +130,7 @@ def confirming(state: SilentDeathState, look: Look) -> bool:
 
 
 def _follow_memory(state: SilentDeathState, look: Look) -> tuple[SilentDeathState, Learned]:
-    reading, policy, learned = look.snapshot.gpus, look.policies.detection, look.learned
+    reading, policy, learned = look.snapshot.gpus, look.policies, look.learned
     if not reading.ok or reading.value is None:
         if state.rhythm is NO_RHYTHM:
             return state, learned
@@ -149,7 +148,7 @@ def _follow_memory(state: SilentDeathState, look: Look) -> tuple[SilentDeathStat
     old = {w.index: w for w in state.gpus}
     watches, mig = [], []
     looks = state.looks + 1
-    for index in policy.inference_gpus:
+    for index in policy.gpu.inference:
         watch = old.get(index) or GpuWatch(index)
         sample = samples.get(index)
         if sample is not None and sample.mig:
@@ -172,29 +171,29 @@ def _observe(
     watch: GpuWatch, memory: int, at: float, before: float | None, rhythm: Rhythm, look: Look,
     learned: Learned,
 ) -> tuple[GpuWatch, Learned]:  # fmt: skip
-    policy, index = look.policies.detection, watch.index
+    policy, index = look.policies, watch.index
     name = f"gpu{index}"
     armed = name in learned.seen
-    shared = index in policy.shared_gpus
+    shared = index in policy.gpu.shared
     if (
         armed
         and not shared
         and watch.below is NOT_HELD
-        and memory >= policy.baseline_min_bytes
+        and memory >= policy.gpu.loaded
         and watch.up_at is None
         and len(watch.recent) == BASELINE_WINDOW
         and memory == watch.value == watch.recent[0]
     ):
         return watch, learned  # the oldest value equals the new one: the median does not change
-    below = memory < policy.memory_floor_bytes
+    below = memory < policy.gpu.floor
     if shared:
         level = watch.level or (learned.baseline(index) or 0 if armed else 0)
         below = below or memory < SHARED_PART * level
     held = NOT_HELD
     if below:
-        held = watch.below.update(True, at, rhythm.max_gap(GAP_SHARE_OF_HOLD * policy.hold_seconds))
+        held = watch.below.update(True, at, rhythm.max_gap(GAP_SHARE_OF_HOLD * policy.gpu.hold))
     up_at = None if not below else watch.up_at if watch.up_at is not None else before
-    if below or memory < policy.baseline_min_bytes:
+    if below or memory < policy.gpu.loaded:
         polls = watch.healthy_polls if watch.healthy_polls >= BASELINE_POLLS else 0
         return (
             GpuWatch(index, watch.recent, polls, watch.baseline_bytes, watch.level, held, memory, held.since,
@@ -223,11 +222,11 @@ def _judge(
     state: SilentDeathState, watch: GpuWatch, look: Look, learned: Learned, proof: Evidence | None
 ) -> tuple[SilentDeathState, Finding | None]:
     index = watch.index
-    policy: DetectionPolicy = look.policies.detection
-    shared = index in policy.shared_gpus
+    policy = look.policies
+    shared = index in policy.gpu.shared
     before = watch.level or watch.baseline_bytes or learned.baseline(index) or 0
     value = f"{watch.value / GIB:.2f} GiB, was {before / GIB:.2f} GiB"
-    if shared and watch.value >= policy.memory_floor_bytes:
+    if shared and watch.value >= policy.gpu.floor:
         value += f"; below {SHARED_PART:.0%} of that counts as the engine's death on a shared GPU"
     memory = Evidence(f"gpu{index} memory", value, Agreement.AGREES, watch.below.seconds)
     since = watch.fell_at if watch.fell_at is not None else look.snapshot.at

@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from podwatch.domain.thresholds import LogRule
-
 # -- where a program's own message begins: parts of patterns --------------------------------------------------------
 
 STAMP = r"^[\d\s:.,TZ/+|-]{0,40}"
@@ -52,6 +50,21 @@ class EpochBar:
 
     name: re.Pattern[str]
     needs: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogRule:
+    """A pattern to find in the trainer's logs. ``count`` matches within ``within`` seconds raise a finding. It supports
+    verdicts of the detectors named in ``supports``; alone it never leads to a restart."""
+
+    name: str
+    pattern: str
+    count: int = 1
+    within: float = 600.0
+    critical: bool = False
+    says: str = ""
+    fix: str = ""
+    supports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from statistics import median, median_high
 from typing import Any
 
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.thresholds import DiskPolicy
 
 SAVES_KEPT = 32
 """Enough for three milestones at every tenth save."""
@@ -117,16 +116,16 @@ class NextSave:
         return self.usual_files * self.saves
 
 
-def sizes(saves: Saves, policy: DiskPolicy, bytes_per_second: float) -> NextSave:
-    """The part of the prediction that does not depend on the time. ``bytes_per_second``: measured deletion speed, 0 if
-    unknown. Pure."""
+def sizes(saves: Saves, react: float, bytes_per_second: float) -> NextSave:
+    """The part of the prediction that does not depend on the time. ``react``: seconds from the end of a save to room
+    for another. ``bytes_per_second``: measured deletion speed, 0 if unknown. Pure."""
     known = saves.known
     if not known:
         return NextSave()
     recent = known[-RECENT_SAVES:]
     gaps = save_gaps(known)
     size = max(s.bytes for s in recent)
-    react = policy.react_seconds + _removal(size, bytes_per_second)
+    react += _removal(size, bytes_per_second)
     return NextSave(
         bytes=size,
         files=max(s.files for s in recent),
@@ -138,12 +137,12 @@ def sizes(saves: Saves, policy: DiskPolicy, bytes_per_second: float) -> NextSave
 
 
 def due(
-    save: NextSave, saves: Saves, wall: float, policy: DiskPolicy, bytes_per_second: float, save_seconds: float
+    save: NextSave, saves: Saves, wall: float, lead: float, bytes_per_second: float, save_seconds: float
 ) -> NextSave:
     """``save`` with the time at which it is due. ``save_seconds``: duration of a save (the cadence is measured between
     ends of saves, and room is needed at the beginning). Pure."""
     seconds = _due_in(saves.known, save_gaps(saves.known), wall, save_seconds)
-    soon = seconds is None or seconds <= policy.lead_seconds + 2 * _removal(save.bytes, bytes_per_second)
+    soon = seconds is None or seconds <= lead + 2 * _removal(save.bytes, bytes_per_second)
     return replace(save, due_in=seconds, soon=soon)
 
 
@@ -233,7 +232,7 @@ class Forecast:
         self.bytes_per_second = float(speed) if isinstance(speed, int | float) and speed > 0 else 0.0
         self._keep = keep
         self._seen: object = None
-        self._told: tuple[float, tuple[Saves, DiskPolicy, float, float], NextSave] | None = None
+        self._told: tuple[float, tuple[Saves, float, float, float, float], NextSave] | None = None
         self.save_seconds = save_seconds
 
     def see(self, sets: Iterable[CheckpointSet]) -> None:
@@ -254,15 +253,15 @@ class Forecast:
         self.bytes_per_second = min(speed, 1.1 * self.bytes_per_second) if self.bytes_per_second else speed
         self._remember()
 
-    def next_save(self, wall: float, policy: DiskPolicy) -> NextSave:
+    def next_save(self, wall: float, lead: float, react: float) -> NextSave:
         """The predicted next save, at most ``ANSWER_SECONDS`` old: it is called at every turn."""
-        about = (self.saves, policy, self.bytes_per_second, self.save_seconds() or 0.0)
+        about = (self.saves, react, self.bytes_per_second, lead, self.save_seconds() or 0.0)
         told = self._told
         if told is not None and told[1] == about and 0 <= wall - told[0] < ANSWER_SECONDS:
             return told[2]
-        saves, _, speed, save_seconds = about
-        known = told[2] if told is not None and told[1][:3] == about[:3] else sizes(saves, policy, speed)
-        found = due(known, saves, wall, policy, speed, save_seconds)
+        saves, _, speed, _, save_seconds = about
+        known = told[2] if told is not None and told[1][:3] == about[:3] else sizes(saves, react, speed)
+        found = due(known, saves, wall, lead, speed, save_seconds)
         self._told = (wall, about, found)
         return found
 

@@ -15,10 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from podwatch.config.settings import DiskSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete, newest_whole
 from podwatch.domain.snapshot import DiskSample
-from podwatch.domain.thresholds import DiskPolicy
 
+INODES_BELOW = 0.05
+"""podwatch acts if less than this share of inodes is free."""
 ROOM_HYSTERESIS = 0.05
 """podwatch frees this much more of a save than needed, so that a growing log does not trigger the next deletion."""
 
@@ -135,6 +137,9 @@ class RemovalInput:
     due_in: float | None = None
     usual_bytes: int | None = None
     usual_files: int | None = None
+    steps_in_use: int = 2
+    """By-products of this many steps below the newest complete checkpoint stay: inference samples with a policy up to
+    two steps behind the trainer, more if the trainer is configured so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +205,7 @@ class _Pressure:
         return Trigger.INODES if self.inodes > 0 or self.inodes_low else Trigger.NONE
 
 
-def pressure_of(given: RemovalInput, policy: DiskPolicy) -> _Pressure:
+def pressure_of(given: RemovalInput, policy: DiskSettings) -> _Pressure:
     disk, sets = given.disk, given.sets
     room = max(room_needed(sets, given.next_save_bytes, policy.margin), given.free_floor_bytes) - disk.free_bytes
     ample_room = 0
@@ -223,7 +228,7 @@ def pressure_of(given: RemovalInput, policy: DiskPolicy) -> _Pressure:
         ample_room=ample_room,
         usage=max(0, usage),
         inodes=max(0, inodes),
-        inodes_low=disk.inodes_total > 0 and disk.inodes_free < policy.inodes_below * disk.inodes_total,
+        inodes_low=disk.inodes_total > 0 and disk.inodes_free < INODES_BELOW * disk.inodes_total,
     )
 
 
@@ -238,7 +243,7 @@ def _usual(given: RemovalInput, margin: float) -> tuple[int, int]:
     )
 
 
-def plan_removal(given: RemovalInput, policy: DiskPolicy) -> RemovalPlan:
+def plan_removal(given: RemovalInput, policy: DiskSettings) -> RemovalPlan:
     """Plan the deletions. Pure. More pressure never keeps a checkpoint that less pressure deletes."""
     pressure = pressure_of(given, policy)
     trigger = pressure.trigger
@@ -248,7 +253,7 @@ def plan_removal(given: RemovalInput, policy: DiskPolicy) -> RemovalPlan:
     removals: list[Removal] = []
     freed = inodes = 0
     if trigger is not Trigger.NONE:
-        for removal in _willing(given, keep, policy.steps_in_use):
+        for removal in _willing(given, keep):
             if freed >= target and inodes >= pressure.inodes:
                 break
             freed += _add(removals, removal)
@@ -326,7 +331,7 @@ def _reasons_to_keep(given: RemovalInput) -> dict[int, _Reason]:
     return keep
 
 
-def _willing(given: RemovalInput, keep: Mapping[int, _Reason], steps_in_use: int) -> Iterable[Removal]:
+def _willing(given: RemovalInput, keep: Mapping[int, _Reason]) -> Iterable[Removal]:
     """Everything that can be deleted below the critical threshold, in order."""
     if given.trash_bytes > 0:
         yield Removal(RemovalKind.TRASH, given.trash_bytes, "already in the trash", path=given.trash_path)
@@ -346,9 +351,9 @@ def _willing(given: RemovalInput, keep: Mapping[int, _Reason], steps_in_use: int
                 s.step,
                 files=s.file_count,
             )
-    unused = _unused_below(given, steps_in_use)
+    unused = _unused_below(given)
     for spare in sorted(given.spares, key=lambda e: (e.step, e.path)):
-        if _idle_spare(spare, given, unused, steps_in_use):
+        if _idle_spare(spare, given, unused):
             why = f"of step {spare.step}: belongs to no checkpoint, and training no longer needs it"
             yield Removal(RemovalKind.SPARE, spare.bytes, why, path=spare.path)
     for s in free:
@@ -368,7 +373,7 @@ def _willing(given: RemovalInput, keep: Mapping[int, _Reason], steps_in_use: int
             )
 
 
-def _idle_spare(spare: SpareEntry, given: RemovalInput, unused: int, steps_in_use: int) -> bool:
+def _idle_spare(spare: SpareEntry, given: RemovalInput, unused: int) -> bool:
     """Whether no process reads it any more. A by-product from before podwatch's first start also needs a checkpoint
     that this run saved since, and must not be one that a resume from an older unstored checkpoint would read."""
     if spare.step >= unused or spare.step in given.pins or any(s.step == spare.step for s in given.sets):
@@ -379,16 +384,16 @@ def _idle_spare(spare: SpareEntry, given: RemovalInput, unused: int, steps_in_us
     if newest is None or newest.changed_wall < given.first_seen_wall:
         return False
     older = [s.step for s in given.sets if s.complete and s.changed_wall < given.first_seen_wall]
-    return not any(step - steps_in_use <= spare.step <= step for step in older)
+    return not any(step - given.steps_in_use <= spare.step <= step for step in older)
 
 
-def _unused_below(given: RemovalInput, steps_in_use: int) -> int:
+def _unused_below(given: RemovalInput) -> int:
     """By-products of steps below this are not read by the running training nor after a resume."""
     newest = newest_complete(tuple(given.sets))
     if newest is None:
         return 0
     resumed = (step for step, why in given.protected.items() if why not in YIELDING)
-    return min((newest.step, *resumed)) - steps_in_use
+    return min((newest.step, *resumed)) - given.steps_in_use
 
 
 def _critical(given: RemovalInput, keep: Mapping[int, _Reason], gone: set[int | None]) -> Iterable[Removal]:

@@ -9,13 +9,12 @@ from enum import StrEnum
 
 from podwatch.domain.finding import DEATHS, NOTHING, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import Desired, Reading, SensorState, Snapshot
-from podwatch.domain.thresholds import DetectionPolicy
 
 DOWN_KINDS = frozenset({FindingKind.SILENT_DEATH, FindingKind.HANG, FindingKind.REQUIRED_CHILD_EXITED})
 """Findings that mean that training is down although the launcher runs."""
 HOLDS_UP = frozenset({FindingKind.BLOCKED, FindingKind.SUPERSEDED, FindingKind.AMBIGUOUS_TRAINERS})
 """Findings of recovery for which a start of training waits."""
-STEP_LATE_K = DetectionPolicy().no_step_confirm_k
+STEP_LATE_K = 3.0
 """Median steps without a step until the first line of the status shows it: the factor that detectors use as a
 corroborating signal (detection/corroborating_signals.py). It is no proof: an evaluation or a save takes as long."""
 STEP_LATE_SECONDS = 10.0

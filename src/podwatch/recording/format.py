@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch import __version__
-from podwatch.config.policies import Policies
+from podwatch.config.settings import Policies
 from podwatch.detection.learned import Learned
 from podwatch.domain.errors import HostError, UsageError
 from podwatch.domain.snapshot import Snapshot

@@ -2,9 +2,9 @@
 Read-only."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from podwatch.config.policies import Policies
+from podwatch.config.settings import Policies
 from podwatch.detection.learned import Learned
 from podwatch.detection.run_detectors import DetectionState, advance, initial
 from podwatch.domain.finding import Finding, Verdict
@@ -103,10 +103,9 @@ def _with_target(policies: Policies, recorded: Policies) -> Policies:
     """
     if policies.save_interval_steps is None:
         policies = policies.model_copy(update={"save_interval_steps": recorded.save_interval_steps})
-    if policies.detection.max_steps is not None:
-        return policies
-    target = replace(policies.detection, max_steps=recorded.detection.max_steps)
-    return policies.model_copy(update={"detection": target})
+    if policies.max_steps is None:
+        policies = policies.model_copy(update={"max_steps": recorded.max_steps})
+    return policies
 
 
 def _news(

@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from podwatch.config.policies import Policies
-from podwatch.config.settings import Settings
+from podwatch.config.settings import Policies, Settings
 from podwatch.detection.one_finding_per_failure import cost
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict

@@ -9,8 +9,7 @@ from random import Random
 from typing import Any, Final, Protocol, TypeVar
 
 from podwatch.checkpoints.layouts.base import Layout
-from podwatch.config.policies import Policies
-from podwatch.config.settings import Settings
+from podwatch.config.settings import Policies, Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Severity

@@ -131,7 +131,7 @@ class Stops:
                 return f"{why}; {tools.standing.why_not}"
             newest = newest_step(await tools.blocking(tools.catalogue.rescan))
             if newest is not None and newest > above:
-                last = tools.policies.detection.max_steps
+                last = tools.policies.max_steps
                 if not self._finish_line and (last is None or not above < last <= newest):
                     return f"{why}; step {newest} is saved"
                 above, have = newest, f"the newest checkpoint is step {newest}"

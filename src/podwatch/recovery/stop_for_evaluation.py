@@ -93,7 +93,7 @@ class Evaluating:
             return "[trainer] command is not configured, so podwatch could not start training again"
         if context.phase is not Phase.RUNNING:
             return "the last start of training is not confirmed by a step yet"
-        last, saved = tools.policies.detection.max_steps, newest_step(tools.catalogue.sets)
+        last, saved = tools.policies.max_steps, newest_step(tools.catalogue.sets)
         if last is not None and saved is not None and saved >= last:
             return "training has saved its last step and is about to end"
         return ""

@@ -6,6 +6,7 @@ Plain data with defaults. Times are monotonic seconds like ``now``, or epoch sec
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from podwatch.config.settings import DiskSettings
 from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Incident
@@ -13,7 +14,6 @@ from podwatch.domain.finding import Finding
 from podwatch.domain.nodes import NodeView
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Reading, Snapshot
-from podwatch.domain.thresholds import DiskPolicy
 from podwatch.policy.exit_code import Verdict
 from podwatch.policy.overall_status import Judgement, RecoveryView, Situation, judge
 from podwatch.policy.run_cost import Account
@@ -71,7 +71,7 @@ class DaemonView:
     incidents: tuple[Incident, ...] = ()
     """The last ones, newest first."""
     next_save_bytes: int | None = None
-    prune_above: float = DiskPolicy().prune_above
+    prune_above: float = DiskSettings().prune_above
     steps_at_risk: int | None = None
     target_step: int | None = None
     trainer_ended_at: float | None = None

@@ -4,10 +4,10 @@ Pure functions; each finding names the numbers.
 
 from collections.abc import Mapping, Sequence
 
-from podwatch.config.units import format_size
+from podwatch.config.settings import DiskSettings
+from podwatch.config.units import GIB, format_size
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import DiskSample
-from podwatch.domain.thresholds import GIB, DiskPolicy
 from podwatch.policy.disk_forecast import NextSave
 from podwatch.policy.local_retention import (
     RemovalPlan,
@@ -23,7 +23,7 @@ NAMED = 3
 
 
 def no_room(
-    plan: RemovalPlan, disk: DiskSample, next_save: NextSave, policy: DiskPolicy, at: float
+    plan: RemovalPlan, disk: DiskSample, next_save: NextSave, policy: DiskSettings, at: float
 ) -> tuple[Finding, ...]:
     """A finding if a save of the usual size does not fit (critical), or fits only after deleting checkpoints that are
     not in the store (warning, while there is time), or one as big as the biggest does not fit (warning). ``at``: time
@@ -33,7 +33,7 @@ def no_room(
     many = f" ({next_save.saves} saves can come before podwatch can remove anything)" if next_save.saves > 1 else ""
     free = f"{format_size(disk.free_bytes)} are free{where}"
     if plan.missing_bytes > 0:
-        soon = next_save.soon and policy.stop_when_full
+        soon = next_save.soon and policy.on_full == "stop"
         gone = f"can remove {format_size(plan.freed_bytes)}" if plan.freed_bytes else "can remove nothing more"
         needed = plan.missing_bytes + plan.freed_bytes + disk.free_bytes  # so that the numbers add up
         margin = f" ({format_size(next_save.usual_room)} and the margin)" if needed >= next_save.usual_room else ""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from podwatch.config.settings import DiskSettings
 from podwatch.config.units import format_size
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete, newest_whole
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.finding import Finding
 from podwatch.domain.snapshot import DiskSample, Reading
-from podwatch.domain.thresholds import DiskPolicy
 from podwatch.policy.disk_forecast import Forecast, NextSave
 from podwatch.policy.local_retention import (
     ROOM_HYSTERESIS,
@@ -107,7 +107,17 @@ class RemovalRules(Protocol):
     """The settings of removal, as last reloaded."""
 
     @property
-    def policy(self) -> DiskPolicy: ...
+    def policy(self) -> DiskSettings: ...
+
+    @property
+    def react(self) -> float:
+        """Seconds from the end of a save to room for another."""
+        ...
+
+    @property
+    def steps_in_use(self) -> int:
+        """By-products of this many steps below the newest complete checkpoint stay."""
+        ...
 
     @property
     def acts(self) -> bool:
@@ -175,7 +185,7 @@ class Pruner:
 
     def next_save(self) -> NextSave:
         self._forecast.see(self._checkpoints.sets)
-        return self._forecast.next_save(self._clock.wall(), self._rules.policy)
+        return self._forecast.next_save(self._clock.wall(), self._rules.policy.lead, self._rules.react)
 
     @property
     def waits_for(self) -> str:
@@ -364,6 +374,7 @@ class Pruner:
             due_in=next_save.due_in,
             usual_bytes=next_save.usual_room,
             usual_files=next_save.usual_inodes,
+            steps_in_use=self._rules.steps_in_use,
         )
 
 

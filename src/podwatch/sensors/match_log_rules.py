@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import LogMatch, Reading, SensorState, observed, unobserved
-from podwatch.domain.thresholds import LogRule
+from podwatch.domain.trainer_log import LogRule
 from podwatch.sensors.log_tail import FileNews, LogLine, clean
 from podwatch.system.clock import Clock
 
@@ -187,7 +187,7 @@ class LogRulesSensor:
             seen.last_at, seen.line = now, scrub(hit.line)[:LINE_SHOWN]
             hits = seen.files.setdefault(hit.path, deque())
             seen.roles[hit.path] = hit.role
-            if hits and now - hits[-1][0] < rule.within_seconds / BUCKETS:
+            if hits and now - hits[-1][0] < rule.within / BUCKETS:
                 hits[-1] = (hits[-1][0], hits[-1][1] + hit.count)
             else:
                 hits.append((now, hit.count))
@@ -221,6 +221,6 @@ class LogRulesSensor:
         for name, seen in sorted(self._seen.items()):
             rule = self._rules.get(name)
             if rule is not None:
-                count, role = seen.count(now, rule.within_seconds)
+                count, role = seen.count(now, rule.within)
                 found.append(LogMatch(name, role, count, seen.first_at, seen.last_at, seen.line))
         return tuple(found)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tests.drivers.detection import (
-    DetectionPolicy,
     ExitStatus,
     GpuState,
     Health,
     Learned,
     Liveness,
     LogMatch,
+    Policies,
     ProcessRole,
     SensorState,
     ServerKind,
@@ -29,7 +29,7 @@ from tests.support.pods.healthy import CONTEXT, Run
 from tests.support.pods.shapes import SHAPES, Shape
 from tests.support.pods.world import Piece
 
-Bound = Callable[[Learned, DetectionPolicy, Shape], float]
+Bound = Callable[[Learned, Policies, Shape], float]
 """Seconds from the blow to the verdict, from what was learned and the thresholds."""
 WORKING = ("rollouts", "train", "tools")
 SHAPE = {shape.name: shape for shape in SHAPES}
@@ -46,27 +46,27 @@ def seconds(value: float) -> Bound:
     return lambda _learned, _policy, _shape: value
 
 
-def _steps(learned: Learned, policy: DetectionPolicy, shape: Shape) -> float:
+def _steps(learned: Learned, policy: Policies, shape: Shape) -> float:
     """A step in flight may still end, and then no more come."""
-    return no_step_limit(learned, policy) + 1.5 * shape.step_seconds + 10.0
+    return no_step_limit(learned, policy.hang) + 1.5 * shape.step_seconds + 10.0
 
 
-def _hang(learned: Learned, policy: DetectionPolicy, shape: Shape) -> float:
+def _hang(learned: Learned, policy: Policies, shape: Shape) -> float:
     """A step in flight may still end; what a weight update would hold up has to stand still for 24 min."""
-    return max(hang_limit(learned, policy) + 1.5 * shape.step_seconds, 1440.0) + 10.0
+    return max(hang_limit(learned, policy.hang) + 1.5 * shape.step_seconds, 1440.0) + 10.0
 
 
-def _idle(learned: Learned, policy: DetectionPolicy, shape: Shape) -> float:
+def _idle(learned: Learned, policy: Policies, shape: Shape) -> float:
     """Without a request in flight idle GPUs have to stay so for 30 minutes."""
-    return max(_hang(learned, policy, shape), 3.0 * policy.hang_agree_seconds + 10.0)
+    return max(_hang(learned, policy, shape), 3.0 * policy.hang.agree + 10.0)
 
 
-def _patience(learned: Learned, policy: DetectionPolicy, _shape: Shape) -> float:
+def _patience(learned: Learned, policy: Policies, _shape: Shape) -> float:
     return patience_seconds(learned, policy) + 10.0
 
 
-def _save(learned: Learned, policy: DetectionPolicy, _shape: Shape) -> float:
-    return save_limit(learned) + hang_limit(learned, policy) + 10.0
+def _save(learned: Learned, policy: Policies, _shape: Shape) -> float:
+    return save_limit(learned) + hang_limit(learned, policy.hang) + 10.0
 
 
 SILENT = seconds(15.0)

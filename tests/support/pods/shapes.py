@@ -6,7 +6,7 @@ of minutes to an hour. ``SHAPES`` is what the figures are made of; every field i
 
 from dataclasses import dataclass
 
-from tests.drivers.detection import DetectionPolicy, Policies, ProgressSource, Supervision
+from tests.drivers.detection import Policies, ProgressSource, Supervision, judging
 
 Span = tuple[float, float]
 """Least and most, in seconds."""
@@ -72,13 +72,7 @@ class Shape:
 
     def policies(self) -> Policies:
         """The defaults, and the GPUs."""
-        return Policies(
-            detection=DetectionPolicy(
-                inference_gpus=self.inference,
-                shared_gpus=self.shared,
-                trainer_gpus=self.trainer if self.trainer_configured else (),
-            )
-        )
+        return judging(gpu__inference=self.inference, gpu__trainer=self.trainer if self.trainer_configured else ())
 
 
 SHAPES = (

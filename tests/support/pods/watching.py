@@ -120,7 +120,7 @@ def catch(
         state, findings = advance(state, snapshot, policies)
         world.confirming = confirming(state, snapshot, policies)
         if struck is not None:
-            bound = max(bound, fault.bound(before, policies.detection, shape))
+            bound = max(bound, fault.bound(before, policies, shape))
         caught = _verdict(fault, seed, findings, took, bound)
         if caught is not None and horizon <= 0.0:
             break

@@ -38,8 +38,7 @@ from podwatch.checkpoints.layouts.step_dirs import OnDemand, is_plain_dir, not_t
 from podwatch.checkpoints.scan import is_temporary
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.process import ProcessNames, ProcessRole
-from podwatch.domain.thresholds import LogRule
-from podwatch.domain.trainer_log import BAD, NEAR, RAISED, StepPattern, TrainerLog
+from podwatch.domain.trainer_log import BAD, NEAR, RAISED, LogRule, StepPattern, TrainerLog
 
 # -- rule for a complete step ----------------------------------------------------------------------------------------
 # The trainer's half is a DCP directory; the orchestrator's is ``progress.pt``; in layout A the broadcast with
@@ -437,7 +436,7 @@ LOG = TrainerLog(
             "api-connection-errors",
             rf"(?:{BAD}{NEAR}|{RAISED})(?:APIConnectionError|APITimeoutError|openai\.APIConnectionError)",
             count=20,
-            within_seconds=600.0,
+            within=600.0,
             says="the orchestrator cannot reach the inference server",
             fix="check the server with `podwatch status` and a request to its /health",
             supports=("silent-death", "hang"),
