@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.asking import reasons, running, status
+from tests.support.asking import looks, reasons, running
 from tests.support.resuming import CUSTOM, stands, steps_of
 from tests.support.rig import Rig
 
@@ -26,8 +26,7 @@ def test_a_loop_in_the_command_that_begins_at_0_again_is_a_finding(rig: Rig, req
     rig.order(exit=1, once=True)
     daemon.wait_for(lambda: len(rig.starts) >= 2, 60, "the loop starts it again")
     daemon.wait_for(lambda: lines(rig).count("SUCCESS Step 10 ") >= 2, 60, "it passes steps that it had passed")
-    turns = status(daemon)["counters"]["turns"]
-    daemon.wait_for(lambda: status(daemon)["counters"]["turns"] > turns + 5, 60, "podwatch has looked since")
+    looks(daemon)
     assert not steps_of(rig)[1], "it begins at 0"
     request.applymarker(pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 43"))
     said = reasons(daemon).get("going-backwards", {})

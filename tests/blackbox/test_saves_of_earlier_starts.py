@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.asking import published, reasons, running, status
+from tests.support.asking import looks, published, reasons, running
 from tests.support.resuming import stands, steps_of
 from tests.support.rig import Rig
 
@@ -26,8 +26,7 @@ def test_the_death_of_training_that_was_found_running_resumes_from_its_save(rig:
     newest = rig.saved[-1]
     daemon.start()
     daemon.wait_event("trainer-attached", 60)
-    turns = status(daemon)["counters"]["turns"]
-    daemon.wait_for(lambda: status(daemon)["counters"]["turns"] > turns + 5, 60, "podwatch has looked since")
+    looks(daemon)
     assert "foreign-checkpoints" not in reasons(daemon)
     published(daemon, 60, step=newest)
     rig.kill("trainer")

@@ -38,6 +38,12 @@ def wait_reason(daemon: DaemonProcess, kind: str, seconds: float = 30) -> dict[s
     return found
 
 
+def looks(daemon: DaemonProcess, times: int = 10) -> None:
+    """Wait until podwatch has looked at everything so many times more."""
+    end = status(daemon)["counters"]["turns"] + times
+    daemon.wait_for(lambda: status(daemon)["counters"]["turns"] >= end, 60, f"{times} turns")
+
+
 def messages(daemon: DaemonProcess, name: str, after: int = 0) -> list[str]:
     return [str(e["event"]) for e in daemon.events()[after:] if e["podwatch_event"] == name]
 
