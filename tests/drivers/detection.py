@@ -267,7 +267,7 @@ def read_night(path: Path) -> Night:
 def _policies(thresholds: Any) -> Policies:
     """The names are those of the first recorded nights. What is left out had its default in every night."""
     by, disk, resources, training = (thresholds[name] for name in ("detection", "disk", "resources", "training"))
-    return Policies.of_recording(
+    return Policies.model_validate(
         {
             "gpu": {
                 "inference": by["inference_gpus"], "trainer": by["trainer_gpus"], "hold": by["hold_seconds"],
@@ -286,7 +286,8 @@ def _policies(thresholds: Any) -> Policies:
             "max_steps": by["max_steps"],
             "clean_exit_finishes": by["clean_exit_finishes"],
             "save_interval_steps": resources["save_interval_steps"],
-        }
+        },
+        extra="ignore",
     )  # fmt: skip
 
 

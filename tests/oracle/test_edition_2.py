@@ -90,13 +90,13 @@ def test_plans_of_a_daemon(golden: Golden, tmp_path: Path) -> None:
 
 
 def recordings(directory: Path) -> list[Path]:
-    """The recorded nights, as podwatch records them. The header has the thresholds also in edition 2's form."""
+    """The recorded nights, as podwatch records them. The header is one for edition 2, too."""
     directory.mkdir(parents=True)
     for file in NIGHTS.glob("*.jsonl.xz"):
         path, night = directory / file.name.replace(".xz", ".gz"), read_night(file)
         write_as_recording(path, night)
         first, turns = gzip.decompress(path.read_bytes()).split(b"\n", 1)
-        header = json.loads(first)
+        header = json.loads(first) | {"podwatch_recording": 1}
         header["policies"]["detection"] = thresholds(night.policies)["detection"]
         path.write_bytes(gzip.compress(json.dumps(header).encode() + b"\n" + turns))
     return sorted(directory.iterdir())

@@ -175,9 +175,9 @@ def test_a_recording_holds_no_address_of_the_metrics() -> None:
     training = TrainingHealthSettings(metrics_url="http://me:s3same@127.0.0.1:9090", kl_above=0.3)
     server = InferenceSettings(urls=("http://me:s3same@127.0.0.1:8000",), sleep="yes")
     policies = Policies(training=training, inference=server, hang=HangSettings(k=math.inf))
-    text = json.dumps(Header("r", policies=policies).to_dict(), allow_nan=False)
+    text = json.dumps(Header("r", policies=policies).to_json(), allow_nan=False)
     assert "s3same" not in text
-    read = Header.from_dict(json.loads(text), "here").policies
+    read = Header.from_bytes(text.encode()).policies
     assert (read.training.kl_above, read.hang, read.inference.sleep) == (0.3, policies.hang, "yes")
 
 
@@ -188,10 +188,11 @@ def test_fields_of_a_later_version_are_ignored_and_missing_ones_take_their_defau
     del data["boot_at"], data["host"], data["gpus"]["value"][0]["mig"]
     assert TURNS.decode(data) == turn(0)
     assert TURNS.apply(turn(0), {"weather": 1, "gpus": {"at": 102.0, "colour": 2}, "at": 102.0}).at == 102.0
-    policies = Policies().for_recording()
-    policies["hang"]["new"] = policies["training"]["new"] = policies["new"] = 1
-    del policies["resources"]
-    assert Policies.of_recording(policies) == Policies()
+    header = Header("run").to_json()
+    policies = header["policies"]
+    policies["hang"]["new"] = policies["training"]["new"] = policies["new"] = header["new"] = 1
+    del policies["resources"], header["learned"], header["poll"]
+    assert Header.from_json(header) == Header("run")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +265,7 @@ def test_a_torn_last_line_is_dropped_and_said(tmp_path: Path) -> None:
 
 
 def test_a_small_file_that_unpacks_into_a_huge_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = json.dumps(Header("run").to_dict()).encode() + b"\n"
+    head = json.dumps(Header("run").to_json()).encode() + b"\n"
     (tmp_path / "line.gz").write_bytes(gzip.compress(head + b" " * (9 << 20)))
     segment = Segment(tmp_path / "line.gz")
     assert list(segment) == []
@@ -277,9 +278,7 @@ def test_a_small_file_that_unpacks_into_a_huge_one(tmp_path: Path, monkeypatch: 
     assert "larger than any recording" in segment.problem
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"hello\n", b"{}\n", b'{"podwatch_recording":true}\n', gzip.compress(b"", mtime=0)]
-)
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"{}\n", b'{"schema_version":1}\n', gzip.compress(b"", mtime=0)])
 def test_what_is_no_recording(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x"
     path.write_bytes(content)
@@ -289,22 +288,46 @@ def test_what_is_no_recording(tmp_path: Path, content: bytes) -> None:
     assert caught.value.fix
 
 
-def test_a_recording_of_a_later_podwatch_is_refused_with_its_name(tmp_path: Path) -> None:
+def test_a_recording_of_a_later_podwatch_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    path.write_text(json.dumps(Header("run").to_dict() | {"podwatch_recording": 2, "version": "9.1"}) + "\n")
-    with pytest.raises(UsageError, match=r"made by podwatch 9\.1"):
+    path.write_text(json.dumps(Header("run").to_json() | {"schema_version": 2}) + "\n")
+    with pytest.raises(UsageError, match="schema_version 2") as caught:
         Segment(path)
+    assert caught.value.where == str(path)
 
 
 @pytest.mark.parametrize(
-    "change", [{"wall": 1e300}, {"wall": float("nan")}, {"wall": "x"}, {"poll": -1.0}, {"poll": []}]
-)
-def test_a_header_whose_times_are_none_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    "change",
+    [
+        {"wall": 1e300}, {"wall": float("nan")}, {"wall": "x"}, {"wall": True}, {"poll": -1.0}, {"poll": []},
+        {"run_id": None}, {"run_id": "a\x1b[2Jb"}, {"run_id": "x" * 201}, {"session": {}}, {"version": ["9.1"]},
+        {"policies": []}, {"policies": {"hang": {"k": "many"}}}, {"policies": {"gpu": {"inference": [[0]]}}},
+        {"policies": {"log_rules": [{"name": "a"}]}}, {"schema_version": True}, {"layout": "x" * (2 << 20)},
+    ],
+)  # fmt: skip
+def test_a_header_with_a_wrong_value_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     path = tmp_path / "x.jsonl"
-    path.write_text(json.dumps(Header("run").to_dict() | change) + "\n")
+    path.write_text(json.dumps(Header("run").to_json() | change) + "\n")
     with pytest.raises(UsageError, match="header of this recording") as caught:
         Segment(path)
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "more", ['"run_id":"other",', '"deep":' + "[" * 5000 + "]" * 5000 + ",", '"deep":' + "[" * 5000]
+)
+def test_a_header_with_a_key_twice_or_too_deep_is_refused(tmp_path: Path, more: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(Header("run").to_json()).replace("{", "{" + more, 1) + "\n")
+    with pytest.raises(UsageError, match="header of this recording"):
+        Segment(path)
+
+
+@pytest.mark.parametrize("learned", [None, 7, {"seen": 1}, {"step_seconds": ["x"]}])
+def test_learned_values_that_cannot_be_read_leave_the_recording(tmp_path: Path, learned: object) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(Header("run").to_json() | {"learned": learned}) + "\n")
+    assert Segment(path).header == Header("run")
 
 
 def test_things_that_are_no_file(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class Document:
         _check_kind(cls, found, where)
         _check_names(cls, found, where)
         try:
-            return cast("Self", _adapter(cls).validate_python(found))
+            return cast("Self", _adapter(cls).validate_python(found, extra="ignore"))
         except ValidationError as error:
             raise _bad(cls, where, _first(error.errors(include_url=False, include_input=False))) from None
 
@@ -312,6 +312,19 @@ class unreadable_as:  # noqa: N801 - reads like words at a field
         return core_schema.with_default_schema(
             inner, default=self.value, on_error="default", serialization=inner.get("serialization")
         )
+
+
+@dataclass(frozen=True, slots=True)
+class written_as:  # noqa: N801 - reads like words at a field
+    """What is written is what ``change`` makes of the value."""
+
+    change: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
+        from pydantic_core import core_schema
+
+        written = core_schema.plain_serializer_function_ser_schema(self.change)
+        return cast("CoreSchema", {**handler(source), "serialization": written})
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from podwatch import __version__
 from podwatch.config.settings import Policies
 from podwatch.detection.learned import Learned
-from podwatch.domain.errors import HostError, UsageError
+from podwatch.domain.document import Document, Label, Strictly, unreadable_as, written_as
+from podwatch.domain.errors import HostError, IntegrityError, UsageError
 from podwatch.domain.snapshot import Snapshot
 from podwatch.recording.codec import Codec, CodecError, Mask
 
-SCHEMA_VERSION = 1
 SUFFIX = ".jsonl.gz"
 MAX_LINE = 8 << 20
 """One turn, unpacked: a tree of 10,000 processes takes 4 MB. A longer line is not from podwatch."""
@@ -54,8 +54,15 @@ FREE_TEXT = frozenset(
 TURNS = Codec(Snapshot, FREE_TEXT)
 
 
+Time = Annotated[float, Strictly(above=-LATEST_WALL, below=LATEST_WALL)]
+
+
+def _recorded(policies: Policies) -> dict[str, Any]:
+    return policies.for_recording()
+
+
 @dataclass(frozen=True, slots=True)
-class Header:
+class Header(Document):
     """The first line of a segment.
 
     ``session`` is one uninterrupted recording: while it stays the same, no turn is missing between two segments.
@@ -63,62 +70,17 @@ class Header:
     ``poll`` is the sensing loop's pause in seconds, ``wall`` the epoch second at which the segment started.
     """
 
-    run_id: str
-    layout: str = ""
-    session: str = ""
-    wall: float = 0.0
-    poll: float = 2.0
-    policies: Policies = field(default_factory=Policies)
-    learned: Learned = field(default_factory=Learned)
-    version: str = __version__
-    schema_version: int = SCHEMA_VERSION
+    KIND = "podwatch-recording"
+    FILE = "the header of this recording"
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "podwatch_recording": self.schema_version,
-            "version": self.version,
-            "run_id": self.run_id,
-            "layout": self.layout,
-            "session": self.session,
-            "wall": self.wall,
-            "poll": self.poll,
-            "policies": self.policies.for_recording(),
-            "learned": self.learned.to_json(),
-        }
-
-    @classmethod
-    def from_dict(cls, data: object, where: str) -> "Header":
-        """Raises UsageError for data that is no recording, or one of a later podwatch."""
-        if not isinstance(data, dict) or type(data.get("podwatch_recording")) is not int:
-            raise not_a_recording(where)
-        if data["podwatch_recording"] > SCHEMA_VERSION:
-            raise UsageError(
-                f"this recording was made by podwatch {str(data.get('version'))[:40]}, whose format this one"
-                f" ({__version__}) does not know",
-                where=where,
-                fix="replay it with that version or a later one",
-            )
-        try:
-            wall, poll = float(data.get("wall", 0.0)), float(data.get("poll", 2.0))
-            if not (abs(wall) < LATEST_WALL and 0.0 < poll < LATEST_WALL):
-                raise ValueError("its times are invalid")
-            return cls(
-                run_id=str(data.get("run_id", "")),
-                layout=str(data.get("layout", "")),
-                session=str(data.get("session", "")),
-                wall=wall,
-                poll=poll,
-                policies=Policies.of_recording(data.get("policies", {})),
-                learned=Learned.kept(data.get("learned")) or Learned(),
-                version=str(data.get("version", "")),
-                schema_version=data["podwatch_recording"],
-            )
-        except (CodecError, TypeError, ValueError, OverflowError) as error:
-            raise UsageError(
-                f"the header of this recording cannot be read: {error}",
-                where=where,
-                fix="this segment is damaged: move it away, or name the others one by one",
-            ) from error
+    run_id: Label
+    layout: Label = ""
+    session: Label = ""
+    wall: Time = 0.0
+    poll: Annotated[float, Strictly(above=0.0, below=LATEST_WALL)] = 2.0
+    policies: Annotated[Policies, written_as(_recorded)] = field(default_factory=Policies)
+    learned: Annotated[Learned, unreadable_as(Learned())] = field(default_factory=Learned)
+    version: Label = __version__
 
 
 def not_a_recording(where: str, why: str = "") -> UsageError:
@@ -141,7 +103,7 @@ class SegmentWriter:
         """Bytes in the file."""
         self.turns = 0
         try:
-            self._line(header.to_dict())
+            self._line(header.to_json())
             self.flush()
         except BaseException:
             self.abandon()
@@ -195,7 +157,7 @@ class Segment:
             raise not_a_recording(
                 str(path), self.problem or ("it has no whole line" if self.torn else "the file is empty")
             )
-        self.header = Header.from_dict(_parsed(first, str(path)), str(path))
+        self.header = _header(first, str(path))
 
     def __iter__(self) -> Iterator[Snapshot]:
         """The turns, once. Ends at the first unreadable line; earlier turns stay valid."""
@@ -249,11 +211,15 @@ def write_recording(path: Path, header: Header, snapshots: Iterable[Snapshot], m
     return writer.turns
 
 
-def _parsed(line: bytes, where: str) -> object:
+def _header(line: bytes, where: str) -> Header:
+    """Raises UsageError for a line that is no header, or that of a later podwatch."""
+    if b'"podwatch-recording"' not in line:
+        raise not_a_recording(where)
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise not_a_recording(where) from error
+        return Header.from_bytes(line, where=where)
+    except IntegrityError as error:
+        damaged = "this segment is damaged: move it away, or name the others one by one"
+        raise UsageError(error.what, where=where, fix=error.fix or damaged) from error
 
 
 def _lines(path: Path, segment: Segment) -> Iterator[bytes]:
