@@ -262,13 +262,14 @@ class _Seed(NamedTuple):
     whole: bool
 
 
-_Index = dict[str, list[_Seed]]
+_Index = dict[str, dict[str, list[_Seed]]]
 
 
 @lru_cache(maxsize=1)
 def _index(version: int) -> tuple[tuple[str, _Index], ...]:
-    """Eight characters -> where in which form they are. One look-up for each character of a text finds all values.
-    First the index for text as it is, then those for text without its wrapping, with the pattern of the wrapping."""
+    """Eight characters -> what must follow from there -> where in which form that is. One look-up for each character of
+    a text finds all values. First the index for text as it is, then those for text without its wrapping, with the
+    pattern of the wrapping."""
     plain: _Index = {}
     stripped: _Index = {}
     wrapping: _Index = {}
@@ -277,18 +278,17 @@ def _index(version: int) -> tuple[tuple[str, _Index], ...]:
         forms = _forms(value) | cores
         for form in forms | {re.sub(_BETWEEN, "", form) for form in forms}:
             spaced = re.search(_BETWEEN, form)
-            for octet, seed in _seeds(form, value, cores):
-                plain.setdefault(octet, []).append(seed)
-                if spaced:
-                    wrapping.setdefault(octet, []).append(seed)
-                elif form not in forms:
-                    stripped.setdefault(octet, []).append(seed)
+            for start, seed in _seeds(form, value, cores):
+                for index, belongs in ((plain, True), (wrapping, spaced), (stripped, not spaced and form not in forms)):
+                    if belongs:
+                        index.setdefault(start[:MIN_SECRET], {}).setdefault(start, []).append(seed)
     return ("", plain), (_WRAPPING, plain), (_BETWEEN, stripped), (_LINES, wrapping)
 
 
 def _seeds(form: str, value: str, cores: set[str]) -> Iterator[tuple[str, _Seed]]:
-    """Both ends and, of the value itself, every fifth character inside, so that one is in whatever run of twelve. Not
-    one repeated character, and none twice: lines of dashes would take minutes."""
+    """Each with the characters that must stand at its place. Both ends and, of the value itself, every fifth character
+    inside, so that one is in whatever run of twelve. Not one repeated character, and none twice: lines of dashes would
+    take minutes."""
     if len(form) < MIN_SECRET:
         return
     whole, last = form in cores, len(form) - MIN_SECRET
@@ -297,7 +297,7 @@ def _seeds(form: str, value: str, cores: set[str]) -> Iterator[tuple[str, _Seed]
     step = max(1, least - MIN_SECRET + 1)
     inside = {form[at : at + MIN_SECRET]: at for at in range(step, last, step) if cuttable}
     for at in (0, *([last] if cuttable else []), *(at for octet, at in inside.items() if len(set(octet)) > 1)):
-        yield form[at : at + MIN_SECRET], _Seed(form, at, least, whole)
+        yield form[at : at + (_CUT if least and at == 0 else MIN_SECRET)], _Seed(form, at, least, whole)
 
 
 def _forms(value: str) -> set[str]:
@@ -356,8 +356,11 @@ def _found(text: str, index: _Index) -> Iterator[tuple[int, int, bool]]:
     done, tried = 0, dict[str, int]()
     for at in [at for at in range(len(text) - MIN_SECRET + 1) if text[at : at + MIN_SECRET] in index]:
         before = done  # of several forms that begin here, the longest run counts
-        for seed in index[text[at : at + MIN_SECRET]]:
+        starts = index[text[at : at + MIN_SECRET]]
+        for seed in (seed for start, seeds in starts.items() if text.startswith(start, at) for seed in seeds):
             form = seed.form
+            if seed.at == 0 and at < done and not seed.whole and not text.startswith(form[: done - at + 1], at):
+                continue  # it ends no later than what was found
             begin, end = at - seed.at, at - seed.at + len(form)
             if begin < 0 or not text.startswith(form, begin):
                 if not seed.least or at + MIN_SECRET <= before or at + MIN_SECRET <= tried.get(form, 0):
@@ -373,9 +376,7 @@ def _found(text: str, index: _Index) -> Iterator[tuple[int, int, bool]]:
 
 
 def _may_count(text: str, at: int, seed: _Seed) -> bool:
-    """Whether a run from an end is long enough: quicker than looking for the whole run."""
-    if seed.at == 0:
-        return text.startswith(seed.form[:_CUT], at)
+    """Whether a run to the end is long enough: quicker than looking for the whole run."""
     return seed.at + MIN_SECRET < len(seed.form) or text.endswith(seed.form[-_CUT:], 0, at + MIN_SECRET)
 
 
