@@ -1,3 +1,6 @@
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,13 +62,38 @@ def test_a_copy_of_another_file_is_not_taken(file: Path, tmp_path: Path) -> None
         load_or_last_good(other, environ={})
 
 
-def test_a_damaged_copy_is_no_copy(file: Path) -> None:
+def _twice(copy: str) -> str:
+    return copy.replace("{", '{"text": "",', 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda copy: '{"path": ',
+        lambda copy: "[" * 100_000,
+        lambda copy: copy.replace('"path"', '"way"'),
+        lambda copy: json.dumps(json.loads(copy) | {"text": 7}),
+        lambda copy: json.dumps(json.loads(copy) | {"text": ["run_id"]}),
+        lambda copy: json.dumps(json.loads(copy) | {"schema_version": 2}),
+        lambda copy: json.dumps(json.loads(copy) | {"kind": "podwatch-manifest"}),
+        _twice,
+    ],
+)
+def test_a_damaged_copy_is_no_copy(file: Path, damage: Callable[[str], str]) -> None:
     loaded = load_settings(file, environ={})
     save_last_good(loaded)
-    last_good_path(loaded.settings.state_dir, "r1").write_text('{"path": ')
+    copy = last_good_path(loaded.settings.state_dir, "r1")
+    copy.write_text(damage(copy.read_text()))
     break_it(file)
     with pytest.raises(ConfigurationError):
         load_or_last_good(file, environ={})
+
+
+def test_a_file_whose_name_is_not_utf_8_has_its_copy(file: Path) -> None:
+    strange = file.rename(file.with_name(os.fsdecode(b"p\xff.toml")))
+    save_last_good(load_settings(strange, environ={}))
+    break_it(strange)
+    assert load_or_last_good(strange, environ={}).settings.run_id == "r1"
 
 
 def test_the_copy_is_private(file: Path) -> None:

@@ -4,22 +4,32 @@ A daemon that refuses to start because of a typo guards nothing. It therefore ke
 ``<state_dir>/<run_id>/``, uses it, and reports that. Without one it exits with 78.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from podwatch.client.trusted_configuration import read_trusted
+from podwatch.client.trusted_configuration import read_trusted, read_trusted_bytes
 from podwatch.config.loading import LoadedSettings, find_file, load_settings, load_text, named_file
 from podwatch.config.settings import Settings
-from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.document import Document, Text, writable
+from podwatch.domain.errors import ConfigurationError, IntegrityError
 from podwatch.domain.safe_names import valid_run_id
 
 COPY_NAME = "last-good.json"
-COPY_VERSION = 1
 _SETTING = re.compile(r"""^\s*(state_dir|run_id)\s*=\s*(["'])(.*?)\2""", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy(Document):
+    KIND = "podwatch-last-good-configuration"
+    FILE = COPY_NAME
+    LARGEST = 16 << 20
+
+    path: Text
+    """Need not be UTF-8, and a document is: what is read is as ``writable`` makes it."""
+    text: Text
 
 
 def last_good_path(state_dir: Path, run_id: str) -> Path:
@@ -33,8 +43,7 @@ def save_last_good(loaded: LoadedSettings) -> None:
     if loaded.path is None or loaded.refused:
         return
     target = last_good_path(loaded.settings.state_dir, loaded.settings.run_id)
-    record = {"schema_version": COPY_VERSION, "path": str(loaded.path), "text": loaded.text}
-    content = json.dumps(record).encode()
+    content = _Copy(str(loaded.path), loaded.text).to_bytes()
     if target.is_file() and target.read_bytes() == content:
         return
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -64,11 +73,10 @@ def load_last_good(
     """
     for copy in _copies(path, environ, overrides or {}):
         try:
-            record = json.loads(read_trusted(copy))
-            if record["path"] != str(path) or record["schema_version"] != COPY_VERSION:
-                continue
-            return load_text(str(record["text"]), path, environ=environ, overrides=overrides, run=run)
-        except (ConfigurationError, ValueError, KeyError, TypeError):
+            kept = _Copy.from_bytes(read_trusted_bytes(copy))
+            if kept.path == writable(str(path)):
+                return load_text(kept.text, path, environ=environ, overrides=overrides, run=run)
+        except (ConfigurationError, IntegrityError, ValueError):
             continue
     return None
 
