@@ -20,7 +20,7 @@ def repaired(daemon: DaemonProcess) -> None:
 
 
 def forged(hidden: Path, run: str) -> None:
-    """As podwatch's own directory, of another user's, with a FIFO as the run record."""
+    """As podwatch's own directory, of another user's, with a FIFO as the copy of run.json."""
     (hidden / run / "quarantine" / "1").mkdir(parents=True)
     os.mkfifo(hidden / run / "run.json")
     for directory, _, names in os.walk(hidden):
@@ -44,12 +44,9 @@ def test_a_forged_directory_of_ours_stops_every_change_and_no_adoption(rig: Rig)
     assert f"user {E}" in reason["summary"]
     daemon.wait_event("trainer-adopted", 30)
     assert rig.trainer_pid == trainer
-    refused = daemon.command("stop-training")
-    assert refused.returncode != 0
-    assert str(hidden) in refused.stderr
     rig.kill("trainer")
     wait_reason(daemon, "trainer-exited")
-    assert len(rig.starts) == 1, "nothing is started while the run record cannot be read"
+    assert len(rig.starts) == 1, "nothing is started while that directory is another user's"
     listed = daemon.command("quarantine", "list")
     assert listed.returncode != 0
     assert str(hidden) in listed.stderr

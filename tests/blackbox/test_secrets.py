@@ -210,8 +210,6 @@ def files(rig: Rig, given: set[Path]) -> dict[str, bytes]:
     for path in rig.root.rglob("*"):
         if path.is_file() and path not in given | kept and not any(part in path.parents for part in own):
             found[f"file {path.relative_to(rig.root)}"] = unpacked(path.read_bytes())
-    for path in Path("/run/lock").glob("podwatch-locks-*/*"):
-        found[str(path)] = path.read_bytes()
     return found
 
 

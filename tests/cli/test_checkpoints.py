@@ -8,10 +8,9 @@ import pytest
 
 from podwatch.cli.checkpoints import table
 from podwatch.daemon import held_back_findings
-from podwatch.domain.run import EarlierSave, Lineage, RunRecord
-from podwatch.journal import save_run_record
+from podwatch.domain.run import EarlierSave, Lineage
+from podwatch.domain.run_state import RunState
 from podwatch.journal.journal import Journal
-from podwatch.system.own_directories import Workspace
 from tests.cli.test_restore import (
     stored,  # noqa: F401 - a fixture
     write_config,
@@ -47,9 +46,9 @@ def test_deep_compares_every_byte_and_says_when_it_cannot(stored):  # noqa: F811
 def test_stored_sets_and_pins_without_a_daemon(stored):  # noqa: F811
     machine, output, config, _ = stored
     assert machine.podwatch("restore", "-c", config).returncode == 0
-    journal = Journal.open(machine.directory / "pod" / "state" / "r" / "journal.sqlite")
-    journal.pin(40, "the paper's figure 2")
-    journal.close()
+    assert (
+        machine.podwatch("checkpoints", "pin", "40", "--reason", "the paper's figure 2", "-c", config).returncode == 0
+    )
     found = json.loads(machine.podwatch("checkpoints", "--json", "-c", config).stdout)
     assert [(r["step"], r["here"], r["restored"]) for r in found["remote"]] == [(40, True, True)]
     assert found["sets"][0]["held_by"] == ["pinned: the paper's figure 2", "newest complete"]
@@ -72,16 +71,17 @@ def held_back(machine, config):
 
 @pytest.fixture
 def branched(machine):
-    """Steps 100 to 120 on this pod; training has left 110 and 120 behind. Returns (output, config, workspace)."""
+    """Steps 100 to 120 on this pod; training has left 110 and 120 behind. Returns (output, config, run.json)."""
     output = machine.directory / "out"
     for step in (100, 110, 120):
         (output / f"step_{step}").mkdir(parents=True)
         (output / f"step_{step}" / "model.bin").write_bytes(os.urandom(5000))
     config = write_config(machine.directory / "podwatch.toml", output, machine.directory / "store")
     left = tuple(EarlierSave(step, "", time.time(), "old") for step in (110, 120))
-    workspace = Workspace(output)
-    save_run_record(workspace, RunRecord("r", Lineage("new", "old", 100), earlier=left))
-    return output, config, workspace
+    record = machine.directory / "state" / "r" / "run.json"
+    record.parent.mkdir(parents=True)
+    record.write_bytes(RunState("r", lineage=Lineage("new", "old", 100), earlier=left).to_bytes())
+    return output, config, record
 
 
 def test_an_earlier_branch_is_known_without_a_daemon(machine, branched):
@@ -96,27 +96,26 @@ def test_an_earlier_branch_is_known_without_a_daemon(machine, branched):
 
 
 def test_a_record_that_cannot_be_read_is_named_and_stays(machine, branched):
-    _, config, workspace = branched
-    newer = json.loads(workspace.record.read_text()) | {"schema_version": 99}
-    workspace.record.write_text(json.dumps(newer))
+    _, config, record = branched
+    newer = json.loads(record.read_text()) | {"schema_version": 99}
+    record.write_text(json.dumps(newer))
     marks, newest, (problem,) = held_back(machine, config)
     assert (set(marks.values()), newest) == ({""}, [120])
-    assert "cannot mark checkpoints of an earlier lineage: the run record has schema 99" in problem
+    assert "cannot mark checkpoints of an earlier lineage: run.json has schema 99" in problem
     assert (
         "problem: podwatch cannot mark checkpoints of an earlier lineage"
         in machine.podwatch("checkpoints", "-c", config).stdout
     )
-    workspace.record.write_text("{damaged")
+    record.write_text("{damaged")
     assert held_back(machine, config)[1] == [120]
-    assert workspace.record.read_text() == "{damaged", "a look changes nothing"
+    assert record.read_text() == "{damaged", "a look changes nothing"
 
 
 def test_what_the_journal_holds_back_is_known_without_a_daemon(machine, branched):
-    output, config, workspace = branched
-    save_run_record(workspace, RunRecord("r", Lineage("new")))
+    output, config, record = branched
+    record.write_bytes(RunState("r", lineage=Lineage("new")).to_bytes())
     now = time.time()
     state = machine.directory / "state" / "r"
-    state.mkdir(parents=True)
     journal = Journal.open(state / "journal.sqlite")
     journal.learn(held_back_findings.TWO_WRITERS_KEY, {"spans": [[now - 500, now + 500, "pid 7"]], "released": []})
     stray = output / "step_99999999999999999"

@@ -75,7 +75,7 @@ def test_without_a_daemon_everything_is_set_aside_and_comes_back(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert "2 entries moved to quarantine 1 (`podwatch quarantine return 1`" in done.stdout
     assert not list(output.iterdir())
-    record = json.loads((tmp_path / ".podwatch/outputs/run.json").read_text())
+    record = json.loads((tmp_path / "state/r/run.json").read_text())
     assert record["lineage"]["parent"]
     assert record["lineage"]["parent_step"] is None
     journal = Journal.open(tmp_path / "state/r/journal.sqlite", read_only=True)
@@ -118,14 +118,14 @@ async def test_a_step_refused_in_the_old_line_is_not_refused_in_the_new_one(worl
     world.start_error = "no"
     await first.recovery.begin()
     await first.until(Phase.GAVE_UP)
-    first.recovery.context.memory.refused = {15: "resumed wrong from step 15"}
+    first.recovery.context.note(refused={15: "resumed wrong from step 15"})
     world.save(15)
     world.start_error = ""
     await request_clean(first.recovery)
     await first.until(Phase.CONFIRMING)
     assert world.plans[-1].step is None
     assert not (world.output / "checkpoints/step_15").exists()
-    assert first.recovery.context.memory.refused == {}
+    assert first.recovery.context.run.refused == {}
     await first.leave()
 
 
@@ -137,11 +137,11 @@ async def test_a_fresh_start_forgets_what_was_refused_in_the_line_it_leaves(worl
     world.start_error = "no"
     await first.recovery.begin()
     await first.until(Phase.GAVE_UP)
-    first.recovery.context.memory.refused = {15: "resumed wrong from step 15"}
+    first.recovery.context.note(refused={15: "resumed wrong from step 15"})
     world.start_error = ""
     await first.recovery.requests.start(fresh=True)
     await first.until(Phase.CONFIRMING)
-    assert first.recovery.context.memory.refused == {}
+    assert first.recovery.context.run.refused == {}
     await first.leave()
 
 

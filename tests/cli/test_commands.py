@@ -319,16 +319,15 @@ def test_pins_without_a_daemon(machine):
     assert machine.podwatch("checkpoints", "unpin", "7", "-c", config).returncode == 64
     result = machine.podwatch("checkpoints", "pin", "7", "--reason", "figure 2", "-c", config)
     assert (result.returncode, "pinned" in result.stdout) == (0, True), result.stderr
-    journal = Journal.open(machine.directory / "state" / "r" / "journal.sqlite", read_only=True)
-    assert journal.pins() == {7: "figure 2"}
-    journal.close()
+    record = json.loads((machine.directory / "state" / "r" / "run.json").read_text())
+    assert record["pins"] == {"7": "figure 2"}
     assert machine.podwatch("checkpoints", "unpin", "7", "-c", config).returncode == 0
 
 
 def test_a_daemon_with_another_runtime_directory_is_not_said_to_be_gone(machine):
     """Who holds the run's lock guards it, wherever its doors are."""
     config = configure(machine)
-    lock = machine.directory / "state" / "r" / "lock"
+    lock = machine.directory / "state" / "r" / "guard.lock"
     elsewhere = machine.directory / "elsewhere"
     code = (
         "import sys; from pathlib import Path; from podwatch.system.files import FileLock\n"

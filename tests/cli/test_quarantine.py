@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.domain.run import Intent, IntentKind
 from podwatch.recovery import quarantine
 from podwatch.system.own_directories import Workspace
 from tests.support import warm
@@ -29,7 +28,7 @@ def test_what_was_set_aside_is_listed_and_comes_back(tmp_path: Path) -> None:
     )
     workspace = Workspace(output).probe()
     data = quarantine.plan([ahead], step=10, steps={15: "complete"}, lineage="a", wall=1.0, number=7)
-    quarantine.carry_out(workspace, Intent(7, IntentKind.QUARANTINE, 1.0, data))
+    quarantine.carry_out(workspace, data)
     assert not ahead.exists()
 
     listed = podwatch(config, "list")

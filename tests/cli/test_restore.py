@@ -10,8 +10,7 @@ from podwatch.checkpoints.layouts import make_layout
 from podwatch.client.find_daemon import own_endpoint, write_endpoint
 from podwatch.config.settings import Settings
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
-from podwatch.domain.run import Lineage, RunRecord
-from podwatch.journal import load_run_record, save_run_record
+from podwatch.domain.run_state import RunState
 from podwatch.stores.local import LocalStore
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
@@ -96,8 +95,8 @@ def test_onto_a_fresh_pod(stored):
     assert "restored step 40" in result.stdout
     assert "training command: rm -rf" in result.stdout
     assert (output / "step_40" / "model.bin").read_bytes() == body
-    record = load_run_record(Workspace(output))
-    assert (record.run_id, record.lineage.id) == ("r", "line")
+    record = json.loads((machine.directory / "pod" / "state" / "r" / "run.json").read_text())
+    assert (record["run_id"], record["lineage"]["id"]) == ("r", "line")
     again = json.loads(machine.podwatch("restore", "-c", config, "--json").stdout)
     assert (again["step"], again["downloaded_bytes"]) == (40, 0)
     sets = json.loads(machine.podwatch("checkpoints", "-c", config, "--json").stdout)["sets"]
@@ -127,7 +126,7 @@ def test_a_damaged_object_is_not_restored(stored):
     result = machine.podwatch("restore", "-c", config)
     assert result.returncode == 69
     assert not (output / "step_40").exists()
-    assert not Workspace(output).record.exists()
+    assert not (machine.directory / "pod" / "state" / "r" / "run.json").exists()
 
 
 def test_beside_a_daemon_only_elsewhere(stored):
@@ -143,7 +142,8 @@ def test_beside_a_daemon_only_elsewhere(stored):
 
 def test_a_directory_of_another_run_is_refused(stored):
     machine, output, config, _ = stored
-    save_run_record(Workspace(output), RunRecord("other", Lineage("x")))
+    copy = Workspace(output).probe().run_copy
+    copy.write_bytes(RunState("other", counter=1).to_bytes())
     result = machine.podwatch("restore", "-c", config)
     assert result.returncode == 78
     assert "belongs to run 'other'" in result.stderr
@@ -156,7 +156,7 @@ def test_checkpoints_of_nobody_are_not_claimed(stored):
     result = machine.podwatch("restore", "-c", config)
     assert result.returncode == 0, result.stderr
     assert "--adopt-existing" in result.stdout
-    assert load_run_record(Workspace(output)) is None
+    assert not (machine.directory / "pod" / "state" / "r" / "run.json").exists()
 
 
 def test_no_store_is_one_clear_line(machine):

@@ -69,7 +69,7 @@ def test_archive(stored):
     assert (dry.returncode, dry.stdout.count("would delete")) == (0, 2), dry.stderr
     asked = machine.podwatch("runs", "archive", "past", "-c", config)
     assert (asked.returncode, "--yes" in asked.stderr) == (64, True)
-    with FileLock(state / "lock"):
+    with FileLock(state / "guard.lock"):
         guarded = machine.podwatch("runs", "archive", "past", "--yes", "-c", config)
     assert (guarded.returncode, "already held by" in guarded.stderr) == (75, True)
     assert len(list(store.list(keys.step(10)))) == 3

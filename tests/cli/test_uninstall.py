@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from podwatch.cli import root
-from podwatch.domain.run import Intent, IntentKind, Lineage, RunRecord
-from podwatch.journal import Journal, save_run_record
+from podwatch.domain.run_state import RunState
+from podwatch.journal import Journal
 from podwatch.recovery import quarantine
 from podwatch.system.files import FileLock
 from podwatch.system.own_directories import Workspace
@@ -104,16 +104,22 @@ def pod(tmp_path: Path) -> Pod:
     (made.root / "run" / "r" / "status.json").write_text("{}")
     (made.root / "store").mkdir()
     workspace = made.workspace.probe()
-    save_run_record(workspace, RunRecord("r", Lineage("line")))
+    write_copy(made, "r")
     quarantine.make_spare(workspace)
     moved(made, 20, number=1)
     return made
 
 
+def write_copy(pod: Pod, run_id: str) -> None:
+    """Only the copy beside output_dir: what is in the state directory says nothing about that directory."""
+    path = pod.workspace.probe().run_copy
+    path.write_bytes(RunState(run_id, counter=1).to_bytes())
+
+
 def moved(pod: Pod, step: int, *, number: int) -> None:
     paths = [pod.output / f"checkpoint-{step}"]
     data = quarantine.plan(paths, step=10, steps={step: "complete"}, lineage="line", wall=1.0, number=number)
-    quarantine.carry_out(pod.workspace.probe(), Intent(number, IntentKind.QUARANTINE, 1.0, data))
+    quarantine.carry_out(pod.workspace.probe(), data)
 
 
 # -- the ordinary case
@@ -155,7 +161,7 @@ def test_the_rm_that_it_prints_removes_all_that_is_podwatch_s_and_nothing_of_tra
 @pytest.mark.parametrize("record", ["", "{", '{"schema_version": 99}', "another"])
 def test_the_directory_of_another_run_is_not_in_the_rm(pod: Pod, record: str) -> None:
     if record == "another":
-        save_run_record(pod.workspace.probe(), RunRecord("another", Lineage("line")))
+        write_copy(pod, "another")
     elif record:
         (pod.beside / "run.json").write_text(record)
     else:
@@ -172,7 +178,7 @@ def test_the_pid_to_end_is_that_of_the_parent_which_restarts_podwatch(pod: Pod) 
     parent = subprocess.Popen(["sleep", "600"])
     try:
         (pod.root / "run/r/init.pid").write_text(f"{parent.pid}\n")
-        with FileLock(pod.state / "lock"):
+        with FileLock(pod.state / "guard.lock"):
             listed = pod.podwatch("uninstall")
         assert f"podwatch guards the run without a service: kill {parent.pid} ends it" in listed.stdout
     finally:
@@ -185,7 +191,7 @@ def test_a_podwatch_whose_end_ends_training_is_not_said_to_leave_it_running(pod:
     parent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "--job"])
     try:
         (pod.root / "run/r/init.pid").write_text(f"{parent.pid}\n")
-        with FileLock(pod.state / "lock"):
+        with FileLock(pod.state / "guard.lock"):
             listed = pod.podwatch("uninstall")
         assert f"kill {parent.pid} ends it and training" in listed.stdout
     finally:

@@ -54,11 +54,11 @@ def test_each_node_but_rank_0_has_directories_of_its_own(monkeypatch: pytest.Mon
     second = seated(loaded(), job=True).settings
     assert (second.nodes.rank, second.nodes.count) == (1, 2)
     assert second.state_dir == Path("/home/me/state/node-1")
-    assert workspace_of(second).record == Path("/shared/.podwatch/run1/nodes/node-1/run.json")
+    assert workspace_of(second).run_copy == Path("/shared/.podwatch/run1/nodes/node-1/run.json")
     monkeypatch.setenv("SLURM_NODEID", "0")
     first = seated(loaded(), job=True).settings
     assert first.state_dir == Path("/home/me/state")
-    assert workspace_of(first).record == Path("/shared/.podwatch/run1/run.json")
+    assert workspace_of(first).run_copy == Path("/shared/.podwatch/run1/run.json")
     assert workspace_of(first).shared == workspace_of(second).shared
 
 

@@ -8,7 +8,7 @@
 import json
 import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from podwatch.config.settings import SyncSettings
@@ -19,6 +19,7 @@ from podwatch.domain.event import EventName
 from podwatch.domain.lease import MOST_PINS, Heartbeat, HolderState, Pod, pins_of, read_beat
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.run import IntentKind
+from podwatch.domain.run_state import WonClaim
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction, Timing, next_pointer
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.stores.fenced_writes import TooLate, put_before
@@ -92,6 +93,21 @@ def order_of(pointer: bytes) -> tuple[int, int]:
     return Pointer.from_bytes(pointer).order
 
 
+class Side:
+    """What the protocol asks about this pod: its trainer, and the claim that it won last."""
+
+    def __init__(self, training: Training, memory: Journal) -> None:
+        self.trainer_alive, self.ever_started = training.trainer_alive, training.ever_started
+        self._memory = memory
+
+    def claim(self) -> WonClaim | None:
+        kept = self._memory.learned("claim")
+        return None if kept is None else WonClaim(**{**kept, "job": tuple(kept["job"])})
+
+    def won(self, claim: WonClaim) -> None:
+        self._memory.learn("claim", asdict(claim))
+
+
 class Contender:
     """One pod's side. ``take_over``: an operator has ordered it to take the run over. ``stands_by``: it waits while
     another pod lives. ``ended``: whether the process of another attempt of its job has provably ended."""
@@ -113,7 +129,7 @@ class Contender:
         terms = LeaseTerms(me, Timing(), take_over, ended, stands_by)
         more: dict[str, Any] = {} if nonce is None else {"nonce": nonce}
         self._keys, self._writer_id = keys, me.writer_id
-        self.protocol = LeaseProtocol(terms, keys, memory, clock, training, exclusive=exclusive, **more)
+        self.protocol = LeaseProtocol(terms, keys, clock, Side(training, memory), exclusive=exclusive, **more)
         """The inside, for parts of the product that need it."""
 
     # -- steps: generators of store requests
@@ -358,5 +374,5 @@ class Writer:
         """What retention would remove, with one checkpoint to keep, a long time from now."""
         RemoteRetention(
             self.store, self.world.keys, self.world.journal, SyncSettings(keep_last=1, keep_every=0), _AtWall(1e9),
-            self.world.identity(), _Lease(self.claims, self.clock),
+            self.world.identity(), _Lease(self.claims, self.clock), {},
         ).carry_out(own_generation=own_generation)  # fmt: skip

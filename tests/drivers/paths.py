@@ -5,9 +5,10 @@ training user controls: attacks go through it, so that an operation which is add
 """
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ from podwatch.cli.checkpoints import quarantine_line
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event
-from podwatch.domain.run import Intent, IntentKind, IntentState, Lineage, RunRecord
-from podwatch.journal import load_run_record, save_run_record
+from podwatch.domain.run import IntentKind, IntentState, Lineage
 from podwatch.journal.journal import Journal
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
+from podwatch.recovery.run_file import RunFile
 from podwatch.retention.list_trash_and_quarantine import SetAsideUsage, quarantine_entries
 from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sync.restore import stage_and_put_in_place
@@ -99,8 +100,8 @@ class Guard:
 
     @property
     def record(self) -> Path:
-        """The run record beside output_dir."""
-        return self.workspace.record
+        """The copy of run.json beside output_dir."""
+        return self.workspace.run_copy
 
     @property
     def own_directory_inside(self) -> Path:
@@ -116,13 +117,20 @@ class Guard:
         return self.workspace.exposed()
 
     def save_record(self) -> None:
-        save_run_record(self.workspace, RunRecord("run", Lineage("line")))
+        file = self._run_file()
+        file.other_run = ""
+        file.edit_now(lambda run: replace(run, lineage=Lineage("line")))
+        file.close()
 
     def has_record(self) -> bool:
         """Whether the record that ``save_record`` wrote is read."""
-        found = load_run_record(self.workspace)
-        assert found in (None, RunRecord("run", Lineage("line")))
+        found = self._run_file().load()
+        assert found is None or found.lineage == Lineage("line")
         return found is not None
+
+    def _run_file(self) -> RunFile:
+        """With a state directory that is lost: only the copy is there."""
+        return RunFile(Path(tempfile.mkdtemp(dir=self.base)), self.workspace, "run", SystemClock())
 
     # -- quarantine
 
@@ -132,8 +140,7 @@ class Guard:
         if named is not None:
             moves[0]["to"] = named
         data = {"number": number, "step": 5, "steps": {}, "wall": 1.0, "moves": moves}
-        intent = Intent(number, IntentKind.QUARANTINE, 1.0, data)
-        return quarantine.carry_out(self.workspace, intent)
+        return quarantine.carry_out(self.workspace, data)
 
     def give_back(self, number: int) -> tuple[Path, ...]:
         """Move an entry's directories back; returns where they are."""
@@ -278,7 +285,7 @@ def _hold(guard: Guard) -> None:
 
 def _record(guard: Guard) -> None:
     guard.save_record()
-    load_run_record(guard.workspace)
+    guard.has_record()
 
 
 def _begin(guard: Guard) -> None:

@@ -9,10 +9,8 @@ import pytest
 
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import Event, EventName
-from podwatch.domain.run import IntentKind, IntentState, Lineage, RunRecord
-from podwatch.domain.snapshot import Desired
-from podwatch.journal import Journal, load_run_record, save_run_record
-from podwatch.system.own_directories import Workspace
+from podwatch.domain.run import IntentKind, IntentState
+from podwatch.journal import Journal
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -64,13 +62,13 @@ def test_a_restart_at_zero_bytes_free_still_writes(small: Path) -> None:
     assert again.rebuilt == ""
     assert len(again.events()) == 1
     for n in range(200):
-        again.settle(again.open_intent(IntentKind.STOP, {"n": n}).id, IntentState.DONE)
+        again.settle(again.open_intent(IntentKind.PUBLISH, {"n": n}).id, IntentState.DONE)
     again.close()
 
 
 def test_a_full_disk_and_no_ballast_still_opens_what_is_there(small: Path) -> None:
     journal = Journal.open(small / "j.sqlite")
-    journal.open_intent(IntentKind.STOP, {"n": 1})
+    journal.open_intent(IntentKind.PUBLISH, {"n": 1})
     journal.close()
     (small / "j.sqlite.ballast").unlink()
     (small / "j.sqlite-shm").write_bytes(b"")
@@ -90,7 +88,7 @@ def test_when_even_the_reserve_is_used_up_events_are_counted_and_intents_refused
     refused = False
     for _ in range(100):
         try:
-            journal.open_intent(IntentKind.STOP, {"padding": padding})
+            journal.open_intent(IntentKind.PUBLISH, {"padding": padding})
         except HostError as error:
             refused = "no space left" in str(error)
             fill(small)
@@ -101,7 +99,7 @@ def test_when_even_the_reserve_is_used_up_events_are_counted_and_intents_refused
     # An incident may need a page less than the event that found no room.
     assert any(journal.open_incident("hang", padding).id == 0 for _ in range(10))
     (small / "filler").unlink()
-    assert journal.open_intent(IntentKind.STOP, {"padding": padding}).id > 0
+    assert journal.open_intent(IntentKind.PUBLISH, {"padding": padding}).id > 0
     journal.close()
 
 
@@ -109,15 +107,3 @@ def test_a_full_disk_at_the_first_start_is_a_clear_error(small: Path) -> None:
     fill(small)
     with pytest.raises(HostError, match="no space left"):
         Journal.open(small / "j.sqlite")
-
-
-def test_the_run_record_can_be_replaced_on_a_full_disk(small: Path) -> None:
-    place = Workspace(small / "out")
-    record = RunRecord("r", Lineage("l"))
-    save_run_record(place, record)
-    fill(small)
-    for desired in (Desired.STOPPED, Desired.RUNNING, Desired.FINISHED):
-        save_run_record(place, RunRecord("r", Lineage("l"), desired))
-        loaded = load_run_record(place)
-        assert loaded is not None
-        assert loaded.desired is desired

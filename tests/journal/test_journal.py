@@ -38,7 +38,7 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
     path = tmp_path / "state" / "journal.sqlite"
     journal = Journal.open(path, wall=lambda: 42.0)
     stored = journal.add_event(event(1))
-    intent = journal.open_intent(IntentKind.STOP, {"pid": 12, "names": ["a"]})
+    intent = journal.open_intent(IntentKind.PUBLISH, {"pid": 12, "names": ["a"]})
     other = journal.open_intent(IntentKind.PRUNE, {})
     journal.settle(other.id, IntentState.DONE, "removed")
     incident = journal.open_incident("silent-death", "engine died", '{"gpu": 0}')
@@ -47,7 +47,6 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
     journal.save_object(10, "s1", obj("trainer/b", 0))
     journal.note_published(saved(10, 1))
     journal.learn("gpu_base", {"0": 5})
-    journal.pin(10, "milestone")
     journal.close()
     journal.close()
 
@@ -56,7 +55,7 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
     assert again.events() == [stored]
     assert stored.id > 0
     assert [(i.id, i.kind, i.data, i.wall) for i in again.open_intents()] == [
-        (intent.id, IntentKind.STOP, {"pid": 12, "names": ["a"]}, 42.0)
+        (intent.id, IntentKind.PUBLISH, {"pid": 12, "names": ["a"]}, 42.0)
     ]
     assert again.open_intents(IntentKind.PRUNE) == []
     current = again.current_incident()
@@ -69,12 +68,9 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
     assert again.published() == [saved(10, 1)]
     assert again.learned("gpu_base") == {"0": 5}
     assert again.learned("absent", 7) == 7
-    assert again.pins() == {10: "milestone"}
     again.forget_save(10, "s1")
     assert again.objects(10, "s1") == {}
     assert again.published() == []
-    again.unpin(10)
-    assert again.pins() == {}
     again.close()
 
 
@@ -88,7 +84,7 @@ def test_published_is_ordered_by_generation_and_seq_not_by_step(tmp_path: Path) 
 
 def test_amending_an_intent_keeps_what_it_had(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "j.sqlite")
-    intent = journal.open_intent(IntentKind.START, {"a": 1, "b": 1})
+    intent = journal.open_intent(IntentKind.PUBLISH, {"a": 1, "b": 1})
     journal.amend_intent(intent.id, {"b": 2})
     assert journal.open_intents()[0].data == {"a": 1, "b": 2}
     journal.close()
@@ -201,7 +197,7 @@ def test_reading_beside_a_writer(tmp_path: Path) -> None:
     assert len(reader.events()) == 2
     assert reader.add_event(event(3)).id == 0
     with pytest.raises(HostError):
-        reader.open_intent(IntentKind.STOP, {})
+        reader.open_intent(IntentKind.PUBLISH, {})
     reader.close()
     writer.close()
     with pytest.raises(HostError, match="cannot be opened"):
@@ -234,7 +230,7 @@ journal = Journal.open(Path(sys.argv[1]))
 n = 0
 while True:
     n += 1
-    journal.open_intent(IntentKind.STOP, {"n": n})
+    journal.open_intent(IntentKind.PUBLISH, {"n": n})
     print(n, flush=True)
 """
 
@@ -263,7 +259,7 @@ def test_an_intent_is_durable_once_it_returned(tmp_path: Path) -> None:
 
 def test_an_intent_of_a_kind_that_a_newer_podwatch_knows_does_not_stop_an_older_one(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "j.sqlite")
-    known = journal.open_intent(IntentKind.STOP, {"pid": 1})
+    known = journal.open_intent(IntentKind.PUBLISH, {"pid": 1})
     newer = journal.open_intent(IntentKind.PRUNE, {})
     journal._write("UPDATE intents SET kind = 'teleport' WHERE id = ?", (newer.id,))
     assert [i.id for i in journal.open_intents()] == [known.id]
@@ -294,7 +290,7 @@ def test_no_secret_reaches_the_disk_and_none_of_an_older_journal_is_shown(tmp_pa
     journal.add_event(Event(EventName.PRUNED, 1.0, told, fields={"why": told}))
     incident = journal.open_incident("hang", told, f'[{{"value": "{told}"}}]')
     assert journal.update_incident(incident.id, resolution=told, closed_wall=2.0).resolution.count(MASK) == 2
-    intent = journal.open_intent(IntentKind.STOP, {})
+    intent = journal.open_intent(IntentKind.PUBLISH, {})
     journal.settle(intent.id, IntentState.FAILED, told)
     assert not any(b"planted" in file.read_bytes() for file in tmp_path.iterdir())
     # As versions before wrote them.

@@ -93,7 +93,7 @@ def test_a_record_that_is_no_file_never_blocks(site: Site, odd: str) -> None:
         os.mknod(place.record, stat.S_IFSOCK | 0o600)
     assert not place.has_record()
     place.save_record()
-    assert place.has_record()
+    assert place.has_record() is (odd != "directory"), "the copy is written where that is possible"
     site.unharmed()
 
 
@@ -113,7 +113,7 @@ def test_a_name_that_is_not_one_plain_segment_moves_nothing(name: str) -> None:
         with pytest.raises(HostError, match="cannot be returned"):
             place.give_back(1)
         assert (kept / "0-good").is_dir()
-        with pytest.raises(HostError, match="damaged move"):
+        with pytest.raises(HostError, match="index is damaged"):
             place.set_aside(site.out / "checkpoints" / "step_9", named=name)
         assert (site.out / "checkpoints" / "step_9").is_dir()
         site.unharmed()

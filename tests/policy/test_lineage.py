@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.config.settings import DiskSettings, SyncSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete
-from podwatch.domain.run import EarlierSave, Lineage, RunRecord
+from podwatch.domain.run import EarlierSave, Lineage
+from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import DiskSample
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.policy.lineage import SHOWN_SECONDS, branch_line, departure, is_earlier, kept_step, returned
@@ -17,7 +18,6 @@ from podwatch.policy.local_retention import Protection, RemovalInput, plan_remov
 from podwatch.policy.resume import choose
 from podwatch.policy.store_retention import earlier_newest, plan_remote
 from podwatch.recovery.resume_point import opened
-from podwatch.recovery.state_in_journal import Memory
 
 L0 = Lineage("l0")
 
@@ -81,8 +81,7 @@ def test_the_store_keeps_the_old_lines_newest_until_the_new_one_has_its_own(keep
 class Pod:
     """One pod's checkpoints, and what podwatch durably knows of them."""
 
-    record: RunRecord = field(default_factory=lambda: RunRecord("r", L0, first_seen_wall=1.0))
-    memory: Memory = field(default_factory=Memory)
+    record: RunState = field(default_factory=lambda: RunState("r", lineage=L0, first_seen_wall=1.0))
     disk: dict[int, CheckpointSet] = field(default_factory=dict)
     line: dict[int, str] = field(default_factory=dict)
     """The truth: the steps of the line that is trained, with their save ids."""
@@ -121,7 +120,7 @@ class Pod:
             self.sets(), lineage=self.record.lineage, began_wall=self.began, resumed=self.resumed, stored=stored
         )
         if left is not None:
-            self.record = opened(self.record, self.memory, left.step, earlier=(*self.record.earlier, *left.left))
+            self.record = opened(self.record, left.step, earlier=(*self.record.earlier, *left.left))
 
     def upload(self) -> None:
         newest = newest_complete(self.sets())

@@ -1,6 +1,5 @@
 """Start again, step back, or give up."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from podwatch.config.settings import NodesSettings, Settings
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.run_state import RunState
 from podwatch.policy.errors_in_output import deterministic, shows_failed_load
 from podwatch.policy.exit_code import Blame
 from podwatch.policy.restart import Action, Decision, Failure, RestartHistory, after_failure, blame_of, succeeded
@@ -309,7 +309,7 @@ def test_whatever_happens(events: list[tuple[FindingKind, float, bool, bool, int
             return
         assert 0 <= decision.delay_seconds <= RECOVERY.backoff_max
         assert not decision.step_back or step is not None
-        history = RestartHistory.from_dict(json.loads(json.dumps(decision.history.to_dict())))
+        history = RunState.from_bytes(RunState("r", history=decision.history).to_bytes()).history
         assert history == decision.history
 
 

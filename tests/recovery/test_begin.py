@@ -9,11 +9,12 @@ import pytest
 from podwatch.domain.errors import Busy, ConfigurationError, HostError, PodwatchError, RemoteError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.run import Lineage, RunRecord
+from podwatch.domain.run import Lineage
 from podwatch.domain.snapshot import GpuSample, SensorState, Supervision, observed, unobserved
 from podwatch.domain.stored_checkpoint import StoredSave
-from podwatch.journal import Journal, save_run_record
 from podwatch.recovery import Phase
+from podwatch.recovery.run_file import RunFile
+from podwatch.system.own_directories import Workspace
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Podwatch, Store, World, death, finished
 
@@ -83,7 +84,7 @@ async def test_several_candidates_are_not_joined_while_nobody_sees_the_gpus(
     """GPU memory at its base means that none of them trains; memory that cannot be seen means nothing."""
     podwatch = await running(world)
     world.gpu_used = None
-    podwatch.recovery.context.memory.gpu_base = {0: 0}
+    podwatch.recovery.context.note(gpu_base={0: 0})
     blind = unobserved(SensorState.BLIND, 0.0, "the call hangs")
     monkeypatch.setattr(podwatch.recovery.context.tools.gpus, "latest", lambda: blind)
     for _ in range(2):
@@ -104,7 +105,7 @@ async def test_several_candidates_are_not_joined_while_nobody_sees_the_gpus(
 async def test_a_person_who_starts_meanwhile_is_joined_by_nobody(world: World) -> None:
     podwatch = await running(world)
     world.gpu_used = 70 << 30
-    podwatch.recovery.context.memory.gpu_base = {0: 0}
+    podwatch.recovery.context.note(gpu_base={0: 0})
     podwatch.see(18, finding=death())
     await podwatch.until_phase(Phase.BLOCKED)
     world.person_starts()
@@ -133,8 +134,11 @@ async def test_old_checkpoints_of_nobody_are_not_used_unless_adopted(world: Worl
 
 
 async def test_a_directory_of_another_run_is_refused(world: World) -> None:
+    other = RunFile(world.root / "other", Workspace(world.output), "other", world.clock)
+    other.path.parent.mkdir()
+    other.edit_now(lambda run: replace(run, lineage=Lineage("l")))
+    other.close()
     podwatch = Podwatch(world)
-    save_run_record(podwatch.workspace, RunRecord("other", Lineage("l")))
     with pytest.raises(ConfigurationError, match="belongs to run 'other'"):
         await podwatch.recovery.begin()
     await podwatch.leave()
@@ -150,8 +154,7 @@ async def test_a_new_pod_fetches_the_newest_save_of_the_run(world: World) -> Non
     assert store.fetched == [30]
     assert shown == ["fetching step 30 from the store: 12.3 of 47.0 GB"]
     assert world.plans[0].step == 30
-    record = podwatch.record.load()
-    assert record is not None
+    record = podwatch.recorded()
     assert record.lineage.id == "line1", "the line goes on"
     await podwatch.leave()
 
@@ -212,17 +215,16 @@ async def test_stop_after_the_next_save(world: World) -> None:
 
 async def test_restart_from_an_older_step_opens_a_new_line(world: World) -> None:
     podwatch = await running(world)
-    old = podwatch.record.current.lineage  # type: ignore[union-attr]
+    old = podwatch.run.lineage
     with pytest.raises(UsageError, match="step 99"):
         await podwatch.recovery.requests.restart(99)
     assert len(world.alive()) == 1, "a mistake must not cost the running trainer"
     await podwatch.recovery.requests.restart(10)
     await podwatch.until(Phase.CONFIRMING)
     assert world.plans[-1].step == 10
-    record = podwatch.record.current
-    assert record is not None
+    record = podwatch.run
     assert (record.lineage.parent, record.lineage.parent_step) == (old.id, 10)
-    assert podwatch.recovery.context.memory.wanted is None
+    assert podwatch.recovery.context.run.wanted is None
     await podwatch.leave()
 
 
@@ -230,7 +232,7 @@ async def test_restart_from_a_step_that_only_the_store_has(world: World) -> None
     """Also an older one: the disk keeps few checkpoints, the store keeps milestones."""
     store = Store(world)
     podwatch = await running(world, restore=store)
-    old = podwatch.record.current.lineage  # type: ignore[union-attr]
+    old = podwatch.run.lineage
     store.saves = [StoredSave(8, "s8", old.id, 2), StoredSave(3, "s3", old.id, 1)]
     store.error = RemoteError("down")
     with pytest.raises(PodwatchError, match="step 3 is not on this pod, and the store did not provide it: down"):
@@ -242,8 +244,7 @@ async def test_restart_from_a_step_that_only_the_store_has(world: World) -> None
     await podwatch.recovery.requests.restart(3)
     await podwatch.until(Phase.CONFIRMING)
     assert (store.fetched, world.plans[-1].step) == ([3], 3)
-    record = podwatch.record.current
-    assert record is not None
+    record = podwatch.run
     assert (record.lineage.parent, record.lineage.parent_step) == (old.id, 3)
     await podwatch.leave()
 
@@ -258,7 +259,7 @@ async def test_a_fresh_start_sets_everything_aside(world: World) -> None:
     assert world.plans[-1].step is None
     assert podwatch.catalogue.layout.numbers("checkpoints") == []
     assert world.contents() == before
-    assert podwatch.record.current.lineage.parent_step is None  # type: ignore[union-attr]
+    assert podwatch.run.lineage.parent_step is None
     await podwatch.leave()
 
 
@@ -314,14 +315,14 @@ async def test_what_could_not_be_restarted_needs_no_command_once_it_has_ended_as
 
 
 async def test_a_full_state_disk_delays_a_restart_and_loses_nothing(world: World) -> None:
-    """The intent cannot be written: nothing is killed before it can."""
+    """The stop cannot be recorded: nothing is killed before it can."""
     podwatch = await running(world)
 
-    def refuse(self: Journal, *args: object) -> object:
+    def refuse(data: bytes) -> None:
         raise HostError("no space left")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "open_intent", refuse)
+        patch.setattr(podwatch.file, "_write", refuse)
         podwatch.see(18, finding=death(FindingKind.HANG))
         await podwatch.until(Phase.RUNNING)
         assert len(world.alive()) == 1
@@ -351,14 +352,14 @@ async def test_an_interrupted_stop_of_an_attached_trainer_is_finished(world: Wor
     await heir.until(Phase.CONFIRMING)
     assert world.plans[0].step == 5
     assert len(world.alive()) == 1
-    assert heir.journal.sync.open_intents() == []
+    assert heir.run.stopping is None
     await heir.leave()
 
 
 async def test_a_fetch_that_keeps_failing_gives_way_to_an_older_step_here(world: World) -> None:
     store = Store(world)
     podwatch = await running(world, restore=store)
-    lineage = podwatch.record.current.lineage.id  # type: ignore[union-attr]
+    lineage = podwatch.run.lineage.id
     store.saves, store.fetch_error = [StoredSave(30, "s30", lineage, 3)], RemoteError("half of it is missing")
     podwatch.see(31, finding=death())
     await podwatch.until(Phase.CONFIRMING)

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.run import IntentKind
-from podwatch.journal import Journal
 from podwatch.recovery import Phase, quarantine
+from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import PinnedTree
-from tests.support.recovery_world import Killed, Killer, Podwatch, World, death
+from tests.support.recovery_world import Killed, Killer, Podwatch, World, begun, death
 
 pytestmark = pytest.mark.slow
 
@@ -74,10 +73,10 @@ async def one_kill(root: Path, target: int, monkeypatch: pytest.MonkeyPatch) -> 
         assert world.plans[-1].step == 15, where
         assert not (world.output / "checkpoints" / "step_20").exists(), where
         assert (world.output / "checkpoints" / "step_15" / "done").exists(), where
-        assert heir.journal.sync.open_intents() == [], where
+        assert (heir.run.stopping, quarantine.unfinished(heir.workspace)) == (None, []), where
         heir.see(16)
         assert heir.recovery.state.phase is Phase.RUNNING, where
-        assert heir.recovery.context.memory.history.streak_count <= 1, where
+        assert heir.recovery.context.run.history.streak_count <= 1, where
         await heir.leave()
         assert len(world.alive()) == 1
     finally:
@@ -110,7 +109,7 @@ async def test_a_stop_that_was_asked_for_is_carried_out_after_a_crash(quick_dir:
             await victim.recovery.requests.stop()
             await victim.until(Phase.STOPPED)
         except Killed:
-            asked = victim.record.load().desired.value == "stopped"  # type: ignore[union-attr]
+            asked = victim.recorded().desired.value == "stopped"
         done = not killer.dead
         await victim.die()
         heir = Podwatch(world)
@@ -121,7 +120,7 @@ async def test_a_stop_that_was_asked_for_is_carried_out_after_a_crash(quick_dir:
         else:
             await heir.until(Phase.RUNNING)
             assert len(world.alive()) == 1
-        assert heir.journal.sync.open_intents() == []
+        assert heir.run.stopping is None
         await heir.leave()
         world.close()
         if done:
@@ -131,16 +130,12 @@ async def test_a_stop_that_was_asked_for_is_carried_out_after_a_crash(quick_dir:
 
 async def test_an_interrupted_quarantine_does_not_touch_a_living_trainer(quick_dir: Path) -> None:
     world = await prepared(quick_dir)
-    journal = Journal.open(quick_dir / "state" / "j.sqlite")
     target = world.output / "checkpoints" / "step_15"
-    journal.open_intent(
-        IntentKind.QUARANTINE,
-        quarantine.plan([target], step=10, steps={15: "complete"}, lineage="l", wall=0.0, number=1),
-    )
-    journal.close()
+    index = quarantine.plan([target], step=10, steps={15: "complete"}, lineage="l", wall=0.0, number=1)
+    begun(Workspace(world.output), index)
     heir = Podwatch(world)
     await heir.recovery.begin()
     assert (target / "done").exists()
-    assert heir.journal.sync.open_intents() == []
+    assert quarantine.unfinished(heir.workspace) == []
     await heir.leave()
     world.close()

@@ -12,9 +12,7 @@ import pytest
 from podwatch.daemon.status_view import recovery_view
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.snapshot import Desired
-from podwatch.journal import Journal
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.recovery import Phase, stop_for_evaluation
 from podwatch.recovery.stop_for_evaluation import Outcome
@@ -69,10 +67,6 @@ async def running(world: World, **kw: object) -> Podwatch:
     return podwatch
 
 
-def intents(podwatch: Podwatch, kind: IntentKind = IntentKind.EVALUATION) -> list[IntentState]:
-    return [i.state for i in podwatch.journal.sync.intents() if i.kind is kind]
-
-
 async def test_stop_evaluate_start_without_an_incident_or_budget(world: World) -> None:
     podwatch = await running(world)
     podwatch.catalogue.rescan()
@@ -83,8 +77,6 @@ async def test_stop_evaluate_start_without_an_incident_or_budget(world: World) -
         shown.append((str(state.phase), podwatch.recovery.context.judged, state.acting))
         assert recovery_view(state).evaluating
         assert (state.detail, state.step) == ("training is stopped to evaluate step 15", 15)
-        (intent,) = podwatch.journal.sync.open_intents()
-        assert intent.kind is IntentKind.EVALUATION, "before anything happens"
 
     work = Work(world, look)
     assert await podwatch.recovery.evaluating.run(work) == Outcome(stopped=True)
@@ -98,8 +90,7 @@ async def test_stop_evaluate_start_without_an_incident_or_budget(world: World) -
     assert (state.phase, state.attempts, state.evaluation) == (Phase.RUNNING, 0, "")
     assert podwatch.recovery.desired is Desired.RUNNING
     assert podwatch.journal.sync.incidents() == []
-    assert podwatch.recovery.context.memory.history.streak_count == 0
-    assert intents(podwatch) == [IntentState.DONE]
+    assert podwatch.recovery.context.run.history.streak_count == 0
     (stopping,) = [e for e in world.events if e.name is EventName.TRAINER_STOPPING]
     assert stopping.fields["evaluation"] is True
     assert stopping.message == "stopping training: to evaluate step 15"
@@ -128,7 +119,6 @@ async def test_work_that_fails_or_hangs_costs_no_training(
     assert len(world.alive()) == 1
     assert FindingKind.BLOCKED not in {f.kind for f in podwatch.recovery.findings()}
     assert podwatch.journal.sync.incidents() == []
-    assert intents(podwatch) == [IntentState.FAILED]
     await podwatch.leave()
 
 
@@ -208,7 +198,7 @@ async def test_an_operators_stop_ends_it_and_training_stays_stopped(world: World
     assert (await asked).why_not == "podwatch interrupted it"
     assert work.ended == ["cancelled"]
     assert world.alive() == []
-    assert podwatch.journal.sync.open_intents() == []
+    assert podwatch.run.stopping is None
     await podwatch.leave()
 
 
@@ -407,9 +397,9 @@ async def one_kill(root: Path, target: int) -> tuple[bool, bool]:
         assert len(world.alive()) == 1, where
         assert world.kept is not None
         assert world.kept.process.pid == world.alive()[0], where
-        assert heir.journal.sync.open_intents() == [], where
+        assert heir.run.stopping is None, where
         assert heir.recovery.desired is Desired.RUNNING, where
-        assert heir.recovery.context.memory.history.streak_count == 0, where
+        assert heir.recovery.context.run.history.streak_count == 0, where
         assert heir.journal.sync.incidents() == [], where
         if world.plans[1:]:
             assert world.plans[-1].step == 15, where
@@ -431,15 +421,3 @@ async def test_killed_at_every_point_training_runs_again(quick_dir: Path) -> Non
         target += 1
     assert during == 1
     assert target > 20, "it passed fewer points than it has"
-
-
-async def test_what_an_earlier_podwatch_left_open_is_settled(world: World) -> None:
-    podwatch = await running(world)
-    podwatch.journal.sync.open_intent(IntentKind.EVALUATION, {"start_id": "x", "title": "step 15"})
-    await podwatch.die()
-    heir = Podwatch(world)
-    await heir.recovery.begin()
-    await heir.until(Phase.RUNNING)
-    assert intents(heir) == [IntentState.UNDONE]
-    assert await heir.journal.run(Journal.open_intents) == []
-    await heir.leave()

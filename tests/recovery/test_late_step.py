@@ -18,14 +18,18 @@ from tests.support.clock import ManualClock
 def test_a_step_of_a_start_that_was_counted_as_failed_takes_nothing_back(counted: str, gave_up: bool) -> None:
     """Else a job with a machine fault waits for an hour instead of ending."""
     clock = ManualClock()
-    memory = SimpleNamespace(counted=counted, history=RestartHistory(gave_up_at=990.0), below=None, gpu_base={})
+    run = SimpleNamespace(counted=counted, history=RestartHistory(gave_up_at=990.0), below=None, gpu_base={})
+
+    def change(**changes: object) -> None:
+        vars(run).update(changes)
+
     settings = SimpleNamespace(gpu=GpuSettings(), recovery=RecoverySettings())
     context = SimpleNamespace(
         attempt=SimpleNamespace(start_id="start-1", see=lambda *_: True),
-        memory=memory, notes=Notes(clock), phase=Phase.GAVE_UP, unconfirmed=False, remember_soon=lambda: None,
+        run=run, notes=Notes(clock), phase=Phase.GAVE_UP, unconfirmed=False, note=change, edit_soon=change,
         tools=SimpleNamespace(clock=clock, settings=settings, pod=SimpleNamespace(beside=None)),
     )  # fmt: skip
     snapshot = SimpleNamespace(trainer=SimpleNamespace(value=None), at=1000.0)
     Confirmation(cast(Any, context), cast(Any, None), cast(Any, None)).watch(cast(Any, snapshot))
-    assert memory.history.gave_up is gave_up
+    assert run.history.gave_up is gave_up
     assert [f.kind for f in context.notes.all if f.kind is FindingKind.GAVE_UP] == []

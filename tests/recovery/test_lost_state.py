@@ -2,12 +2,8 @@
 
 import shutil
 
-import pytest
-
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.recovery import Phase, quarantine
-from podwatch.recovery.state import trained_here
 from tests.support.recovery_world import Podwatch, World, death
 
 
@@ -63,21 +59,3 @@ async def test_an_act_cut_off_by_a_loss_of_state_is_not_taken_for_a_place_of_our
     await podwatch.until(Phase.CONFIRMING)
     assert (podwatch.workspace.quarantine / "901" / quarantine.INDEX).exists()
     await podwatch.leave()
-
-
-@pytest.mark.parametrize(
-    ("kind", "state", "boot", "here"),
-    [
-        (IntentKind.STOP, IntentState.OPEN, "this", True),
-        (IntentKind.START, IntentState.OPEN, "", True),
-        (IntentKind.STOP, IntentState.DONE, "this", True),
-        (IntentKind.STOP, IntentState.DONE, "another", False),
-        (IntentKind.START, IntentState.FAILED, "", False),
-        (IntentKind.QUARANTINE, IntentState.OPEN, "this", False),
-    ],
-)
-def test_which_intents_prove_that_this_pod_trained(kind: IntentKind, state: IntentState, boot: str, here: bool) -> None:
-    """Another pod may hold the run when the database is lost; between a stop and a start nothing else shows that it is
-    this one."""
-    assert trained_here([Intent(7, kind, 1.0, {"boot": boot} if boot else {}, state)], "this") is here
-    assert trained_here([], "this") is False

@@ -8,21 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import HostError
-from podwatch.domain.run import Intent, IntentKind
+from podwatch.domain.run_state import RestartHistory, RunState, WrittenAt
 from podwatch.domain.snapshot import GpuSample, GpuState, SensorState, observed, unobserved
-from podwatch.policy.restart import RestartHistory
-from podwatch.recovery import gpus_and_ports_free, quarantine, state_in_journal
+from podwatch.recovery import gpus_and_ports_free, quarantine
 from podwatch.recovery.start_plan import added_arguments, changed_configs, config_digests
 from podwatch.system.own_directories import Workspace
-from tests.support.clock import ManualClock
 from tests.support.examples import examples
 
 GIB = 1 << 30
 
 
-def intent_for(paths: list[Path], number: int = 7) -> Intent:
-    data = quarantine.plan(paths, step=10, steps={15: "complete"}, lineage="l", wall=1.0, number=number)
-    return Intent(number, IntentKind.QUARANTINE, 1.0, data)
+def intent_for(paths: list[Path], number: int = 7) -> quarantine.Index:
+    return quarantine.plan(paths, step=10, steps={15: "complete"}, lineage="l", wall=1.0, number=number)
 
 
 @pytest.fixture
@@ -87,19 +84,17 @@ def test_a_full_disk_has_a_spare_directory_ready(place: Workspace, monkeypatch: 
     assert quarantine.give_back(place, 7) == (path,)
 
 
-def test_memory_survives_a_reboot_in_its_own_time() -> None:
-    clock = ManualClock(monotonic=5_000.0)
-    kept = state_in_journal.Memory(
+def test_what_is_recorded_survives_a_reboot_in_its_own_time() -> None:
+    kept = RunState(
+        "r",
+        written=WrittenAt("m", "boot", 5_000.0, 1_000_000.0),
         history=RestartHistory(ever_worked=True, streak_count=3, streak_started_at=4_000.0, gave_up_at=4_900.0),
         refused={15: "resumed wrong"},
         gpu_base={0: 7},
         below=15,
     )
-    data = kept.to_dict(clock)
-    assert state_in_journal.from_dict(data, clock) == kept
-    after = ManualClock(monotonic=10.0, wall=clock.wall() + 600.0)
-    data["boot"] = "another"
-    moved = state_in_journal.from_dict(data, after)
+    assert kept.here("m", "boot", 5_001.0, 1_000_001.0) == kept
+    moved = kept.here("m", "another", 10.0, 1_000_600.0)
     assert moved.history.streak_started_at == pytest.approx(10.0 - 600.0 - 1_000.0)
     assert moved.gpu_base == {}
     assert (moved.refused, moved.below) == ({15: "resumed wrong"}, 15)

@@ -11,14 +11,12 @@ import pytest
 from podwatch.domain.errors import Busy, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
-from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired
-from podwatch.journal import Journal
 from podwatch.recovery import Phase, quarantine
 from podwatch.recovery.clean import request_clean
 from podwatch.trainer.base import Candidate
 from tests.recovery.test_restart import running
-from tests.support.recovery_world import Killed, Killer, Podwatch, World, death
+from tests.support.recovery_world import Killed, Killer, Podwatch, World, begun, death
 
 AWAITS = "a CUDA context or an open checkpoint"
 PATIENCE = 70 * 60.0
@@ -172,8 +170,8 @@ async def test_an_interrupted_quarantine_is_left_as_it_is_beside_it(world: World
     world.save(5)
     first = Podwatch(world)
     path = world.output / "checkpoints" / "step_5"
-    data = quarantine.plan((path,), step=0, steps={5: "complete"}, lineage="", wall=1.0, number=1)
-    await first.journal.run(Journal.open_intent, IntentKind.QUARANTINE, data)
+    index = quarantine.plan((path,), step=0, steps={5: "complete"}, lineage="", wall=1.0, number=1)
+    begun(first.workspace, index)
     await first.die()
     candidate = world.person_starts(awaits=AWAITS)
     podwatch = Podwatch(world)

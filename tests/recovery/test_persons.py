@@ -14,10 +14,9 @@ from podwatch.domain.errors import Busy, ConfigurationError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ExitStatus, ProcessIdentity
-from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.journal import Journal
 from podwatch.recovery import Phase, gpus_and_ports_free
+from podwatch.recovery.stop import stopping
 from podwatch.trainer.base import Candidate, CannotExecute, Look, StopReport, TrainerHandle
 from tests.drivers.detection import judging
 from tests.recovery.test_restart import running
@@ -259,8 +258,7 @@ async def test_after_save_survives_podwatch(world: World) -> None:
     assert len(world.alive()) == 1, "it is not stopped before its save"
     world.save(20)
     await heir.until(Phase.STOPPED)
-    record = heir.record.current
-    assert record is not None
+    record = heir.run
     assert (world.alive(), record.stop_above, record.stop_of) == ([], None, "")
     await heir.leave()
 
@@ -296,8 +294,7 @@ async def test_a_start_cancels_the_stop_that_waits_for_a_save(world: World) -> N
         await podwatch.recovery.requests.start(step=10)
     answer = await podwatch.recovery.requests.start()
     assert "training continues" in answer.message
-    record = podwatch.record.current
-    assert record is not None
+    record = podwatch.run
     assert (record.desired, record.stop_above, podwatch.recovery.state.phase) == (Desired.RUNNING, None, Phase.RUNNING)
     world.save(20)
     podwatch.see(21)
@@ -400,15 +397,13 @@ async def test_a_finding_does_not_repeat_a_stop_that_the_operator_cancelled(worl
 async def test_a_start_while_the_awaited_save_stops_training_starts_it_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stop is in the journal before anything shows it: the request comes between."""
+    """The stop is recorded before anything shows it: the request comes between."""
     podwatch = await ending(world)
     stops = podwatch.recovery.requests.stops
     real, begun = stops.stop_tree, asyncio.Event()
 
     async def slow(handle: TrainerHandle, why: str, **options: Any) -> None:
-        data = {"start_id": handle.start_id, "why": why, "pid": handle.launcher.pid,
-                "ticks": handle.launcher.start_ticks, "boot": handle.launcher.boot_id}  # fmt: skip
-        await podwatch.journal.run(Journal.open_intent, IntentKind.STOP, data)
+        await podwatch.recovery.context.edit(stopping=stopping(handle, why))
         begun.set()
         await asyncio.Event().wait()
 
@@ -460,8 +455,7 @@ async def until_ended(podwatch: Podwatch, phase: Phase, finding: Finding) -> Non
 
 
 def is_finished(podwatch: Podwatch) -> None:
-    record, events = podwatch.record.current, podwatch.world.events
-    assert record is not None
+    record, events = podwatch.run, podwatch.world.events
     assert (record.desired, record.stop_above, record.stop_of) == (Desired.FINISHED, None, "")
     assert [e.message for e in events if e.name is EventName.TRAINER_FINISHED] == ["done"]
     assert not [e for e in events if e.severity is not Severity.INFO]
@@ -657,7 +651,7 @@ async def test_who_holds_the_gpu_and_the_port_is_named(world: World, monkeypatch
 
         monkeypatch.setattr(podwatch.recovery.context.tools.launcher, "look", held)
         world.gpu_used = 60 << 30
-        podwatch.recovery.context.memory.gpu_base = {0: 0}
+        podwatch.recovery.context.note(gpu_base={0: 0})
         await podwatch.recovery.begin()
         await podwatch.until_phase(Phase.BLOCKED)
         text = podwatch.recovery.state.detail

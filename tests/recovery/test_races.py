@@ -83,10 +83,10 @@ async def test_a_request_that_fails_gives_the_interrupted_act_back(
             patch.setattr(podwatch.recovery.context.tools.launcher, "look", look)
         else:
 
-            def save(record: object) -> None:
+            def write(data: bytes) -> None:
                 raise HostError("no space", where=str(errno.ENOSPC))
 
-            patch.setattr(podwatch.record, "save", save)
+            patch.setattr(podwatch.file, "_write", write)
         with pytest.raises((TimeoutError, HostError)):
             await podwatch.recovery.requests.stop()
     world.gpu_used = 0
@@ -174,10 +174,10 @@ async def test_a_set_that_is_removed_while_it_is_chosen_is_not_started_from(
 async def test_a_person_who_starts_during_the_pause_after_giving_up_is_guarded(world: World) -> None:
     podwatch = await running(world)
     world.kill()
-    podwatch.recovery.context.memory.next_try_wall = world.clock.wall() + 3600.0
-    history = podwatch.recovery.context.memory.history
-    podwatch.recovery.context.memory.history = replace(history, gave_up_at=world.clock.now)
-    podwatch.recovery.context.memory.counted = world.plans[-1].start_id
+    podwatch.recovery.context.note(next_try_wall=world.clock.wall() + 3600.0)
+    history = podwatch.recovery.context.run.history
+    podwatch.recovery.context.note(history=replace(history, gave_up_at=world.clock.now))
+    podwatch.recovery.context.note(counted=world.plans[-1].start_id)
     release = asyncio.Event()
     sleep = world.clock.sleep
 
@@ -232,9 +232,7 @@ async def test_a_stop_during_a_long_start_is_durable_at_once(world: World) -> No
     await begun.wait()
 
     def durable() -> Desired:
-        record = podwatch.record.load()
-        assert record is not None
-        return record.desired
+        return podwatch.recorded().desired
 
     assert durable() is Desired.STOPPED, "the record of the start does not take it back"
     await recovery.stops.set_desired(Desired.RUNNING)

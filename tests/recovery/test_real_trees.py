@@ -12,6 +12,7 @@ import pytest
 
 from podwatch.domain.finding import FindingKind
 from podwatch.recovery import Phase
+from podwatch.system.own_directories import Workspace
 from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
 from tests.recovery.test_with_keeper import RealTime, running_trainers
 from tests.support.known_trainers import ROLES
@@ -57,7 +58,7 @@ class Pod:
         world.settings_extra["trainer"] = {"command": command, "stop_grace": 0.3, "save_grace": 0.3}
         self.launcher = KeeperLauncher(
             "r1", world.output, world.root / "state", RealTime(), use_systemd=False, roles=ROLES,
-            options=KeeperOptions(lock_dir=world.root / "locks", grace=1.0, linger=5.0),
+            options=KeeperOptions(beside=Workspace(world.output).outside, grace=1.0, linger=5.0),
         )  # fmt: skip
         self.podwatch = Podwatch(world)
         object.__setattr__(self.podwatch.recovery.context.tools, "launcher", self.launcher)
@@ -155,7 +156,7 @@ async def test_a_poison_checkpoint_is_left_after_two_proven_failures(steady: Wor
     pod = await begun(steady)
     pod.mode("poison")
     steady.gpu_used = 20 * GIB  # it was read into the GPU
-    pod.podwatch.recovery.context.memory.gpu_base = {0: 0}
+    pod.podwatch.recovery.context.note(gpu_base={0: 0})
     steady.lines = ["RuntimeError: cannot load checkpoints/step_15: file is truncated"]
     pod.podwatch.see(18, finding=death(FindingKind.HANG))
     steady.gpu_used = 0
@@ -178,7 +179,7 @@ async def test_a_stubborn_tree_is_gone_before_the_next_one_starts(steady: World)
     await pod.podwatch.until(Phase.CONFIRMING, seconds=60)
     await pod.up(2)
     steady.gpu_used = 60 * GIB
-    pod.podwatch.recovery.context.memory.gpu_base = {0: 0}
+    pod.podwatch.recovery.context.note(gpu_base={0: 0})
     pod.podwatch.see(18, finding=death(FindingKind.SILENT_DEATH))
     await pod.podwatch.until_phase(Phase.BLOCKED, seconds=60)
     assert len(pod.starts) == 2, "not beside memory that is still held"

@@ -11,7 +11,6 @@ from podwatch.daemon.status_view import recovery_view
 from podwatch.detection.one_finding_per_failure import Healing, fold, reported
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.run import IntentKind
 from podwatch.domain.snapshot import Desired, TrainerSample, observed
 from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal
@@ -52,13 +51,12 @@ async def test_the_first_start_is_fresh_and_recorded(world: World) -> None:
     assert plan.argv == ("/bin/train", "cfg.toml")
     assert plan.env["PODWATCH_STEP"] == ""
     assert plan.env["WANDB_RUN_ID"] == "w1"
-    record = podwatch.record.load()
-    assert record is not None
+    record = podwatch.recorded()
     assert record.last_start is not None
     assert record.last_start.start_id == plan.start_id
     assert "HF_TOKEN" in record.last_start.environment_names
     assert [Path(name).name for name, _ in record.last_start.config_digests] == ["cfg.toml"]
-    assert "secretsecret" not in podwatch.workspace.record.read_text()
+    assert "secretsecret" not in podwatch.file.path.read_text()
     podwatch.see(0)
     assert podwatch.recovery.state.phase is Phase.RUNNING
     await podwatch.leave()
@@ -87,8 +85,7 @@ async def test_a_death_is_healed_and_the_incident_closed(world: World) -> None:
     bundle = Path(incident.bundle)
     assert (bundle / "finding.json").exists()
     assert "secretsecret" not in "".join(f.read_text() for f in bundle.iterdir())
-    record = heir.record.load()
-    assert record is not None
+    record = heir.recorded()
     assert record.lineage.parent == "", "going on from the newest step is the same line"
     await heir.leave()
 
@@ -220,7 +217,7 @@ async def test_memory_still_held_blocks_and_is_not_counted(world: World) -> None
     assert len(world.plans) == 2
     assert podwatch.recovery.findings() == ()
     assert podwatch.recovery.state.attempts == 1
-    assert podwatch.recovery.context.memory.gpu_base == {0: GIB}, "the base never rises"
+    assert podwatch.recovery.context.run.gpu_base == {0: GIB}, "the base never rises"
     await podwatch.leave()
 
 
@@ -284,7 +281,7 @@ async def test_backoff_then_gave_up_then_one_try_an_hour(world: World) -> None:
         await podwatch.until(Phase.CONFIRMING)
         podwatch.see(18)
     assert max(world.clock.slept) >= 10.0, "the pause grows"
-    assert not podwatch.recovery.context.memory.history.gave_up
+    assert not podwatch.recovery.context.run.history.gave_up
     before = len(world.plans)
     world.clock.advance(20)
     world.clock.slept.clear()
@@ -323,9 +320,9 @@ async def test_a_command_that_resumes_the_steps_of_an_earlier_pod_is_not_to_blam
     world.kept = None
     world.settings_extra = {"recovery": {"on_give_up": "exit"}}
     heir = Podwatch(world)
-    heir.recovery.context.memory.history = RestartHistory()
+    heir.recovery.context.note(history=RestartHistory())
     await heir.recovery.begin()
-    heir.recovery.context.memory.history = RestartHistory()
+    heir.recovery.context.note(history=RestartHistory())
     await heir.until(Phase.CONFIRMING)
     assert world.plans[-1].step is not None
     for _ in range(10):
@@ -333,8 +330,8 @@ async def test_a_command_that_resumes_the_steps_of_an_earlier_pod_is_not_to_blam
         await heir.until(Phase.CONFIRMING, Phase.GAVE_UP)
         if heir.recovery.state.phase is Phase.GAVE_UP:
             break
-    assert heir.recovery.context.memory.history.gave_up
-    assert not heir.recovery.context.memory.history.ever_worked
+    assert heir.recovery.context.run.history.gave_up
+    assert not heir.recovery.context.run.history.ever_worked
     assert heir.recovery.context.blame is Blame.UNKNOWN
     await heir.leave()
 
@@ -407,8 +404,8 @@ async def test_a_run_that_ends_just_after_podwatch_was_restarted_has_worked(worl
     await again.recovery.begin()
     again.see(finding=death())
     await again.until(Phase.CONFIRMING)
-    memory = again.recovery.context.memory
-    assert (memory.history.gave_up, memory.history.failed_loads, memory.below) == (False, (), None)
+    run = again.run
+    assert (run.history.gave_up, run.history.failed_loads, run.below) == (False, (), None)
     await again.leave()
 
 
@@ -434,13 +431,12 @@ async def test_step_back_after_two_proven_failed_loads_opens_a_new_line(world: W
     world.lines = [LOAD_ERROR]
     podwatch.see(18, finding=death())
     await podwatch.until(Phase.CONFIRMING)
-    old = podwatch.record.current.lineage  # type: ignore[union-attr]
+    old = podwatch.run.lineage
     for expected in (15, 10):
         podwatch.see(finding=death())
         await podwatch.until(Phase.CONFIRMING)
         assert world.plans[-1].step == expected
-    record = podwatch.record.current
-    assert record is not None
+    record = podwatch.run
     assert (record.lineage.parent, record.lineage.parent_step) == (old.id, 10)
     kept = quarantine.listing(podwatch.workspace)
     assert kept[-1]["steps"] == {"15": "complete"}
@@ -534,7 +530,7 @@ async def test_one_that_is_damaged_in_the_store_too_is_fetched_once_and_passed_o
     """It was uploaded as it was. A newer save of the same step is another one."""
     store = Store(world)
     podwatch = await running(world, restore=store)
-    line = podwatch.record.current.lineage.id  # type: ignore[union-attr]
+    line = podwatch.run.lineage.id
     store.saves = [StoredSave(10, "s10", line, 1), StoredSave(15, "s15", line, 2)]
     world.damaged[15] = ("b.bin is shorter than its index says",)
     podwatch.see(18, finding=death())
@@ -582,8 +578,6 @@ async def test_the_trainers_own_trackers_are_set_right_before_it_starts(world: W
     assert not [p for p in root.iterdir() if p.name.startswith(".")]
     told = [e for e in world.events if e.message.startswith("updated ")]
     assert [e.message for e in told] == ["updated latest, newest for a start from step 15"]
-    intent = next(i for i in podwatch.journal.sync.intents() if i.kind is IntentKind.START)
-    assert intent.data["trackers"] == [str(root / "latest"), str(root / "newest")]
     await podwatch.leave()
 
 
@@ -706,11 +700,8 @@ async def test_steps_lost_are_told_only_where_they_are_known(world: World) -> No
 async def test_a_run_that_an_operator_types_does_not_wait_out_a_backoff(world: World) -> None:
     """Once: the init that restarts podwatch was not typed."""
     podwatch = await running(world)
-    podwatch.recovery.context.memory.next_try_wall = world.clock.wall() + 3000.0
-    podwatch.recovery.context.memory.history = replace(
-        podwatch.recovery.context.memory.history, gave_up_at=world.clock.now
-    )
-    await podwatch.recovery.context.remember()
+    gave_up = replace(podwatch.run.history, gave_up_at=world.clock.now)
+    await podwatch.recovery.context.edit(next_try_wall=world.clock.wall() + 3000.0, history=gave_up)
     await podwatch.leave()
     world.kill()
     for word, waits in (("typed", False), ("typed", True), ("typed again", False)):
@@ -720,8 +711,7 @@ async def test_a_run_that_an_operator_types_does_not_wait_out_a_backoff(world: W
         await podwatch.recovery.begin(by_hand=word)
         await podwatch.until(Phase.CONFIRMING)
         assert (sum(s for s in world.clock.slept if s > 1) > 1000.0) is waits, word
-        podwatch.recovery.context.memory.next_try_wall = world.clock.wall() + 3000.0
-        await podwatch.recovery.context.remember()
+        await podwatch.recovery.context.edit(next_try_wall=world.clock.wall() + 3000.0)
         await podwatch.leave()
         world.kill()
 
@@ -733,7 +723,7 @@ async def test_an_attempt_of_a_job_waits_out_the_pause_that_the_attempts_before_
     await podwatch.until(Phase.CONFIRMING)
     assert 300.0 <= sum(s for s in world.clock.slept if s > 1) < 400.0
     assert any(e.name is EventName.RECOVERY_BACKOFF and "300 s" in e.message for e in world.events)
-    assert podwatch.recovery.context.memory.next_try_wall is None
+    assert podwatch.recovery.context.run.next_try_wall is None
     await podwatch.leave()
 
 

@@ -60,8 +60,7 @@ def die(world: World, candidate: Candidate) -> None:
 
 
 def lineage(podwatch: Podwatch) -> Lineage:
-    record = podwatch.record.current
-    assert record is not None
+    record = podwatch.run
     return record.lineage
 
 
@@ -118,8 +117,7 @@ async def test_a_clock_that_is_set_back_makes_no_save_an_earlier_one(world: Worl
     assert lineage(podwatch) == opened
     assert newest(podwatch) == 110
     assert all(s.of_line for s in podwatch.catalogue.sets if s.step in (105, 107))
-    record = podwatch.record.current
-    assert record is not None
+    record = podwatch.run
     assert record.first_seen_wall > world.clock.wall()
     (made,) = [s for s in podwatch.catalogue.sets if s.step == 110]
     assert podwatch.recovery.context.owns(made)
@@ -230,7 +228,7 @@ async def test_the_operator_can_return_to_the_old_line(world: World) -> None:
     assert newest(podwatch) == 120
     marked = {s.step: s.earlier for s in podwatch.catalogue.sets}
     assert marked == {95: False, 100: False, 105: True, 108: True, 110: False, 115: False, 120: False}
-    assert left in {e.lineage for e in podwatch.record.current.earlier}  # type: ignore[union-attr]
+    assert left in {e.lineage for e in podwatch.run.earlier}
 
 
 async def test_what_the_store_has_of_the_old_line_is_not_fetched(world: World) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import HostError
-from podwatch.domain.run import Intent, IntentKind
 from podwatch.journal.journal import Journal
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
@@ -22,9 +21,8 @@ from tests.support.mounts import small_mount
 pytestmark = pytest.mark.root
 
 
-def intent_for(paths: list[Path], number: int = 7) -> Intent:
-    data = quarantine.plan(paths, step=10, steps={15: "complete"}, lineage="l", wall=1.0, number=number)
-    return Intent(number, IntentKind.QUARANTINE, 1.0, data)
+def intent_for(paths: list[Path], number: int = 7) -> quarantine.Index:
+    return quarantine.plan(paths, step=10, steps={15: "complete"}, lineage="l", wall=1.0, number=number)
 
 
 def make(path: Path) -> Path:

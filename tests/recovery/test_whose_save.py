@@ -34,7 +34,7 @@ async def test_the_save_of_another_confirms_no_start(world: World) -> None:
         world.clock.advance(5.0)
         podwatch.see(step)
     assert podwatch.recovery.state.phase is Phase.CONFIRMING
-    assert not podwatch.recovery.context.memory.history.ever_worked, "another's step is no proof that our command works"
+    assert not podwatch.recovery.context.run.history.ever_worked, "another's step is no proof that our command works"
     world.clock.advance(5.0)
     looks.gone()
     world.clock.advance(5.0)

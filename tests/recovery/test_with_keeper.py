@@ -51,7 +51,7 @@ def life(world: World, root: Path) -> Podwatch:
         RealTime(),
         use_systemd=False,
         roles=ROLES,
-        options=KeeperOptions(lock_dir=root / "locks", grace=1.0, linger=60.0),
+        options=KeeperOptions(beside=root, grace=1.0, linger=60.0),
     )
     podwatch = Podwatch(world)
     object.__setattr__(podwatch.recovery.context.tools, "launcher", launcher)
@@ -103,14 +103,14 @@ def script(world: World) -> Iterator[Path]:
             os.kill(pid, signal.SIGKILL)
 
 
-async def test_a_lock_directory_that_cannot_be_used_is_reported_and_training_starts(world: World, script: Path) -> None:
+async def test_a_lock_that_cannot_be_used_is_reported_and_training_starts(world: World, script: Path) -> None:
     world.settings_extra = {"trainer": {"command": [sys.executable, str(script), str(world.output)], "stop_grace": 1}}
-    (world.root / "locks").write_text("in the way")
+    (world.root / "lock").mkdir()
     podwatch = life(world, world.root)
     await podwatch.recovery.begin()
     await podwatch.until(Phase.CONFIRMING, seconds=30)
     told = [event.message for event in world.events if event.name is EventName.START_WARNING]
-    assert any(f"cannot use {world.root / 'locks'} for the run lock" in text for text in told), told
+    assert any(f"cannot lock {world.root}" in text for text in told), told
     await podwatch.die()
 
 
@@ -125,6 +125,7 @@ async def test_death_crash_and_stop(world: World, script: Path, monkeypatch: pyt
     world.save(5)
     await starts(world, "0")
     first.see(6)
+    await first.file.edit(lambda run: run)  # that it is confirmed is recorded without waiting
     handle = first.recovery.handle
     assert handle is not None
     await first.die()

@@ -47,7 +47,7 @@ async def test_it_gives_way_while_a_stop_waits_for_the_next_save(world: World) -
     assert world.alive() == []
     assert "pod b holds this run" in podwatch.recovery.state.detail
     assert podwatch.recovery.desired is Desired.STOPPED, "what the person asked for stands"
-    assert podwatch.recovery.context.memory.yielded
+    assert podwatch.recovery.context.run.yielded
     await podwatch.leave()
 
 
@@ -68,7 +68,7 @@ async def test_what_a_person_starts_after_that_is_left_alone_by_the_next_podwatc
     assert world.alive() == [candidate.launcher.pid]
     standing.now = HOLD
     await settled(heir)
-    assert not heir.recovery.context.memory.yielded
+    assert not heir.recovery.context.run.yielded
     standing.now = LOST  # and the run it held is taken from it once more
     await settled(heir)
     assert world.alive() == []

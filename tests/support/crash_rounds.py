@@ -28,7 +28,7 @@ NEVER = {"grace": 10.0, "save_grace": 10.0, "saving": lambda: False}
 
 
 def launcher(root: Path, state: str) -> KeeperLauncher:
-    options = KeeperOptions(lock_dir=root / "locks", linger=0.2)
+    options = KeeperOptions(beside=root, linger=0.2)
     return KeeperLauncher(
         RUN, root / "out", root / state, SystemClock(), use_systemd=False, roles=Roles(process_names()), options=options
     )

@@ -21,6 +21,9 @@ class Pod:
         self.output = root / "work" / "outputs"
         self.output.parent.mkdir()
         self.state = root / "state"
+        self.beside = root / "beside"
+        """podwatch's directory beside the output directory."""
+        self.beside.mkdir()
         self.run_id = f"t-{os.getpid()}-{time.monotonic_ns()}"
         self.launchers: list[KeeperLauncher] = []
 
@@ -29,7 +32,7 @@ class Pod:
         return self.state / self.run_id / "keeper"
 
     def launcher(self, **changes: object) -> KeeperLauncher:
-        options: dict[str, object] = {"lock_dir": self.root / "locks", "grace": 2.0, "linger": 30.0}
+        options: dict[str, object] = {"beside": self.beside, "grace": 2.0, "linger": 30.0}
         state = changes.pop("state", self.state)
         options.update(changes)
         made = KeeperLauncher(

@@ -5,6 +5,7 @@ trainer. The real keeper has its own tests; here it is the order of acts that is
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import (
     GpuSample,
     ProgressSample,
@@ -41,7 +43,8 @@ from podwatch.domain.snapshot import (
 from podwatch.domain.stored_checkpoint import PublishedSave, StoredSave
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.other_trainers import ALONE, Beside
-from podwatch.recovery import Phase, RecordHolder, Recovery, RestoreSource
+from podwatch.recovery import Phase, Recovery, RestoreSource, RunFile, quarantine
+from podwatch.recovery.run_file import Change, parse
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
 from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import command, identify
@@ -277,15 +280,17 @@ class KillableJournal(AsyncJournal):
         return result
 
 
-class KillableRecord(RecordHolder):
-    def __init__(self, workspace: Workspace, killer: Killer, held: HeldBack) -> None:
-        super().__init__(workspace, lambda record: held.leave(record.earlier))
+class KillableRunFile(RunFile):
+    def __init__(self, world: "World", workspace: Workspace, killer: Killer, held: HeldBack) -> None:
+        directory = world.root / "state"
+        super().__init__(directory, workspace, "r1", world.clock, lambda run: held.leave(run.earlier))
         self.killer = killer
 
-    def save(self, record: Any) -> None:
+    def edit_now(self, change: Change) -> RunState:
         self.killer.point("before record")
-        super().save(record)
+        state = super().edit_now(change)
         self.killer.point("after record")
+        return state
 
 
 class Gpus:
@@ -475,7 +480,9 @@ class Podwatch:
         layout = FlatLayout(world.output)
         self.catalogue = FlatCatalogue(layout, world)
         self.workspace = Workspace(world.output)
-        self.record = KillableRecord(self.workspace, self.killer, self.catalogue.held)
+        self.file = KillableRunFile(world, self.workspace, self.killer, self.catalogue.held)
+        with contextlib.suppress(HostError):
+            self.file.load()
         self.sensors = FlatSensors(world, kw.pop("log_tails", dict))
         self.pod = FlatPod(kw.pop("ports", ()), kw.pop("beside", None))
         self.recovery = Recovery(
@@ -486,7 +493,7 @@ class Podwatch:
                 journal=self.journal,
                 emit=world.events.append,
                 launcher=WorldLauncher(world, self.killer),
-                run=RunFiles(layout, self.catalogue, self.workspace, self.record),
+                run=RunFiles(layout, self.catalogue, self.workspace, self.file),
                 sensors=TrainerSensors(Gpus(world), self.sensors, self.sensors),
                 pod=self.pod,
                 store=RunStore(restore, kw.pop("lease", None)),
@@ -494,6 +501,15 @@ class Podwatch:
                 **kw,
             )
         )
+
+    @property
+    def run(self) -> RunState:
+        """What is in force."""
+        return self.file.current
+
+    def recorded(self) -> RunState:
+        """What the next podwatch would read."""
+        return parse(self.file.path.read_bytes())
 
     async def until(self, *phases: Phase, seconds: float = 60.0) -> None:
         """Wait for a phase with no act running."""
@@ -547,10 +563,12 @@ class Podwatch:
         await self.journal.close()
         self.recovery.context.tools.files.close()
         self.recovery.context.tools.evidence.close()
+        self.file.close()
 
     async def leave(self) -> None:
         await self.recovery.close()
         await self.journal.close()
+        self.file.close()
 
 
 def death(kind: FindingKind = FindingKind.TRAINER_EXITED) -> Finding:
@@ -589,6 +607,13 @@ class Store:
         return step
 
 
-def index_of(quarantine: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((quarantine / "index.json").read_text())
+def begun(workspace: Workspace, index: quarantine.Index) -> None:
+    """A quarantine that was interrupted before its first move."""
+    directory = quarantine.directory_of(workspace, index)
+    directory.mkdir(parents=True)
+    (directory / quarantine.MOVING).write_text(json.dumps(dict(index)))
+
+
+def index_of(directory: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((directory / "index.json").read_text())
     return document

@@ -79,7 +79,7 @@ def a_life(root: Path, killer: Killer | None = None) -> Podwatch:
     world = World(root)
     command = ["sh", str(root / "trainer.sh"), str(world.output)]
     world.settings_extra = {"trainer": {"command": command, "stop_grace": 5}}
-    options = KeeperOptions(lock_dir=root / "locks", grace=1.0, linger=2.0)
+    options = KeeperOptions(beside=root, grace=1.0, linger=2.0)
     launcher = KeeperLauncher(
         run_id(root), world.output, root / "state", SystemClock(), use_systemd=False, roles=ROLES, options=options
     )
@@ -141,10 +141,10 @@ async def heir(root: Path) -> None:
     assert ran(root).splitlines()[-1].endswith(f"--resume {SAVED}")
     assert not (life.world.output / "checkpoints" / "step_20").exists()
     assert (life.world.output / "checkpoints" / f"step_{SAVED}" / "done").exists()
-    assert life.journal.sync.open_intents() == []
+    assert life.run.stopping is None
     life.see(SAVED + 1)
     assert recovery.state.phase is Phase.RUNNING, recovery.state
-    assert recovery.context.memory.history.streak_count <= 2, (
+    assert recovery.context.run.history.streak_count <= 2, (
         "one death, and at most one trainer that died with its keeper"
     )
     await recovery.requests.stop()

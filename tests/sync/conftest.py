@@ -17,6 +17,7 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
 from podwatch.domain.lease import Pod
 from podwatch.domain.manifest import Keys, Manifest, Pointer, sha1_hex
+from podwatch.domain.run_state import WonClaim
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.policy.who_holds_the_run import Timing
@@ -124,6 +125,8 @@ class World:
     observing: bool = False
     parent_step: int | None = None
     has_parent: bool = False
+    won_claim: WonClaim | None = None
+    pinned: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.output = self.directory / "out"
@@ -178,6 +181,15 @@ class World:
 
     def ever_started(self) -> bool:
         return False
+
+    def claim(self) -> WonClaim | None:
+        return self.won_claim
+
+    def won(self, claim: WonClaim) -> None:
+        self.won_claim = claim
+
+    def pins(self) -> dict[int, str]:
+        return self.pinned
 
     def must_not_train(self, why: str) -> None:
         self.refused.append(why)

@@ -27,6 +27,7 @@ from podwatch.sync.upload import child_job as jobs
 from podwatch.sync.upload.send_parts import Sending
 from podwatch.system.clock import SystemClock
 from podwatch.system.pinned_directories import pin_of
+from tests.drivers.lease import Side
 from tests.support.forking import in_child, kill
 from tests.sync.conftest import AtWall, Held, Run, World, until
 
@@ -86,7 +87,7 @@ def hold(world: World, store: ObjectStore, journal: Journal) -> LeaseProtocol:
     """What comes first: the claim, which is killed at its writes like everything else."""
     me = Pod(world.writer_id, "machine", "boot", "place")
     claims = LeaseProtocol(
-        LeaseTerms(me, Timing(patience=0.0, claim_wait=0.0)), world.keys, journal, CLOCK, world,
+        LeaseTerms(me, Timing(patience=0.0, claim_wait=0.0)), world.keys, CLOCK, Side(world, journal),
         exclusive=store.exclusive,
     )  # fmt: skip
     while not claims.holding:
@@ -160,6 +161,7 @@ def once(world: World, step: int, fuse: Fuse) -> None:
             AtWall(float(step) + 1),
             world.identity(),
             lease,
+            {},
             grace_seconds=0.0,
         ).carry_out()
     finally:

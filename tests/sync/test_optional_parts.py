@@ -245,6 +245,7 @@ async def test_a_write_that_fails_sends_nothing_twice(world: World, run: Run, mo
         Shifted(1e6),
         world.identity(),
         Confirmed(),
+        {},
     )
     save(world, 10)
     await syncer.sync_now()

@@ -29,13 +29,13 @@ async def beat(world: World, syncer: Syncer, state: HolderState = HolderState.RU
     session, lease = syncer.session, syncer.session.lease
     assert lease is not None
     for step, reason in lease.foreign_pins.items():
-        world.journal.pin(step, reason)
+        world.pinned[step] = reason
     if lease.foreign_pins:
         lease.took_over_pins()
     session.take_over_saves()
     known = session.known_saves()
     saves = None if known is None else HandedOverSaves.of(known)
-    await syncer.beat(Heartbeat(pins=pins_of(world.journal.pins()), saves=saves), state)
+    await syncer.beat(Heartbeat(pins=pins_of(world.pins()), saves=saves), state)
 
 
 def steps(world: World) -> set[int]:
@@ -49,7 +49,7 @@ async def left_behind(world: World, run: Run, monkeypatch: pytest.MonkeyPatch, *
     """The next pod, two days after the first one stored steps 1 to 5 and left."""
     syncer = await run(world)
     await save(world, syncer, 1, 2, 3, 4, 5)
-    world.journal.pin(2, BEST[2])
+    world.pinned[2] = BEST[2]
     await beat(world, syncer, HolderState.RELEASED)
     await syncer.stop()
     assert steps(world) == {1, 2, 3, 4, 5}
@@ -96,7 +96,7 @@ async def test_saves_of_the_pod_before_are_deleted_as_its_own(
     await until(lambda: last.standing.publish)
     await beat(third, last)
     assert [s.step for s in last.session.earlier] == [2, 3, 7, 8]
-    assert third.journal.pins() == BEST
+    assert third.pins() == BEST
     await last.stop()
     third.journal.close()
     second.journal.close()

@@ -30,7 +30,7 @@ async def test_training_continues_and_old_checkpoints_stay(local: World, run: Ru
     assert pointer is not None
     assert pointer.step == 5
     policy = SyncSettings(keep_last=1, keep_every=0)
-    retention = RemoteRetention(store, pod.keys, pod.journal, policy, Shifted(1e6), pod.identity(), Confirmed())
+    retention = RemoteRetention(store, pod.keys, pod.journal, policy, Shifted(1e6), pod.identity(), Confirmed(), {})
     pruned = retention.carry_out()
     assert [step for step, _, _ in pruned.removed] == [3, 4], "its own, although the older one stays"
     assert "podwatch's mark" in pruned.warning

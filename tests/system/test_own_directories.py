@@ -48,8 +48,8 @@ def test_a_mount_of_its_own_sets_aside_inside(mounted: Path) -> None:
     assert workspace.use_inside
     assert workspace.trash == mounted / ".podwatch" / "trash"
     assert workspace.trash.is_dir()
-    assert workspace.record.parent == mounted.parent / ".podwatch" / "outputs"
-    assert workspace.record.parent.is_dir()
+    assert workspace.run_copy.parent == mounted.parent / ".podwatch" / "outputs"
+    assert workspace.run_copy.parent.is_dir()
 
 
 def test_a_file_in_the_way_says_what_and_where(tmp_path: Path) -> None:

@@ -183,7 +183,6 @@ def test_nothing_is_started_beside_one_that_may_be_a_survivor_and_does_not_answe
     stat = proc.root / "701" / "stat"
     stat.write_text(stat.read_text().replace(") D ", f") {state} "))
     locks = keeper.RunLocks(keeper.Warnings())
-    monkeypatch.setattr(locks, "infos", list)
     if refused:
         with pytest.raises(keeper.StartError, match="process 701") as caught:
             keeper.refuse_beside_survivors(locks.records())

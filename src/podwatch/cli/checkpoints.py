@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +24,7 @@ from podwatch.domain.finding import counted
 if TYPE_CHECKING:
     from podwatch.checkpoints.layouts import Layout
     from podwatch.domain.manifest import Manifest
-    from podwatch.journal.journal import Journal
+    from podwatch.recovery.run_file import RunFile
     from podwatch.stores.base import ObjectStore
 
 
@@ -86,8 +86,8 @@ def pin(where: Where, step: int, reason: str, as_json: bool) -> None:
     if find_daemon(where) is not None:
         say(ask(where, "pin", {"step": step, "reason": reason}, purpose="pin a checkpoint"), as_json=as_json)
         return
-    with _state(where) as journal:
-        journal.pin(step, (reason or "by hand")[:200])
+    with _state(where) as file:
+        file.edit_now(lambda run: run.pinned(step, (reason or "by hand")[:200]))
     say(
         {"message": f"step {step} is pinned: podwatch never deletes it, here or in the store", "step": step},
         as_json=as_json,
@@ -105,31 +105,31 @@ def unpin(where: Where, step: int, as_json: bool) -> None:
         return
     from podwatch.domain.errors import UsageError
 
-    with _state(where) as journal:
-        if step not in journal.pins():
+    with _state(where) as file:
+        if step not in file.current.pins:
             raise UsageError(f"step {step} is not pinned", fix="`podwatch checkpoints` shows what protects it")
-        journal.unpin(step)
+        file.edit_now(lambda run: run.unpinned(step))
     say({"message": f"step {step} is no longer pinned", "step": step}, as_json=as_json)
 
 
 @contextmanager
-def _state(where: Where) -> "Iterator[Journal]":
-    """The run's journal for writing, under the daemon's lock. Busy if a daemon holds it."""
+def _state(where: Where) -> "Iterator[RunFile]":
+    """The run's run.json for writing, under the daemon's lock. Busy if a daemon holds it."""
     import os
 
-    from podwatch.cli.offline import load
+    from podwatch.cli.offline import load, run_file
     from podwatch.daemon.paths_and_run_lock import run_paths
-    from podwatch.journal.journal import Journal
     from podwatch.system.files import FileLock
 
     settings = load(where)
     paths = run_paths(settings.state_dir, settings.run_id, os.environ)
     with FileLock(paths.lock):
-        journal = Journal.open(paths.journal)
+        file = run_file(settings)
+        file.load()
         try:
-            yield journal
+            yield file
         finally:
-            journal.close()
+            file.close()
 
 
 def fetch(where: Where) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def fetch(where: Where) -> dict[str, Any]:
         except NotRunning:
             pass
     from podwatch.checkpoints.layouts import make_layout
-    from podwatch.cli.offline import load, look, noted
+    from podwatch.cli.offline import load, look, noted, recorded
     from podwatch.domain.checkpoint import newest_complete
     from podwatch.reporting.json_documents import checkpoint_document, remote_document
 
@@ -151,7 +151,10 @@ def fetch(where: Where) -> dict[str, Any]:
     problems: list[str] = []
     sets = look(settings, problems).sets
     newest = newest_complete(sets)
-    published, pins = kept if kept is not None else ([], {})
+    published = kept or []
+    pins: Mapping[int, str] = {}
+    with contextlib.suppress(PodwatchError):  # ``look`` has named it
+        pins = run.pins if (run := recorded(settings)) is not None else {}
     stored = frozenset((p.step, p.save_id) for p in published) if kept is not None else None
     here = {(s.step, s.save_id) for s in sets}
     return {

@@ -128,8 +128,6 @@ class _NoDaemon:
 
     def leave(self, code: int) -> None: ...
 
-    def restart(self) -> None: ...
-
 
 async def _alone(where: Where) -> dict[str, Any]:
     """Clean without a daemon, under its lock and with its code."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from podwatch.cli.offline import run_file
 from podwatch.cli.systemd_service import Service
 from podwatch.daemon.paths_and_run_lock import runtime_roots, workspace_of
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import PodwatchError
-from podwatch.journal.run_record_file import load_run_record
 from podwatch.recovery import quarantine
 from podwatch.system.files import DIRECTORY_FLAGS
 from podwatch.system.open_by_descriptor import KEPT, measure
@@ -45,7 +45,7 @@ class Item:
 def local_data(settings: "Settings", service: Service, environ: Mapping[str, str]) -> list[Item]:
     run = settings.run_id
     return [
-        *_beside(workspace_of(settings), run),
+        *_beside(settings, workspace_of(settings)),
         *_directory("state", settings.state_dir / run, "database, logs, incidents"),
         *(item for root in runtime_roots(settings.state_dir, environ) for item in _directory("runtime", root / run)),
         *_file("configuration", service.configuration),
@@ -53,9 +53,9 @@ def local_data(settings: "Settings", service: Service, environ: Mapping[str, str
     ]
 
 
-def _beside(workspace: Workspace, run: str) -> Iterator[Item]:
+def _beside(settings: "Settings", workspace: Workspace) -> Iterator[Item]:
     """podwatch's directories beside the trainer's: record, quarantine, trash, staging."""
-    problem = _of_another(workspace, run)
+    problem = _of_another(settings, workspace)
     try:
         entries = quarantine.listing(workspace)
     except PodwatchError as error:
@@ -74,16 +74,17 @@ def _beside(workspace: Workspace, run: str) -> Iterator[Item]:
         yield Item("run-directory", home, workspace.tree.measure(home)[0], note, whole, not problem)
 
 
-def _of_another(workspace: Workspace, run: str) -> str:
+def _of_another(settings: "Settings", workspace: Workspace) -> str:
     """Why the directory beside output_dir is not known to be this run's; empty if it is."""
     try:
         workspace.check()
-        record = load_run_record(workspace, looking=True)
+        file = run_file(settings)
+        found = file.load(looking=True)
     except PodwatchError as error:
         return str(error)
-    if record is None:
-        return f"no readable record ({workspace.record}) says that it belongs to the run {run}"
-    return "" if record.run_id == run else f"it belongs to the run {record.run_id}"
+    if file.other_run:
+        return f"it belongs to the run {file.other_run}"
+    return "" if found else f"no readable run.json ({workspace.run_copy}) says that it belongs to the run {file.run_id}"
 
 
 def _directory(kind: str, path: Path, note: str = "") -> Iterator[Item]:

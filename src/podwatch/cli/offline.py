@@ -1,10 +1,10 @@
 """A run without its daemon: settings, journal, checkpoints on disk, and the runs in the store."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from podwatch.cli.common import Where
 from podwatch.domain.errors import ConfigurationError, HostError, UsageError
@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
     from podwatch.checkpoints.layouts.base import Layout
     from podwatch.config.settings import Settings
+    from podwatch.domain.run_state import RunState
     from podwatch.domain.stored_checkpoint import PublishedSave
     from podwatch.journal.journal import Journal
+    from podwatch.recovery.run_file import RunFile
     from podwatch.stores.base import ObjectStore
     from podwatch.stores.credentials import Credentials
-    from podwatch.system.own_directories import Workspace
 
 
 def load(where: Where) -> "Settings":
@@ -60,15 +61,30 @@ def _journal_if_any(settings: "Settings") -> "Journal | None":
         return None
 
 
-def noted(settings: "Settings") -> "tuple[list[PublishedSave], dict[int, str]] | None":
-    """The published checkpoints and the user's pins in the journal. None without a readable journal."""
+def noted(settings: "Settings") -> "list[PublishedSave] | None":
+    """The published checkpoints in the journal. None without a readable journal."""
     journal = _journal_if_any(settings)
     if journal is None:
         return None
     try:
-        return journal.published(), journal.pins()
+        return journal.published()
     finally:
         journal.close()
+
+
+def run_file(settings: "Settings", run_id: str = "") -> "RunFile":
+    """run.json of this run, or of another one of the same state directory; not read yet."""
+    from podwatch.daemon.paths_and_run_lock import workspace_of
+    from podwatch.recovery.run_file import RunFile
+    from podwatch.system.clock import SystemClock
+
+    name = run_id or settings.run_id
+    return RunFile(settings.state_dir / name, workspace_of(settings), name, SystemClock())
+
+
+def recorded(settings: "Settings", run_id: str = "") -> "RunState | None":
+    """What is recorded of the run; None where there is nothing, or nothing readable. Changes nothing. HostError."""
+    return run_file(settings, run_id).load(looking=True)
 
 
 def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue":
@@ -100,7 +116,7 @@ def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue"
                 boots=RebootCheck(memory, boot_id(), boot_wall()),
                 stored=lambda: stored,
             ),
-            held_back=_held_back(settings, layout, journal, workspace, problems if problems is not None else []),
+            held_back=_held_back(settings, layout, journal, problems if problems is not None else []),
             tree=workspace.tree,
         )
         catalogue.rescan()
@@ -111,16 +127,13 @@ def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue"
     return catalogue
 
 
-def _held_back(
-    settings: "Settings", layout: "Layout", journal: "Journal | None", workspace: "Workspace", problems: list[str]
-) -> "HeldBack":
-    """The checkpoints that a daemon would hold back if it started now, by journal and run record."""
+def _held_back(settings: "Settings", layout: "Layout", journal: "Journal | None", problems: list[str]) -> "HeldBack":
+    """The checkpoints that a daemon would hold back if it started now, by journal and run.json."""
     from dataclasses import replace
 
     from podwatch.checkpoints.known_checkpoints import HeldBack
     from podwatch.daemon import held_back_findings
     from podwatch.domain.errors import PodwatchError
-    from podwatch.journal import load_run_record
 
     held = (
         HeldBack()
@@ -135,12 +148,12 @@ def _held_back(
             target = target or layout.target_step(settings.trainer.command)
         held.explain(replace(known, target=target, believed=known.believed | fetched))
     try:
-        record = load_run_record(workspace, looking=True)
+        run = recorded(settings)
     except PodwatchError as error:
         problems.append(f"podwatch cannot mark checkpoints of an earlier lineage: {error}")
         return held
-    if record is not None:
-        held.leave(record.earlier)
+    if run is not None:
+        held.leave(run.earlier)
     return held
 
 
@@ -184,9 +197,8 @@ def _service_environment(run_id: str) -> dict[str, str]:
 class Here:
     """This pod's state of a run: its pins, and its record of the checkpoints in the store."""
 
-    def __init__(self, journal: Any) -> None:
-        self._journal = journal
-        self.pins = frozenset(journal.pins()) if journal is not None else frozenset[int]()
+    def __init__(self, journal: "Journal | None", pins: Iterable[int] = ()) -> None:
+        self._journal, self.pins = journal, frozenset(pins)
 
     def forget(self, step: int, save_id: str) -> None:
         if self._journal is not None:
@@ -196,6 +208,7 @@ class Here:
 @contextmanager
 def state_here(settings: "Settings", run: str) -> Iterator[Here]:
     """The run's state on this pod, if any, under the run's lock. Busy if a podwatch guards the run here."""
+    from podwatch.daemon.paths_and_run_lock import GUARD_LOCK
     from podwatch.journal.journal import Journal
     from podwatch.system.files import FileLock
 
@@ -203,11 +216,12 @@ def state_here(settings: "Settings", run: str) -> Iterator[Here]:
     if not state.is_dir():
         yield Here(None)
         return
-    with FileLock(state / "lock") as lock:
+    with FileLock(state / GUARD_LOCK) as lock:
         assert lock.held
         journal = Journal.open(state / "journal.sqlite") if (state / "journal.sqlite").exists() else None
         try:
-            yield Here(journal)
+            state_of_run = recorded(settings, run)
+            yield Here(journal, () if state_of_run is None else state_of_run.pins)
         finally:
             if journal is not None:
                 journal.close()

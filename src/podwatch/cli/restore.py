@@ -3,6 +3,7 @@
 import sys
 import time
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import click
 
 from podwatch.cli.common import Where, clean, common, find_daemon, json_option, print_json
 from podwatch.client.times_and_sizes import size, span
-from podwatch.domain.errors import Busy, ConfigurationError, HostError, RemoteError
+from podwatch.domain.errors import Busy, HostError, RemoteError
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
@@ -157,32 +158,26 @@ def _workspace(settings: "Settings") -> "Workspace":
 
 
 def _refuse_another_run(settings: "Settings") -> None:
-    from podwatch.daemon.paths_and_run_lock import workspace_of
-    from podwatch.journal import load_run_record
+    from podwatch.cli.offline import run_file
 
-    workspace = workspace_of(settings)
-    record = load_run_record(workspace)
-    if record is not None and record.run_id != settings.run_id:
-        raise ConfigurationError(
-            f"output_dir belongs to run {record.run_id!r}, not to {settings.run_id!r}",
-            where=str(workspace.record),
-            fix="correct run_id or output_dir, or use --to DIR",
-        )
+    file = run_file(settings)
+    file.load(looking=True)
+    file.refuse_other_run()
 
 
 def _record_run(settings: "Settings", lineage: str, *, alone: bool) -> bool:
-    """On a fresh pod, write the run record, so that ``podwatch run`` resumes from these checkpoints. True if there is a
-    record. Not written if there are other checkpoints without a record: the operator must adopt those.
+    """On a fresh pod, begin run.json, so that ``podwatch run`` resumes from these checkpoints. True if there is one.
+    Not written if there are other checkpoints without one: the operator must adopt those.
     """
-    from podwatch.daemon.paths_and_run_lock import workspace_of
-    from podwatch.domain.run import Lineage, RunRecord
-    from podwatch.journal import load_run_record, save_run_record
+    from podwatch.cli.offline import run_file
+    from podwatch.domain.run import Lineage
 
-    workspace = workspace_of(settings)
-    if load_run_record(workspace) is not None:
+    file = run_file(settings)
+    if file.load() is not None:
         return True
     if alone:
-        save_run_record(workspace, RunRecord(settings.run_id, Lineage(lineage), first_seen_wall=time.time()))
+        file.edit_now(lambda run: replace(run, lineage=Lineage(lineage), first_seen_wall=time.time()))
+        file.close()
     return alone
 
 

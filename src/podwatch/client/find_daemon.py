@@ -403,10 +403,10 @@ def _lock_files(run: str, environ: Mapping[str, str], hints: Hints) -> Iterable[
     )
     for root in named or [Path(place) for place in usual if place]:
         if run or hints.run_id:
-            yield root / (run or hints.run_id) / "lock"
+            yield root / (run or hints.run_id) / "guard.lock"
             continue
         try:
-            yield from sorted(root.glob("*/lock"))
+            yield from sorted(root.glob("*/guard.lock"))
         except OSError:
             continue
 

@@ -18,7 +18,6 @@ from typing import Final, Protocol
 from podwatch.config.settings import RecoverySettings, Settings
 from podwatch.daemon.components import Components
 from podwatch.daemon.nodes import run_gpus
-from podwatch.daemon.store_jobs import WRITER_ID
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS
 from podwatch.domain.earlier_attempts import Host, RunVerdict, verdict_document
 from podwatch.domain.engine_and_attempt import instance
@@ -277,8 +276,7 @@ class ThisAttempt:
         return self._parts.recovery.handle is not None
 
     def lineage(self) -> Lineage:
-        record = self._parts.training.record.current
-        return record.lineage if record is not None else Lineage("")
+        return self._parts.run.file.current.lineage
 
     def newest_step(self) -> int | None:
         attempt = self._parts.recovery.context.attempt
@@ -312,7 +310,7 @@ def make_verdicts(parts: Components, *, retry: bool) -> JobVerdicts | None:
     settings, syncer = parts.settings, parts.syncer
     if syncer is None:
         return None
-    writer_id = str(parts.run.journal.sync.learned(WRITER_ID, ""))
+    writer_id = parts.run.file.current.writer_id
 
     def opened() -> ObjectStore:
         return open_store(settings.sync.store, credentials_for(settings), writer_id=writer_id, connections=1)

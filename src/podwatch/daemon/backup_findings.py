@@ -7,7 +7,7 @@ from podwatch.config.store_kinds import bucket_of
 from podwatch.daemon.own_findings import clock_findings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.run import RunRecord
+from podwatch.domain.run_state import RunState
 from podwatch.policy.lineage import branch_line, kept_step
 from podwatch.policy.lost_saves import Kept, not_stored
 from podwatch.policy.uploads import every, in_words, uploads_behind
@@ -170,27 +170,27 @@ def store_refused_finding(reason: str, *, since: float) -> tuple[Finding, ...]:
 # -- earlier branches ------------------------------------------------------------------------------------------------
 
 
-def kept_branch(sets: tuple[CheckpointSet, ...], record: RunRecord | None, sync: SyncStatus | None) -> int | None:
+def kept_branch(sets: tuple[CheckpointSet, ...], run: RunState, sync: SyncStatus | None) -> int | None:
     """The newest step of an earlier branch that must stay on this pod for now; None if there is none. ``sync``: None
     without a store."""
-    if record is None or not record.earlier:
+    if not run.earlier:
         return None
-    stored = sync.newest_of.get(record.lineage.id) if sync is not None else None
-    return kept_step(sets, record.lineage, has_store=sync is not None, stored=stored)
+    stored = sync.newest_of.get(run.lineage.id) if sync is not None else None
+    return kept_step(sets, run.lineage, has_store=sync is not None, stored=stored)
 
 
 def branch_findings(
-    sets: tuple[CheckpointSet, ...], record: RunRecord | None, sync: SyncStatus | None, now: float, wall: float
+    sets: tuple[CheckpointSet, ...], run: RunState, sync: SyncStatus | None, now: float, wall: float
 ) -> tuple[Finding, ...]:
     """A finding while the newest checkpoint of an earlier branch is kept, and for a day after an operator went back to
     an earlier step. ``now`` monotonic, ``wall`` epoch seconds."""
-    if record is None or not record.lineage.parent:
+    if not run.lineage.parent:
         return ()
-    kept = kept_branch(sets, record, sync)
-    line = branch_line(sets, record.lineage, kept, has_store=sync is not None, wall=wall)
+    kept = kept_branch(sets, run, sync)
+    line = branch_line(sets, run.lineage, kept, has_store=sync is not None, wall=wall)
     if line is None:
         return ()
     summary, suggestion = line
-    opened = record.lineage.opened_wall
+    opened = run.lineage.opened_wall
     since = now - max(0.0, wall - opened) if opened else now
     return (Finding(FindingKind.EARLIER_BRANCH, Severity.INFO, summary, since, suggestion),)

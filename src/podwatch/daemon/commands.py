@@ -9,7 +9,7 @@ from podwatch.daemon.components import Components
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.pause import MOST_SECONDS, Maintenance, described
-from podwatch.daemon.status_view import Remembered, StatusSource
+from podwatch.daemon.status_view import StatusSource
 from podwatch.daemon.tick import Reload
 from podwatch.domain.checkpoint import HeldAs, newest_complete
 from podwatch.domain.errors import Busy, HostError, UsageError
@@ -50,13 +50,12 @@ class Commands:
         loops: DaemonLoops,
         host: Host,
         status: StatusSource,
-        memory: Remembered,
         maintenance: Maintenance,
         reload: Reload,
         evaluations: "Evaluations | None" = None,
     ) -> None:
         self._parts, self._loops, self._host = parts, loops, host
-        self._status, self._memory = status, memory
+        self._status = status
         self._maintenance, self._reload = maintenance, reload
         self._evaluations = evaluations
         self.begun = asyncio.Event()
@@ -144,8 +143,8 @@ class Commands:
 
     async def pin(self, params: dict[str, Any]) -> dict[str, Any]:
         step = _needed_step(params)
-        await self._parts.run.journal.run(Journal.pin, step, str(params.get("reason") or "by hand")[:200])
-        await self._memory.read_pins()
+        reason = str(params.get("reason") or "by hand")[:200]
+        await self._parts.run.file.edit(lambda run: run.pinned(step, reason))
         return {
             "message": f"step {step} is pinned: podwatch never deletes its checkpoint, here or in the store",
             "step": step,
@@ -153,10 +152,9 @@ class Commands:
 
     async def unpin(self, params: dict[str, Any]) -> dict[str, Any]:
         step = _needed_step(params)
-        if step not in await self._parts.run.journal.run(Journal.pins):
+        if step not in self._parts.run.file.current.pins:
             raise UsageError(f"step {step} is not pinned", fix="`podwatch checkpoints` shows what protects it")
-        await self._parts.run.journal.run(Journal.unpin, step)
-        await self._memory.read_pins()
+        await self._parts.run.file.edit(lambda run: run.unpinned(step))
         return {"message": f"step {step} is no longer pinned", "step": step}
 
     async def verify(self, params: dict[str, Any]) -> dict[str, Any]:

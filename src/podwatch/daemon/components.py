@@ -16,15 +16,15 @@ from podwatch.daemon.paths_and_run_lock import RunLock, RunPaths
 from podwatch.daemon.replaced_directories import RootWatch
 from podwatch.daemon.sensing_loop import Sensors
 from podwatch.daemon.settings_in_force import Configuration, TrainingEnvironment
+from podwatch.daemon.state_check import Exits, StateCheck
 from podwatch.daemon.store_wiring import StoreRestore, WandbIds
-from podwatch.daemon.unusable_state import Exits, UnusableState
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.run import MutationGuard
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal
 from podwatch.policy.disk_forecast import Forecast
 from podwatch.recovery.recovery import Recovery
-from podwatch.recovery.state import RecordHolder
+from podwatch.recovery.run_file import RunFile
 from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
 from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sensors.disk import DiskSensor, DisksSensor
@@ -59,8 +59,6 @@ class Foundation:
     exits: Exits
     rescans: Rescans
     lock: RunLock | None = None
-    opening: Worker | None = None
-    """The thread in which the journal was opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +76,12 @@ class Run:
     """The run as every component knows it: its configuration, directories, and (once it is built) recovery's view of
     the training. Parts that recovery is built from ask here, and are answered as before any training until then."""
 
-    def __init__(self, foundation: Foundation, config: Configuration, layout: Layout, workspace: Workspace) -> None:
+    def __init__(
+        self, foundation: Foundation, config: Configuration, layout: Layout, workspace: Workspace, file: RunFile
+    ) -> None:
         self.paths, self.clock, self.journal = foundation.paths, foundation.clock, foundation.journal
         self.emit = foundation.emit
-        self.config, self.layout, self.workspace = config, layout, workspace
+        self.config, self.layout, self.workspace, self.file = config, layout, workspace, file
         self.guard = MutationGuard()
         self._recovery: Recovery | None = None
 
@@ -96,11 +96,6 @@ class Run:
     def acting(self) -> bool:
         """Whether a stop or start of training is in progress."""
         return self._recovery is not None and self._recovery.state.acting
-
-    @property
-    def trained(self) -> bool:
-        """Whether a trainer of this run was seen on this pod."""
-        return self._recovery is not None and self._recovery.context.seen_here
 
     @property
     def finished(self) -> bool:
@@ -158,7 +153,6 @@ class Training:
     """The trainer, and what its starts use. ``environment`` is that of a start."""
 
     launcher: KeeperLauncher
-    record: RecordHolder
     environment: TrainingEnvironment
     two_writers: TwoWriters
 
@@ -193,7 +187,7 @@ class Components:
     recovery: Recovery
     store: Store
     deletion: Deletion
-    checks: UnusableState
+    checks: StateCheck
     gang: Gang | None = None
     """None for a run on one node."""
 

@@ -7,7 +7,7 @@ last, because it can stop and start training. At the end everything stops except
 import asyncio
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from podwatch import __version__
@@ -29,14 +29,13 @@ from podwatch.daemon.loop_wiring import DaemonLoops, make_loops, make_recorder
 from podwatch.daemon.notifications import DIGEST_LOOK_SECONDS, FAREWELL_SECONDS, Notifying, make_notifying
 from podwatch.daemon.page_history import History
 from podwatch.daemon.paths_and_run_lock import RunLock
-from podwatch.daemon.pause import KEY as PAUSE
 from podwatch.daemon.pause import Maintenance
 from podwatch.daemon.preemption_grace import Budget
 from podwatch.daemon.shutdown import beside, briefly, say_goodbye, say_goodbye_of_job, told_by
+from podwatch.daemon.state_check import take_ground
 from podwatch.daemon.status_view import Books, Remembered, StatusSource, TrainingInPause
 from podwatch.daemon.store_jobs import TELLING, Jobs, StoreJobs, make_artifacts
 from podwatch.daemon.tick import Findings, LoadAgain, Reload, Reporters, Tick
-from podwatch.daemon.unusable_state import RECOVERED, last_pause, take_ground
 from podwatch.daemon.variables_of_own_processes import BY_HAND, UNDER_INIT
 from podwatch.daemon.wiring import build
 from podwatch.detection.learned import Learned
@@ -70,10 +69,6 @@ FIRST_LOOK_SECONDS = 10.0
 STATUS_FILE_SECONDS = 60.0
 EXPOSED = "paths.exposed"
 """Journal key: the last reported warning that another user can move podwatch's directory away."""
-STARTED_FRESH = "recovery.started-fresh"
-"""Journal key: the id of the last executed `run --fresh`."""
-RETRIED = "recovery.retried"
-"""The same of `run --retry`."""
 GIVE_BACK_SECONDS = 30.0
 """Interval of returning freed memory to the system; takes less than a millisecond when there is none."""
 TASKS_END_SECONDS = 5.0
@@ -113,29 +108,21 @@ async def serve(
     try:
         ground = await take_ground(settings)
         lock = ground[1]
-        told: list[int] = []
-        while True:
-            silent = silent_seconds(os.environ)
-            host = await open_host(loaded.settings, clock or SystemClock(), ground, make_notifier(os.environ))
-            try:
-                daemon = await build_daemon(host, loaded, load_again, start, silent)
-            except BaseException:
-                host.systemd.stopping()
-                await host.tasks.end(within=TASKS_END_SECONDS)
-                await host.close()
-                raise
-            try:
-                await daemon.start(start)
-                if told:
-                    host.exit.leave(0)
-                await host.exit.wait()
-            finally:
-                await daemon.stop()
-            if not host.exit.again:
-                return host.exit.code
-            loaded = daemon.loaded
-            for number in (signal.SIGTERM, signal.SIGINT):  # until the next Daemon installs its own
-                asyncio.get_running_loop().add_signal_handler(number, told.append, number)
+        silent = silent_seconds(os.environ)
+        host = await open_host(settings, clock or SystemClock(), ground, make_notifier(os.environ))
+        try:
+            daemon = await build_daemon(host, loaded, load_again, start, silent)
+        except BaseException:
+            host.systemd.stopping()
+            await host.tasks.end(within=TASKS_END_SECONDS)
+            await host.close()
+            raise
+        try:
+            await daemon.start(start)
+            await host.exit.wait()
+        finally:
+            await daemon.stop()
+        return host.exit.code
     finally:
         if lock is not None:
             lock.release()
@@ -151,11 +138,8 @@ async def build_daemon(
     choices = Choices(start.gpu_reader, start.same_disk_store, start.take_over, job)
     parts = await host.disk.call(build, loaded.settings, host.foundation, choices)
     parts.run.config.problem = loaded.refused
-    if parts.checks.unknown and (pause := await host.disk.call(last_pause, paths.runtime)):
-        await journal.run(Journal.learn, PAUSE, pause)
-    if not host.lock.complete and journal.sync.obstacle is None:
-        parts.checks.missing = f"podwatch cannot lock the run ({paths.lock})"
-    await parts.checks.prove()
+    await host.disk.call(host.lock.take_beside, parts.run.workspace)  # Busy: another podwatch guards output_dir
+    await parts.checks.look()
     memory = Remembered(journal)
     await memory.load()
     accountant = Accountant(journal, host.clock, host.bus, counted=not counts_saves(parts.run.layout))
@@ -165,13 +149,11 @@ async def build_daemon(
     announced = Announced(
         await journal.run(Journal.learned, ANNOUNCED), lambda known: journal.post(Journal.learn, ANNOUNCED, known)
     )
-    loops = make_loops(parts, learned=learned, memory=memory, announced=announced)
-    maintenance = Maintenance(journal, host.clock, host.bus, TrainingInPause(parts.recovery))
-    await maintenance.load()
-    if journal.sync.recovered:
-        host.bus.say(EventName.STATE_RECOVERED, RECOVERED)
-    if journal.sync.rebuilt:
-        host.bus.say(EventName.STATE_REBUILT, journal.sync.rebuilt, Severity.WARNING)
+    loops = make_loops(parts, learned=learned, announced=announced)
+    maintenance = Maintenance(parts.run.file, host.clock, host.bus, TrainingInPause(parts.recovery))
+    for text in (journal.sync.rebuilt, *parts.run.file.news):
+        if text:
+            host.bus.say(EventName.STATE_REBUILT, text, Severity.WARNING)
     notifying = await make_notifying(
         parts.settings,
         host.clock,
@@ -189,7 +171,7 @@ async def build_daemon(
     if loaded.settings.evaluation.command:
         from podwatch.daemon.evaluation import make_evaluations
 
-        evaluations = await make_evaluations(parts, host, loops, memory, loaded.path)
+        evaluations = await make_evaluations(parts, host, loops, loaded.path)
     findings = Findings(parts, loops, host.bus, maintenance, Reporters(notifying, hooks, evaluations), silent)
     history = History(paths.history, host.disk, host.bus)
     books = Books(accountant, history)
@@ -197,10 +179,10 @@ async def build_daemon(
     status = StatusSource(parts, loops, host.bus, findings, memory, maintenance, loaded.path, host.exit, books, best)
     recorder = make_recorder(parts, loops.sensing)
     reload = Reload(parts, loops, host, loaded, load_again, status, recorder)
-    store_jobs = StoreJobs(parts, status, memory)
+    store_jobs = StoreJobs(parts, status)
     tick = Tick(parts, loops, host, findings, status, store_jobs, maintenance, notifying, recorder)
     loops.sensing.listeners.append(tick)
-    commands = Commands(parts, loops, host, status, memory, maintenance, reload, evaluations)
+    commands = Commands(parts, loops, host, status, maintenance, reload, evaluations)
     artifacts = make_artifacts(parts, reload)
     verdicts = None if job is None else make_verdicts(parts, retry=bool(start.retry))
     if parts.gang is not None and verdicts is not None:
@@ -344,7 +326,7 @@ class Daemon:
             await self._host.clock.sleep(0.05)
 
     async def _begin(self, start: Start) -> None:
-        parts, journal = self._parts, self._host.journal
+        parts = self._parts
         self._store_jobs.ask()
         if parts.gang is not None:
             await parts.gang.start()
@@ -356,13 +338,10 @@ class Daemon:
             by_hand=os.environ.get(BY_HAND, ""),
             not_before_wall=self._ending.not_before_wall,
         )
-        if start.fresh and await journal.run(Journal.learned, STARTED_FRESH) != start.fresh:
-            await journal.run(Journal.learn, STARTED_FRESH, start.fresh)  # once: init passes it again
+        if await self._first_time("--fresh", start.fresh):
             await self._start_again("--fresh", fresh=True)
-        if start.retry and await journal.run(Journal.learned, RETRIED) != start.retry:
-            await journal.run(Journal.learn, RETRIED, start.retry)
+        if await self._first_time("--retry", start.retry):
             await self._start_again("--retry")
-        parts.checks.missing = parts.checks.missing or parts.training.record.problem
         self._commands.begun.set()
         self._host.bus.say(EventName.DAEMON_STARTED, self._status.opening(), version=__version__, pid=os.getpid())
         for warning in (*self.loaded.warnings, *await self._exposed()):
@@ -408,6 +387,19 @@ class Daemon:
         directory = settings.state_dir / settings.run_id / "keeper"
         await self._parts.checkpoints.worker.call(refuse_beside_earlier_attempt, directory, self._in_job)
         return not await self._ending.forbidden()
+
+    async def _first_time(self, flag: str, given: str) -> bool:
+        """Whether this id of a flag of `run` is new, which is recorded: init passes it to each daemon."""
+        file = self._parts.run.file
+        if not given or file.current.executed.get(flag) == given:
+            return False
+        try:
+            await file.edit(lambda run: replace(run, executed={**run.executed, flag: given}))
+        except HostError as error:
+            text = f"cannot start training ({flag}): {error}"
+            self._host.bus.say(EventName.START_WARNING, text, Severity.WARNING)
+            return False
+        return True
 
     async def _start_again(self, flag: str, *, fresh: bool = False) -> None:
         """Execute a flag of `run` as `podwatch start`. A running trainer is kept, which is reported."""
@@ -461,8 +453,7 @@ class Daemon:
     async def stop(self) -> None:
         """Stop everything in reverse order; each step has its own deadline, so that the shutdown never hangs."""
         host, leaving = self._host, self._host.exit
-        if not leaving.again:  # after STOPPING the service manager waits for our exit
-            host.systemd.stopping()
+        host.systemd.stopping()
         self._jobs.stop()
         budget = await self._time_left()
         await self._ending.leaving()
@@ -496,9 +487,7 @@ class Daemon:
             EventName.DAEMON_STOPPING,
             status_view.farewell(
                 training=state.handle is not None, preempted=preempted, evaluating=bool(state.evaluation)
-            )
-            if not self._host.exit.again
-            else "the state database can be read again: podwatch restarts itself to load it, training continues",
+            ),
             preempted=bool(preempted),
         )
         await briefly(parts.recovery.close(), budget.seconds(PREEMPTED_ACT_SECONDS if preempted else usual))
@@ -509,8 +498,7 @@ class Daemon:
             goodbye = say_goodbye if self._in_job is None else say_goodbye_of_job
             await beside(goodbye(budget, words), self._ending.record(), budget)
         elif parts.syncer is not None:
-            if not self._host.exit.again:
-                await briefly(self._store_jobs.say_leaving(), 3.0)
+            await briefly(self._store_jobs.say_leaving(), 3.0)
             await briefly(parts.syncer.stop())
         if parts.gang is not None:
             await briefly(parts.gang.leave(), budget.seconds(usual))

@@ -505,7 +505,7 @@ class EndOfRun:
         other error is retried by init. During the final sync of a run that is not finished, the decided end counts: an
         engine must not run a job again that an operator stopped."""
         leaving = self._host.exit
-        if not self._job or leaving.again or leaving.verdict is not None:
+        if not self._job or leaving.verdict is not None:
             return
         if self._parts.gang is not None and self._parts.gang.over is not None:
             self._last = self._parts.gang.over

@@ -233,11 +233,9 @@ class EndedRun:
         return self._parts.settings.run_id
 
     def end_id(self, outcome: Outcome) -> str:
-        record = self._parts.training.record.current
-        if record is None:
-            return str(outcome)
-        start = record.last_start.start_id if record.last_start is not None else ""
-        return f"{outcome}:{record.lineage.id}:{start}"
+        run = self._parts.run.file.current
+        start = run.last_start.start_id if run.last_start is not None else ""
+        return f"{outcome}:{run.lineage.id}:{start}"
 
     def stands(self, end: PodEnd) -> bool:
         recovery = self._parts.recovery

@@ -13,12 +13,12 @@ from podwatch.daemon.components import Components
 from podwatch.daemon.hooks import FACTS_SECONDS, CheckpointFacts, facts_of
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
-from podwatch.daemon.status_view import Remembered
 from podwatch.daemon.store_wiring import make_restorer
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
+from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Desired, GpuState
 from podwatch.hooks.evaluation import Evaluations, Room
 from podwatch.hooks.evaluation_files import place_of
@@ -38,10 +38,8 @@ DISK_SECONDS: Final = 10.0
 class PodSite:
     """Implements ``hooks.evaluation.Site``. ``worker`` looks at the disk, ``fetching`` waits for the store."""
 
-    def __init__(
-        self, parts: Components, loops: DaemonLoops, memory: Remembered, place: Path, restorer: Restorer | None
-    ) -> None:
-        self._parts, self._loops, self._memory, self._place = parts, loops, memory, place
+    def __init__(self, parts: Components, loops: DaemonLoops, place: Path, restorer: Restorer | None) -> None:
+        self._parts, self._loops, self._place = parts, loops, place
         self._restorer = restorer
         self._worker, self._fetching = Worker("evaluation"), Worker("evaluation fetch")
 
@@ -151,14 +149,12 @@ class PodSite:
         return outcome.stopped, outcome.why_not
 
     async def keep_best(self, result: Result | None, text: str) -> None:
-        journal = self._parts.run.journal
-        pins = await journal.run(Journal.pins)
-        ours = {step for step, reason in pins.items() if reason.startswith(BEST_PIN)}
-        if result is not None and (result.step not in pins or result.step in ours):
-            await journal.run(Journal.pin, result.step, text)
-        for step in ours - ({result.step} if result is not None else set()):
-            await journal.run(Journal.unpin, step)
-        await self._memory.read_pins()
+        def kept(run: RunState) -> RunState:
+            ours = {step for step, reason in run.pins.items() if reason.startswith(BEST_PIN)}
+            only = run.unpinned(*ours)
+            return only if result is None or result.step in only.pins else only.pinned(result.step, text)
+
+        await self._parts.run.file.edit(kept)
 
 
 def _free(path: Path) -> int | None:
@@ -170,9 +166,7 @@ def _free(path: Path) -> int | None:
     return None
 
 
-async def make_evaluations(
-    parts: Components, host: Host, loops: DaemonLoops, memory: Remembered, config: Path | None
-) -> Evaluations:
+async def make_evaluations(parts: Components, host: Host, loops: DaemonLoops, config: Path | None) -> Evaluations:
     """With what earlier podwatch processes left; evaluates nothing yet."""
     settings, worker, run = parts.settings, Worker("evaluations"), parts.run
     desk = Desk(
@@ -192,7 +186,7 @@ async def make_evaluations(
     what, fix = await worker.call(problem_of, settings.evaluation.as_check(), settings, os.environ)
     if what:
         host.bus.say(EventName.CONFIG_WARNING, f"evaluations cannot run: {what}. To fix it: {fix}", Severity.WARNING)
-    evaluations = Evaluations(desk, PodSite(parts, loops, memory, place, restorer))
+    evaluations = Evaluations(desk, PodSite(parts, loops, place, restorer))
     parts.checkpoints.readers.append(evaluations)
     with contextlib.suppress(PodwatchError):  # the journal's own finding reports it
         await evaluations.load()

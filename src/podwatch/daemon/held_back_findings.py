@@ -19,7 +19,7 @@ from podwatch.checkpoints.layouts.base import Layout, StepSeen
 from podwatch.config.settings import TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, HeldAs, newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.run import RunRecord
+from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import ProgressSource, Snapshot, TrainerSample
 from podwatch.incidents import scrub
 from podwatch.journal import AsyncJournal, Journal
@@ -231,7 +231,7 @@ class Implausible:
         sets: tuple[CheckpointSet, ...],
         *,
         step_seconds: float | None,
-        record: RunRecord | None,
+        run: RunState,
         fetched: frozenset[tuple[int, str]],
     ) -> None:
         """Update the evidence. ``fetched``: (step, save_id) of checkpoints that were restored from the store."""
@@ -241,7 +241,7 @@ class Implausible:
         new = replace(old, target=self._target, step_seconds=step_seconds, believed=old.believed | fetched)
         if old.trained is None or highest > old.trained:
             new = replace(new, trained=highest if highest >= 0 else None, trained_wall=snapshot.wall)
-        started = record.last_start.step if record is not None and record.last_start is not None else None
+        started = run.last_start.step if run.last_start is not None else None
         for one in sets:
             if one.held_as is not HeldAs.IMPLAUSIBLE or not one.complete:
                 continue

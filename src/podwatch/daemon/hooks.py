@@ -102,9 +102,9 @@ async def report_missed(parts: Components, host: Host) -> None:
             generation=newest.generation,
             seq=newest.seq,
         )
-    record = parts.training.record.current
-    if record is not None and record.desired is Desired.FINISHED and record.desired_wall > oldest:
-        ended = [e for e in events if e.name is EventName.TRAINER_FINISHED and e.wall >= record.desired_wall - 1.0]
+    run = parts.run.file.current
+    if run.desired is Desired.FINISHED and run.desired_wall > oldest:
+        ended = [e for e in events if e.name is EventName.TRAINER_FINISHED and e.wall >= run.desired_wall - 1.0]
         if not ended and parts.recovery.handle is None:
             text = "training is finished (podwatch was interrupted before it could report this)"
             host.bus.say(EventName.TRAINER_FINISHED, text)

@@ -17,7 +17,7 @@ from podwatch.daemon.notifications import EventBus
 from podwatch.daemon.paths_and_run_lock import RunLock, RunPaths
 from podwatch.daemon.settings_in_force import http_password
 from podwatch.daemon.shutdown import BackgroundTasks, Exit, briefly
-from podwatch.daemon.unusable_state import open_journal
+from podwatch.daemon.state_check import open_journal
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
@@ -141,10 +141,9 @@ class Host:
 async def open_host(settings: Settings, clock: Clock, ground: tuple[RunPaths, RunLock], systemd: Notifier) -> Host:
     """Open the journal: in memory where the database cannot be used."""
     paths, lock = ground
-    opened, opening = await open_journal(paths.journal, clock)
-    journal = AsyncJournal(opened)
+    journal = AsyncJournal(await open_journal(paths.journal, clock))
     bus, leaving = EventBus(journal, clock), Exit()
     await bus.load()
     rescans = Rescans(settings.checkpoints.rescan)
-    foundation = Foundation(paths, clock, journal, bus, leaving, rescans, lock, opening)
+    foundation = Foundation(paths, clock, journal, bus, leaving, rescans, lock)
     return Host(foundation, bus, leaving, BackgroundTasks(bus, leaving), Worker("daemon"), systemd, lock)

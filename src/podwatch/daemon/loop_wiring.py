@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from podwatch.checkpoints.scan import linked_steps
 from podwatch.config.settings import DiskSettings
@@ -40,19 +39,11 @@ class DaemonLoops:
     pruner: Pruner
 
 
-class Pins(Protocol):
-    @property
-    def pins(self) -> Mapping[int, str]:
-        """The steps that the operator pinned, with the reason."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Checkpoints:
     """The checkpoints on this pod, for the pruner."""
 
     parts: Components
-    memory: Pins
 
     @property
     def sets(self) -> tuple[CheckpointSet, ...]:
@@ -64,7 +55,7 @@ class _Checkpoints:
 
     @property
     def pins(self) -> Mapping[int, str]:
-        return {**self.parts.checkpoints.rescans.named, **self.memory.pins}
+        return {**self.parts.checkpoints.rescans.named, **self.parts.run.file.current.pins}
 
     def paths(self, step: int) -> Sequence[Path]:
         return self.parts.run.layout.step_paths(step)
@@ -127,7 +118,7 @@ class _Trainer:
                 found.setdefault(step, Protection.READING)
         sets = parts.checkpoints.catalogue.sets
         status = None if parts.syncer is None else parts.syncer.status()
-        if (kept := kept_branch(sets, parts.training.record.current, status)) is not None:
+        if (kept := kept_branch(sets, parts.run.file.current, status)) is not None:
             for one in sets:
                 if one.earlier:
                     found.setdefault(one.step, Protection.EARLIER_BRANCH)
@@ -136,8 +127,7 @@ class _Trainer:
 
     @property
     def first_seen_wall(self) -> float:
-        record = self.parts.training.record.current
-        return record.first_seen_wall if record is not None else 0.0
+        return self.parts.run.file.current.first_seen_wall
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +219,9 @@ class _ReadPositions:
             self._read_so_far = now
 
 
-def make_loops(parts: Components, *, learned: Learned, memory: Pins, announced: Announced) -> DaemonLoops:
+def make_loops(parts: Components, *, learned: Learned, announced: Announced) -> DaemonLoops:
     """Build the loops; starts nothing."""
-    pruner = _pruner(parts, memory)
+    pruner = _pruner(parts)
     guarding = CheckpointLoop(
         parts.checkpoints.catalogue,
         parts.checkpoints.worker,
@@ -255,15 +245,15 @@ def make_loops(parts: Components, *, learned: Learned, memory: Pins, announced: 
     sensing.listeners.append(_ReadPositions(parts, sensing))
     if parts.syncer is not None:
         parts.syncer.save_seconds = lambda: save_gap(parts.deletion.forecast.saves)
-        parts.syncer.pinned = lambda: _Checkpoints(parts, memory).pins
+        parts.syncer.pinned = lambda: _Checkpoints(parts).pins
     parts.sensing.processes.hurry_at_engine_end(sensing)
     parts.deletion.forecast.save_seconds = lambda: sensing.state.learned.median_save_seconds
     return DaemonLoops(sensing, guarding, pruner)
 
 
-def _pruner(parts: Components, memory: Pins) -> Pruner:
+def _pruner(parts: Components) -> Pruner:
     return Pruner(
-        checkpoints=_Checkpoints(parts, memory),
+        checkpoints=_Checkpoints(parts),
         store=_Store(parts),
         trainer=_Trainer(parts),
         rules=_Rules(parts),

@@ -1,12 +1,10 @@
-"""Where one run's state and runtime files are, its directories beside the trainer's, and the run lock.
+"""Where one run's state and runtime files are, its directories beside the trainer's, and podwatch's lock.
 
-One podwatch per run, also if the state directory cannot be written. The lock is a file in the run's state directory. On
-a full or read-only disk that file cannot be created, but an existing one can still be locked; if neither works, the
-lock beside the endpoint file is used. That second lock is always taken, so that a later podwatch, which can use the
-state directory again, still finds the first one.
+One podwatch per run and per output directory: a lock in the run's state directory, and one beside output_dir, where
+podwatches with different state directories meet. On a full or read-only disk the first cannot be created, but an
+existing one can still be locked.
 """
 
-import fcntl
 import os
 import pwd
 from collections.abc import Callable, Mapping
@@ -15,13 +13,14 @@ from pathlib import Path
 
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import Busy, HostError
-from podwatch.system.files import FileLock
+from podwatch.system.files import FileLock, hold
 from podwatch.system.own_directories import Workspace, own_directory
 
 RECORDING = "recording"
 """Directory of the recording below a run's state."""
 HISTORY = "history.jsonl"
 """What the page's plots show, beside it."""
+GUARD_LOCK = "guard.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class RunPaths:
 
     @property
     def lock(self) -> Path:
-        return self.state / "lock"
+        return self.state / GUARD_LOCK
 
     @property
     def incidents(self) -> Path:
@@ -118,35 +117,25 @@ def runtime_roots(state_dir: Path, environ: Mapping[str, str]) -> list[Path]:
     return [Path(p) for p in (by_systemd, "/run/podwatch") if p] + [state_dir / "run"]
 
 
-GUARD_LOCK = "guard.lock"
-
-
 class RunLock:
-    """Methods block. ``what`` names the lock in errors."""
+    """podwatch's two locks, held for its life. Methods block. ``what`` names the lock in errors."""
 
-    def __init__(self, state: Path, runtime: Path, what: str = "the guard of this run") -> None:
+    def __init__(self, state: Path, what: str = "the guard of this run") -> None:
         self._path, self._what = state, what
-        self._state, self._runtime = FileLock(state), FileLock(runtime / GUARD_LOCK)
+        self._state = FileLock(state)
         self._existing: int | None = None
+        self._beside: int | None = None
+        self.problem = ""
+        """Why the lock beside output_dir is not held; empty if it is, or was not tried yet."""
 
     @property
     def complete(self) -> bool:
         """Whether the lock of the state directory is held."""
         return self._state.held or self._existing is not None
 
-    def acquire(self) -> None:
-        """Take the available locks. Raises Busy with the holder; after other errors podwatch guards without deleting,
-        publishing or starting anything (unusable_state.py)."""
-        self.take_state_lock()
-        try:
-            self._runtime.acquire(what=self._what)
-        except Busy:
-            raise
-        except (HostError, OSError):
-            return
-
     def take_state_lock(self) -> None:
-        """Take the lock in the state directory if possible. Raises Busy."""
+        """Take the lock in the state directory if possible. Raises Busy with the holder; after other errors podwatch
+        guards without deleting, publishing or starting anything (state_check.py)."""
         if self._state.held:
             return
         try:
@@ -157,12 +146,26 @@ class RunLock:
         except (HostError, OSError):
             self._take_existing()
 
+    def take_beside(self, workspace: Workspace) -> None:
+        """Take the lock beside output_dir if possible. Raises Busy."""
+        if self._beside is not None:
+            return
+        path = workspace.outside / GUARD_LOCK
+        try:
+            self._beside = hold(workspace.tree.open_own(path), path, what=self._what)
+        except Busy:
+            raise
+        except (HostError, OSError) as error:
+            self.problem = f"{path}: {error.strerror if isinstance(error, OSError) else error}"
+        else:
+            self.problem = ""
+
     def release(self) -> None:
         self._state.release()
-        self._runtime.release()
-        if self._existing is not None:
-            os.close(self._existing)
-            self._existing = None
+        for fd in (self._existing, self._beside):
+            if fd is not None:
+                os.close(fd)
+        self._existing = self._beside = None
 
     def _take_existing(self) -> None:
         if self._existing is not None:
@@ -172,13 +175,6 @@ class RunLock:
         except OSError:
             return
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise Busy(
-                f"{self._what} is already held by another process", where=str(self._path), fix="stop it first"
-            ) from None
+            self._existing = hold(descriptor, self._path, what=self._what)
         except OSError:  # on NFS an exclusive lock needs a file that is open for writing
-            os.close(descriptor)
             return
-        self._existing = descriptor

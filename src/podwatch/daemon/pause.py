@@ -1,4 +1,4 @@
-"""``podwatch pause``: kept in the journal, shown in the status, ended by `unpause` or when it expires.
+"""``podwatch pause``: kept in run.json, shown in the status, ended by `unpause` or when it expires.
 
 An operator often still uses the GPUs when the pause expires. While processes outside the run hold them, the pause
 continues, with a warning: a start of training would fail, or end their work.
@@ -12,11 +12,9 @@ from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Snapshot
-from podwatch.journal import AsyncJournal, Journal
+from podwatch.recovery.run_file import RunFile
 from podwatch.system.clock import Clock
 
-KEY = "pause"
-"""Journal key."""
 MOST_SECONDS = 30 * 86400.0
 
 
@@ -31,24 +29,26 @@ class PausedTraining(Protocol):
 
 
 class Maintenance:
-    def __init__(self, journal: AsyncJournal, clock: Clock, emit: Emit, training: PausedTraining) -> None:
-        self._journal, self._clock, self._emit, self._training = journal, clock, emit, training
-        self.pause: Pause | None = None
-        self._since = 0.0
+    def __init__(self, file: RunFile, clock: Clock, emit: Emit, training: PausedTraining) -> None:
+        self._file, self._clock, self._emit, self._training = file, clock, emit, training
+        self._since = clock.monotonic()
+        training.pause(self.pause is not None)
 
-    async def load(self) -> None:
-        """Read the pause from the journal. Call it before recovery acts."""
-        self.pause = Pause.from_dict(await self._journal.run(Journal.learned, KEY))
-        self._since = self._clock.monotonic()
-        self._training.pause(self.pause is not None)
+    @property
+    def pause(self) -> Pause | None:
+        return self._file.current.pause
 
     async def begin(self, seconds: float | None, *, by: str, reason: str) -> Pause:
         """Pause, replacing an active pause. It is in force and durable when this returns."""
         wall = self._clock.wall()
         pause = Pause(wall, None if seconds is None else wall + seconds, by, reason)
-        self._training.pause(True)  # first: recovery must start nothing while the journal writes
-        self.pause, self._since = pause, self._clock.monotonic()
-        await self._journal.run(Journal.learn, KEY, pause.to_dict())
+        before = self.pause
+        self._training.pause(True)  # first: recovery must start nothing while this is recorded
+        try:
+            await self._file.edit(lambda run: replace(run, pause=pause))
+        finally:
+            self._training.pause(self.pause is not None)
+        self._since = self._since if before is not None else self._clock.monotonic()
         self._say(EventName.PAUSED, f"{described(pause)}: podwatch stops and starts no training")
         return pause
 
@@ -56,7 +56,7 @@ class Maintenance:
         """End the pause; False if there was none. Durable first, so that a crash here does not restore the pause."""
         if self.pause is None:
             return False
-        await self._journal.run(Journal.learn, KEY, None)
+        await self._file.edit(lambda run: replace(run, pause=None))
         self._over(why)
         return True
 
@@ -68,7 +68,7 @@ class Maintenance:
         held = self._training.gpus_held(snapshot)
         if held:
             if held != pause.held_by:
-                self.pause = replace(pause, held_by=held)
+                self._file.note(lambda run: replace(run, pause=replace(pause, held_by=held)))
             if not pause.held_by:
                 self._say(
                     EventName.PAUSED,
@@ -76,7 +76,8 @@ class Maintenance:
                     Severity.WARNING,
                 )
             return
-        self._journal.post(Journal.learn, KEY, None)
+        self._file.note(lambda run: replace(run, pause=None))
+        self._file.record_soon()
         self._over("the pause has expired")
 
     def findings(self) -> tuple[Finding, ...]:
@@ -91,7 +92,6 @@ class Maintenance:
         return (Finding(FindingKind.PAUSED, Severity.INFO, described(pause), self._since, fix),)
 
     def _over(self, why: str) -> None:
-        self.pause = None
         self._say(EventName.UNPAUSED, f"no longer paused ({why}): podwatch acts again")
         self._training.pause(False)
 

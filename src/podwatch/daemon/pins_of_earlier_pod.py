@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Mapping
 from typing import Protocol
 
-from podwatch.daemon.status_view import Remembered
 from podwatch.domain.errors import PodwatchError
-from podwatch.journal import AsyncJournal, Journal
+from podwatch.domain.run_state import RunState
+from podwatch.recovery.run_file import RunFile
 
 ELSEWHERE = "on an earlier pod"
 """Start of the reason of an adopted pin. The evaluations of this pod remove only their own pins."""
@@ -23,14 +23,18 @@ class Predecessor(Protocol):
     def took_over_pins(self) -> None: ...
 
 
-async def adopt_pins(lease: Predecessor | None, memory: Remembered, journal: AsyncJournal) -> None:
-    """Pin the same steps here. If the journal cannot take them, it has a finding of its own, and the next heartbeat
-    tries again."""
+async def adopt_pins(lease: Predecessor | None, file: RunFile) -> None:
+    """Pin the same steps here. If they cannot be recorded, that has a finding of its own, and the next heartbeat tries
+    again."""
     if lease is None or not (found := lease.foreign_pins):
         return
-    with contextlib.suppress(PodwatchError):
-        for step in found.keys() - memory.pins.keys():
+
+    def adopted(run: RunState) -> RunState:
+        for step in found.keys() - run.pins.keys():
             text = found[step] if found[step].startswith(ELSEWHERE) else f"{ELSEWHERE}: {found[step]}"
-            await journal.run(Journal.pin, step, text[:200])
-        await memory.read_pins()
+            run = run.pinned(step, text[:200])
+        return run
+
+    with contextlib.suppress(PodwatchError):
+        await file.edit(adopted)
         lease.took_over_pins()

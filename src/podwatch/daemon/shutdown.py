@@ -20,8 +20,6 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.policy.exit_code import Verdict
 
-AGAIN = -1
-"""Not an exit code: the daemon restarts inside this process, because the state database can be read again."""
 AGAIN_SECONDS = 0.05
 
 
@@ -57,7 +55,6 @@ class Exit:
     def __init__(self) -> None:
         self._asked = asyncio.Event()
         self.code = 0
-        """The exit code, or ``AGAIN``."""
         self.first: int | None = None
         """The code that was asked for first; None while the daemon runs."""
         self.preempted = ""
@@ -67,22 +64,12 @@ class Exit:
         self.waits_for = ""
         """What the end of a finished run still waits for, as text."""
 
-    @property
-    def again(self) -> bool:
-        return self.code == AGAIN
-
     def leave(self, code: int) -> None:
         """End the daemon soon with this exit code."""
         if self.first is None:
             self.first = code
             self.code = code
-        elif self.again:
-            self.code = code
         self._asked.set()
-
-    def restart(self) -> None:
-        """Restart the daemon inside this process."""
-        self.leave(AGAIN)
 
     def preempt(self, why: str) -> None:
         """End the daemon soon, and request training to end."""

@@ -1,7 +1,7 @@
 """Builds the frozen DaemonView, from which status, HTTP and metrics are made, and the daemon's own texts."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -90,7 +90,6 @@ class Remembered:
 
     def __init__(self, journal: AsyncJournal) -> None:
         self._journal = journal
-        self.pins: Mapping[int, str] = {}
         self.incidents: tuple[Incident, ...] = ()
 
     @property
@@ -98,11 +97,7 @@ class Remembered:
         return next(iter(self.incidents), None)
 
     async def load(self) -> None:
-        await self.read_pins()
         await self.read_incident()
-
-    async def read_pins(self) -> None:
-        self.pins = dict(await self._journal.run(Journal.pins))
 
     async def read_incident(self) -> None:
         self.incidents = tuple(await self._journal.run(Journal.incidents, INCIDENTS_SHOWN))
@@ -149,7 +144,7 @@ class StatusSource:
         settings, sensing = parts.settings, loops.sensing
         alive, _ = sensing.alive()
         now, wall = parts.run.clock.monotonic(), parts.run.clock.wall()
-        record, state = parts.training.record.current, parts.recovery.state
+        run, state = parts.run.file.current, parts.recovery.state
         snapshot, _ = present(sensing.snapshot, watched_of(state), now=now, wall=wall)
         recovery = recovery_view(state, self._exit.waits_for)
         sync = parts.syncer.status() if parts.syncer is not None else SyncStatus()
@@ -167,7 +162,7 @@ class StatusSource:
             pid=os.getpid(),
             mode=settings.mode,
             pause=self._maintenance.pause,
-            desired=record.desired if record is not None else snapshot.desired,
+            desired=run.desired,
             opening=parts.recovery.opening,
             watchdog_ok=alive,
             sensors=snapshot.readings,
@@ -177,7 +172,7 @@ class StatusSource:
             learned=sensing.state.learned,
             counters=counters_of(self._bus, sensing.turns),
             checkpoints=parts.checkpoints.catalogue.sets,
-            pins={**parts.checkpoints.rescans.named, **self._memory.pins},
+            pins={**parts.checkpoints.rescans.named, **run.pins},
             incident=self._memory.incident,
             incidents=self._memory.incidents,
             next_save_bytes=loops.pruner.next_save_bytes,

@@ -18,7 +18,7 @@ from podwatch.config.loading import LoadedSettings
 from podwatch.daemon.components import Components
 from podwatch.daemon.pins_of_earlier_pod import adopt_pins
 from podwatch.daemon.shutdown import BackgroundTasks
-from podwatch.daemon.status_view import Remembered, StatusSource, heartbeat
+from podwatch.daemon.status_view import StatusSource, heartbeat
 from podwatch.daemon.store_wiring import WANDB_SECONDS
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event, EventName
@@ -27,8 +27,8 @@ from podwatch.domain.run import Mutation
 from podwatch.domain.secrets import scrub_field
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.journal import AsyncJournal, Journal
+from podwatch.recovery.run_file import RunFile
 from podwatch.recovery.start_plan import named_files, working_directory
-from podwatch.recovery.state import RecordHolder
 from podwatch.sensors.log_tail import Sources
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import credentials_for
@@ -94,8 +94,8 @@ class PointerFollower:
     """``follow`` does nothing until the lineage changes; ``run`` calls it again and again, which retries after an
     error."""
 
-    def __init__(self, syncer: "Syncer", record: RecordHolder, journal: AsyncJournal) -> None:
-        self._syncer, self._record, self._journal = syncer, record, journal
+    def __init__(self, syncer: "Syncer", file: RunFile, journal: AsyncJournal) -> None:
+        self._syncer, self._file, self._journal = syncer, file, journal
         self._followed: str | None = None
 
     async def run(self, clock: Clock) -> None:
@@ -104,19 +104,19 @@ class PointerFollower:
             await clock.sleep(FOLLOW_SECONDS)
 
     async def follow(self) -> None:
-        record = self._record.current
-        if record is None or not record.lineage.parent:
+        lineage = self._file.current.lineage
+        if not lineage.parent:
             return
         try:
             if self._followed is None:
                 self._followed = str(await self._journal.run(Journal.learned, FOLLOWED, ""))
-            if self._followed == record.lineage.id:
+            if self._followed == lineage.id:
                 return
-            await self._syncer.repoint(record.lineage.parent_step)
+            await self._syncer.repoint(lineage.parent_step)
         except PodwatchError:
             return  # the syncer's state has the reason; the next call retries
-        self._followed = record.lineage.id
-        self._journal.post(Journal.learn, FOLLOWED, record.lineage.id)
+        self._followed = lineage.id
+        self._journal.post(Journal.learn, FOLLOWED, lineage.id)
 
 
 # -- jobs of the store -----------------------------------------------------------------------------------------------
@@ -132,8 +132,8 @@ TRANSITION_SECONDS = 5.0
 class StoreJobs:
     """Does nothing without a store."""
 
-    def __init__(self, parts: Components, status: StatusSource, memory: Remembered) -> None:
-        self._parts, self._status, self._memory = parts, status, memory
+    def __init__(self, parts: Components, status: StatusSource) -> None:
+        self._parts, self._status = parts, status
         self._syncer = parts.syncer
         self._said: tuple[object, ...] = ()
         self._changed = asyncio.Event()
@@ -156,7 +156,7 @@ class StoreJobs:
         jobs.every(self._parts.settings.sync.heartbeat, "heartbeat", self.beat)
         jobs.every(WANDB_SECONDS, "wandb ids", self._parts.store.wandb.look)
         jobs.every(STORE_SWEEP_SECONDS, "store sweep", syncer.sweep_store)
-        follower = PointerFollower(syncer, self._parts.training.record, self._parts.run.journal)
+        follower = PointerFollower(syncer, self._parts.run.file, self._parts.run.journal)
         tasks.spawn(follower.run(self._parts.run.clock), "descent")
 
     async def _first_beats(self) -> None:
@@ -171,7 +171,8 @@ class StoreJobs:
         """Request a heartbeat at once if phase, desired state, progress or pins changed since the last turn, or if the
         last one lists the store's saves so incompletely that the next pod could not use the list."""
         recovery = self._parts.recovery
-        now = (recovery.state.phase, recovery.desired, snapshot.newest_step is not None, tuple(self._memory.pins))
+        pins = tuple(self._parts.run.file.current.pins)
+        now = (recovery.state.phase, recovery.desired, snapshot.newest_step is not None, pins)
         seq = 0 if self._syncer is None else self._syncer.session.newest_seq
         if now != self._said or (seq > self._listed_seq + 1 and seq != self._hurried_seq):
             self._said, self._hurried_seq = now, seq
@@ -190,14 +191,14 @@ class StoreJobs:
     async def say(self, state: HolderState) -> None:
         if self._syncer is not None:
             session = self._syncer.session
-            await adopt_pins(session.lease, self._memory, self._parts.run.journal)
+            await adopt_pins(session.lease, self._parts.run.file)
             session.take_over_saves()
             if session.lease is not None:
                 self._status.books.accountant.take_over(*session.lease.take_account())
             recovery, sets = self._parts.recovery, self._parts.checkpoints.catalogue.sets
             own = [found for found in sets if recovery.context.owns(found)]
             said = heartbeat(self._status.view(), own, state)
-            pins, known = self._memory.pins, session.known_saves()
+            pins, known = self._parts.run.file.current.pins, session.known_saves()
             if known is not None and len(pins) <= MOST_PINS:  # the next pod deletes what is listed and not pinned
                 said, self._listed_seq = replace(said, saves=HandedOverSaves.of(known)), known.seq
             await self._syncer.beat(replace(said, pins=pins_of(pins)), state)
@@ -240,8 +241,6 @@ class StoreJobs:
 
 # -- configuration, logs, incident bundles ----------------------------------------------------------------------------
 
-WRITER_ID = "writer_id"
-"""Journal key, written when the components are built."""
 TELLING = frozenset(
     {EventName.INCIDENT_OPENED, EventName.GAVE_UP, EventName.TRAINER_CONFIRMED, EventName.TRAINER_FINISHED}
 )
@@ -261,7 +260,7 @@ def make_artifacts(parts: Components, config: InForce) -> "Artifacts | None":
         return None
     from podwatch.sync.upload.artifacts import Artifacts  # a daemon without a store does not need it
 
-    writer_id = str(parts.run.journal.sync.learned(WRITER_ID, ""))
+    writer_id = parts.run.file.current.writer_id
 
     def opened() -> ObjectStore:
         url, known = settings.sync.store, features_of(parts.run.journal.sync, settings.sync.store)
@@ -332,8 +331,7 @@ class _OwnArtefacts:
         return Sources(trainer.output_dir, globs, (Path(self._parts.training.launcher.log_path()),))
 
     def configs(self) -> tuple[str, ...]:
-        record = self._parts.training.record.current
-        last = record.last_start if record is not None else None
+        last = self._parts.run.file.current.last_start
         private = str(self._parts.settings.trainer.env_file or "")
         return tuple(name for name, _ in last.config_digests if name != private) if last is not None else ()
 

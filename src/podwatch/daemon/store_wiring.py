@@ -1,11 +1,12 @@
 """What the daemon gives the store and takes from it: who this pod is, the Syncer, and restores for recovery."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -15,20 +16,21 @@ from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.notifications import Events
 from podwatch.daemon.settings_in_force import Configuration
-from podwatch.daemon.unusable_state import Exits
+from podwatch.daemon.state_check import Exits
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.engine_and_attempt import instance
-from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
+from podwatch.domain.errors import ConfigurationError, ExitCode, HostError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import Pod
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.run import Mutation, MutationGuard, identity
+from podwatch.domain.run_state import WonClaim
 from podwatch.domain.secrets import scrub_argv
 from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal
-from podwatch.recovery.state import RecordHolder
+from podwatch.recovery.run_file import RunFile
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials, credentials_for
 from podwatch.stores.open_store import open_store, same_filesystem
@@ -43,8 +45,6 @@ from podwatch.trainer.base import TrainerHandle
 if TYPE_CHECKING:
     from podwatch.sync.restore.restore import Restorer
 
-TAKEN_OVER = "sync.taken-over"
-"""Journal key of the last executed `--take-over`."""
 LOOK_SECONDS = 4.0
 """How long a restart waits for the store's newest checkpoint while this pod has a complete one: an unreachable store is
 retried for minutes, and idle GPUs cost money. B2 answers the four requests within one second."""
@@ -65,23 +65,23 @@ class Identity:
     settings: Settings
     layout: Layout
     writer_id: str
-    record: RecordHolder
+    file: RunFile
     wandb: "WandbIds"
 
     def now(self) -> RunIdentity:
         """With the lineage that is trained now. Never blocks."""
-        current = self.record.current
+        run = self.file.current
         return RunIdentity(
             run_id=self.settings.run_id,
-            lineage=current.lineage.id if current is not None else "",
-            parent_step=current.lineage.parent_step if current is not None else None,
-            has_parent=current is not None and current.lineage.parent != "",
+            lineage=run.lineage.id,
+            parent_step=run.lineage.parent_step,
+            has_parent=run.lineage.parent != "",
             writer_id=self.writer_id,
             host=socket.gethostname(),
             train_command=scrub_argv(self.settings.trainer.command),
-            wandb=self.wandb.now(current.wandb if current is not None else {}),
+            wandb=self.wandb.now(run.wandb),
             layout=self.layout.name,
-            config_digest=_digest(current.last_start.config_digests) if current and current.last_start else "",
+            config_digest=_digest(run.last_start.config_digests) if run.last_start else "",
         )
 
 
@@ -194,14 +194,6 @@ def no_backup(settings: Settings, same_disk_store: bool) -> str:
     return f"{url} is on the same filesystem as {output}: it must be on another volume, or a bucket"
 
 
-def first_time(journal: Journal, word: str) -> bool:
-    """Whether this id is new: a daemon that init restarts must not take the run over again."""
-    if not word or journal.learned(TAKEN_OVER) == word:
-        return False
-    journal.learn(TAKEN_OVER, word)
-    return True
-
-
 # -- the run, as sync sees it ----------------------------------------------------------------------------------------
 
 
@@ -232,8 +224,14 @@ class SyncedRun:
         return self._run.handle is not None
 
     def ever_started(self) -> bool:
-        current = self._identity.record.current
-        return current is not None and current.last_start is not None
+        return self._identity.file.current.last_start is not None
+
+    def claim(self) -> WonClaim | None:
+        return self._identity.file.current.claim
+
+    def won(self, claim: WonClaim) -> None:
+        with contextlib.suppress(HostError):  # the next podwatch claims anew
+            self._identity.file.edit_now(lambda run: replace(run, claim=claim))
 
     def must_not_train(self, why: str) -> None:
         self._refusals.held_elsewhere(why)
@@ -246,6 +244,9 @@ class SyncedRun:
 
     def withheld(self) -> str:
         return self._run.guard.blocked_reason(Mutation.PUBLISH)
+
+    def pins(self) -> Mapping[int, str]:
+        return self._identity.file.current.pins
 
     def observes(self) -> bool:
         return self._run.config.settings.mode == "observe"

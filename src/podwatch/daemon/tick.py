@@ -137,7 +137,7 @@ class Findings:
     def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
         parts = self._parts
         sync, sets = parts.syncer.status() if parts.syncer is not None else None, parts.checkpoints.catalogue.sets
-        record = parts.training.record.current
+        run = parts.run.file.current
         config = config_findings(parts.run.config.problem, since=self._started)
         concerns = tuple(c for c in parts.run.config.concerns if c.subject != PATTERN or not sets)
         handle = parts.recovery.handle
@@ -145,7 +145,7 @@ class Findings:
         config = (*config, *concern_findings(concerns, since=self._started))
         config = (*config, *parts.training.two_writers.findings(sets, snapshot.at))
         config = (*config, *parts.checkpoints.implausible.findings(sets, snapshot.at))
-        config = (*config, *branch_findings(sets, record, sync, snapshot.at, snapshot.wall))
+        config = (*config, *branch_findings(sets, run, sync, snapshot.at, snapshot.wall))
         config += linked_findings(parts.checkpoints.catalogue.linked, since=self._started)
         config += freeze_findings(self._silent, now=snapshot.at, wall=snapshot.wall, since=self._started)
         config += keeper_findings(snapshot.trainer)
@@ -201,7 +201,7 @@ class Tick:
             snapshot,
             parts.checkpoints.catalogue.sets,
             step_seconds=sensing.state.learned.median_step_seconds,
-            record=parts.training.record.current,
+            run=parts.run.file.current,
             fetched=parts.recovery.context.fetched,
         )
         acted = (*findings, *self._loops.pruner.findings())

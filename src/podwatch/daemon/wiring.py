@@ -1,13 +1,15 @@
 """Builds the components of one daemon and connects them, one function for each subject. Starts nothing."""
 
+import contextlib
 import os
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.expected_files import command_digest
 from podwatch.checkpoints.file_events import Watcher
-from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
+from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack, RunMemory
 from podwatch.checkpoints.layouts import Layout, make_layout, process_names, restart_concerns
 from podwatch.checkpoints.layouts.command_line import save_interval
 from podwatch.checkpoints.reboot_check import RebootCheck, boot_wall
@@ -32,6 +34,7 @@ from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.daemon.replaced_directories import RootWatch
 from podwatch.daemon.sensor_wiring import build_sensing
 from podwatch.daemon.settings_in_force import Configuration, TrainingEnvironment, learn_secrets, policies_from
+from podwatch.daemon.state_check import Exits, StateCheck
 from podwatch.daemon.store_wiring import (
     Identity,
     Refusals,
@@ -39,24 +42,25 @@ from podwatch.daemon.store_wiring import (
     SyncedRun,
     WandbIds,
     attempt_ended,
-    first_time,
     make_restorer,
     no_backup,
     this_pod,
 )
-from podwatch.daemon.unusable_state import Exits, Records, UnusableState
 from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.run_state import RunState
 from podwatch.domain.secrets import register
 from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import SAVES, Forecast
 from podwatch.policy.other_trainers import Beside
 from podwatch.recovery.recovery import Recovery
-from podwatch.recovery.state import RecordHolder, RunFiles, RunStore, Tools, TrainerSensors
+from podwatch.recovery.run_file import RunFile
+from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
 from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
 from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sensors.inference import Servers
 from podwatch.sync.interfaces import OwnSets
 from podwatch.system.blocking_calls import Worker
+from podwatch.system.files import ReservedSpace
 from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import boot_id
 from podwatch.trainer.find_trainers import run_of
@@ -76,8 +80,9 @@ QUARANTINE_SECONDS = 7 * 86400.0
 def build(settings: Settings, foundation: Foundation, choices: Choices) -> Components:
     """Build all components. Blocks: probes the disk."""
     learn_secrets(settings)
-    run, missing = _run(settings, foundation)
-    checkpoints = _checkpoints(settings, run, foundation.rescans)
+    held = held_back_findings.recalled_spans(foundation.journal.sync.learned(held_back_findings.TWO_WRITERS_KEY))
+    run, missing = _run(settings, foundation, held)
+    checkpoints = _checkpoints(settings, run, held, foundation.rescans)
     launcher = KeeperLauncher(
         settings.run_id,
         settings.trainer.output_dir,
@@ -87,20 +92,22 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
         run=lambda: run_of(run.config.settings),
         # At a preemption the keeper, too, leaves training the whole grace for its last save, and what init adds to it.
         options=KeeperOptions(
-            grace=max(settings.trainer.stop_grace, settings.recovery.preempt_grace + MORE_SECONDS), job=choices.job
+            beside=run.workspace.outside,
+            grace=max(settings.trainer.stop_grace, settings.recovery.preempt_grace + MORE_SECONDS),
+            job=choices.job,
         ),
     )
     sensing = build_sensing(settings, run, checkpoints, Path(launcher.log_path()), choices.gpu_reader)
     training = _training(settings, run, checkpoints, sensing, launcher)
-    checks = _checks(settings, run, foundation)
+    checks = _checks(run, foundation)
     checks.missing = missing
     run.guard.add(checks.blocked_reason)
     run.guard.add(lambda _mutation: checkpoints.roots.blocked_reason())
-    store = _store(settings, run, checkpoints.catalogue, training.record, foundation.exits, choices, checks.unknown)
+    store = _store(settings, run, checkpoints.catalogue, foundation.exits, choices)
     gang = make_gang(settings, run.workspace, run.clock)
     if gang is not None and not gang.leads:
         run.guard.add(gang.blocked_reason)
-    recovery = _recovery(settings, run, checkpoints, sensing, training, store, gang)
+    recovery = _recovery(settings, run, checkpoints, sensing, training, store, gang, checks.reserve)
     run.connect(recovery)
     deletion = _deletion(run)
     if gang is not None:
@@ -108,7 +115,7 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
     return Components(run, checkpoints, sensing, training, recovery, store, deletion, checks, gang)
 
 
-def _run(settings: Settings, foundation: Foundation) -> tuple[Run, str]:
+def _run(settings: Settings, foundation: Foundation, held: HeldBack) -> tuple[Run, str]:
     """The run, and why its workspace cannot be written, else empty."""
     trainer = settings.trainer
     layout = make_layout(settings)
@@ -119,12 +126,16 @@ def _run(settings: Settings, foundation: Foundation) -> tuple[Run, str]:
     )
     workspace, missing = _workspace(workspace_of(settings))
     config = Configuration(settings, policies, restart_concerns(settings, layout))
-    return Run(foundation, config, layout, workspace), missing
+    paths, clock = foundation.paths, foundation.clock
+    file = RunFile(paths.state, workspace, settings.run_id, clock, lambda state: held.leave(state.earlier))
+    with contextlib.suppress(HostError):  # ``file.problem`` has the reason; it is read again before anything starts
+        file.load()
+    file.note(_named)
+    return Run(foundation, config, layout, workspace, file), missing
 
 
-def _checkpoints(settings: Settings, run: Run, rescans: Rescans) -> Checkpoints:
+def _checkpoints(settings: Settings, run: Run, held: HeldBack, rescans: Rescans) -> Checkpoints:
     journal, layout, workspace = run.journal.sync, run.layout, run.workspace
-    held = held_back_findings.recalled_spans(journal.learned(held_back_findings.TWO_WRITERS_KEY))
     checkpoints = settings.checkpoints
     catalogue = Catalogue(
         layout,
@@ -157,17 +168,15 @@ def _checkpoints(settings: Settings, run: Run, rescans: Rescans) -> Checkpoints:
 # -- state, store, recovery, deletion --------------------------------------------------------------------------------
 
 
-def _checks(settings: Settings, run: Run, foundation: Foundation) -> UnusableState:
-    return UnusableState(
+def _checks(run: Run, foundation: Foundation) -> StateCheck:
+    return StateCheck(
+        run.file,
         run.journal.sync,
+        run.workspace,
         run.clock,
-        Records(settings.state_dir / settings.run_id / "keeper", run.workspace),
         lock=foundation.lock,
-        store=bool(settings.sync.store),
         emit=run.emit,
         exits=foundation.exits,
-        run=run,
-        worker=foundation.opening,
     )
 
 
@@ -175,21 +184,17 @@ def _store(
     settings: Settings,
     run: Run,
     catalogue: Catalogue,
-    record: RecordHolder,
     exits: Exits,
     choices: Choices,
-    unknown: bool,
 ) -> Store:
-    """``unknown``: the database could not be read. Without it this pod does not know its own id in the store, and would
-    look like another pod."""
     journal = run.journal.sync
-    identity = Identity(settings, run.layout, _remembered(journal, "writer_id"), record, WandbIds(run.layout))
+    identity = Identity(settings, run.layout, run.file.current.writer_id, run.file, WandbIds(run.layout))
     refused = no_backup(settings, choices.same_disk_store)
     if settings.nodes.rank:
         return Store(None, None, "", identity.wandb, elsewhere=True)
-    if not settings.sync.store or refused or unknown:
+    if not settings.sync.store or refused:
         return Store(None, None, refused, identity.wandb)
-    take_over = first_time(journal, choices.take_over)
+    take_over = _first_time(run.file, "--take-over", choices.take_over)
     terms = _terms(settings, identity, take_over=take_over, stands_by=choices.job is not None)
     syncer = _syncer(settings, run, catalogue, identity, exits, terms)
     restorer = make_restorer(settings, run.layout, run.workspace, journal, identity.writer_id)
@@ -224,11 +229,10 @@ def _syncer(
 def _training(
     settings: Settings, run: Run, checkpoints: Checkpoints, sensing: Sensing, launcher: KeeperLauncher
 ) -> Training:
-    token = _remembered(run.journal.sync, "heartbeat.token")
+    token = run.file.current.ping_token
     register(token)
     return Training(
         launcher=launcher,
-        record=RecordHolder(run.workspace, lambda current: checkpoints.held.leave(current.earlier)),
         environment=TrainingEnvironment(run.config, token),
         two_writers=TwoWriters(
             settings.trainer,
@@ -251,6 +255,7 @@ def _recovery(
     training: Training,
     store: Store,
     gang: Gang | None,
+    reserve: ReservedSpace,
 ) -> Recovery:
     return Recovery(
         Tools(
@@ -260,12 +265,13 @@ def _recovery(
             journal=run.journal,
             emit=run.emit,
             launcher=training.launcher,
-            run=RunFiles(run.layout, checkpoints.catalogue, run.workspace, training.record),
+            run=RunFiles(run.layout, checkpoints.catalogue, run.workspace, run.file),
             sensors=TrainerSensors(sensing.gpus, sensing.processes, sensing.progress),
             pod=ThisPod(training, sensing.servers),
             store=RunStore(store.restore, store.syncer),
             gang=gang,
             guard=run.guard,
+            reserve=reserve,
         )
     )
 
@@ -307,13 +313,19 @@ def _workspace(found: Workspace) -> tuple[Workspace, str]:
         return found, str(error)
 
 
-def _remembered(journal: Journal, key: str) -> str:
-    """A random identifier of this run on this pod, created once."""
-    value = journal.learned(key)
-    if not isinstance(value, str) or not value:
-        value = secrets.token_hex(16)
-        journal.learn(key, value)
-    return value
+def _named(run: RunState) -> RunState:
+    """With the random names of this run on this pod, made once; the next edit records them."""
+    return replace(
+        run, writer_id=run.writer_id or secrets.token_hex(16), ping_token=run.ping_token or secrets.token_hex(16)
+    )
+
+
+def _first_time(file: RunFile, flag: str, given: str) -> bool:
+    """Whether this id is new: a daemon that init restarts must not take the run over again."""
+    if not given or file.current.executed.get(flag) == given:
+        return False
+    file.note(lambda run: replace(run, executed={**run.executed, flag: given}))
+    return True
 
 
 def _target(layout: Layout, command: tuple[str, ...]) -> int | None:

@@ -91,7 +91,7 @@ class FindingKind(StrEnum):
     DIRECTORY_REPLACED = "directory-replaced"
     """A directory of the run, or podwatch's own beside it, was replaced: podwatch changes nothing in it."""
     STATE_UNAVAILABLE = "state-unavailable"
-    """The state database cannot be used: the journal is in memory, and podwatch deletes and publishes nothing."""
+    """run.json, the state database or the directory beside output_dir cannot be used."""
 
 
 DEATHS = (

@@ -1,15 +1,11 @@
-"""The run: its identity, desired state and lineage; its intents, its pause, its W&B identity; and the guard that every
-deletion, publication, restart and fresh start asks first.
+"""The run: its lineage and starts, its intents, its pause, its W&B identity; and the guard that every deletion,
+publication, restart and fresh start asks first.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-
-from podwatch.domain.snapshot import Desired
-
-RECORD_SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,36 +55,11 @@ class StartRecord:
     """``[trainer] command`` as configured at that time, without secrets."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """The small file beside output_dir: enough to continue if the container's own disk is lost."""
-
-    run_id: str
-    lineage: Lineage
-    desired: Desired = Desired.RUNNING
-    last_start: StartRecord | None = None
-    first_seen_wall: float = 0.0
-    """When podwatch first guarded this output_dir; older checkpoints are deleted only if they are in the store."""
-    wandb: dict[str, str] = field(default_factory=dict)
-    stop_above: int | None = None
-    """With ``desired`` stopped: training continues until a complete checkpoint above this step exists (-1: any)."""
-    stop_of: str = ""
-    """The start that podwatch still has to stop, because the run is stopped or finished; empty once it has ended."""
-    desired_wall: float = 0.0
-    """When ``desired`` last changed: a trainer that an operator started later overrides it."""
-    earlier: tuple[EarlierSave, ...] = ()
-    """Checkpoints on this pod that do not belong to the current lineage."""
-    schema_version: int = RECORD_SCHEMA_VERSION
-
-
 # -- intents ---------------------------------------------------------------------------------------------------------
 # podwatch journals every action before it happens and settles the entry afterwards.
 
 
 class IntentKind(StrEnum):
-    STOP = "stop"
-    START = "start"
-    QUARANTINE = "quarantine"
     PRUNE = "prune"
     PUBLISH = "publish"
     REMOTE_DELETE = "remote-delete"
@@ -96,8 +67,6 @@ class IntentKind(StrEnum):
     HOLD = "hold"
     END_POD = "end-pod"
     HOOK = "hook"
-    EVALUATION = "evaluation"
-    """Training is stopped for an evaluation, and starts again after it."""
 
 
 class IntentState(StrEnum):
@@ -136,28 +105,6 @@ class Pause:
     by: str = ""
     reason: str = ""
     held_by: str = ""
-
-    def to_dict(self) -> dict[str, object]:
-        return {"since": self.since, "until": self.until, "by": self.by, "reason": self.reason}
-
-    @classmethod
-    def from_dict(cls, data: object) -> "Pause | None":
-        """The recorded pause; None if there is none. An unreadable record counts as a pause without an end, which the
-        status shows: the operator who paused wanted podwatch to change nothing."""
-        if not data:
-            return None
-        if not isinstance(data, Mapping):
-            return cls(0.0, reason="the record of the pause cannot be read")
-        try:
-            until = data.get("until")
-            return cls(
-                float(data.get("since") or 0.0),
-                None if until is None else float(until),
-                str(data.get("by") or ""),
-                str(data.get("reason") or ""),
-            )
-        except (TypeError, ValueError):
-            return cls(0.0, reason="the record of the pause cannot be read")
 
 
 # -- W&B identity ----------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""The journal: one SQLite file with everything that must survive podwatch's own end (promise 10).
+"""The journal: one SQLite file that remembers events, incidents, uploads and learned values.
 
-Every method is small, synchronous and thread-safe. Records of *actions* (intents, uploads, pins) raise HostError when
-they cannot be written, because an action without a record must not happen. Records that only *inform* (events,
-incidents, learned values) are dropped and counted instead: a full disk must not stop the guard.
+No decision about training depends on it: those stand in run.json. It may vanish; then history is gone and guarding
+goes on. Every method is small, synchronous and thread-safe. Records of *actions* (intents, uploads) raise HostError
+when they cannot be written, because an action without a record must not happen. Records that only *inform* (events,
+incidents, learned values) are dropped and counted instead.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,9 +23,8 @@ from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.secrets import scrub
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import open_database
-from podwatch.journal.open_database import connect, environmental, host_error, obstacle_of, open_checked, read_database
+from podwatch.journal.open_database import connect, environmental, host_error, obstacle_of, open_checked
 from podwatch.journal.upload_records import BegunUpload, UploadedObject
-from podwatch.journal.without_database import Kept, Merge, Obstacle, Standby, StandbyFile, begin, write_into, write_kept
 
 MAX_EVENTS: Final = 50_000
 """About 15 MiB; months of an ordinary run."""
@@ -52,34 +52,34 @@ _CHANGE: Final = {
 }
 
 
-IN_STANDBY: Final = frozenset({IntentKind.STOP, IntentKind.START, IntentKind.QUARANTINE})
-"""Intents that a restart needs. All others delete, publish or fetch, which podwatch does not do without a database."""
-KEPT_AT_ONCE: Final = frozenset({"recovery.memory", "pause"})
-"""Learned values that a SIGKILL must not lose while the journal is in memory."""
-
-
 Wall = Callable[[], float]
 """Returns epoch seconds."""
 
 
-def _keep_known(key: str, known: Any, ours: Any) -> Any:
-    """Prefers the value in the database over one that was learned without knowing it."""
-    return known
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why the database cannot be used, and the fix. ``in_memory``: it cannot be read either, so that this podwatch
+    knows nothing of what was before."""
+
+    what: str
+    where: str
+    fix: str
+    in_memory: bool
+
+    @property
+    def text(self) -> str:
+        return f"{self.what} ({self.where})" if self.where else self.what
 
 
 class Journal:
     """Use ``Journal.open``. ``rebuilt`` says why an unreadable database was replaced; empty if it was not.
 
     ``dropped`` counts records that were lost because the disk was full or the database failed. ``obstacle``: why the
-    journal is in memory (``open_for_guard``); None while it is on disk.
+    database cannot be written or read now (``open_for_guard``); None while it can.
     """
 
     obstacle: Obstacle | None = None
-    recovered = False
-    """What an earlier podwatch could keep only beside the database was written into it when this one opened."""
-    _standby: Standby | None = None
     _guards = False
-    _merge: Merge = staticmethod(_keep_known)
 
     def __init__(self, path: Path, connection: sqlite3.Connection, wall: Wall, rebuilt: str) -> None:
         self.path = path
@@ -92,11 +92,7 @@ class Journal:
         self._together = False
         self._closed = False
         self._read_only = False
-        self._ballast = open_database.Ballast(path)
-        self._dropped_ballast = 0
-        self._file = StandbyFile(path)
-        self._renamed: dict[str, dict[int, int]] = {}
-        """Ids that rows had in memory, by table: running operations still use them."""
+        self._ballast = open_database.ballast_of(path)
 
     # -- lifecycle ----------------------------------------------------------------------------------------------------
 
@@ -123,99 +119,57 @@ class Journal:
         return journal
 
     @classmethod
-    def open_for_guard(cls, path: Path, *, wall: Wall = time.time, merge: Merge | None = None) -> "Journal":
+    def open_for_guard(cls, path: Path, *, wall: Wall = time.time) -> "Journal":
         """``open`` for the daemon, which must guard even without a database: never raises HostError.
 
-        While the database cannot be written, at the start or later, the journal is in memory (without_database.py) and
-        ``obstacle`` has the reason. Then only intents that a restart needs are accepted, and only while the file beside
-        the database keeps them; every other one is refused. ``return_to_disk`` ends that.
+        Where the database cannot be opened or read, at the start or later, an empty one in memory takes its place, and
+        no action but a restore can be recorded. ``return_to_disk`` ends that.
         """
         try:
             journal = cls.open(path, wall=wall)
         except (HostError, OSError, sqlite3.Error) as error:
-            return cls.in_memory(path, *obstacle_of(error, path), wall=wall, merge=merge)
-        journal._guards, journal._merge = True, merge or _keep_known
-        try:
-            journal._take_kept()
-        except (HostError, OSError, sqlite3.Error) as error:
-            journal._stand_by(error)
+            return cls.in_memory(path, *obstacle_of(error, path), wall=wall)
+        journal._guards = True
         return journal
 
     @classmethod
-    def in_memory(
-        cls,
-        path: Path,
-        what: str,
-        where: str,
-        fix: str,
-        *,
-        wall: Wall = time.time,
-        merge: Merge | None = None,
-        read: bool = True,
-    ) -> "Journal":
-        """A journal that starts in memory; with ``read``, from what can be read of the database. That blocks."""
-        chosen = merge or _keep_known
-        standby, known = _from_files(path, chosen) if read else (begin(None, None, chosen, known=False), False)
-        journal = cls(path, standby.connection, wall, "")
-        journal._guards, journal._merge = True, chosen
-        journal._standby, journal.obstacle = standby, Obstacle(what, where, fix, known)
+    def in_memory(cls, path: Path, what: str, where: str, fix: str, *, wall: Wall = time.time) -> "Journal":
+        """An empty journal in memory."""
+        journal = cls(path, _empty_database(int(wall())), wall, "")
+        journal._guards, journal.obstacle = True, Obstacle(what, where, fix, in_memory=True)
         return journal
 
     def return_to_disk(self) -> None:
-        """Write the changes in memory into the database and use that again. Raises HostError, OSError or sqlite3.Error
-        while it cannot be used. Blocks; others can use the journal until the last moment."""
-        if self._standby is None:
+        """Use the database again, if it can be; events and incidents since then move there. Raises HostError, OSError
+        or sqlite3.Error while it cannot. Blocks; others can use the journal until the last moment."""
+        if self.obstacle is None:
+            return
+        if not self.obstacle.in_memory:
+            self.learn("journal.opened", True)  # a write that succeeds clears the obstacle
             return
         connection, rebuilt = open_checked(self.path, lenient=False)
         try:
             connection.execute("BEGIN IMMEDIATE")
             with self._lock:
-                if self._standby is None or self._closed:
+                if self._closed:
                     raise HostError("the journal was closed meanwhile", where=str(self.path))
-                renamed = write_into(self._standby, connection, self._merge)
+                _move_rows(self._connection, connection)
                 connection.execute("COMMIT")
-                for table, ids in renamed.items():
-                    self._renamed.setdefault(table, {}).update(ids)
                 old, self._connection = self._connection, connection
-                self._standby = self.obstacle = None
-                self.rebuilt = rebuilt
+                self.obstacle, self.rebuilt = None, rebuilt
                 old.close()
         except BaseException:
             connection.close()
             raise
         self._ballast.restore()
-        with contextlib.suppress(OSError):  # its token is in the database: the next podwatch removes it
-            self._file.remove()
-
-    def try_disk(self) -> str:
-        """While in memory: find out whether the database can be used again, and keep the changes for the next podwatch
-        that opens it. Returns why it was rebuilt (empty if it was not); raises as ``return_to_disk``. Blocks."""
-        connection, rebuilt = open_checked(self.path, lenient=False)
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("INSERT OR REPLACE INTO learned (key, value) VALUES ('journal.opened', 'true')")
-            connection.execute("COMMIT")
-        finally:
-            connection.close()
-        self.keep()
-        return rebuilt
-
-    def keep(self) -> None:
-        """While in memory: write every change to the file beside the database. Raises OSError."""
-        with self._lock:
-            if self._standby is not None:
-                self._file.save(self._standby)
 
     def close(self) -> None:
         """Idempotent."""
         with self._lock:
             if self._closed:
                 return
-            if self._standby is not None:
-                with contextlib.suppress(OSError, sqlite3.Error):
-                    self.keep()
             self._closed = True
-            if not self._read_only and self._standby is None:
+            if not self._read_only and self.obstacle is None:
                 self._ballast.restore()
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
@@ -230,8 +184,7 @@ class Journal:
 
     def events(self, *, after_id: int = 0, since_wall: float = 0.0, limit: int = 1000) -> list[Event]:
         """Oldest first. With ``after_id`` the next ones after it, else the newest ``limit`` of them."""
-        after = self._id("events", after_id)
-        rows = self._rows(_EVENTS_AFTER if after_id else _EVENTS_NEWEST, (after, since_wall, limit))
+        rows = self._rows(_EVENTS_AFTER if after_id else _EVENTS_NEWEST, (after_id, since_wall, limit))
         found = [event for row in rows if (event := _event(row)) is not None]
         return found if after_id else found[::-1]
 
@@ -239,56 +192,28 @@ class Journal:
 
     def open_intent(self, kind: IntentKind, data: Mapping[str, object]) -> Intent:
         """Durable when this returns. Raises HostError if it cannot be written: then the action must not happen."""
+        if (why := self.obstacle) is not None and why.in_memory and kind is not IntentKind.RESTORE:
+            raise HostError(f"cannot {kind} now: {why.what}", where=why.where, fix=why.fix)
         now = self._wall()
-        with self._lock:
-            number = self._write(
-                "INSERT INTO intents (kind, wall, data, state) VALUES (?, ?, ?, ?)",
-                (str(kind), now, _dump(dict(data)), str(IntentState.OPEN)),
-            )
-            if self._standby is not None:
-                self._keep_intent(kind, number)
+        number = self._write(
+            "INSERT INTO intents (kind, wall, data, state) VALUES (?, ?, ?, ?)",
+            (str(kind), now, _dump(dict(data)), str(IntentState.OPEN)),
+        )
         return Intent(number, kind, now, dict(data))
-
-    def _keep_intent(self, kind: IntentKind, number: int) -> None:
-        """Raises HostError, and removes the intent, where the action would have no durable record."""
-        assert self.obstacle is not None
-        try:
-            if kind not in IN_STANDBY:
-                raise HostError(
-                    f"cannot {kind} now: {self.obstacle.what}", where=self.obstacle.where, fix=self.obstacle.fix
-                )
-            self.keep()
-        except (HostError, OSError) as error:
-            self._write("DELETE FROM intents WHERE id = ?", (number,))
-            if isinstance(error, HostError):
-                raise
-            raise HostError(
-                f"cannot {kind} now, because it cannot be recorded: {error.strerror or error}",
-                where=str(self._file.path),
-                fix=self.obstacle.fix,
-            ) from error
 
     def amend_intent(self, intent_id: int, data: Mapping[str, object]) -> None:
         """Add facts learned during the action to an open intent. Raises HostError."""
         with self._lock:
-            number = self._id("intents", intent_id)
-            rows = self._rows("SELECT data FROM intents WHERE id = ?", (number,))
+            rows = self._rows("SELECT data FROM intents WHERE id = ?", (intent_id,))
             known = json.loads(rows[0][0]) if rows else {}
-            self._write("UPDATE intents SET data = ? WHERE id = ?", (_dump({**known, **data}), number))
-            try:
-                self.keep()
-            except OSError as error:
-                raise HostError(
-                    f"an intent cannot be recorded: {error.strerror}", where=str(self._file.path)
-                ) from error
+            self._write("UPDATE intents SET data = ? WHERE id = ?", (_dump({**known, **data}), intent_id))
 
     def settle(self, intent_id: int, state: IntentState, note: str = "") -> None:
         """Idempotent. Raises HostError if it cannot be written; the intent then stays open and is examined again."""
         self._write(
             "UPDATE intents SET state = ?, note = ?, settled_wall = ? WHERE id = ?",
-            (str(state), scrub(note), self._wall(), self._id("intents", intent_id)),
+            (str(state), scrub(note), self._wall(), intent_id),
         )
-        self._keep_if_possible()
 
     def open_intents(self, kind: IntentKind | None = None) -> list[Intent]:
         """Oldest first."""
@@ -322,7 +247,6 @@ class Journal:
             "INSERT INTO incidents (kind, opened_wall, summary, evidence, lost_steps) VALUES (?, ?, ?, ?, ?)",
             (kind, made.opened_wall, made.summary, made.evidence, lost_steps),
         )
-        self._keep_if_possible()
         return replace(made, id=number)
 
     def update_incident(self, incident_id: int, /, **changes: object) -> Incident:
@@ -336,17 +260,14 @@ class Journal:
         if changes and incident_id:
             changes = {name: scrub(value) if isinstance(value, str) else value for name, value in changes.items()}
             columns = ", ".join(f"{name} = {_CHANGE.get(name, '?')}" for name in changes)
-            number = self._id("incidents", incident_id)
-            self._tell(f"UPDATE incidents SET {columns} WHERE id = ?", (*changes.values(), number))  # noqa: S608
-            self._keep_if_possible()
+            self._tell(f"UPDATE incidents SET {columns} WHERE id = ?", (*changes.values(), incident_id))  # noqa: S608
         return self.incident(incident_id) or replace(
             Incident(id=incident_id, kind="unknown", opened_wall=self._wall(), summary=""),
             **changes,  # type: ignore[arg-type]  # names checked above
         )
 
     def incident(self, incident_id: int) -> Incident | None:
-        number = self._id("incidents", incident_id)
-        rows = self._rows(f"SELECT {_INCIDENT_COLUMNS} FROM incidents WHERE id = ?", (number,))  # noqa: S608
+        rows = self._rows(f"SELECT {_INCIDENT_COLUMNS} FROM incidents WHERE id = ?", (incident_id,))  # noqa: S608
         return Incident(*rows[0]) if rows else None
 
     def incidents(self, limit: int = 50) -> list[Incident]:
@@ -449,13 +370,11 @@ class Journal:
             _forget_begun(connection, step, save_id)
             connection.execute("DELETE FROM published WHERE step = ? AND save_id = ?", (step, save_id))
 
-    # -- learned values, pins ----------------------------------------------------------------------------------------
+    # -- learned values -----------------------------------------------------------------------------------------------
 
     def learn(self, key: str, value: object) -> None:
         """``value`` is anything JSON can hold."""
         self._tell("INSERT OR REPLACE INTO learned (key, value) VALUES (?, ?)", (key, _dump(value)))
-        if key in KEPT_AT_ONCE:
-            self._keep_if_possible()
 
     def learned(self, key: str, default: Any = None) -> Any:
         rows = self._rows("SELECT value FROM learned WHERE key = ?", (key,))
@@ -463,16 +382,6 @@ class Journal:
             return json.loads(rows[0][0]) if rows else default
         except ValueError:  # a damaged page: what was learned can be learned again
             return default
-
-    def pin(self, step: int, reason: str) -> None:
-        """A pinned step is never removed."""
-        self._write("INSERT OR REPLACE INTO pins (step, reason, wall) VALUES (?, ?, ?)", (step, reason, self._wall()))
-
-    def unpin(self, step: int) -> None:
-        self._write("DELETE FROM pins WHERE step = ?", (step,))
-
-    def pins(self) -> dict[int, str]:
-        return {int(row[0]): str(row[1]) for row in self._rows("SELECT step, reason FROM pins ORDER BY step")}
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -488,63 +397,45 @@ class Journal:
     def _write(self, sql: str, arguments: tuple[object, ...]) -> int:
         """One statement, durable when it returns; returns the new row's id. Raises HostError."""
         with self._lock:
-            while True:
-                before = self._state()
-                try:
-                    with self._transaction() as connection:
-                        return int(connection.execute(sql, arguments).lastrowid or 0)
-                except HostError:
-                    if self._together or self._state() == before:
-                        raise  # else there is space now, or the journal is in memory
+            try:
+                return self._insert(sql, arguments)
+            except HostError as error:
+                if self._together or not self._helped(error):
+                    raise
+            return self._insert(sql, arguments)  # there is space now, or an empty database
 
-    def _state(self) -> tuple[bool, int]:
-        return self._standby is None, self._dropped_ballast
+    def _helped(self, error: HostError) -> bool:
+        """Whether a second try can succeed: reserved space was freed, or an empty database took over."""
+        cause = error.__cause__
+        full = isinstance(cause, sqlite3.Error) and open_database.is_full(cause)
+        return self._in_memory or (full and self._ballast.drop())
 
-    def _id(self, table: str, number: int) -> int:
-        return self._renamed.get(table, {}).get(number, number)
+    def _insert(self, sql: str, arguments: tuple[object, ...]) -> int:
+        with self._transaction() as connection:
+            return int(connection.execute(sql, arguments).lastrowid or 0)
 
-    def _keep_if_possible(self) -> None:
-        """Keep events and learned values beside the database where possible: otherwise a SIGKILL loses them."""
-        if self._standby is not None:
-            with contextlib.suppress(OSError):
-                self.keep()
+    @property
+    def _in_memory(self) -> bool:
+        return self.obstacle is not None and self.obstacle.in_memory
 
-    def _take_kept(self) -> None:
-        """Write into the database the changes that an earlier podwatch could keep only beside it, which also proves
-        that it can be written. Raises sqlite3.Error or OSError."""
-        kept = self._file.load()
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            if kept is not None:
-                write_kept(kept, self._connection, self._merge)
-            self._connection.execute("INSERT OR REPLACE INTO learned (key, value) VALUES ('journal.opened', 'true')")
-            self._connection.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                self._connection.execute("ROLLBACK")
-            raise
-        if kept is not None:
-            self._file.remove()
-            self.recovered = True
-
-    def _stand_by(self, error: HostError | OSError | sqlite3.Error) -> bool:
-        """After a failure of the database, continue in memory with its readable content; returns whether that
-        worked."""
-        if not self._guards or self._standby is not None or self._closed or not environmental(error):
+    def _stand_by(self, error: sqlite3.Error) -> bool:
+        """After the database could not be read, continue with an empty one in memory; returns whether that was done."""
+        if not self._guards or self._in_memory or self._closed or not environmental(error):
             return False
-        what, where, fix = obstacle_of(error, self.path)
-        kept: Kept | None = None
-        with contextlib.suppress(OSError):
-            kept = self._file.load()
-        try:
-            standby, known = begin(self._connection, kept, self._merge, known=True), True
-        except sqlite3.Error:
-            standby, known = _from_files(self.path, self._merge)
-        old, self._connection = self._connection, standby.connection
-        self._standby, self.obstacle = standby, Obstacle(what, where, fix, known)
+        old, self._connection = self._connection, _empty_database(int(self._wall()))
+        self.obstacle = Obstacle(*obstacle_of(error, self.path), in_memory=True)
         with contextlib.suppress(sqlite3.Error):
             old.close()
         return True
+
+    def _note_failure(self, error: sqlite3.Error) -> None:
+        """A write failed. A database that can still be read stays in use."""
+        if not self._guards or self._in_memory or not environmental(error):
+            return
+        if open_database.is_corrupt(error):
+            self._stand_by(error)
+        else:
+            self.obstacle = Obstacle(*obstacle_of(error, self.path), in_memory=False)
 
     def _tell(self, sql: str, arguments: tuple[object, ...]) -> int:
         """The same for records that may be lost: counted instead of raised, 0 instead of an id."""
@@ -569,12 +460,11 @@ class Journal:
                     if self._connection.in_transaction:
                         self._connection.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
-                    if open_database.is_full(error) and self._ballast.drop():
-                        self._dropped_ballast += 1  # the next attempt may find the freed space
-                    else:
-                        self._stand_by(error)
+                    self._note_failure(error)
                     raise host_error(error, self.path) from error
                 raise
+            if not self._in_memory:
+                self.obstacle = None
             self._writes += 1
             if self._writes % ROTATE_EVERY == 0:
                 self._rotate()
@@ -582,16 +472,14 @@ class Journal:
     def _rotate(self) -> None:
         """Trim old rows and take back reserved space. A failure here loses nothing."""
         try:
-            self._connection.execute("DELETE FROM events WHERE id <= (SELECT MAX(id) FROM events) - ?", (MAX_EVENTS,))
-            self._connection.execute(
-                "DELETE FROM intents WHERE state != 'open' AND id <= (SELECT MAX(id) FROM intents) - ?",
-                (MAX_SETTLED_INTENTS,),
-            )
-            self._connection.execute(
-                "DELETE FROM incidents WHERE closed_wall IS NOT NULL AND id <= (SELECT MAX(id) FROM incidents) - ?",
-                (MAX_INCIDENTS,),
-            )
-            if self._standby is None and open_database.free_pages(self._connection) < open_database.RESERVED_PAGES // 2:
+            for table, most, which in (
+                ("events", MAX_EVENTS, "1"),
+                ("intents", MAX_SETTLED_INTENTS, "state != 'open'"),
+                ("incidents", MAX_INCIDENTS, "closed_wall IS NOT NULL"),
+            ):
+                oldest = f"SELECT id FROM {table} ORDER BY id DESC LIMIT 1 OFFSET ?"  # noqa: S608 - of our schema
+                self._connection.execute(f"DELETE FROM {table} WHERE {which} AND id <= ({oldest})", (most,))  # noqa: S608
+            if not self._in_memory and open_database.free_pages(self._connection) < open_database.RESERVED_PAGES // 2:
                 open_database.reserve(self._connection)
         except sqlite3.Error:
             return
@@ -605,22 +493,24 @@ def _forget_begun(connection: sqlite3.Connection, step: int, save_id: str, path:
     connection.execute(f"DELETE FROM begun WHERE {which}", names)  # noqa: S608
 
 
-def _from_files(path: Path, merge: Merge) -> tuple[Standby, bool]:
-    """What can be read without opening the database, and whether that is all of it."""
-    kept: Kept | None = None
-    with contextlib.suppress(OSError):
-        kept = StandbyFile(path).load()
-    try:
-        if not path.parent.is_dir():
-            return begin(None, kept, merge, known=False), False
-        source = read_database(path)
-        try:
-            return begin(source, kept, merge, known=True), True
-        finally:
-            if source is not None:
-                source.close()
-    except (OSError, sqlite3.Error):
-        return begin(None, kept, merge, known=False), False
+def _empty_database(first_id: int) -> sqlite3.Connection:
+    """A database in memory. Its ids begin at ``first_id``, the epoch second: above every id that the real one has
+    given, so that whoever reads on from an id misses nothing and repeats nothing when the rows move there."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA cache_size = -256")
+    open_database.make_tables(connection, ":memory:")
+    for table in ("events", "intents", "incidents"):
+        connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (table, first_id))
+    return connection
+
+
+def _move_rows(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
+    """Copy what happened, with its ids, and learned values that the target lacks."""
+    for table, how in (("events", "REPLACE"), ("incidents", "REPLACE"), ("learned", "IGNORE")):
+        rows = source.execute(f"SELECT * FROM {table}").fetchall()  # noqa: S608 - names of our schema
+        if rows:
+            marks = ", ".join("?" for _ in rows[0])
+            target.executemany(f"INSERT OR {how} INTO {table} VALUES ({marks})", rows)  # noqa: S608
 
 
 def _dump(value: object) -> str:

@@ -31,12 +31,12 @@ caller chooses.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.run_state import RestartHistory
 from podwatch.policy.errors_in_output import LOG_LINES_KEPT, deterministic, shows_failed_load
 from podwatch.policy.exit_code import Blame, blame
 
@@ -109,63 +109,6 @@ class Failure:
     explained_by: str = ""
     """The line of any log of the run that best explains the end: launchers write the trainer's output to a file of its
     own, so that ``last_lines`` only says that it ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestartHistory:
-    """The state of the decision. ``to_dict`` and ``from_dict`` convert it for the journal."""
-
-    ever_worked: bool = False
-    """This command has made a step at least once."""
-    streak_count: int = 0
-    streak_started_at: float | None = None
-    tries_without_step: int = 0
-    """Consecutive attempts without a step, of a command that never worked."""
-    failed_loads: tuple[tuple[int, int], ...] = ()
-    """(step, proven failed loads) since the last step that was made."""
-    step_backs: int = 0
-    working_since: float | None = None
-    """First step after the last failure."""
-    last_step_at: float | None = None
-    gave_up_at: float | None = None
-
-    @property
-    def gave_up(self) -> bool:
-        return self.gave_up_at is not None
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "ever_worked": self.ever_worked,
-            "streak_count": self.streak_count,
-            "streak_started_at": self.streak_started_at,
-            "tries_without_step": self.tries_without_step,
-            "failed_loads": [list(pair) for pair in self.failed_loads],
-            "step_backs": self.step_backs,
-            "working_since": self.working_since,
-            "last_step_at": self.last_step_at,
-            "gave_up_at": self.gave_up_at,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, object]) -> "RestartHistory":
-        """The inverse of ``to_dict``. Unreadable data gives an empty history, which only delays giving up."""
-        try:
-            loads = data.get("failed_loads", [])
-            if not isinstance(loads, list):
-                raise TypeError("failed_loads is not a list")
-            return cls(
-                ever_worked=bool(data.get("ever_worked", False)),
-                streak_count=int(_number(data.get("streak_count")) or 0),
-                streak_started_at=_number(data.get("streak_started_at")),
-                tries_without_step=int(_number(data.get("tries_without_step")) or 0),
-                failed_loads=tuple((int(step), int(count)) for step, count in loads),
-                step_backs=int(_number(data.get("step_backs")) or 0),
-                working_since=_number(data.get("working_since")),
-                last_step_at=_number(data.get("last_step_at")),
-                gave_up_at=_number(data.get("gave_up_at")),
-            )
-        except (TypeError, ValueError):
-            return cls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,11 +267,3 @@ def blame_of(failure: Failure, ever_worked: bool) -> Blame:
     if not failure.made_step and failure.kind is FindingKind.TRAINER_EXITED:
         said = deterministic(failure.last_lines) or said
     return blame(deterministic=said, machine=fault_of_machine(failure), ever_worked=ever_worked)
-
-
-def _number(value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"expected a number, got {type(value).__name__}")
-    return float(value)

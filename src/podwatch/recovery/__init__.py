@@ -1,6 +1,7 @@
 """Carry out a recovery: stop, prepare, start, confirm."""
 
 from podwatch.recovery.recovery import Recovery
-from podwatch.recovery.state import CatalogueReader, Phase, RecordHolder, RecoveryState, RestoreSource
+from podwatch.recovery.run_file import RunFile
+from podwatch.recovery.state import CatalogueReader, Phase, RecoveryState, RestoreSource
 
-__all__ = ["CatalogueReader", "Phase", "RecordHolder", "Recovery", "RecoveryState", "RestoreSource"]
+__all__ = ["CatalogueReader", "Phase", "Recovery", "RecoveryState", "RestoreSource", "RunFile"]

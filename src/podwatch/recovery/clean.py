@@ -4,16 +4,15 @@ Nothing is deleted, and ``podwatch quarantine return`` undoes it. A new lineage 
 the old run's checkpoints from the store again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podwatch.domain.errors import Busy
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.run_state import RestartHistory, RunState
 from podwatch.domain.snapshot import Desired
-from podwatch.policy.restart import RestartHistory
 from podwatch.recovery import quarantine
-from podwatch.recovery import state_in_journal as memory_module
-from podwatch.recovery.operation_runner import read_record, reconcile
+from podwatch.recovery.operation_runner import recall, reconcile
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.resume_point import opened
 from podwatch.trainer.base import Look
@@ -49,8 +48,7 @@ async def clean_alone(recovery: Recovery) -> Cleaned:
     tools = recovery.context.tools
     look = await tools.launcher.look()
     await _refuse_while_running(recovery, look)
-    recovery.context.memory = await memory_module.load(tools.journal, tools.clock)
-    await read_record(recovery.context, adopt_existing=True)
+    await recall(recovery.context, adopt_existing=True)
     await reconcile(recovery.context, look)
     recovery.context.handle = look.handle
     return await _clean(recovery)
@@ -72,7 +70,7 @@ async def _refuse_while_running(recovery: Recovery, look: Look | None) -> None:
 
 
 async def _clean(recovery: Recovery) -> Cleaned:
-    tools, memory = recovery.context.tools, recovery.context.memory
+    tools = recovery.context.tools
     if recovery.context.handle is not None:  # it has ended and is not released yet
         await recovery.stops.stop_tree(recovery.context.handle, "cleaning up after a trainer that has ended")
         recovery.context.forget()
@@ -83,15 +81,16 @@ async def _clean(recovery: Recovery) -> Cleaned:
     # Files first: if podwatch is killed in between, the next one finishes the move, and at worst fetches the checkpoint
     # that the store still names.
     await recovery.starter.set_aside(None, paths, WHY)
-    record = tools.record.current
-    if record is not None and (paths or record.last_start is not None):
-        await recovery.context.save_record(opened(record, memory, None))
-    memory.refused, memory.ancestry = {}, {}
-    memory.wanted = memory.below = memory.next_try_wall = None
-    memory.history = RestartHistory(ever_worked=memory.history.ever_worked)
-    memory.adopted = False
+
+    def cleaned(run: RunState) -> RunState:
+        run = opened(run, None) if paths or run.last_start is not None else run
+        history = RestartHistory(ever_worked=run.history.ever_worked)
+        return replace(
+            run, refused={}, ancestry={}, wanted=None, below=None, next_try_wall=None, history=history, adopted=False
+        )
+
+    await tools.run_file.edit(cleaned)
     recovery.context.notes.clear(
         FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG, FindingKind.BLOCKED, FindingKind.FOREIGN_CHECKPOINTS
     )
-    await recovery.context.remember()
     return Cleaned(number, paths, recovery.desired is Desired.RUNNING)

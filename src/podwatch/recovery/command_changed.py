@@ -68,7 +68,7 @@ class RunningCommand:
         """Return the difference; empty if nothing differs or nothing can be compared. Blocks."""
         if not settings.trainer.command:
             return Difference()
-        if record is not None and record.start_id == handle.start_id:
+        if record is not None and record.start_id == handle.start_id and record.command:
             arguments = differences(record.command, settings.trainer.command, _shown)
             wanted = str(working_directory(settings))
             directory = (f"- in {record.cwd}", f"+ in {wanted}") if wanted != record.cwd else ()
@@ -101,10 +101,10 @@ class CommandWatch:
 
     async def difference(self) -> Difference:
         """Return how the watched trainer differs from the configured command; empty if none is watched."""
-        tools, handle, record = self.context.tools, self.context.handle, self.context.tools.record.current
+        tools, handle = self.context.tools, self.context.handle
         if handle is None:
             return Difference()
-        start = record.last_start if record is not None else None
+        start = self.context.run.last_start
         try:
             return await tools.blocking(self._running.difference, handle, start, tools.settings, tools.layout)
         except (OSError, PodwatchError):  # nothing is known, so nothing differs
@@ -141,7 +141,7 @@ class CommandWatch:
 
 
 def _shown(group: str) -> str:
-    """Return ``group`` without secrets; text from the run record is scrubbed already."""
+    """Return ``group`` without secrets; text from run.json is scrubbed already."""
     return group if MASK in group else scrub(group)
 
 

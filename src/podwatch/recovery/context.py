@@ -6,9 +6,10 @@ a failure.
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from podwatch.checkpoints.layouts.base import counts_saves
 from podwatch.detection.one_finding_per_failure import Healing
@@ -16,16 +17,15 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessIdentity
-from podwatch.domain.run import Mutation, RunRecord
+from podwatch.domain.run import Mutation
+from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Desired, ProgressSample, ProgressSource, Snapshot, Supervision
 from podwatch.journal import Journal
 from podwatch.policy.confirm_resume import Confirmation, confirm
 from podwatch.policy.exit_code import Blame
 from podwatch.policy.other_trainers import ALONE, Beside, made_by_us
 from podwatch.policy.resume import Ownership
-from podwatch.recovery import state_in_journal as memory_module
 from podwatch.recovery.state import Phase, Tools
-from podwatch.recovery.state_in_journal import Memory
 from podwatch.system.clock import Clock
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.trainer_handle import started_wall
@@ -60,7 +60,9 @@ class Attempt:
     unproven: list[ProgressSample] = field(default_factory=list)
     """Samples that are not yet proved to come from this start's own process tree."""
 
-    def see(self, snapshot: Snapshot, gpu_base: dict[int, int], gpus: tuple[int, ...], beside: Beside = ALONE) -> bool:
+    def see(
+        self, snapshot: Snapshot, gpu_base: Mapping[int, int], gpus: tuple[int, ...], beside: Beside = ALONE
+    ) -> bool:
         """Add one snapshot; return True when it shows a new step. A save, or a number in a file, that another process
         may have written (``beside``) is neither a step nor a confirmation."""
         for gpu in (snapshot.gpus.value or ()) if snapshot.gpus.at >= self.started_at else ():
@@ -149,7 +151,6 @@ class RecoveryContext:
 
     def __init__(self, tools: Tools) -> None:
         self.tools = tools
-        self.memory = Memory()
         self.notes = Notes(tools.clock)
         self.phase, self.detail = Phase.IDLE, ""
         self.since = tools.clock.monotonic()
@@ -165,8 +166,6 @@ class RecoveryContext:
         """Monotonic times of the last check for an operator's start, and of the last comparison of the command."""
         self.launched: ProcessIdentity | None = None
         """The launcher of the last start that podwatch watched."""
-        self.seen_here = False
-        """A trainer of this run was found on this pod, alive or ended, or an operation on one was interrupted."""
         self.failure: OpenFailure | None = None
         self.last_incident: int | None = None
         self.machine_fault = ""
@@ -202,9 +201,26 @@ class RecoveryContext:
         self.phase, self.detail = phase, detail
 
     @property
+    def run(self) -> RunState:
+        """What is recorded of the run; immutable."""
+        return self.tools.run_file.current
+
+    async def edit(self, **changes: Any) -> RunState:
+        """Change fields of ``run``; durable when this returns. Raises HostError where they cannot be recorded."""
+        return await self.tools.run_file.edit(lambda run: replace(run, **changes))
+
+    def note(self, **changes: Any) -> None:
+        """The same in memory only; the next edit records it."""
+        self.tools.run_file.note(lambda run: replace(run, **changes))
+
+    def edit_soon(self, **changes: Any) -> None:
+        """The same at once in memory, and recorded without waiting; for the sensing loop."""
+        self.note(**changes)
+        self.tools.run_file.record_soon()
+
+    @property
     def desired(self) -> Desired:
-        record = self.tools.record.current
-        return record.desired if record is not None else Desired.RUNNING
+        return self.run.desired
 
     @property
     def judged(self) -> Desired:
@@ -247,7 +263,7 @@ class RecoveryContext:
     @property
     def _asked_to_stop(self) -> bool:
         """Whether an operator has asked this podwatch or an earlier one to stop the watched trainer."""
-        return self.desired is not Desired.RUNNING and self.memory.asked == self.watched != ""
+        return self.desired is not Desired.RUNNING and self.run.asked == self.watched != ""
 
     def blocked(self) -> str:
         """Return why podwatch cannot restart training now, because of its own files or database; empty if it can."""
@@ -275,7 +291,7 @@ class RecoveryContext:
     # -- the watched trainer ------------------------------------------------------------------------------------------
 
     def watch(self, handle: TrainerHandle, attempt: Attempt, *, adopted: bool = False) -> None:
-        self.handle, self.attempt, self.seen_here = handle, attempt, True
+        self.handle, self.attempt = handle, attempt
         self.launched = handle.launcher
         clock = self.tools.clock
         self.adopted, self.changed_at = adopted, clock.monotonic() - max(0.0, clock.wall() - handle.started_wall)
@@ -284,13 +300,13 @@ class RecoveryContext:
         self.writers_ended = False
         self.machine_fault = ""
         self.machine_broken = False
-        self.memory.ended_wall = None
+        self.note(ended_wall=None)
         self.command_looked_at = float("-inf")
         self.tools.track(handle)
 
     def forget(self) -> None:
-        if self.handle is not None and self.memory.ended_wall is None:
-            self.memory.ended_wall = self.tools.clock.wall()
+        if self.handle is not None and self.run.ended_wall is None:
+            self.note(ended_wall=self.tools.clock.wall())
         self.handle, self.attempt = None, None
         self.tools.track(None)
         self.free_since = self.looked_out_at = self.changed_at = self.tools.clock.monotonic()
@@ -298,39 +314,35 @@ class RecoveryContext:
     # -- the checkpoints of the run -----------------------------------------------------------------------------------
 
     def owns(self, found: CheckpointSet) -> bool:
-        """Return whether this checkpoint belongs to the run; False before the run record is read. Others are not
-        uploaded either."""
-        record = self.tools.record.current
-        if record is None:
+        """Return whether this checkpoint belongs to the run; False before run.json is read. Others are not uploaded
+        either."""
+        run = self.run
+        if not self.tools.run_file.known:
             return False
-        return Ownership(
-            self._guarded_since(record, found),
-            record.last_start.step if record.last_start is not None else None,
-            self.fetched,
-            self.memory.adopted,
-        ).owns(found)
+        last = run.last_start.step if run.last_start is not None else None
+        return Ownership(self._guarded_since(run, found), last, self.fetched, run.adopted).owns(found)
 
-    def _guarded_since(self, record: RunRecord, found: CheckpointSet) -> float:
+    def _guarded_since(self, run: RunState, found: CheckpointSet) -> float:
         """Return since when podwatch guards the run, in the time that ``found`` was saved in. Where the clock was set
-        back since, saves of the last start look older than the record."""
+        back since, saves of the last start look older than that."""
         wall = self.tools.clock.wall()
-        if self.launched is None or wall >= record.first_seen_wall or found.changed_wall > wall:
-            return record.first_seen_wall
-        return min(record.first_seen_wall, started_wall(self.launched, self.tools.clock))
+        if self.launched is None or wall >= run.first_seen_wall or found.changed_wall > wall:
+            return run.first_seen_wall
+        return min(run.first_seen_wall, started_wall(self.launched, self.tools.clock))
 
     async def rescan(self) -> tuple[CheckpointSet, ...]:
         return await self.tools.blocking(partial(self.tools.catalogue.rescan, writers_ended=self.writers_ended))
 
     def expected_step(self) -> int | None:
         """Return the step that the next start will resume from, by this pod's checkpoints; None: a fresh start."""
-        memory = self.memory
-        if self.chosen is not None or memory.fresh:
+        run = self.run
+        if self.chosen is not None or run.fresh:
             return self.chosen
-        if memory.wanted is not None:
-            return memory.wanted
+        if run.wanted is not None:
+            return run.wanted
         ours = [s.step for s in self.tools.catalogue.sets if s.complete and not s.held and self.owns(s)]
-        fit = [step for step in ours if step not in memory.refused]
-        lower = [step for step in fit if memory.below is None or step < memory.below]
+        fit = [step for step in ours if step not in run.refused]
+        lower = [step for step in fit if run.below is None or step < run.below]
         return max(lower or fit, default=None)
 
     def last_step(self) -> int | None:
@@ -366,8 +378,8 @@ class RecoveryContext:
             return None
         started = self.handle is not None and self.handle.start_id != failure.start_id
         step = self.attempt.resumed_from if started and self.attempt is not None else self.expected_step()
-        fresh = step is None and (started or self.memory.fresh)
-        due = self.memory.next_try_wall if self.phase is Phase.BACKOFF else None
+        fresh = step is None and (started or self.run.fresh)
+        due = self.run.next_try_wall if self.phase is Phase.BACKOFF else None
         return Healing(
             failure.cause,
             step=step,
@@ -379,7 +391,7 @@ class RecoveryContext:
             paused=self.phase is Phase.PAUSED,
             launcher=self.tools.layout.name,
             log=failure.log,
-            gave_up=self.memory.history.gave_up and not started,
+            gave_up=self.run.history.gave_up and not started,
             down_seconds=max(0.0, self.tools.clock.wall() - failure.wall),
         )
 
@@ -423,16 +435,3 @@ class RecoveryContext:
         incident = await self.tools.journal.run(Journal.current_incident)
         if incident is not None:
             self.close_incident(incident.id, resolution, lost=lost)
-
-    # -- what the next podwatch must know -----------------------------------------------------------------------------
-
-    async def remember(self) -> None:
-        await memory_module.save(self.tools.journal, self.tools.clock, self.memory)
-
-    def remember_soon(self) -> None:
-        """Save the memory without waiting; for the sensing loop."""
-        data = self.memory.to_dict(self.tools.clock)
-        self.tools.journal.post(Journal.learn, memory_module.KEY, data)
-
-    async def save_record(self, record: RunRecord) -> None:
-        await self.tools.blocking(self.tools.record.save, record)

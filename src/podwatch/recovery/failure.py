@@ -102,19 +102,17 @@ class Failures:
         explained_by: str = "",
     ) -> Decision:
         """Decide what follows this failure and record it, once per start. ``report`` reports it."""
-        tools, memory = self.context.tools, self.context.memory
+        tools, run = self.context.tools, self.context.run
         failure = self._failure(attempt, kind, lines, needs_person, explained_by)
-        decision = after_failure(memory.history, failure, tools.settings, tools.jitter.random())
-        memory.history, memory.counted = decision.history, start_id
+        decision = after_failure(run.history, failure, tools.settings, tools.jitter.random())
         # A checkpoint proves steps that an earlier pod made. One of several nodes may see no step of its own: the store
         # counts attempts without progress (job_attempts).
         worked = decision.history.ever_worked or failure.resumed_from is not None or tools.settings.nodes.several
         self.context.blame = blame_of(failure, worked)
-        memory.next_try_wall = tools.clock.wall() + decision.delay_seconds if decision.delay_seconds > 0 else None
-        if decision.step_back and failure.resumed_from is not None:
-            memory.below = failure.resumed_from
-        self.why_gave_up = decision.reason if memory.history.gave_up else ""
-        await self.context.remember()
+        due = tools.clock.wall() + decision.delay_seconds if decision.delay_seconds > 0 else None
+        below = failure.resumed_from if decision.step_back and failure.resumed_from is not None else run.below
+        self.why_gave_up = decision.reason if decision.history.gave_up else ""
+        await self.context.edit(history=decision.history, counted=start_id, next_try_wall=due, below=below)
         self.context.show(self.context.phase, decision.reason)
         return decision
 
@@ -195,7 +193,7 @@ class Failures:
         self.context.last_incident = incident.id
         needs_person = error.what if error.needs_person else ""
         decision = await self.count(start_id, attempt, FindingKind.TRAINER_EXITED, (str(error),), needs_person)
-        gave_up = self.context.memory.history.gave_up
+        gave_up = self.context.run.history.gave_up
         self.context.tools.say(
             EventName.INCIDENT_OPENED,
             str(error),

@@ -2,7 +2,7 @@
 
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def memory_now(reading: Reading[tuple[GpuSample, ...]]) -> dict[int, int]:
     return {g.index: g.memory_used_bytes for g in reading.value if g.memory_used_bytes is not None}
 
 
-def merge_base(old: dict[int, int], now: dict[int, int]) -> dict[int, int]:
+def merge_base(old: Mapping[int, int], now: Mapping[int, int]) -> dict[int, int]:
     """Return ``old`` updated by ``now``. A base never rises: otherwise every restart would accept another leak of just
     under the margin."""
     return {**old, **{index: min(used, old.get(index, used)) for index, used in now.items()}}
@@ -50,7 +50,7 @@ def look(
     *,
     since: float,
     configured: Sequence[int],
-    base: dict[int, int],
+    base: Mapping[int, int],
     margin: int,
     ports: Sequence[int],
 ) -> Free:

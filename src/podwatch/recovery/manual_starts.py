@@ -54,8 +54,8 @@ class ManualStarts:
 
     def sift(self, look: Look) -> Sifted[Candidate]:
         """Return which of the processes seen can be our next trainer; the tree of the watched trainer cannot."""
-        memory, wall = self.context.memory, self.context.tools.clock.wall()
-        return sift(look.candidates, look.pending, ended=memory.ended_wall, wall=wall, ignored=memory.ignored)
+        run, wall = self.context.run, self.context.tools.clock.wall()
+        return sift(look.candidates, look.pending, ended=run.ended_wall, wall=wall, ignored=run.ignored)
 
     def _must_wait(self, there: Sifted[Candidate]) -> bool:
         """Return whether podwatch must not start a trainer beside these; if so, the finding shows what the operator can
@@ -148,14 +148,13 @@ class ManualStarts:
         It only reports anything else on the GPUs (a notebook, an evaluation, leftovers of the old run): a guarded
         process would be "restarted" as training one day. Return True if podwatch now watches a trainer whose recorded
         stop is still to be carried out."""
-        record, clock = self.context.tools.record.current, self.context.tools.clock
+        run, clock = self.context.run, self.context.tools.clock
         there = self.sift(look)
         candidates = (*there.successors, *there.rivals)
-        since = record.desired_wall if record is not None else 0.0
-        mine = [c for c in there.successors if c.of_run and clock.wall() - c.age > since]
+        mine = [c for c in there.successors if c.of_run and clock.wall() - c.age > run.desired_wall]
         self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS)
         self.context.notes.drop("beside")
-        pending = [c for c in look.candidates if record is not None and c.start_id == record.stop_of]
+        pending = [c for c in look.candidates if c.start_id == run.stop_of]
         if pending:  # podwatch ended while it waited for the save, or before it started to stop it
             return await self.guard(pending[0])
         if len(mine) == 1 and self.context.tools.settings.trainer.supervise != "keeper":
@@ -241,7 +240,7 @@ class Lookout:
             there = self.manual.sift(look)
             if len(there.successors) == 1 and self.context.tools.settings.trainer.supervise != "keeper":
                 if await self.manual.take_over(look):
-                    self.context.memory.next_try_wall = None
+                    self.context.note(next_try_wall=None)
                     self.context.notes.clear(FindingKind.GAVE_UP, FindingKind.FOREIGN_CHECKPOINTS)
             elif there.successors:
                 self.manual.ask(there.successors)
@@ -255,7 +254,7 @@ class Lookout:
         status, wall = await old.exit_status(), self.context.tools.clock.wall()
         ended = status.at_wall if status is not None else wall
         left = {process.identity for process in (await old.tree()).value or ()} | {old.launcher}
-        there = sift(look.candidates, look.pending, ended=ended, wall=wall, ignored=self.context.memory.ignored)
+        there = sift(look.candidates, look.pending, ended=ended, wall=wall, ignored=self.context.run.ignored)
         ours = there.successors or tuple(c for c in there.pending if c.of_run)
         fresh = [c for c in ours if c.launcher not in left]
         if len(fresh) != 1 or self.context.tools.settings.trainer.supervise == "keeper":
@@ -265,7 +264,7 @@ class Lookout:
             f"an operator started the ended trainer (pid {old.launcher.pid}) again: not a failure",
             start_id=old.start_id,
         )
-        self.context.memory.ended_wall = ended
+        self.context.note(ended_wall=ended)
         await self.manual.lineages.descend(old)
         self.context.forget()
         if fresh[0].awaits or not await self.manual.guard(fresh[0]):

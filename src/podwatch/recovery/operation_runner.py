@@ -1,10 +1,10 @@
 """One operation at a time: started, retried when it fails, cancelled for an operator's request.
 
-Each operation is a task that can be cancelled at any point. A cancelled operation leaves the same open intents in the
-journal as a killed podwatch, and the same code continues after both.
+Each operation is a task that can be cancelled at any point. A cancelled operation leaves the same run.json as a killed
+podwatch, and the same code continues after both.
 
-``reconcile`` and ``adopt`` continue from what an earlier podwatch or a cancelled operation left: the run record, the
-running trainer, the open intents.
+``reconcile`` and ``adopt`` continue from what an earlier podwatch or a cancelled operation left: run.json, the running
+trainer, the unfinished quarantine.
 """
 
 import asyncio
@@ -12,62 +12,43 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, Protocol
 
-from podwatch.domain.errors import ConfigurationError, HostError, InternalError, PodwatchError
+from podwatch.domain.errors import InternalError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
-from podwatch.domain.run import Intent, IntentKind, IntentState, Lineage, RunRecord
+from podwatch.domain.run import Lineage
+from podwatch.domain.run_state import Stopping
 from podwatch.domain.snapshot import Supervision
 from podwatch.journal import Journal
 from podwatch.recovery import quarantine, start_plan
 from podwatch.recovery.context import Attempt, RecoveryContext
 from podwatch.recovery.resume_point import StoreUnknown
 from podwatch.recovery.state import Phase
-from podwatch.system.pinned_directories import RootReplaced
 from podwatch.trainer.base import Candidate, Look, TrainerHandle
 
 
-async def read_record(context: RecoveryContext, *, adopt_existing: bool) -> None:
-    tools = context.tools
-    run_id = tools.settings.run_id
-    try:
-        record = await tools.blocking(tools.record.load)
-    except RootReplaced:
-        raise  # another user's directory: the record is read after the repair
-    except HostError as error:
-        tools.record.problem = str(error)  # the desired state is unknown, so nothing is started (see UnusableState)
-        return
-    if record is not None and record.run_id != run_id and not adopt_existing:
-        raise ConfigurationError(
-            f"the output directory belongs to run {record.run_id!r}, not to {run_id!r}",
-            where=str(tools.record.path),
-            fix="use another output_dir, the old run_id, or `podwatch run --adopt-existing`",
-        )
-    if record is None or record.run_id != run_id:
-        new = RunRecord(run_id, Lineage(start_plan.new_id()), first_seen_wall=tools.clock.wall())
-        try:
-            await context.save_record(new)
-        except RootReplaced:
-            raise
-        except HostError as error:
-            tools.record.problem, tools.record.current = str(error), new
-
-
-async def recall(context: RecoveryContext) -> None:
-    if context.tools.record.current is None:
-        await read_record(context, adopt_existing=context.memory.adopted)
+async def recall(context: RecoveryContext, *, adopt_existing: bool = False) -> None:
+    """Read run.json if it is not known yet, and begin it where this run has none. Raises HostError while it cannot be
+    read or written: then nothing may be started, because the desired state is unknown."""
+    run_file = context.tools.run_file
+    if not run_file.known:
+        await context.tools.blocking(run_file.load)
+    other, run_file.other_run = run_file.other_run, "" if adopt_existing else run_file.other_run
+    run_file.refuse_other_run()
+    if other or not context.run.lineage.id:
+        await context.edit(lineage=Lineage(start_plan.new_id()), first_seen_wall=context.tools.clock.wall())
 
 
 async def adopt(context: RecoveryContext, handle: TrainerHandle) -> None:
     """Watch a trainer under a keeper, alive or ended (the sensing loop then judges its end)."""
-    tools, record = context.tools, context.tools.record.current
+    tools = context.tools
     age = max(0.0, tools.clock.wall() - handle.started_wall)
     attempt = Attempt(handle.start_id, tools.clock.monotonic() - age, known=False)
-    start = record.last_start if record is not None else None
+    start = context.run.last_start
     if start is not None and start.start_id == handle.start_id:
         first = None if start.step is None else await tools.blocking(tools.layout.first_step_after, start.step)
         attempt = Attempt(handle.start_id, attempt.started_at, start.step, first)
         # Otherwise a run of days that ends before its next step would look like a checkpoint that fails to load.
-        attempt.made_step = context.memory.confirmed == handle.start_id
+        attempt.made_step = context.run.confirmed == handle.start_id
         open_incident = await tools.journal.run(Journal.current_incident)
         attempt.incident_id = open_incident.id if open_incident is not None else None
     context.watch(handle, attempt, adopted=True)
@@ -91,59 +72,47 @@ def show_watching(context: RecoveryContext, detail: str) -> None:
     if handle is None or handle.supervision is Supervision.ATTACH:
         context.show(Phase.ATTACHED, detail)
         return
-    confirmed = attempt is None or not attempt.known or context.memory.confirmed == handle.start_id
+    confirmed = attempt is None or not attempt.known or context.run.confirmed == handle.start_id
     context.show(Phase.RUNNING if confirmed else Phase.CONFIRMING, detail)
 
 
-async def reconcile(context: RecoveryContext, look: Look) -> Intent | None:
-    """Settle the intents that an earlier process (or a cancelled operation) left open. Return the STOP intent that is
-    to be finished, if its trainer still runs."""
-    journal, found = context.tools.journal, look.handle
-    start_id = found.start_id if found is not None else ""
-    stop: Intent | None = None
-    for intent in await journal.run(Journal.open_intents):
-        if intent.kind is IntentKind.STOP:
-            if (start_id and intent.data.get("start_id") == start_id) or meant_by(intent, look) is not None:
-                stop = intent
-                continue
-            state, text = IntentState.DONE, "the trainer has ended"
-        elif intent.kind is IntentKind.START:
-            happened = start_id != "" and intent.data.get("start_id") == start_id
-            state = IntentState.DONE if happened else IntentState.UNDONE
-            text = "it was started" if happened else "it never started"
-            if happened:
-                context.memory.wanted, context.memory.fresh = None, False
-                await context.remember()
-        elif intent.kind is IntentKind.QUARANTINE:
-            alive = found is not None and await found.exit_status() is None
-            if context.held():
-                continue  # it moves files, which a held podwatch must not do
-            if alive or look.candidates or look.pending:
-                # The files there now may be new ones of the running trainer.
-                state, text = IntentState.DONE, "left as it was: a trainer is running"
-            else:
-                moved = await context.tools.blocking(quarantine.carry_out, context.tools.workspace, intent)
-                state, text = IntentState.DONE, f"finished after an interruption: {moved} more moved"
-                await context.tools.blocking(context.tools.catalogue.rescan)
-        elif intent.kind is IntentKind.RESTORE:
-            state, text = IntentState.FAILED, "interrupted; fetched again when it is needed"
-        elif intent.kind is IntentKind.EVALUATION:
-            state, text = IntentState.UNDONE, "interrupted; training starts without it"
+async def reconcile(context: RecoveryContext, look: Look) -> Stopping | None:
+    """Finish or drop what an earlier process (or a cancelled operation) left half done. Return the stop that is to be
+    finished, if its trainer still runs."""
+    found, run = look.handle, context.run
+    if found is not None and found.start_id == run.starting:
+        await context.edit(wanted=None, fresh=False, starting="")  # the start has happened
+    await _finish_quarantine(context, look)
+    stop = run.stopping
+    if stop is None or (found is not None and stop.start_id == found.start_id) or meant_by(stop, look) is not None:
+        return stop
+    await context.edit(stopping=None)  # the trainer has ended
+    return None
+
+
+async def _finish_quarantine(context: RecoveryContext, look: Look) -> None:
+    """Finish the moves that were interrupted, unless a trainer runs: the files there now may be its new ones."""
+    tools = context.tools
+    unfinished = await tools.blocking(quarantine.unfinished, tools.workspace)
+    if not unfinished or context.held():
+        return  # a held podwatch must not move files
+    alive = look.handle is not None and await look.handle.exit_status() is None
+    for data in unfinished:
+        if alive or look.candidates or look.pending:
+            await tools.blocking(quarantine.leave_as_it_is, tools.workspace, data)
         else:
-            continue
-        await journal.run(Journal.settle, intent.id, state, text)
-    return stop
+            await tools.blocking(quarantine.carry_out, tools.workspace, data)
+    await tools.blocking(tools.catalogue.rescan)
 
 
-def meant_by(stop: Intent, look: Look) -> Candidate | None:
+def meant_by(stop: Stopping, look: Look) -> Candidate | None:
     """Return the attached trainer that podwatch was stopping, if it still runs. Found by pid and start time, because it
     may no longer look like a trainer."""
-    pid, ticks, boot = (stop.data.get(name) for name in ("pid", "ticks", "boot"))
     for candidate in (*look.candidates, *look.pending):
-        if (candidate.launcher.pid, candidate.launcher.start_ticks) == (pid, ticks):
+        if (candidate.launcher.pid, candidate.launcher.start_ticks) == (stop.pid, stop.ticks):
             return candidate
     for identity in look.eligible:
-        if boot and (identity.pid, identity.start_ticks, identity.boot_id) == (pid, ticks, boot):
+        if stop.boot and (identity.pid, identity.start_ticks, identity.boot_id) == (stop.pid, stop.ticks, stop.boot):
             return Candidate(identity, "", "podwatch was stopping it")
     return None
 
@@ -208,8 +177,8 @@ class OperationRunner:
             await asyncio.wait([self._interrupted])
         await self._operations.carry_on()
 
-    async def interrupt(self) -> Intent | None:
-        """Cancel the current operation, wait until it has ended, settle its open intents, and look at the pod again.
+    async def interrupt(self) -> Stopping | None:
+        """Cancel the current operation, wait until it has ended, settle what it left, and look at the pod again.
         Returns the stop that it had started, if the trainer still runs."""
         self.context.request_pending = True
         task, self.task = self.task, None

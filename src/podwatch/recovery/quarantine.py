@@ -1,9 +1,9 @@
 """Quarantine: move away what is ahead of the step of a start. Moving is a rename; nothing is deleted, and everything
 can be returned.
 
-The intent holds every pair of paths before the first rename, so after a crash the same moves are simply run again: a
-missing source was already moved. ``index.json`` repeats the pairs beside the files, for the operator and for
-``podwatch quarantine return``.
+The index holds every pair of paths before the first rename, so after a crash the same moves are simply run again: a
+missing source was already moved. It is called ``moving.json`` until all are done, then ``index.json``, for the operator
+and for ``podwatch quarantine return``.
 
 The paths of one checkpoint can be on several file systems. Each path goes into the quarantine of its own file system
 (system/rename_places.py), under the same number; the main directory, beside output_dir, has the index of all.
@@ -21,25 +21,27 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.domain.errors import HostError, PermissionDenied
-from podwatch.domain.run import Intent
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import PinnedTree, RootReplaced
 from podwatch.system.rename_places import corners, corners_of, drop_empty, move_aside
 
 SPARE = ".spare"
 SPARE_INDEX_BYTES = 65_536
-INDEX = "index.json"
+INDEX, MOVING = "index.json", "moving.json"
 INDEX_BYTES = 16 << 20
 UNMOVED = "nothing was moved; report this as a bug"
 _NAME = re.compile(r"[0-9]+-[^/\0]+")
 """``<n>-<name>``: one plain segment."""
 
 
+Index = Mapping[str, object]
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     source: Path
     name: str
-    """``<n>-<name>`` inside the intent's directory."""
+    """``<n>-<name>`` inside the quarantine's directory."""
 
 
 def plan(
@@ -50,8 +52,8 @@ def plan(
     lineage: str,
     wall: float,
     number: int,
-) -> dict[str, object]:
-    """Return the intent's data. ``steps`` maps every moved step to its completeness, for the later decision what can be
+) -> Index:
+    """Return the index. ``steps`` maps every moved step to its completeness, for the later decision what can be
     deleted: a good checkpoint in quarantine stays protected until its replacement is safe. ``number`` names the
     directory."""
     return {
@@ -64,12 +66,8 @@ def plan(
     }
 
 
-def moves_of(intent: Intent) -> tuple[Move, ...]:
-    """Return the moves. Raises ValueError if the intent names anything but plain path segments."""
-    return _moves(intent.data.get("moves"))
-
-
 def _moves(raw: object) -> tuple[Move, ...]:
+    """Return the moves. Raises ValueError if the index names anything but plain path segments."""
     found = []
     for pair in raw if isinstance(raw, list) else []:
         if not isinstance(pair, dict):
@@ -82,8 +80,7 @@ def _moves(raw: object) -> tuple[Move, ...]:
 
 
 def free_number(workspace: Workspace) -> int:
-    """Return a number above every existing quarantine. The intent's id is not enough: after the loss of the journal ids
-    start at 1 again, and an older quarantine must neither be mixed with this one nor lose its index. Blocks."""
+    """Return a number above every existing quarantine. Blocks."""
     highest = 0
     try:
         for home in corners_of(workspace, "quarantine"):
@@ -97,32 +94,54 @@ def _numbers(tree: PinnedTree, home: Path) -> list[int]:
     return [int(name) for name in tree.names(home) if name.isascii() and name.isdecimal()]
 
 
-def number_of(intent: Intent) -> int:
-    """Return the quarantine's number, which ``podwatch quarantine return`` takes. Raises HostError."""
-    number = intent.data.get("number")
+def directory_of(workspace: Workspace, index: Index) -> Path:
+    """Raises HostError."""
+    number = index.get("number")
     if not isinstance(number, int):
-        raise HostError("the journal holds a move without a number", fix=UNMOVED)
-    return number
+        raise HostError("a quarantine's index has no number", where=str(workspace.quarantine), fix=UNMOVED)
+    return workspace.quarantine / str(number)
 
 
-def directory_of(workspace: Workspace, intent: Intent) -> Path:
-    return workspace.quarantine / str(number_of(intent))
+def unfinished(workspace: Workspace) -> list[Index]:
+    """Return the index of every quarantine whose moves were interrupted. One that cannot be read moves nothing.
+    Blocks."""
+    found: list[Index] = []
+    with contextlib.suppress(OSError, RootReplaced):
+        for number in _numbers(workspace.tree, workspace.quarantine):
+            with contextlib.suppress(OSError, ValueError, HostError):
+                index = _read_index(workspace.tree, workspace.quarantine / str(number), MOVING)
+                found.append({**index, "number": number})
+    return found
 
 
-def carry_out(workspace: Workspace, intent: Intent) -> int:
-    """Do all moves that are not done yet; return how many sources were moved now. Blocks. Raises HostError."""
-    tree, target = workspace.tree, directory_of(workspace, intent)
+def leave_as_it_is(workspace: Workspace, index: Index) -> None:
+    """Finish a quarantine without its remaining moves. Blocks. Raises HostError."""
+    _finish(workspace, directory_of(workspace, index))
+
+
+def _finish(workspace: Workspace, target: Path) -> None:
     try:
-        moves = moves_of(intent)
+        workspace.tree.replace(target / MOVING, target / INDEX)
+        workspace.tree.sync(target)
+    except OSError as error:
+        raise HostError(f"cannot finish a quarantine: {error.strerror}", where=str(target)) from error
+
+
+def carry_out(workspace: Workspace, index: Index) -> int:
+    """Do all moves that are not done yet; return how many sources were moved now. Blocks. Raises HostError."""
+    tree, target = workspace.tree, directory_of(workspace, index)
+    try:
+        moves = _moves(index.get("moves"))
     except ValueError as error:
-        raise HostError(f"the journal holds a damaged move: {error}", fix=UNMOVED) from error
+        raise HostError(f"a quarantine's index is damaged: {error}", where=str(target), fix=UNMOVED) from error
     for move in moves:
         if not workspace.holds(move.source):
             raise HostError("refusing to move a path outside the output directory", where=str(move.source))
     workspace.check()
     try:
         _make(workspace, target)
-        _write_index(tree, target, intent)
+        tree.sync(workspace.quarantine)
+        _write_index(tree, target / MOVING, index)
         moved, parents = 0, {target}
         for move in moves:
             try:
@@ -134,10 +153,11 @@ def carry_out(workspace: Workspace, intent: Intent) -> int:
             parents |= {move.source.parent, there.parent}
         for home in corners_of(workspace, "quarantine"):
             if home != workspace.quarantine and tree.is_directory(home / target.name):
-                _write_index(tree, home / target.name, intent)
+                _write_index(tree, home / target.name / INDEX, index)
         for parent in parents:
             with contextlib.suppress(FileNotFoundError):
                 tree.sync(parent)
+        _finish(workspace, target)
     except FileExistsError as error:
         raise HostError(
             "the same path was written again after it was moved to quarantine",
@@ -188,9 +208,9 @@ def listing(workspace: Workspace) -> list[dict[str, Any]]:
     for number, paths in sorted(found.items()):
         index: dict[str, Any] = {}
         problem = "it has no index"
-        for path in paths:  # the main one first
+        for path, name in ((p, n) for p in paths for n in (INDEX, MOVING)):  # the main one first
             try:
-                index, problem = _read_index(tree, path), ""
+                index, problem = _read_index(tree, path, name), ""
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, HostError) as error:
@@ -201,9 +221,9 @@ def listing(workspace: Workspace) -> list[dict[str, Any]]:
     return entries
 
 
-def _read_index(tree: PinnedTree, directory: Path) -> dict[str, Any]:
+def _read_index(tree: PinnedTree, directory: Path, name: str) -> dict[str, Any]:
     """Raises OSError, ValueError (damaged), RootReplaced (it belongs to another user)."""
-    index = json.loads(tree.read_ours(directory / INDEX, INDEX_BYTES).rstrip(b"\0"))
+    index = json.loads(tree.read_ours(directory / name, INDEX_BYTES).rstrip(b"\0"))
     if not isinstance(index, dict):
         raise ValueError("not an object")
     _moves(index.get("moves"))
@@ -242,8 +262,9 @@ def give_back(workspace: Workspace, quarantine_id: int) -> tuple[Path, ...]:
             tree.rename(here, there)
             tree.sync(there.parent)
         for directory in directories:
-            with contextlib.suppress(FileNotFoundError):
-                tree.unlink(directory / INDEX)
+            for name in (INDEX, MOVING):
+                with contextlib.suppress(FileNotFoundError):
+                    tree.unlink(directory / name)
             tree.rmdir(directory)
             if directory.parent != workspace.quarantine:
                 drop_empty(tree, directory.parent)
@@ -259,7 +280,7 @@ def make_spare(workspace: Workspace) -> None:
     spare = workspace.quarantine / SPARE
     with contextlib.suppress(OSError, RootReplaced):
         workspace.tree.make(spare)
-        workspace.tree.reserve(spare / INDEX, SPARE_INDEX_BYTES)
+        workspace.tree.reserve(spare / MOVING, SPARE_INDEX_BYTES)
 
 
 def _make(workspace: Workspace, target: Path) -> None:
@@ -272,8 +293,5 @@ def _make(workspace: Workspace, target: Path) -> None:
     tree.make(target)
 
 
-def _write_index(tree: PinnedTree, target: Path, intent: Intent) -> None:
-    """Write the index. Failing is not fatal: the journal has the same pairs."""
-    data = json.dumps(dict(intent.data), indent=1).encode() + b"\n"
-    with contextlib.suppress(OSError):
-        tree.overwrite(target / INDEX, data)
+def _write_index(tree: PinnedTree, path: Path, index: Index) -> None:
+    tree.overwrite(path, json.dumps(dict(index), indent=1).encode() + b"\n")

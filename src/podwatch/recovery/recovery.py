@@ -5,37 +5,36 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from podwatch.config.settings import Policies, Settings
 from podwatch.detection.one_finding_per_failure import cost
+from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
-from podwatch.journal import Journal
 from podwatch.policy.confirm_resume import ConfirmationState
 from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, succeeded
 from podwatch.recovery import quarantine
-from podwatch.recovery import state_in_journal as memory_module
 from podwatch.recovery.command_changed import CommandWatch
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.failure import Failures
 from podwatch.recovery.manual_starts import Lookout, ManualStarts
-from podwatch.recovery.operation_runner import OperationRunner, adopt, read_record, recall, reconcile
+from podwatch.recovery.operation_runner import OperationRunner, adopt, recall, reconcile
 from podwatch.recovery.requests import Requests
 from podwatch.recovery.restart import Operations
 from podwatch.recovery.resume_point import Lineages, ResumeChooser
 from podwatch.recovery.start import Starter
 from podwatch.recovery.start_checks import StartChecks
-from podwatch.recovery.state import Phase, RecoveryState, Tools, newest_step, trained_here
+from podwatch.recovery.state import Phase, RecoveryState, Tools, newest_step
 from podwatch.recovery.stop import Stops
 from podwatch.recovery.stop_for_evaluation import Evaluating
-from podwatch.system.pinned_directories import RootReplaced
-from podwatch.system.procfs import boot_id
 from podwatch.trainer.base import Candidate, TrainerHandle
 
 REMEMBER_EVERY = 60.0
-"""Seconds between two journal records that a step was made; losing a minute only delays the end of a failure streak."""
+"""Seconds between two records that a step was made; losing a minute only delays the end of a failure streak."""
+BY_HAND: Final = "run"
+"""Kind of request: `podwatch run` typed on a terminal."""
 
 
 _WAITING: Final = frozenset({Phase.IDLE, Phase.BLOCKED, Phase.BACKOFF, Phase.GAVE_UP, Phase.PAUSED, Phase.ENDING})
@@ -64,10 +63,10 @@ class Confirmation:
         if sample is not None and sample.start_id not in ("", attempt.start_id):
             return
         gpus = (*settings.gpu.inference, *settings.gpu.trainer)
-        memory = self.context.memory
-        made = attempt.see(snapshot, memory.gpu_base, gpus, self.context.tools.pod.beside)
+        run = self.context.run
+        made = attempt.see(snapshot, run.gpu_base, gpus, self.context.tools.pod.beside)
         # A step that is read only after its start was counted as failed was made before that: it proves nothing.
-        if made and (not attempt.start_id or memory.counted != attempt.start_id):
+        if made and (not attempt.start_id or run.counted != attempt.start_id):
             self._step_made()
         if self.context.phase is Phase.CONFIRMING and self.runner.ready:
             self._confirm(snapshot)
@@ -78,14 +77,15 @@ class Confirmation:
             self.context.notes.clear(FindingKind.RESUME_UNCONFIRMED)
 
     def _step_made(self) -> None:
-        memory, now = self.context.memory, self.context.tools.clock.monotonic()
-        changed = not memory.history.ever_worked or memory.below is not None or memory.history.gave_up
-        memory.history = replace(succeeded(memory.history, now, self.context.tools.settings.recovery), gave_up_at=None)
-        memory.below = None
+        run, now = self.context.run, self.context.tools.clock.monotonic()
+        changed = not run.history.ever_worked or run.below is not None or run.history.gave_up
+        history = replace(succeeded(run.history, now, self.context.tools.settings.recovery), gave_up_at=None)
         self.context.notes.clear(FindingKind.GAVE_UP)
         if changed or now - self._remembered_at >= REMEMBER_EVERY:
             self._remembered_at = now
-            self.context.remember_soon()
+            self.context.edit_soon(history=history, below=None)
+        else:
+            self.context.note(history=history)
 
     def _confirm(self, snapshot: Snapshot) -> None:
         attempt = self.context.attempt
@@ -130,11 +130,10 @@ class Confirmation:
         where = "the beginning" if attempt.resumed_from is None else f"step {attempt.resumed_from}"
         source = f"started from {where}" if attempt.resumed_from is None else f"resumed from {where}"
         self.context.show(Phase.RUNNING, f"the start is confirmed at step {step} ({source})")
-        self.context.memory.confirmed = attempt.start_id
         cause_wall = self.context.failure.wall if self.context.failure is not None else None
         self.context.failure = None
         self.context.notes.clear(FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
-        self.context.remember_soon()
+        self.context.edit_soon(confirmed=attempt.start_id)
         lost = self.context.lost_steps(attempt.step_at_death, attempt.resumed_from)
         text = f"Training continues at step {step} ({source})"
         if attempt.resumed_from == step:  # a trainer that first reports the step it loaded
@@ -201,26 +200,21 @@ class Recovery:
         with it does not wait out a backoff. ``not_before_wall``: epoch second before which nothing is started, because
         earlier attempts of the job failed. Raises ConfigurationError when output_dir belongs to another run."""
         tools = self.context.tools
-        memory = self.context.memory = await memory_module.load(tools.journal, tools.clock)
-        if adopt_existing:
-            memory.adopted = True
-            await self.context.remember()
-        if by_hand and by_hand != memory.by_hand:
-            memory.by_hand = by_hand
-            memory.next_try_wall = None
-            memory.history = replace(memory.history, gave_up_at=None)
-            await self.context.remember()
-        if tools.settings.recovery.on_give_up == "exit" and memory.history.gave_up:
+        with contextlib.suppress(HostError):  # ``carry_on`` reads it later, before any start
+            await recall(self.context, adopt_existing=adopt_existing)
+            if adopt_existing:
+                await self.context.edit(adopted=True)
+            if by_hand and by_hand != self.context.run.executed.get(BY_HAND):
+                await self._forget_giving_up(executed={**self.context.run.executed, BY_HAND: by_hand})
+        run = self.context.run
+        if tools.settings.recovery.on_give_up == "exit" and run.history.gave_up:
             # Whoever starts podwatch again on this machine wants another try now, not in an hour.
-            memory.history = replace(memory.history, gave_up_at=None)
-            memory.next_try_wall = None
+            self.context.note(history=replace(run.history, gave_up_at=None), next_try_wall=None)
         if not_before_wall is not None:
-            memory.next_try_wall = max(memory.next_try_wall or 0.0, not_before_wall)
-        with contextlib.suppress(RootReplaced):  # ``carry_on`` reads it later, before any start
-            await read_record(self.context, adopt_existing=adopt_existing)
+            self.context.note(next_try_wall=max(self.context.run.next_try_wall or 0.0, not_before_wall))
         await tools.blocking(quarantine.make_spare, tools.workspace)
         _, foreign = await self.chooser.ours()
-        if tools.record.current is not None and not tools.follows and any(s.complete for s in foreign):
+        if tools.run_file.known and not tools.follows and any(s.complete for s in foreign):
             steps = ", ".join(str(s.step) for s in foreign if s.complete)
             self.context.notes.add(
                 FindingKind.FOREIGN_CHECKPOINTS,
@@ -230,11 +224,8 @@ class Recovery:
             )
         self.context.show(Phase.LOOKING)
         look = await tools.launcher.look()
-        intents = await tools.journal.run(Journal.open_intents)
-        recent = await tools.journal.run(Journal.intents)
-        self.context.seen_here = look.handle is not None or trained_here(recent, boot_id())
-        stops = {str(i.data.get("start_id")) for i in intents}
-        if look.handle is not None and look.handle.start_id not in stops:
+        stop = self.context.run.stopping
+        if look.handle is not None and (stop is None or look.handle.start_id != stop.start_id):
             # The common case, an upgrade: watch again before anything else happens.
             await reconcile(self.context, look)
             await adopt(self.context, look.handle)
@@ -249,6 +240,10 @@ class Recovery:
             return
         self.opening = self._opening(bool(look.handle), len(look.candidates), look.pending)
         self.runner.spawn(self.operations.carry_on)
+
+    async def _forget_giving_up(self, **more: Any) -> None:
+        history = replace(self.context.run.history, gave_up_at=None)
+        await self.context.edit(history=history, next_try_wall=None, **more)
 
     def _opening(self, half_stopped: bool, candidates: int, pending: Sequence[Candidate] = ()) -> str:
         if half_stopped:
@@ -266,15 +261,15 @@ class Recovery:
             return f"not starting training yet beside pid {pending[0].launcher.pid}: {pending[0].reason}"
         if self.context.held():
             return f"no training is running, and podwatch starts none ({self.context.held()})"
-        if self.context.memory.history.gave_up:
+        if self.context.run.history.gave_up:
             return "podwatch gave up restarting training; it still guards the checkpoints"
         return "no training is running: starting it"
 
     @property
     def state(self) -> RecoveryState:
         context = self.context
-        record, handle, failure = context.tools.record.current, context.handle, context.failure
-        last = record.last_start.step if record is not None and record.last_start is not None else None
+        run, handle, failure = context.run, context.handle, context.failure
+        last = run.last_start.step if run.last_start is not None else None
         step = context.attempt.resumed_from if context.attempt is not None else last
         failed = failure is not None and (handle is None or handle.start_id == failure.start_id)
         if failed or (context.phase in _BEFORE_START and context.desired is Desired.RUNNING):
@@ -283,8 +278,8 @@ class Recovery:
             phase=context.phase,
             since=context.since,
             step=step,
-            attempts=context.memory.history.streak_count,
-            next_try_wall=context.memory.next_try_wall if context.phase in (Phase.BACKOFF, Phase.GAVE_UP) else None,
+            attempts=run.history.streak_count,
+            next_try_wall=run.next_try_wall if context.phase in (Phase.BACKOFF, Phase.GAVE_UP) else None,
             detail=context.detail,
             handle=handle,
             start_id=handle.start_id if handle is not None else "",
@@ -309,7 +304,7 @@ class Recovery:
 
     def _protected(self, last: int | None) -> tuple[tuple[int, str], ...]:
         context = self.context
-        kept = dict(context.memory.refused)
+        kept = dict(context.run.refused)
         if context.chosen is not None:
             kept[context.chosen] = "being resumed from"
         if context.restoring is not None:
@@ -322,8 +317,8 @@ class Recovery:
         return tuple(sorted(kept.items()))
 
     def read_again(self) -> None:
-        """Read the run record, now that podwatch's own directory is back; needed even if nothing is to be started."""
-        if self.context.tools.record.current is None and self.runner.ready:
+        """Read run.json, now that its directory is back; needed even if nothing is to be started."""
+        if not self.context.tools.run_file.known and self.runner.ready:
             self.runner.spawn(partial(recall, self.context))
 
     async def close(self) -> None:
@@ -335,7 +330,8 @@ class Recovery:
         if task is not None and not task.done():
             task.cancel()
             await asyncio.wait([task])
-        await self.context.remember()
+        with contextlib.suppress(PodwatchError):
+            await self.context.edit()
         self.context.tools.files.close()
         self.context.tools.evidence.close()
 
@@ -397,7 +393,7 @@ class Recovery:
             elif finding.verdict is Verdict.FINISH:
                 return self.runner.spawn(lambda f=finding: self.stops.finish(f))  # type: ignore[misc]
             elif finding.verdict is Verdict.STOP:
-                kept = self.context.memory.kept == self.context.handle.start_id
+                kept = self.context.run.kept == self.context.handle.start_id
                 if self.context.desired is Desired.RUNNING and not kept:
                     return self.runner.spawn(lambda f=finding: self.stops.stop_sick(f))  # type: ignore[misc]
             elif self.context.desired is not Desired.RUNNING:

@@ -1,15 +1,16 @@
 """Operator requests: start, restart, stop, dry run. Each one is durable before it is answered."""
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from podwatch.checkpoints.layouts import write_trackers
 from podwatch.domain.errors import Busy, PodwatchError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.run_state import RestartHistory
 from podwatch.domain.secrets import scrub_argv
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.policy.restart import RestartHistory
 from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery import start_checks, start_plan
 from podwatch.recovery.command_changed import CommandWatch
@@ -93,8 +94,7 @@ class Requests:
         stop = await self.runner.interrupt()
         if (handle := await self._running()) is None:
             return None
-        self.context.memory.kept, self.context.memory.asked = handle.start_id, ""
-        await self.context.remember()
+        await self.context.edit(kept=handle.start_id, asked="")
         await self.stops.set_desired(Desired.RUNNING)
         if stop is not None:  # the save came at this moment
             self.runner.spawn(self.operations.carry_on)
@@ -116,8 +116,7 @@ class Requests:
         if not meant:
             known = f"seen: {listed(seen)}" if seen else "podwatch waits for no process"
             raise UsageError(f"podwatch does not wait for process {pid}", fix=known)
-        self.context.memory.ignored = (*self.context.memory.ignored[-15:], meant[0].start_id)
-        await self.context.remember()
+        await self.context.edit(ignored=(*self.context.run.ignored[-15:], meant[0].start_id))
         return look
 
     async def _of_persons(self) -> Look:
@@ -152,9 +151,8 @@ class Requests:
             raise Busy(said, where='[trainer] supervise = "keeper"', fix='stop it, or set supervise = "auto"')
         await self.runner.interrupt()
         attached = await self._running()
-        self._forgive(None, False)
-        self.context.memory.ignored = tuple(name for name in self.context.memory.ignored if name != one.start_id)
-        await self.context.remember()
+        ignored = tuple(name for name in self.context.run.ignored if name != one.start_id)
+        await self._forgive(None, False, ignored=ignored)
         await self.stops.set_desired(Desired.RUNNING)
         if attached is not None and attached.start_id == one.start_id:  # by the operation that was interrupted
             show_watching(self.context, f"watching pid {one.launcher.pid}, which podwatch did not start")
@@ -189,29 +187,25 @@ class Requests:
                 await self.context.tools.blocking(self.context.tools.catalogue.rescan)
             above = self.stops.newest() if after_save else None
             await self.stops.set_desired(Desired.STOPPED, above=above, of=self.context.watched)
-            self.context.memory.next_try_wall, self.context.memory.asked = None, self.context.watched
-            await self.context.remember()
+            await self.context.edit(next_try_wall=None, asked=self.context.watched)
             self.runner.spawn(lambda: self.stops.stop("stop requested", above=above))
 
     async def _stop_soon(self, above: int | None) -> None:
         """Record the stop, then interrupt the current operation: a start (``trainer.start_before``) can take
         minutes, in which podwatch or the pod may end. If the interruption fails, the record is undone and the operator
         gets the error; if it is cancelled, the record stays."""
-        before = self.context.tools.record.current
+        before = self.context.run
         await self.stops.set_desired(Desired.STOPPED, above=above, of=self.context.watched)
         try:
             await self.runner.interrupt()
         except Exception:
-            now = self.context.tools.record.current
-            if before is not None and now is not None and before.desired is not Desired.STOPPED:
-                old = replace(
-                    now,
+            if before.desired is not Desired.STOPPED:
+                await self.context.edit(
                     desired=before.desired,
                     desired_wall=before.desired_wall,
                     stop_above=before.stop_above,
                     stop_of=before.stop_of,
                 )
-                await self.context.save_record(old)
                 text = (
                     f"podwatch could not carry out the stop request: training stays {before.desired}; request it again"
                 )
@@ -235,33 +229,32 @@ class Requests:
         await self.runner.interrupt()
         if not beside_one and (running := await self._running()) is not None:
             raise self._runs_already(running)
-        self._forgive(step, fresh)
-        await self.context.remember()
+        await self._forgive(step, fresh)
         await self.stops.set_desired(Desired.RUNNING)
 
-    def _forgive(self, step: int | None, fresh: bool) -> None:
-        """Reset the failure history for an operator's start."""
-        memory = self.context.memory
+    async def _forgive(self, step: int | None, fresh: bool, **more: Any) -> None:
+        """Reset the failure history for an operator's start, and record ``more``."""
+        run = self.context.run
         self.context.failure = None
-        memory.wanted, memory.fresh, memory.below, memory.next_try_wall = step, fresh, None, None
-        memory.history = RestartHistory(ever_worked=memory.history.ever_worked)
-        if fresh:
-            memory.refused = {}  # steps of the lineage that is left; the new one reaches these numbers again
-        if step is not None:
-            memory.refused = {n: why for n, why in memory.refused.items() if n != step}
+        # A fresh start leaves the lineage of the refused steps; the new one reaches these numbers again.
+        refused = {} if fresh else {n: why for n, why in run.refused.items() if n != step}
+        history = RestartHistory(ever_worked=run.history.ever_worked)
+        await self.context.edit(
+            wanted=step, fresh=fresh, below=None, next_try_wall=None, history=history, refused=refused, **more
+        )
         self.context.notes.clear(FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
 
     async def dry_run(self, step: int | None = None) -> dict[str, object]:
         """Return what a restart would do now, JSON-safe and without secrets. Changes nothing."""
-        tools, record = self.context.tools, self.context.tools.record.current
-        changed = await tools.blocking(start_plan.changed_configs, record.last_start if record is not None else None)
+        tools = self.context.tools
+        changed = await tools.blocking(start_plan.changed_configs, self.context.run.last_start)
         difference = await self.command.difference()
         answer: dict[str, object] = {
             "command_difference": list(difference.lines),
             "changed_since_last_start": sorted({*changed, *difference.files}),
         }
         try:
-            below = None if step is not None else self.context.memory.below
+            below = None if step is not None else self.context.run.below
             choice = await self.chooser.choose(wanted=step, below=below, wait=False)
         except PodwatchError as error:
             return {**answer, "possible": False, "reason": str(error)}

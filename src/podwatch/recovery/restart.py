@@ -66,7 +66,7 @@ class Operations:
                         "the trainer that podwatch was stopping has ended", fix="nothing: podwatch checks the pod again"
                     )
                 handle = await launcher.attach(meant)
-            await self.stops.finish_stop(handle, stop.id, str(stop.data.get("why", "")))
+            await self.stops.finish_stop(handle, stop.why)
             self.context.forget()
             look = await launcher.look()
         await self.per_desired(look)
@@ -94,7 +94,7 @@ class Operations:
             return
         elif settings.mode == "observe":
             self.context.show(Phase.OBSERVING, "mode observe: podwatch starts nothing")
-        elif settings.trainer.supervise == "attach" and self.context.memory.counted == "":
+        elif settings.trainer.supervise == "attach" and self.context.run.counted == "":
             await self._await_candidate()
         else:
             await self.wait_and_start()
@@ -104,8 +104,7 @@ class Operations:
         if self.context.desired is Desired.RUNNING or not await self.context.cleared("the recorded stop"):
             return
         if self.context.desired is Desired.STOPPED:
-            record = self.context.tools.record.current
-            await self.stops.stop("stop requested", above=record.stop_above if record is not None else None)
+            await self.stops.stop("stop requested", above=self.context.run.stop_above)
         elif self.context.desired is Desired.FINISHED:
             await self.stops.finish(Finding(FindingKind.FINISHED, Severity.INFO, "training has finished", 0.0))
 
@@ -133,7 +132,7 @@ class Operations:
         line = self.failures.find_log_line(failure, tails)
         own = self.failures.lines_of_this_start(lines)
         decision = None
-        if self.context.memory.counted != handle.start_id:
+        if self.context.run.counted != handle.start_id:
             decision = await self.failures.count(handle.start_id, attempt, finding.kind, own, explained_by=line)
         healing = self.context.healing()
         lost_steps = None if healing is None else healing.lost_steps
@@ -147,7 +146,7 @@ class Operations:
         )
         self.context.last_incident = incident.id
         told = (finding if healing is None else reported(healing)).summary
-        gave_up = self.context.memory.history.gave_up
+        gave_up = self.context.run.history.gave_up
         self.context.tools.say(
             EventName.INCIDENT_OPENED,
             f"{told}. podwatch gave up restarting" if gave_up else told,
@@ -194,9 +193,9 @@ class Operations:
 
     async def _pause(self) -> bool:
         """Wait until the next try is due. Return whether there is one."""
-        tools, memory = self.context.tools, self.context.memory
-        due = memory.next_try_wall
-        if memory.history.gave_up:
+        tools, run = self.context.tools, self.context.run
+        due = run.next_try_wall
+        if run.history.gave_up:
             why = self.failures.why_gave_up or "podwatch gave up restarting"
             self.context.show(Phase.GAVE_UP, why)
             await self.failures.settle_given_up(why)
@@ -210,7 +209,7 @@ class Operations:
             most = max(tools.settings.recovery.backoff_max, tools.settings.recovery.retry_after_give_up)
             pause = min(max(0.0, due - tools.clock.wall()), most)
             if pause > 0:
-                if not memory.history.gave_up:
+                if not run.history.gave_up:
                     self.context.show(Phase.BACKOFF, self.context.detail)
                     tools.say(
                         EventName.RECOVERY_BACKOFF,
@@ -219,8 +218,7 @@ class Operations:
                     )
                 if await self._started_meanwhile(pause):
                     return False
-            memory.next_try_wall = None
-            await self.context.remember()
+            await self.context.edit(next_try_wall=None)
         return True
 
     async def _started_meanwhile(self, pause: float) -> bool:
@@ -247,7 +245,7 @@ class Operations:
         while True:
             if not await self.context.cleared("the start") or await self.checks.elsewhere() or await self._until_free():
                 return
-            if self.context.tools.record.current is None:  # unreadable when podwatch started: its desired state counts
+            if not self.context.tools.run_file.known:  # unreadable when podwatch started: its desired state counts
                 await recall(self.context)
                 if self.context.desired is not Desired.RUNNING:
                     await self.per_desired(await self.context.tools.launcher.look())
@@ -263,7 +261,7 @@ class Operations:
                 if await self.chooser.fetched_damaged(choice):
                     continue
                 why = await self.chooser.misfit(choice.step)
-                if why and self.context.memory.wanted is None:
+                if why and self.context.run.wanted is None:
                     self._needs_person(NothingToResume(unfit(choice, why)))
                     return
             # The download may have taken an hour: look again before touching the trainer's files.
@@ -303,7 +301,7 @@ class Operations:
 
     def _say_stepped_back(self, choice: Choice) -> None:
         """Report the skipped checkpoint and its quarantine, while training runs from the older one."""
-        below, number = self.context.memory.below, self.starter.quarantine_number
+        below, number = self.context.run.below, self.starter.quarantine_number
         self.context.notes.clear(FindingKind.STEPPED_BACK)
         if below is None or choice.step is None or number is None:
             return
@@ -334,16 +332,16 @@ class Operations:
 
     async def _choose(self) -> Choice | None:
         """Return the step to start from; None if the operator has to decide, which is then reported."""
-        memory = self.context.memory
         while True:
+            run = self.context.run
             try:
-                return await self.chooser.choose(wanted=memory.wanted, fresh=memory.fresh, below=memory.below)
+                return await self.chooser.choose(wanted=run.wanted, fresh=run.fresh, below=run.below)
             except NothingToResume as error:
-                if memory.below is None or memory.wanted is not None:
+                if run.below is None or run.wanted is not None:
                     self._needs_person(error)
                     return None
             # No older checkpoint is usable: the one that failed is better than none.
-            memory.below = None
+            self.context.note(below=None)
 
     def _needs_person(self, problem: NothingToResume) -> None:
         kind = FindingKind.FOREIGN_CHECKPOINTS if problem.choice.unowned else FindingKind.BLOCKED
@@ -409,8 +407,8 @@ class Operations:
         step = attempt.resumed_from if attempt is not None else None
         if step is not None:
             known = {s.step for s in self.context.tools.catalogue.sets if s.step >= step} | {step}
-            self.context.memory.refused.update(dict.fromkeys(known, f"training resumed wrongly from step {step}"))
-            await self.context.remember()
+            why = f"training resumed wrongly from step {step}"
+            await self.context.edit(refused={**self.context.run.refused, **dict.fromkeys(known, why)})
         self.context.notes.add(
             FindingKind.RESUMED_WRONG,
             Severity.CRITICAL,

@@ -17,7 +17,8 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
-from podwatch.domain.run import EarlierSave, Lineage, Mutation, RunRecord
+from podwatch.domain.run import EarlierSave, Lineage, Mutation
+from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Supervision
 from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal
@@ -26,33 +27,29 @@ from podwatch.policy.resume import Choice, awaited, choose, other_world
 from podwatch.recovery import start_plan
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.state import Phase
-from podwatch.recovery.state_in_journal import Memory
 from podwatch.system import procfs
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.trainer_handle import started_wall
 
 
 def opened(
-    record: RunRecord,
-    memory: Memory,
+    run: RunState,
     step: int | None,
     *,
     parent: str = "",
     earlier: tuple[EarlierSave, ...] | None = None,
     left_step: int | None = None,
     opened_wall: float = 0.0,
-) -> RunRecord:
-    """Return ``record`` with a new lineage that branches off ``parent`` (default: the current one) at ``step`` (None:
-    at the beginning of training). Updates ``memory`` with how far older lineages belong to it; writes nothing to disk.
-    ``earlier``: the local saves that stay behind (None: as before). ``left_step``, ``opened_wall``: see ``Lineage``."""
-    left = parent or record.lineage.id
-    if step is None:
-        memory.ancestry = {}
-    else:
-        memory.ancestry = {line: min(last, step) for line, last in memory.ancestry.items()}
-        memory.ancestry[left] = step
+) -> RunState:
+    """Return ``run`` with a new lineage that branches off ``parent`` (default: the current one) at ``step`` (None: at
+    the beginning of training), and with how far older lineages belong to it. ``earlier``: the local saves that stay
+    behind (None: as before). ``left_step``, ``opened_wall``: see ``Lineage``."""
+    left = parent or run.lineage.id
+    ancestry: dict[str, int] = {}
+    if step is not None:
+        ancestry = {line: min(last, step) for line, last in run.ancestry.items()} | {left: step}
     lineage = Lineage(start_plan.new_id(), left, step, left_step, opened_wall)
-    return replace(record, lineage=lineage, earlier=record.earlier if earlier is None else earlier)
+    return replace(run, lineage=lineage, ancestry=ancestry, earlier=run.earlier if earlier is None else earlier)
 
 
 class Lineages:
@@ -92,16 +89,13 @@ class Lineages:
     async def descend(self, handle: TrainerHandle) -> bool:
         """Open a new lineage if an operator's own start has left the current one (see ``policy.lineage``); return
         whether it has. Every checkpoint that the start has completed so far counts. Idempotent."""
-        tools, record = self.context.tools, self.context.tools.record.current
-        if record is None or handle.supervision is not Supervision.ATTACH:
+        tools = self.context.tools
+        if not tools.run_file.known or handle.supervision is not Supervision.ATTACH:
             return False
         sets = [s for s in await self.context.rescan() if self.context.owns(s)]
         published = await tools.journal.run(Journal.published)
         named = await tools.blocking(self._resumed, handle)
-        record = tools.record.current  # it may have been written meanwhile
-        if record is None:
-            return False
-        lineage = record.lineage
+        lineage = self.context.run.lineage
         left = departure(
             sets,
             lineage=lineage,
@@ -113,16 +107,15 @@ class Lineages:
         )
         if left is None:
             return False
-        new = opened(
-            record,
-            self.context.memory,
-            left.step,
-            earlier=(*record.earlier, *left.left),
-            left_step=left.newest,
-            opened_wall=handle.started_wall,
+        new = await tools.run_file.edit(
+            lambda run: opened(
+                run,
+                left.step,
+                earlier=(*run.earlier, *left.left),
+                left_step=left.newest,
+                opened_wall=handle.started_wall,
+            )
         )
-        await self.context.save_record(new)
-        await self.context.remember()
         where = "from the beginning" if left.step is None else f"from step {left.step}"
         tools.say(
             EventName.LINEAGE_OPENED,
@@ -222,15 +215,15 @@ class ResumeChooser:
         end = tools.clock.monotonic() + SETTLE_PATIENCE + 2 * max(times.settle, times.settle_weak, times.settle_tracker)
         if fresh:
             return Choice(None, "fresh", "", "a fresh start was requested")
-        record = tools.record.current
+        run = self.context.run
         # A lineage with a parent was opened here on request (`clean`), even if nothing was started in it yet.
-        own = record is not None and (record.last_start is not None or record.lineage.parent != "")
-        lineage = record.lineage if record is not None and own else None
+        own = run.last_start is not None or run.lineage.parent != ""
+        lineage = run.lineage if own else None
         unsound: dict[int, str] = {}
         while True:
             ours, foreign = await self.ours()
             use = ours or foreign
-            settling = awaited(use, refused=self.context.memory.refused, wanted=wanted, below=below) if wait else None
+            settling = awaited(use, refused=self.context.run.refused, wanted=wanted, below=below) if wait else None
             if settling is not None:
                 if tools.clock.monotonic() > end:
                     raise NothingToResume(still_written(settling))
@@ -244,11 +237,11 @@ class ResumeChooser:
                 [s for s in use if s.step not in unsound],
                 remote,
                 lineage=lineage,
-                refused=self.context.memory.refused,
+                refused=self.context.run.refused,
                 adopted=bool(ours) or not foreign,
                 wanted=wanted,
                 below=below,
-                ancestry=self.context.memory.ancestry,
+                ancestry=self.context.run.ancestry,
             )
             if choice.source == "none":
                 raise _unusable(choice, trouble, wanted, use)
@@ -289,7 +282,7 @@ class ResumeChooser:
         have the hashes of the store. It is then not chosen again, nor fetched. A step that the operator named is not
         checked."""
         tools = self.context.tools
-        if choice.step is None or self.context.memory.wanted is not None:
+        if choice.step is None or self.context.run.wanted is not None:
             return False
         reasons = await tools.blocking(tools.catalogue.verify, choice.step)
         if not reasons:
@@ -339,7 +332,7 @@ class ResumeChooser:
         if self.failed_fetches >= FETCH_TRIES:
             return (), f"{self.failed_fetches} fetches failed"
         try:
-            refused = frozenset(self.context.memory.refused) if wanted is None else frozenset()
+            refused = frozenset(self.context.run.refused) if wanted is None else frozenset()
             found = await self.context.tools.store.restore.newest(refused, wanted)
             while found is not None and wanted is None and (found.step, found.save_id) in self.damaged_in_store:
                 refused |= {found.step}
@@ -351,8 +344,7 @@ class ResumeChooser:
     async def _store_must_be_empty(self) -> bool:
         """Return whether this pod has trained before and never published or fetched anything: then the store holds
         nothing of this run to lose."""
-        record = self.context.tools.record.current
-        started = record is not None and record.last_start is not None
+        started = self.context.run.last_start is not None
         return started and not await self.context.tools.journal.run(Journal.published)
 
 

@@ -10,7 +10,8 @@ from podwatch.checkpoints.layouts.base import Tracker
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity, counted
-from podwatch.domain.run import FROM_STORE, IntentKind, IntentState, Lineage, RunRecord
+from podwatch.domain.run import FROM_STORE, Lineage
+from podwatch.domain.run_state import RunState
 from podwatch.domain.secrets import scrub_argv
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import Journal
@@ -52,7 +53,7 @@ class Starter:
     async def clear_litter(self) -> None:
         """Remove stale files of the last start from /dev/shm and /tmp: the next start would hang on them."""
         tools = self.context.tools
-        last = tools.record.current.last_start if tools.record.current is not None else None
+        last = self.context.run.last_start
         if last is None:
             return
         try:
@@ -77,7 +78,7 @@ class Starter:
     def free(self, since: float) -> gpus_and_ports_free.Free:
         tools, gpu = self.context.tools, self.context.tools.settings.gpu
         reading = tools.gpus.latest()
-        base = self.context.memory.gpu_base or {
+        base = self.context.run.gpu_base or {
             i: min(used, FIRST_BASE_AT_MOST) for i, used in gpus_and_ports_free.memory_now(reading).items()
         }
         return gpus_and_ports_free.look(
@@ -117,9 +118,6 @@ class Starter:
         steps = await tools.blocking(tools.layout.steps)
         present = [p.path for p in steps.get(choice.step, ()) if p.required and p.path.exists()]
         await self.set_aside(choice.step, tuple(present), f"step {choice.step} is not complete here")
-        intent = await tools.journal.run(
-            Journal.open_intent, IntentKind.RESTORE, {"step": choice.step, "save_id": choice.save_id}
-        )
         fetching = f"fetching step {choice.step} from the store"
         self.context.restoring = choice.step
         self.context.show(Phase.STARTING, fetching)
@@ -130,14 +128,12 @@ class Starter:
 
         try:
             await tools.store.restore.fetch(choice.step, progress)
-        except (PodwatchError, OSError) as error:
+        except (PodwatchError, OSError):
             self.chooser.failed_fetches += 1
-            await tools.journal.run(Journal.settle, intent.id, IntentState.FAILED, str(error))
             raise
         finally:
             self.context.restoring = None
         self.chooser.failed_fetches = 0
-        await tools.journal.run(Journal.settle, intent.id, IntentState.DONE)
         tools.say(EventName.RESTORED, f"fetched step {choice.step} from the store", step=choice.step)
         await tools.blocking(tools.catalogue.rescan)
 
@@ -147,20 +143,17 @@ class Starter:
         if not paths:
             return
         tools = self.context.tools
-        record = tools.record.current
+        number = self.quarantine_number = await tools.blocking(quarantine.free_number, tools.workspace)
         known = {s.step: str(s.completeness) for s in tools.catalogue.sets if step is None or s.step > step}
-        data = quarantine.plan(
+        index = quarantine.plan(
             paths,
             step=step,
             steps=known,
-            lineage=record.lineage.id if record is not None else "",
+            lineage=self.context.run.lineage.id,
             wall=tools.clock.wall(),
-            number=await tools.blocking(quarantine.free_number, tools.workspace),
+            number=number,
         )
-        intent = await tools.journal.run(Journal.open_intent, IntentKind.QUARANTINE, data)
-        moved = await tools.blocking(quarantine.carry_out, tools.workspace, intent)
-        await tools.journal.run(Journal.settle, intent.id, IntentState.DONE, f"{moved} moved")
-        number = self.quarantine_number = quarantine.number_of(intent)
+        await tools.blocking(quarantine.carry_out, tools.workspace, index)
         tools.say(
             EventName.QUARANTINED,
             f"moved {counted(len(paths), 'entry', 'entries')} to quarantine {number}: {why}."
@@ -192,31 +185,22 @@ class Starter:
         await self.set_aside(step, ahead, f"ahead of {fresh_or_from}")
         self.context.show(Phase.STARTING, fresh_or_from)
         now = gpus_and_ports_free.memory_now(tools.gpus.latest())
-        self.context.memory.gpu_base = gpus_and_ports_free.merge_base(self.context.memory.gpu_base, now)
-        record = self._record_for(choice, before, await tools.journal.run(Journal.published))
-        intent = await tools.journal.run(
-            Journal.open_intent,
-            IntentKind.START,
-            {
-                "start_id": prepared.plan.start_id,
-                "step": step,
-                "first_step": prepared.first_step,
-                "lineage": record.lineage.id,
-                "trackers": [str(t.path) for t in trackers],
-            },
-        )
-        try:
-            await self._repair(trackers, fresh_or_from)
-        except (OSError, HostError) as error:
-            await tools.journal.run(Journal.settle, intent.id, IntentState.FAILED, str(error))
-            raise
-        self.context.memory.yielded = False  # podwatch owns the trainer that it starts now
-        await self.context.remember()
+        published = await tools.journal.run(Journal.published)
+        await self._repair(trackers, fresh_or_from)
         if step is None and await tools.journal.run(Journal.learned, FROM_STORE):
             await tools.journal.run(Journal.learn, FROM_STORE, {})
-        await self.context.save_record(
-            replace(self._as_wanted(record), last_start=prepared.record, wandb=dict(prepared.wandb))
-        )
+
+        def starting(run: RunState) -> RunState:
+            return replace(
+                self._in_its_lineage(run, choice, before, published),
+                last_start=prepared.record,
+                starting=prepared.plan.start_id,
+                wandb=dict(prepared.wandb),
+                gpu_base=gpus_and_ports_free.merge_base(run.gpu_base, now),
+                yielded=False,  # podwatch owns the trainer that it starts now
+            )
+
+        await tools.run_file.edit(starting)
         if prepared.removed:
             tools.say(
                 EventName.TRAINER_STARTING,
@@ -235,11 +219,9 @@ class Starter:
         began = tools.clock.monotonic()
         self.context.writers_ended = False
         tools.begin_start(began, prepared.plan.start_id)
-        handle = await self._launch(prepared, intent.id)
+        handle = await self._launch(prepared)
         tools.track(handle)
-        await tools.journal.run(Journal.settle, intent.id, IntentState.DONE)
-        self.context.memory.wanted, self.context.memory.fresh = None, False
-        await self.context.remember()
+        await self.context.edit(wanted=None, fresh=False, starting="")
         tools.say(
             EventName.TRAINER_STARTED,
             f"training started: {fresh_or_from} (pid {handle.launcher.pid})",
@@ -251,34 +233,24 @@ class Starter:
             tools.say(EventName.START_WARNING, warning, Severity.WARNING, start_id=handle.start_id)
         return handle, Attempt(handle.start_id, began, step, prepared.first_step)
 
-    async def _launch(self, prepared: start_plan.Prepared, intent_id: int) -> TrainerHandle:
-        """Start the keeper and the trainer; settle the intent if that fails. Raises as ``start``."""
+    async def _launch(self, prepared: start_plan.Prepared) -> TrainerHandle:
+        """Start the keeper and the trainer. Raises as ``start``."""
         tools = self.context.tools
+        if tools.reserve is not None:
+            await tools.blocking(tools.reserve.drop)
         starting = asyncio.ensure_future(tools.launcher.start(prepared.plan))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # Let the start finish, so that the next operation finds its trainer by the intent.
+            # Let the start finish, so that the next operation finds its trainer.
             await asyncio.wait([starting])
             raise
         except PodwatchError as error:
-            failed = StartFailed(error.what, where=error.where, fix=error.fix)
-            await tools.journal.run(Journal.settle, intent_id, IntentState.FAILED, str(failed))
             if isinstance(error, Busy):
                 raise
+            failed = StartFailed(error.what, where=error.where, fix=error.fix)
             failed.needs_person = isinstance(error, CannotExecute)
             raise failed from error
-
-    def _as_wanted(self, record: RunRecord) -> RunRecord:
-        """Return ``record`` with the current desired state: a stop may have been requested since it was made."""
-        now = self.context.tools.record.current or record
-        return replace(
-            record,
-            desired=now.desired,
-            desired_wall=now.desired_wall,
-            stop_above=now.stop_above,
-            stop_of=now.stop_of,
-        )
 
     async def _repair(self, trackers: Sequence[Tracker], why: str) -> None:
         """Make the trainer's own "latest" files name the step of the start. Idempotent."""
@@ -290,38 +262,33 @@ class Starter:
 
     def prepare(self, step: int | None) -> start_plan.Prepared:
         """Blocks. Raises ConfigurationError."""
-        record = self.context.tools.record.current
         return start_plan.prepare(
             self.context.tools.settings,
             self.context.tools.layout,
             step=step,
             environment=self.context.tools.pod.environment(),
-            wandb=(record.wandb if record is not None else {})
-            or self.context.tools.journal.sync.learned(FROM_STORE, {}),
+            wandb=self.context.run.wandb or self.context.tools.journal.sync.learned(FROM_STORE, {}),
             wall=self.context.tools.clock.wall(),
         )
 
-    def _record_for(self, choice: Choice, newest: int | None, published: list[PublishedSave]) -> RunRecord:
-        """Return the record with its lineage: going back on request, stepping back, or a fresh start opens a new
-        one."""
-        record = self.context.tools.record.current
-        if record is None:
-            raise HostError("there is no run record", where=str(self.context.tools.record.path), fix="restart podwatch")
-        old, memory = record.lineage, self.context.memory
-        has_past = record.last_start is not None or newest is not None
+    def _in_its_lineage(
+        self, run: RunState, choice: Choice, newest: int | None, published: list[PublishedSave]
+    ) -> RunState:
+        """Return ``run`` with the lineage of this start: going back on request, stepping back, or a fresh start opens a
+        new one."""
+        old = run.lineage
+        has_past = run.last_start is not None or newest is not None
         if choice.step is None:
-            if not has_past:
-                return record
-            return opened(record, memory, None)
+            return opened(run, None) if has_past else run
         # Stepping back opens a lineage too: the store may already hold the step that is left.
-        back = memory.wanted is not None or memory.below is not None
-        if record.last_start is None:
+        back = run.wanted is not None or run.below is not None
+        if run.last_start is None:
             # The first start on this pod continues the lineage of its checkpoint, if that is known.
             known = next((p.lineage for p in published if (p.step, p.save_id) == (choice.step, choice.save_id)), "")
             known = known or (self.chooser.followed if choice.source == "store" else "")
             if known and known != old.id:
-                record, old = replace(record, lineage=Lineage(known)), Lineage(known)
+                run = replace(run, lineage=Lineage(known))
         if not back:
-            return record
-        home, earlier = returned(self.context.tools.catalogue.sets, record.lineage, record.earlier, choice.step)
-        return opened(record, memory, choice.step, parent=home, earlier=earlier)
+            return run
+        home, earlier = returned(self.context.tools.catalogue.sets, run.lineage, run.earlier, choice.step)
+        return opened(run, choice.step, parent=home, earlier=earlier)

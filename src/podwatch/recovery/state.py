@@ -13,15 +13,17 @@ from podwatch.config.settings import Policies, Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.run import Intent, IntentKind, IntentState, MutationGuard, RunRecord
+from podwatch.domain.run import MutationGuard
 from podwatch.domain.snapshot import GpuSample, Supervision
 from podwatch.domain.stored_checkpoint import StoredSave
-from podwatch.journal import AsyncJournal, load_run_record, save_run_record
+from podwatch.journal import AsyncJournal
 from podwatch.policy.other_trainers import Beside
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction
+from podwatch.recovery.run_file import RunFile
 from podwatch.sensors.base import Sensor
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
+from podwatch.system.files import ReservedSpace
 from podwatch.system.own_directories import Workspace
 from podwatch.trainer.base import Launcher, TrainerHandle
 
@@ -170,32 +172,6 @@ class RestoreSource(Protocol):
         ...
 
 
-class RecordHolder:
-    """The run record in memory and on disk. ``load`` and ``save`` block: call them in a worker thread."""
-
-    def __init__(self, workspace: Workspace, changed: Callable[[RunRecord], None] = lambda record: None) -> None:
-        """``changed`` is called with each record that was read or written, in the thread that did."""
-        self._workspace, self._changed = workspace, changed
-        self.current: RunRecord | None = None
-        self.problem = ""
-        """Why the record could not be read or written when podwatch started; empty if it could."""
-
-    @property
-    def path(self) -> Path:
-        return self._workspace.record
-
-    def load(self) -> RunRecord | None:
-        self.current = load_run_record(self._workspace)
-        if self.current is not None:
-            self._changed(self.current)
-        return self.current
-
-    def save(self, record: RunRecord) -> None:
-        save_run_record(self._workspace, record)
-        self.current = record
-        self._changed(record)
-
-
 class ProcessWatch(Protocol):
     """The sensor that follows the processes of one trainer."""
 
@@ -282,7 +258,7 @@ class RunFiles:
     layout: Layout
     catalogue: CatalogueReader
     workspace: Workspace
-    record: RecordHolder
+    file: RunFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +286,8 @@ class Tools:
     gang: GangStart | None = None
     """None for a run on one node."""
     guard: MutationGuard = field(default_factory=MutationGuard)
+    reserve: ReservedSpace | None = None
+    """Freed before a start, which needs it on a full disk."""
     jitter: Random = field(default_factory=Random)
     files: Worker = field(default_factory=lambda: Worker("recovery"))
     evidence: Worker = field(default_factory=lambda: Worker("evidence"))
@@ -332,8 +310,8 @@ class Tools:
         return self.run.workspace
 
     @property
-    def record(self) -> RecordHolder:
-        return self.run.record
+    def run_file(self) -> RunFile:
+        return self.run.file
 
     @property
     def gpus(self) -> Sensor[tuple[GpuSample, ...]]:
@@ -379,21 +357,3 @@ class Tools:
 
 def newest_step(sets: Sequence[CheckpointSet]) -> int | None:
     return max((s.step for s in sets if s.complete and s.of_line), default=None)
-
-
-def trained_here(intents: Sequence[Intent], boot: str) -> bool:
-    """Return whether podwatch guarded a trainer on this pod: it stopped or started one, or was about to. Without the
-    database these are the intents that were made since it was lost. A stop that is done counts in the same boot only:
-    between a stop and the next start no other trace of this pod's trainer exists."""
-    return any(
-        intent.state is IntentState.OPEN or (intent.kind is IntentKind.STOP and intent.data.get("boot") == boot)
-        for intent in intents
-        if intent.kind in (IntentKind.STOP, IntentKind.START)
-    )
-
-
-def text_map(value: object) -> dict[int, str]:
-    """Return a JSON object from the journal with its keys as step numbers."""
-    if not isinstance(value, Mapping):
-        return {}
-    return {int(k): str(v) for k, v in value.items() if str(k).lstrip("-").isdigit()}

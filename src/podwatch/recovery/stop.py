@@ -11,10 +11,9 @@ from podwatch.client.status_verdict import ENDS_ON_ITS_OWN
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.run import IntentKind, IntentState
+from podwatch.domain.run_state import Stopping
 from podwatch.domain.secrets import scrub, scrub_argv
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.journal import Journal
 from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery import start_plan
 from podwatch.recovery.context import RecoveryContext
@@ -40,8 +39,8 @@ STOP_ALSO_DEADLINE: Final = 60.0
 
 
 class Stops:
-    """Every stop is durable before it starts: the run record holds ``desired`` and whether to wait for the next save,
-    so that the next podwatch continues it unchanged."""
+    """Every stop is durable before it starts: run.json holds ``desired`` and whether to wait for the next save, so that
+    the next podwatch continues it unchanged."""
 
     def __init__(self, context: RecoveryContext, lineages: Lineages) -> None:
         self.context, self.lineages = context, lineages
@@ -98,7 +97,7 @@ class Stops:
         if self.context.held() or not self.context.tools.standing.stop:
             return False
         return not (
-            self.context.memory.yielded
+            self.context.run.yielded
             and self.context.handle is not None
             and self.context.handle.supervision is Supervision.ATTACH
         )
@@ -106,16 +105,14 @@ class Stops:
     async def handed_over(self) -> None:
         """Record that this pod's own training has ended. Durable, so that the next podwatch does not stop a trainer
         that an operator starts."""
-        if self.context.tools.standing.act is LeaseAction.SUPERSEDED and not self.context.memory.yielded:
-            self.context.memory.yielded = True
-            await self.context.remember()
+        if self.context.tools.standing.act is LeaseAction.SUPERSEDED and not self.context.run.yielded:
+            await self.context.edit(yielded=True)
 
     def holds_again(self) -> None:
         """Clear that record once this pod owns the run again. Called by the sensing loop."""
         standing = self.context.tools.standing
-        if self.context.memory.yielded and standing.act is LeaseAction.HOLD and not standing.stop:
-            self.context.memory.yielded = False
-            self.context.remember_soon()
+        if self.context.run.yielded and standing.act is LeaseAction.HOLD and not standing.stop:
+            self.context.edit_soon(yielded=False)
 
     # -- the next save ------------------------------------------------------------------------------------------------
 
@@ -149,8 +146,8 @@ class Stops:
         until the sensing loop has judged that."""
         tools, ended = self.context.tools, await handle.exit_status() is not None
         if ended:
-            stops = await tools.journal.run(Journal.open_intents, IntentKind.STOP)
-            if any(stop.data.get("start_id") == handle.start_id for stop in stops):
+            stop = self.context.run.stopping
+            if stop is not None and stop.start_id == handle.start_id:
                 return None  # podwatch requested this end
         if ended and self._judged is None:
             self.context.show(Phase.ENDING, f"{why}; training has ended: podwatch checks whether it is finished")
@@ -202,17 +199,14 @@ class Stops:
 
     async def set_desired(self, desired: Desired, *, above: int | None = None, of: str = "") -> None:
         """Record the desired state; durable on return. ``above`` and ``of`` (a start id) describe a stop that is still
-        to be carried out: see RunRecord."""
-        if self.context.tools.record.current is None:
-            await recall(self.context)
-        record = self.context.tools.record.current
-        if record is None or (record.desired, record.stop_above, record.stop_of) == (desired, above, of):
+        to be carried out: see RunState."""
+        await recall(self.context)
+        run = self.context.run
+        if (run.desired, run.stop_above, run.stop_of) == (desired, above, of):
             return
-        changed = record.desired is not desired
-        wall = self.context.tools.clock.wall() if changed else record.desired_wall
-        await self.context.save_record(
-            replace(record, desired=desired, stop_above=above, stop_of=of, desired_wall=wall)
-        )
+        changed = run.desired is not desired
+        wall = self.context.tools.clock.wall() if changed else run.desired_wall
+        await self.context.edit(desired=desired, stop_above=above, stop_of=of, desired_wall=wall)
         if changed:
             self.context.tools.say(EventName.DESIRED_CHANGED, f"desired state: {desired}", desired=str(desired))
 
@@ -226,26 +220,15 @@ class Stops:
         before: Callable[[], Awaitable[None]] | None = None,
         evaluation: bool = False,
     ) -> None:
-        """Journal the stop, run ``before`` (evidence), stop the whole tree, then release the keeper. ``evaluation``:
+        """Record the stop, run ``before`` (evidence), stop the whole tree, then release the keeper. ``evaluation``:
         the time until the next start belongs to an evaluation."""
-        tools = self.context.tools
-        intent = await tools.journal.run(
-            Journal.open_intent,
-            IntentKind.STOP,
-            {
-                "start_id": handle.start_id,
-                "why": why,
-                "pid": handle.launcher.pid,
-                "ticks": handle.launcher.start_ticks,
-                "boot": handle.launcher.boot_id,
-            },
-        )
+        await self.context.edit(stopping=stopping(handle, why))
         if before is not None:
             await before()
-        await self.finish_stop(handle, intent.id, why, evaluation=evaluation)
+        await self.finish_stop(handle, why, evaluation=evaluation)
 
-    async def finish_stop(self, handle: TrainerHandle, intent_id: int, why: str, *, evaluation: bool = False) -> None:
-        """Stop the tree; also used for an open STOP intent that an earlier podwatch left."""
+    async def finish_stop(self, handle: TrainerHandle, why: str, *, evaluation: bool = False) -> None:
+        """Stop the tree; also used for a stop that an earlier podwatch left half done."""
         tools, trainer = self.context.tools, self.context.tools.settings.trainer
         self.context.show(Phase.STOPPING, why)
         tools.say(
@@ -272,14 +255,12 @@ class Stops:
             )
             await tools.clock.sleep(STUCK_RETRY)
         ended = report.exit.at_wall if report.exit is not None else 0.0
-        self.context.memory.ended_wall = ended or tools.clock.wall()
+        self.context.note(ended_wall=ended or tools.clock.wall())
         await self.stop_also()
         await handle.release()
         self.context.writers_ended = True
         await self.lineages.descend(handle)
-        await tools.journal.run(
-            Journal.settle, intent_id, IntentState.DONE, f"{report.seconds:.1f} s, {report.killed} killed"
-        )
+        await self.context.edit(stopping=None)
         tools.track(None)
         tools.say(
             EventName.TRAINER_STOPPED,
@@ -314,12 +295,19 @@ class Stops:
             tools.say(EventName.TRAINER_STOPPING, text, Severity.WARNING)
 
 
+def stopping(handle: TrainerHandle, why: str) -> Stopping:
+    launcher = handle.launcher
+    return Stopping(
+        start_id=handle.start_id, why=why, pid=launcher.pid, ticks=launcher.start_ticks, boot=launcher.boot_id
+    )
+
+
 async def tell_to_end(tools: Tools, handle: TrainerHandle | None, why: str) -> bool:
     """The machine is being taken away: ask training to end, once, and do not wait for it (docs/maintenance.md).
 
-    Journals the stop, then sends SIGTERM to the trainer. Returns False if none runs.
+    Records the stop, then sends SIGTERM to the trainer. Returns False if none runs.
 
-    The intent stays open: the next podwatch here finishes the stop, and this end does not count as a failure. The
+    The stop stays recorded: the next podwatch here finishes it, and this end does not count as a failure. The
     desired state does not change. If a keeper runs the trainer, only the keeper gets the signal: it passes the signal
     on, outlives podwatch, and sends SIGKILL to processes that do not end.
     """
@@ -327,11 +315,9 @@ async def tell_to_end(tools: Tools, handle: TrainerHandle | None, why: str) -> b
         handle = (await tools.launcher.look()).handle
     if handle is None or await handle.exit_status() is not None:
         return False
-    launcher = handle.launcher
-    data = {"start_id": handle.start_id, "why": why, "pid": launcher.pid, "ticks": launcher.start_ticks}
-    data["boot"] = launcher.boot_id
+    stop = stopping(handle, why)
     try:
-        await tools.journal.run(Journal.open_intent, IntentKind.STOP, data)
+        await tools.run_file.edit(lambda run: replace(run, stopping=stop))
     except HostError as error:  # the machine is gone in seconds: the last save matters more than this record
         tools.say(EventName.TRAINER_STOPPING, f"cannot record this stop: {error}", Severity.WARNING)
     tools.say(EventName.TRAINER_STOPPING, f"podwatch requests training to end: {why}", start_id=handle.start_id)

@@ -5,15 +5,12 @@ starts again. The evaluation itself is ``Work`` (hooks/evaluations_in_one_stop.p
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from podwatch.domain.errors import PodwatchError
-from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.snapshot import Desired, SensorState, Supervision
-from podwatch.journal import Journal
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.operation_runner import OperationRunner
 from podwatch.recovery.restart import FREE_POLL, Operations
@@ -151,29 +148,20 @@ class Evaluating:
             if await handle.exit_status() is not None:
                 return tell(Outcome("training has ended"))
             await tools.blocking(operations.starter.prepare, None)  # a start that must fail is no reason to stop
-            data = {"start_id": handle.start_id, "title": work.title}
-            intent = await tools.journal.run(Journal.open_intent, IntentKind.EVALUATION, data)
         except (PodwatchError, OSError) as error:
             return tell(Outcome(f"training could not be started again: {error}"))
         await operations.stops.stop_tree(handle, f"to evaluate {work.title}", evaluation=True)
         context.forget()
         context.show(Phase.EVALUATING, f"training is stopped to evaluate {work.title}")
         if await operations.checks.someone_there(await tools.launcher.look()):
-            await self._settle(intent.id, "a trainer that podwatch did not start was found")
             return tell(Outcome("an operator started a trainer", stopped=True))
         why = await self._until_free(tools.settings.gpu.release_wait)
         if not why:
             why = await self._work(work)
             context.free_since = tools.clock.monotonic()  # older readings show what the evaluation held
-        await self._settle(intent.id, why)
         tell(Outcome(why, stopped=True))
         await operations.start()
         return None
-
-    async def _settle(self, intent_id: int, why: str) -> None:
-        with contextlib.suppress(PodwatchError):  # it stays open, and training starts anyway
-            state = IntentState.FAILED if why else IntentState.DONE
-            await self.context.tools.journal.run(Journal.settle, intent_id, state, why)
 
     async def _until_free(self, patience: float) -> str:
         """Wait until the GPUs and ports of training are free; return what holds them after ``patience`` seconds, empty

@@ -9,6 +9,7 @@ from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
+from podwatch.domain.run_state import WonClaim
 from podwatch.policy.uploads import Tally
 from podwatch.policy.who_holds_the_run import Decision
 from podwatch.stores.base import ObjectStore
@@ -109,6 +110,14 @@ class TrainingFacts(Protocol):
         """Has this pod ever started a trainer of this run?"""
         ...
 
+    def claim(self) -> WonClaim | None:
+        """The lease that this pod won last, so that a restarted podwatch continues with it."""
+        ...
+
+    def won(self, claim: WonClaim) -> None:
+        """Record it. Blocks."""
+        ...
+
 
 class PodSide(TrainingFacts, Protocol):
     """This pod, which trains only where the lease allows it."""
@@ -131,6 +140,10 @@ class GuardedRun(RunSource, PodSide, Protocol):
 
     def withheld(self) -> str:
         """Why nothing may be uploaded, published or deleted in the store now; empty where it may."""
+        ...
+
+    def pins(self) -> Mapping[int, str]:
+        """The steps that an operator pinned, with the reasons."""
         ...
 
     def observes(self) -> bool:

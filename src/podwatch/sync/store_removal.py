@@ -6,7 +6,7 @@ a crash.
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from podwatch.config.settings import SyncSettings
@@ -60,12 +60,13 @@ class RemoteRetention:
         clock: Clock,
         identity: RunIdentity,
         lease: Lease,
+        pins: Mapping[int, str],
         *,
         grace_seconds: float = SUPERSEDED_GRACE_SECONDS,
     ) -> None:
         self._grace_seconds = grace_seconds
         self._store, self._keys, self._journal, self._sync, self._clock = store, keys, journal, sync, clock
-        self._identity, self._lease = identity, lease
+        self._identity, self._lease, self._pins = identity, lease, pins
 
     def carry_out(self, *, own_generation: int | None = None, earlier: Collection[PublishedSave] = ()) -> RemotePruned:
         """Finish what a crash interrupted, then remove what may be removed; ``earlier`` are the saves of earlier pods.
@@ -90,7 +91,7 @@ class RemoteRetention:
             plan = plan_remote(
                 saves,
                 self._named() | others,
-                self._journal.pins(),
+                self._pins,
                 self._sync,
                 self._clock.wall(),
                 grace_seconds=self._grace_seconds,

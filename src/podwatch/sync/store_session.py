@@ -97,7 +97,6 @@ class StoreSession:
             self.lease = LeaseHolder(
                 terms or LeaseTerms(Pod(run.identity().writer_id), timing_of(settings.sync)),
                 self.keys,
-                journal.sync,
                 clock,
                 run,
                 open_store=self._open,
@@ -278,8 +277,10 @@ class StoreSession:
         assert self.store is not None
         assert self.keys is not None
         assert self.lease is not None
-        journal, sync = self._journal.sync, self._settings.sync
-        retention = RemoteRetention(self.store, self.keys, journal, sync, self._clock, self._run.identity(), self.lease)
+        journal, sync, run = self._journal.sync, self._settings.sync, self._run
+        retention = RemoteRetention(
+            self.store, self.keys, journal, sync, self._clock, run.identity(), self.lease, run.pins()
+        )
         generation, earlier = max(saved.generation, self.lease.generation), self.earlier
         try:
             pruned = await self.worker.call(lambda: retention.carry_out(own_generation=generation, earlier=earlier))

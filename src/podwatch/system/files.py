@@ -36,7 +36,7 @@ from typing import BinaryIO, TypeAlias
 from podwatch.domain.errors import Busy, PermissionDenied
 from podwatch.domain.secrets import scrub_argv
 
-_RENAME_NOREPLACE = 1
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _SYNC_FILE_RANGE_WRITE = 2
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -111,6 +111,91 @@ def write_at(directory: int, name: str, data: bytes, mode: int, owner: tuple[int
             os.unlink(tmp, dir_fd=directory)
         raise
     sync_descriptor(directory)
+
+
+def replace_in_reserved_space(path: Path, data: bytes, reserved: int, mode: int = 0o600) -> None:
+    """``atomic_write`` that needs no free space after the first time, for data of at most ``reserved`` bytes.
+
+    The new version is written into a spare file, whose blocks are allocated, and exchanges names with the old one,
+    which becomes the next spare: no block is freed that another process could take. Both files are padded with spaces
+    to ``reserved`` bytes. A file system that cannot exchange names gets a rename, and a new spare where it has the
+    space. Raises OSError.
+    """
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    spare = f"{path.name}.spare"
+    try:
+        _overwrite(directory, spare, data.ljust(reserved), mode)
+        if exchange_at(directory, spare, path.name):
+            sync_descriptor(directory)
+            return
+        os.rename(spare, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+        sync_descriptor(directory)
+        with contextlib.suppress(OSError):
+            _overwrite(directory, spare, b" " * reserved, mode)
+    finally:
+        os.close(directory)
+
+
+class ReservedSpace:
+    """A file of real blocks, deleted when a full disk must take what matters more. Methods block."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.size = path, size
+
+    def drop(self) -> bool:
+        """Free the space. False if there was nothing to free."""
+        try:
+            self.path.unlink()
+        except OSError:
+            return False
+        return True
+
+    def restore(self) -> str:
+        """Allocate it again; returns why that is not possible now, else empty."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(self.path, flags, 0o600)
+        except OSError as error:
+            return f"{self.path}: {error.strerror}"
+        try:
+            if os.fstat(descriptor).st_blocks * 512 < self.size:
+                os.posix_fallocate(descriptor, 0, self.size)
+        except OSError as error:
+            self.drop()
+            return f"{self.path}: {error.strerror}"
+        finally:
+            os.close(descriptor)
+        return ""
+
+
+def _overwrite(directory: int, name: str, data: bytes, mode: int) -> None:
+    """Write a file in place, into the blocks that it has. Durable; not atomic."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(name, flags, mode, dir_fd=directory)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", name)
+        os.fchmod(fd, mode)
+        done = 0
+        while done < len(data):
+            done += os.pwrite(fd, data[done:], done)
+        os.ftruncate(fd, len(data))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def exchange_at(directory: int, one: str, other: str) -> bool:
+    """Exchange the names of two files, atomically. False where one does not exist or the file system cannot."""
+    renameat2 = getattr(_libc, "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(directory, os.fsencode(one), directory, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOENT, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), one, None, other)
 
 
 def read_small(path: Path, limit: int = 1 << 20) -> bytes:
@@ -307,22 +392,7 @@ class FileLock:
         """Take it now. Raises Busy naming the holder, PermissionDenied when the file cannot be opened or trusted."""
         if self._fd is not None:
             return
-        fd = self._open(what)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _describe(os.pread(fd, 4096, 0))
-            os.close(fd)
-            raise Busy(f"{what} is already held by {holder}", where=str(self.path), fix="stop it first") from None
-        except BaseException:
-            os.close(fd)
-            raise
-        self._fd = fd
-        # The holder's name is optional: on a full disk the lock works anyway.
-        with contextlib.suppress(OSError):
-            os.ftruncate(fd, 0)
-            info = {"pid": os.getpid(), "command": " ".join(scrub_argv([Path(sys.argv[0]).name, *sys.argv[1:]]))[:500]}
-            os.pwrite(fd, json.dumps(info).encode(), 0)
+        self._fd = hold(self._open(what), self.path, what=what)
 
     def _open(self, what: str) -> int:
         """A lock that another user can read, that user can hold; and another user's content cannot be trusted."""
@@ -363,6 +433,26 @@ class FileLock:
 
     def __exit__(self, *exc: object) -> None:
         self.release()
+
+
+def hold(fd: int, path: Path, *, what: str) -> int:
+    """Lock the file that is open as ``fd``, which is closed if that fails; returns ``fd``. Raises Busy naming the
+    holder, OSError."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _describe(os.pread(fd, 4096, 0))
+        os.close(fd)
+        raise Busy(f"{what} is already held by {holder}", where=str(path), fix="stop it first") from None
+    except BaseException:
+        os.close(fd)
+        raise
+    # The holder's name is optional: on a full disk the lock works anyway.
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)
+        info = {"pid": os.getpid(), "command": " ".join(scrub_argv([Path(sys.argv[0]).name, *sys.argv[1:]]))[:500]}
+        os.pwrite(fd, json.dumps(info).encode(), 0)
+    return fd
 
 
 def _describe(raw: bytes) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import stat
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from podwatch.domain.errors import HostError, PermissionDenied
@@ -14,7 +14,7 @@ from podwatch.system.open_by_descriptor import NODES
 from podwatch.system.pinned_directories import HIDDEN, PinnedTree, RootReplaced
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Workspace:
     """``<parent>/.podwatch/<name of output_dir>/``: outside the trainer's directory, on the same filesystem.
 
@@ -36,7 +36,7 @@ class Workspace:
 
     def __post_init__(self) -> None:
         if getattr(self, "tree", None) is None:
-            object.__setattr__(self, "tree", PinnedTree(self.roots, owner=self.owner))
+            self.tree = PinnedTree(self.roots, owner=self.owner)
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -84,8 +84,8 @@ class Workspace:
         return self.inside if self.use_inside else self.outside
 
     @property
-    def record(self) -> Path:
-        """The run record: small, replaced by rename."""
+    def run_copy(self) -> Path:
+        """The copy of run.json."""
         return self.outside / "run.json"
 
     @property
@@ -145,7 +145,7 @@ class Workspace:
     # -- creating it --------------------------------------------------------------------------------------------------
 
     def probe(self) -> "Workspace":
-        """Create the directories and find out whether a rename out of output_dir works; returns the workspace to use.
+        """Create the directories and find out whether a rename out of output_dir works; returns this workspace.
 
         Blocks. Where output_dir does not exist yet, its nearest existing ancestor is tried: a directory created below
         it is on the same filesystem, unless a volume is mounted there later, which the next probe sees. Everything is
@@ -170,25 +170,25 @@ class Workspace:
                 fix="make the parent of output_dir writable (systemd: add it to ReadWritePaths)",
             ) from error
         try:
-            chosen = replace(self, use_inside=not self.tree.can_rename(self.output_dir, self.outside))
+            self.use_inside = not self.tree.can_rename(self.output_dir, self.outside)
         except RootReplaced:
             return self
-        except FileNotFoundError:  # no output_dir yet: below its parent, as podwatch's is, unless a mount is between
-            chosen = replace(self, use_inside=False)
         except OSError:
-            chosen = replace(self, use_inside=False)  # output_dir cannot be written: "inside" could not work either
-        for directory in (chosen.quarantine, chosen.trash, chosen.staging):
+            # No output_dir yet: below its parent, as podwatch's is, unless a mount is between. Or it cannot be written:
+            # then "inside" could not work either.
+            self.use_inside = False
+        for directory in (self.quarantine, self.trash, self.staging):
             try:
                 self.tree.make(directory)
             except RootReplaced:
-                return chosen
+                return self
             except OSError as error:
                 raise HostError(
                     f"cannot create podwatch's trash, quarantine or staging directory: {error.strerror}",
                     where=str(directory),
                     fix="free some space or make it writable",
                 ) from error
-        return chosen
+        return self
 
 
 # -- directories of podwatch's own -----------------------------------------------------------------------------------

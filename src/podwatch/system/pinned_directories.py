@@ -373,6 +373,18 @@ class PinnedTree:
             finally:
                 os.close(fd)
 
+    def open_own(self, path: Path) -> int:
+        """A descriptor of a file that only podwatch can have written, for reading and writing; created if missing.
+        Raises RootReplaced where another user owns it."""
+        with self.parent(path) as (directory, name):
+            fd = open_regular(directory, name, os.O_RDWR | os.O_CREAT)
+            try:
+                check_owner(fd, directory, path)
+            except BaseException:
+                os.close(fd)
+                raise
+            return fd
+
     def measure(self, path: Path, entries: int = 1 << 62) -> tuple[int, int]:
         """(bytes on disk, entries seen) of a file or tree, as far as ``entries`` reach; a link counts as itself."""
         seen = [0, 0]

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH108, PTH109, PTH115, PTH116, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH101, PTH103, PTH104, PTH108, PTH109, PTH115, PTH116, PTH118, PTH120, PTH123, PTH208
 # pathlib would cost this process memory for as long as training lives.
 """The keeper: the small, long-lived parent process of one training run.
 
@@ -11,7 +11,7 @@ Contents:
   constants
   procfs                     single processes, their signals, trees and terminals
   bounded reads              reads of processes that may be stuck in the kernel
-  files and locks            small files, the run lock: LockDirectory, RunLocks
+  files and locks            small files, the run locks: RunLocks
   survivors                  no start beside what an earlier keeper left running
   log                        the trainer's output file: Log
   child                      from the fork to the exec of the command
@@ -87,7 +87,7 @@ SURVIVOR_DEADLINE = 20.0
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # the real typing module would cost memory for as long as training lives
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from typing import Any, NoReturn, Protocol
 
     Look = Callable[[int], Any]
@@ -521,12 +521,6 @@ def write_atomic(name: str, value: dict[str, Any]) -> None:
     sync_dir()
 
 
-LOCK_PARENTS = ("/run/lock", "/run", "/run/user/{uid}", "/tmp")
-"""Parents of our lock directories. All of them are used: in a world-writable parent another user can take our name and
-give it back later, but cannot keep two keepers of one uid apart in the other parents."""
-LOCK_ATTEMPTS = 16
-
-
 class LockHeldError(Exception):
     """Another keeper holds the lock, or may hold it. ``holder``: the content of the lock file."""
 
@@ -535,133 +529,35 @@ class LockHeldError(Exception):
         self.path, self.holder = path, holder
 
 
-class LockDirectory:
-    """One directory with lock files. It is ours, and no other user can enter it."""
+def take_lock(path: str) -> int:
+    """Return a descriptor that holds the lock file ``path``. Raises LockHeldError, and OSError where it cannot be
+    opened, or is not a file that only root or we can have written.
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self.owner = os.fstat(self.fd).st_uid
-
-    def trusts(self, found: os.stat_result) -> bool:
-        """Return whether it is a regular file that only root or we can have written. A file with a second name may be
-        some other file of ours, so it does not count."""
-        owners = (0, os.geteuid(), self.owner)
-        return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid in owners
-
-    def take(self, name: str) -> int:
-        """Return a descriptor that holds the lock ``name``. Raises LockHeldError, and OSError if no file can be created
-        or opened.
-
-        The file is never removed: otherwise two keepers could lock two files of one name.
-        """
-        for _ in range(LOCK_ATTEMPTS):
-            found = self.look(name)
-            if found is None:
-                self.create(name)
-            elif not self.trusts(found):
-                self.remove(name, found)
-            else:
-                fd = self.open(name)
-                try:
-                    same = os.path.samestat(os.fstat(fd), found)
-                    if same:
-                        self.lock(fd, name, found)
-                    if same and (now := self.look(name)) is not None and os.path.samestat(now, found):
-                        return fd
-                except BaseException:
-                    os.close(fd)
-                    raise
-                os.close(fd)
-        raise OSError(errno.EBUSY, "the lock file is replaced again and again", self.place(name))
-
-    def place(self, name: str) -> str:
-        return os.path.join(self.path, name)
-
-    def look(self, name: str) -> os.stat_result | None:
-        try:
-            return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-
-    def create(self, name: str) -> None:
-        try:
-            os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.fd))
-        except FileExistsError:
-            pass
-
-    def open(self, name: str) -> int:
-        """Open a lock file whose owner is known: opening another user's can block (a FIFO, a lease) or have side
-        effects. For a file of root's, reading is enough to lock."""
-        flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
-            return os.open(name, os.O_RDWR | flags, dir_fd=self.fd)
-        except PermissionError:
-            return os.open(name, os.O_RDONLY | flags, dir_fd=self.fd)
-
-    def lock(self, fd: int, name: str, found: os.stat_result) -> None:
-        """Lock the file. Who can read a file can lock it, so ours are made unreadable for others."""
-        if found.st_uid == os.geteuid() and found.st_mode & 0o077:
-            os.fchmod(fd, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LockHeldError(self.place(name), lock_info(fd)) from None
-
-    def remove(self, name: str, foreign: os.stat_result) -> None:
-        """Remove another user's file from our own directory. If a keeper has just put its own file there, that one
-        stays."""
-        aside = f".{name}.{os.getpid()}"
-        os.rename(name, aside, src_dir_fd=self.fd, dst_dir_fd=self.fd)
-        moved = self.look(aside)
-        if moved is not None and not os.path.samestat(moved, foreign):
-            os.rename(aside, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
-        elif moved is not None and not stat.S_ISDIR(moved.st_mode):
-            os.unlink(aside, dir_fd=self.fd)
-
-
-def own_lock_directory(path: str) -> LockDirectory:
-    """Open our lock directory, created with mode 0700 if missing. Raises OSError if that fails, or if it belongs to
-    another user or is a link."""
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
-    made = LockDirectory(path)
-    if made.owner != os.geteuid():
-        os.close(made.fd)
-        raise OSError(errno.EPERM, f"it belongs to uid {made.owner}", path)
-    if os.fstat(made.fd).st_mode & 0o077:
-        os.fchmod(made.fd, 0o700)
-    return made
-
-
-def lock_directories(spec: dict[str, Any]) -> tuple[list[LockDirectory], list[str]]:
-    """Return the directories of the host-wide lock, in which podwatches with different state directories meet, and the
-    problems of those that cannot be used.
-
-    Raises StartError if there is none and no other user is the cause. If another user is, training starts anyway: the
-    lock in our own state directory holds, and each start looks for running trainers first.
+    It is never removed: otherwise two keepers could lock two files of one name.
     """
-    chosen, uid = spec["lock_dir"], os.geteuid()
-    parents = [parent.format(uid=uid) for parent in spec.get("lock_parents") or LOCK_PARENTS]
-    wanted = [chosen] if chosen else [f"{parent}/podwatch-locks-{uid}" for parent in parents]
-    if chosen:
-        os.makedirs(os.path.dirname(chosen), exist_ok=True)
-    found: list[LockDirectory] = []
-    said: list[str] = []
-    refused: list[str] = []
-    for path in wanted:
-        try:
-            found.append(own_lock_directory(path))
-        except OSError as error:
-            if os.path.lexists(path) or error.errno in (errno.ENOSPC, errno.EDQUOT):
-                said.append(f"cannot use {path} for the run lock: {error.strerror}; remove it")
-            refused.append(f"{path}: {error.strerror}")
-    if not found and not said:
-        text = "no directory for the run lock can be written: " + "; ".join(refused)
-        raise StartError("permission", text, errno.EACCES, wanted[0])
-    return found, said
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
+    except PermissionError:
+        fd = os.open(path, os.O_RDONLY | flags)  # root's: reading is enough to lock
+    try:
+        found = os.fstat(fd)
+        # A file with a second name may be some other file of ours.
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid not in (0, os.geteuid()):
+            raise OSError(errno.EPERM, f"it is not podwatch's file (uid {found.st_uid})", path)
+        if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+            os.fchmod(fd, 0o600)  # who can read a file can lock it
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.lstat(path), found):
+            raise OSError(errno.ESTALE, "the lock file was replaced", path)
+    except BlockingIOError:
+        holder = lock_info(fd)
+        os.close(fd)
+        raise LockHeldError(path, holder) from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def lock_info(fd: int) -> dict[str, Any]:
@@ -677,96 +573,49 @@ def names_a_trainer(record: dict[str, Any]) -> bool:
     return all(isinstance(number, int) for number in numbers) and isinstance(record.get("start_id"), str)
 
 
-def path_lock_name(output_dir: str) -> str:
-    digest = 0x6C62272E07BB014262B821756295C58D  # FNV-1a, 128 bits: hashlib would cost 3 MiB for as long as we live
-    for byte in os.fsencode(output_dir):
-        digest = ((digest ^ byte) * 0x0000000001000000000000000000013B) & ((1 << 128) - 1)
-    return f"path-{digest:032x}.lock"
-
-
-def inode_lock_name(output_dir: str) -> str | None:
-    """None while output_dir does not exist."""
-    try:
-        status = os.stat(output_dir)
-    except OSError:
-        return None
-    return f"dir-{status.st_dev:x}-{status.st_ino:x}.lock"
-
-
 class RunLocks:
-    """The locks of one start: of the state directory, of the output path and, once it exists, of its inode, so that two
-    names of one directory meet. They are held until this process ends."""
+    """The two locks of one start: in the state directory, and beside the output directory, where podwatches with
+    different state directories meet. They are held until this process ends, which is after the last one of its tree."""
 
     def __init__(self, shown: Warnings) -> None:
         self.warnings = shown
-        self.held: dict[str, int] = {}  # path -> fd, -1 where it cannot be taken
-        self.directories: list[LockDirectory] = []
-        self.output_dir = ""
-        self.info: dict[str, Any] = {}  # what the lock files say of us, once the record is written
+        self.held: list[int] = []
 
     def take(self, spec: dict[str, Any]) -> None:
-        """Raises StartError if one of them is held."""
-        self.output_dir = spec["output_dir"]
-        state = LockDirectory(".")
-        self.held["lock"] = fd = self.take_one(state, "lock")
-        if fd < 0:
-            raise StartError("permission", "cannot open the run lock", errno.EACCES, os.path.join(os.getcwd(), "lock"))
-        self.directories, said = lock_directories(spec)
-        for text in said:
-            self.warnings.add(text)
-        for place, fd in self.missing():
-            self.held[place] = fd
-
-    def missing(self) -> Iterator[tuple[str, int]]:
-        """Take the output locks that are still missing; yield each one as it is taken. Raises StartError if one is
-        held."""
-        for directory in self.directories:
-            for name in (path_lock_name(self.output_dir), inode_lock_name(self.output_dir)):
-                if name and directory.place(name) not in self.held:
-                    yield directory.place(name), self.take_one(directory, name)
-
-    def take_one(self, directory: LockDirectory, name: str) -> int:
+        """Raises StartError if one of them is held, or the one in the state directory cannot be taken."""
+        own = os.path.join(os.path.dirname(os.getcwd()), "lock")
         try:
-            return directory.take(name)
+            self.held.append(self.take_one(own))
+        except OSError as error:
+            text = f"cannot take the run lock: {error.strerror}"
+            raise StartError("permission", text, error.errno or 0, own) from error
+        if beside := spec["beside"]:
+            try:
+                self.held.append(self.take_one(os.path.join(beside, "lock")))
+            except OSError as error:
+                self.warnings.add(f"cannot lock {beside}: {error.strerror}")
+
+    def take_one(self, path: str) -> int:
+        try:
+            return take_lock(path)
         except LockHeldError as held:
             who = f"keeper {held.holder.get('keeper')} (run {held.holder.get('run_id')})" if held.holder else "a keeper"
-            raise StartError(
-                "busy", f"training for this output directory is already kept by {who}", 0, held.path
-            ) from held
-        except OSError as error:
-            self.warnings.add(f"cannot lock {directory.place(name)}: {error.strerror}")
-            return -1
+            text = f"training for this output directory is already kept by {who}"
+            raise StartError("busy", text, 0, held.path) from held
 
     def records(self) -> list[dict[str, Any]]:
         """Return what the record and the lock files say of earlier keepers."""
-        return [read_json("record.json") or {}, *self.infos()]
-
-    def infos(self) -> list[dict[str, Any]]:
-        return [lock_info(fd) for fd in self.held.values()]
+        return [read_json("record.json") or {}, *map(lock_info, self.held)]
 
     def write(self, info: dict[str, Any]) -> None:
-        """Write ``info`` into the lock files, and into those that are taken later."""
-        self.info = info
-        for fd in self.held.values():
-            self.write_one(fd)
-
-    def write_one(self, fd: int) -> None:
-        try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, json.dumps(self.info).encode(), 0)
-            os.fsync(fd)
-        except OSError:
-            pass  # not taken, root's, or a full disk: the record in our directory counts
-
-    def tend(self) -> None:
-        """Take the locks of an output directory that the trainer has created (or replaced)."""
-        try:
-            for place, fd in self.missing():
-                self.held[place] = fd
-                self.write_one(fd)
-        except StartError as error:
-            self.held[error.where] = -1
-            self.warnings.add(error.text)
+        """Write ``info`` into the lock files."""
+        for fd in self.held:
+            try:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, json.dumps(info).encode(), 0)
+                os.fsync(fd)
+            except OSError:
+                pass  # root's, or a full disk: the record in our directory counts
 
 
 # --- survivors --------------------------------------------------------------------------------------------------------
@@ -1430,7 +1279,6 @@ class Keeper:
             self.log.tend()
         except OSError as error:
             self.warnings.add(f"cannot rotate the log: {error.strerror}")
-        self.locks.tend()
 
     def finished(self) -> bool:
         """Return whether the tree has ended and podwatch has noted it, or had ``linger`` seconds for that (the record

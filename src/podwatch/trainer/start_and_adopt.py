@@ -57,13 +57,12 @@ class KeeperJob:
 class KeeperOptions:
     """Options of a keeper.
 
-    ``lock_dir``: one directory for the run lock instead of the usual ones in ``lock_parents`` (None: as in keeper.py).
+    ``beside``: podwatch's directory beside output_dir, for the run lock that other podwatches meet; None: none.
     ``grace``: seconds from a SIGTERM to the keeper (its unit is stopped) to SIGKILL for the tree. ``linger``: seconds
     that the keeper stays after the tree's end unless podwatch releases it. ``job``: None unless podwatch runs in job
     mode."""
 
-    lock_dir: Path | None = None
-    lock_parents: tuple[Path, ...] | None = None
+    beside: Path | None = None
     grace: float = 30.0
     linger: float = 10.0
     log_limit: int = 64 << 20
@@ -266,8 +265,7 @@ class KeeperLauncher:
             "log": str(self._log),
             "log_limit": self._options.log_limit,
             "log_count": self._options.log_count,
-            "lock_dir": str(self._options.lock_dir or ""),
-            "lock_parents": _texts(self._options.lock_parents),
+            "beside": str(self._options.beside or ""),
             "grace": self._options.grace,
             "linger": self._options.linger,
             "job": self._options.job.to_dict() if self._options.job is not None else None,
@@ -423,10 +421,6 @@ def _exec_error(plan: StartPlan, code: object, text: str) -> PodwatchError:
             fix='start it with its interpreter: ["bash", "script.sh"]',
         )
     return HostError(f"cannot execute {program}: {text}", where="trainer.command", fix="correct trainer.command")
-
-
-def _texts(paths: tuple[Path, ...] | None) -> list[str] | None:
-    return None if paths is None else [str(path) for path in paths]
 
 
 def _last_line(path: Path) -> str:

@@ -11,7 +11,6 @@ from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import KINDS, make_layout
 from podwatch.checkpoints.layouts.base import Site
 from podwatch.domain.checkpoint import Completeness
-from podwatch.domain.run import Intent, IntentKind
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
 from podwatch.retention.remove_checkpoints import Remover
@@ -148,8 +147,7 @@ def test_quarantine_and_back(pod: Pod) -> None:
     quarantine.make_spare(workspace)
     ahead = pod.layout.ahead_of(10)
     data = quarantine.plan(ahead, step=10, steps={20: "complete", 30: "complete"}, lineage="l", wall=1.0, number=7)
-    intent = Intent(7, IntentKind.QUARANTINE, 1.0, data)
-    assert quarantine.carry_out(workspace, intent) == 2
+    assert quarantine.carry_out(workspace, data) == 2
     assert set(pod.layout.steps()) == {10}
     quarantine.give_back(workspace, 7)
     assert set(pod.layout.steps()) == {10, 20, 30}

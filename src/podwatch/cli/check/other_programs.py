@@ -10,13 +10,12 @@ from pathlib import Path
 
 from podwatch.checkpoints.layouts import process_names
 from podwatch.cli.check.report import Line, Sets, in_time
+from podwatch.cli.offline import recorded
 from podwatch.config.settings import Settings
 from podwatch.config.store_kinds import bucket_of
-from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.domain.errors import HostError
 from podwatch.domain.finding import counted
 from podwatch.journal.journal import Journal
-from podwatch.journal.run_record_file import load_run_record
 from podwatch.recovery import stale_files
 from podwatch.system import procfs
 from podwatch.system.procfs import is_alive
@@ -107,10 +106,10 @@ def leftovers(settings: Settings, now: str) -> Iterator[Line]:
 
 def _last_start(settings: Settings) -> float | None:
     try:
-        record = load_run_record(workspace_of(settings))
+        run = recorded(settings)
     except HostError:
         return None  # the check "directories" reports it
-    return record.last_start.wall if record is not None and record.last_start is not None else None
+    return run.last_start.wall if run is not None and run.last_start is not None else None
 
 
 def ahead(settings: Settings, now: str, sets: Sets) -> Iterator[Line]:
@@ -141,20 +140,20 @@ def ahead(settings: Settings, now: str, sets: Sets) -> Iterator[Line]:
 def remembered(settings: Settings, verbose: bool) -> Iterator[Line]:
     """A pause in effect, and with ``verbose`` the learned values of the run."""
     from podwatch.daemon.components import LEARNED
-    from podwatch.daemon.pause import KEY, described
-    from podwatch.domain.run import Pause
+    from podwatch.daemon.pause import described
 
+    run = recorded(settings)
+    if run is not None and run.pause is not None:
+        text = f"{described(run.pause)}: podwatch does not stop or start training on its own"
+        yield Line("pause", "warn", text, "to end the pause: `podwatch unpause`")
     path = settings.state_dir / settings.run_id / "journal.sqlite"
     if not path.exists():
         return
     journal = Journal.open(path, read_only=True)
     try:
-        pause, learned = Pause.from_dict(journal.learned(KEY)), journal.learned(LEARNED)
+        learned = journal.learned(LEARNED)
     finally:
         journal.close()
-    if pause is not None:
-        text = f"{described(pause)}: podwatch does not stop or start training on its own"
-        yield Line("pause", "warn", text, "to end the pause: `podwatch unpause`")
     for name, value in sorted(learned.items() if verbose and isinstance(learned, dict) else ()):
         if value not in (None, "", 0, [], {}, False):
             yield Line("learned", "ok", f"{name}: {value}")

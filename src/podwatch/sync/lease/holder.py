@@ -19,7 +19,7 @@ from podwatch.domain.manifest import Keys, Pointer
 from podwatch.domain.stored_checkpoint import KnownSaves
 from podwatch.policy.who_holds_the_run import Decision, LeaseAction, locked_out
 from podwatch.stores.base import ObjectStore, OpenStore
-from podwatch.sync.interfaces import Memory, PodSide, Tell
+from podwatch.sync.interfaces import PodSide, Tell
 from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, perform
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
@@ -48,7 +48,6 @@ class LeaseHolder:
         self,
         terms: LeaseTerms,
         keys: Keys,
-        memory: Memory,
         clock: Clock,
         pod: PodSide,
         *,
@@ -60,7 +59,7 @@ class LeaseHolder:
         self._clock, self._pod, self._open, self._follower, self._say = clock, pod, open_store, follower, tell
         self._retry, self._timing = retry, terms.timing
         self._refusals, self._refused_since = 0, 0.0
-        self._claims = LeaseProtocol(terms, keys, memory, clock, pod)
+        self._claims = LeaseProtocol(terms, keys, clock, pod)
         self._worker = Worker("claims")
         self._lock = threading.Lock()
         self._store: ObjectStore | None = None

@@ -27,6 +27,7 @@ from podwatch.domain.lease import (
     read_control,
 )
 from podwatch.domain.manifest import Keys, Pointer
+from podwatch.domain.run_state import WonClaim
 from podwatch.domain.stored_checkpoint import KnownSaves
 from podwatch.policy.who_holds_the_run import (
     CONFIRMED_SECONDS,
@@ -44,7 +45,7 @@ from podwatch.policy.who_holds_the_run import (
 )
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.stores.fenced_writes import Boottime, put_before
-from podwatch.sync.interfaces import Memory, TrainingFacts, rfc3339
+from podwatch.sync.interfaces import TrainingFacts, rfc3339
 
 # -- store requests ---------------------------------------------------------------------------------------------------
 # As data, so that a simulation can answer the same requests.
@@ -126,8 +127,6 @@ def _answer(store: ObjectStore, request: Request, clock: Boottime) -> Any:
 
 # -- one pod's side ---------------------------------------------------------------------------------------------------
 
-REMEMBERED = "sync.claim"
-"""Journal key: the lease that this pod won last, so that a restarted podwatch continues with it."""
 EXCLUSIVE_NAME = "only"
 """In a store that creates names exclusively, all lease claims of a generation use this same name."""
 EVERY = 5
@@ -183,7 +182,6 @@ class LeaseProtocol:
         self,
         terms: LeaseTerms,
         keys: Keys,
-        memory: Memory,
         clock: LeaseClock,
         training: TrainingFacts,
         *,
@@ -191,7 +189,7 @@ class LeaseProtocol:
         nonce: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         self.me, self._timing, self._exclusive, self._ended = terms.me, terms.timing, exclusive, terms.ended
-        self._keys, self._memory, self._clock, self._training, self._nonce = keys, memory, clock, training, nonce
+        self._keys, self._clock, self._training, self._nonce = keys, clock, training, nonce
         self.news: list[News] = []
         self.contested = False
         """This pod took over from a pod that may still write."""
@@ -227,15 +225,13 @@ class LeaseProtocol:
     def _recorded(self) -> Own | None:
         """The claim that this pod won last. An attempt of a job has none of an earlier attempt, unless that one has
         provably ended: it may live on beside this one, with the same state directory."""
-        kept = self._memory.learned(REMEMBERED)
-        try:
-            claim = Claim(int(kept["generation"]), str(kept["nonce"]))
-            own = Own(claim, str(kept["boot"]), str(kept.get("process", "")), won=True, recorded=True)
-        except (TypeError, KeyError, ValueError):
+        kept = self._training.claim()
+        if kept is None:
             return None
+        own = Own(Claim(kept.generation, kept.nonce), kept.boot, kept.process, won=True, recorded=True)
         if own.process == self.me.process:
             return own
-        same_job = kept.get("job", list(self.me.instance.job)) == list(self.me.instance.job)
+        same_job = kept.job == tuple(self.me.instance.job)
         return own if same_job and self._ended(own.process) else None
 
     @property
@@ -402,10 +398,8 @@ class LeaseProtocol:
             known = self._known = replace(known, take_over=False)
         if decision.act is LeaseAction.HOLD and own is not None and not (own.won and not own.recorded):
             self._known = replace(known, own=replace(own, won=True, recorded=False))
-            self._memory.learn(
-                REMEMBERED,
-                {**_kept(own.claim), "boot": own.boot, "process": own.process, "job": list(self.me.instance.job)},
-            )
+            claim, job = own.claim, tuple(self.me.instance.job)
+            self._training.won(WonClaim(claim.generation, claim.nonce, own.boot, own.process, job))
         if decision.act is LeaseAction.HOLD and before.act is not LeaseAction.HOLD:
             self._confirmed_at, self.pointer = self._looked_at, self._seen_pointer
             if self.contested:
@@ -418,7 +412,7 @@ class LeaseProtocol:
         return decision
 
     def _trained(self) -> bool:
-        """The run record stands beside output_dir, which two attempts of a job can share: it proves nothing there."""
+        """Two attempts of a job can share a state directory: what was started in it proves nothing there."""
         return not self.me.process and self._training.ever_started()
 
     def _look_at_holder(self) -> None:
@@ -562,7 +556,3 @@ def _pointer(data: bytes | None, run_id: str) -> Pointer | None:
 
 def _numbers(claim: Claim) -> tuple[int, str]:
     return claim.generation, claim.nonce
-
-
-def _kept(claim: Claim) -> dict[str, object]:
-    return {"generation": claim.generation, "nonce": claim.nonce}

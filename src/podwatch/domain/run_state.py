@@ -1,0 +1,193 @@
+"""What a decision about the run needs, in one small document: run.json in the state directory.
+
+The journal only remembers; it can vanish. A copy of this document beside output_dir lets a podwatch that lost its state
+directory continue. Every field has a default, unknown fields are ignored, and fields are only added.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from podwatch.domain.document import Document, Flag, Integer, Label, Real, RunId, Text, Texts, Whole
+from podwatch.domain.run import EarlierSave, Lineage, Pause, StartRecord
+from podwatch.domain.snapshot import Desired
+
+
+@dataclass(frozen=True, slots=True)
+class RestartHistory:
+    """The state of the decision whether to restart (policy.restart). Times are monotonic seconds of one boot."""
+
+    ever_worked: Flag = False
+    """This command has made a step at least once."""
+    streak_count: Whole = 0
+    streak_started_at: Real | None = None
+    tries_without_step: Whole = 0
+    """Consecutive attempts without a step, of a command that never worked."""
+    failed_loads: tuple[tuple[Whole, Whole], ...] = ()
+    """(step, proven failed loads) since the last step that was made."""
+    step_backs: Whole = 0
+    working_since: Real | None = None
+    """First step after the last failure."""
+    last_step_at: Real | None = None
+    gave_up_at: Real | None = None
+
+    @property
+    def gave_up(self) -> bool:
+        return self.gave_up_at is not None
+
+    def shifted(self, by: float) -> "RestartHistory":
+        """The same with every time moved from the monotonic clock of one boot to that of another."""
+        moved = {
+            name: value + by
+            for name in ("streak_started_at", "working_since", "last_step_at", "gave_up_at")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenAt:
+    """When and where the document was written. ``monotonic`` counts in the boot ``boot`` of the machine ``machine``."""
+
+    machine: Text = ""
+    boot: Text = ""
+    monotonic: Real = 0.0
+    wall: Real = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The stop of a trainer that is carried out now; recorded before its first signal, so that the next podwatch
+    finishes it. ``pid``, ``ticks`` and ``boot`` identify an attached trainer's launcher."""
+
+    start_id: Text
+    why: Text = ""
+    pid: Whole = 0
+    ticks: Whole = 0
+    boot: Text = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WonClaim:
+    """The lease that this pod won last: a restarted podwatch continues with it."""
+
+    generation: Whole
+    nonce: Text
+    boot: Text = ""
+    process: Text = ""
+    job: tuple[Text, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunState(Document):
+    """All fields but ``run_id`` have a default."""
+
+    KIND = "podwatch-run-state"
+    FILE = "run.json"
+
+    run_id: RunId
+    counter: Whole = 0
+    """Counts the edits: of two documents of one run the higher one is newer, whatever the clocks say."""
+    written: WrittenAt = WrittenAt()
+
+    first_seen_wall: Real = 0.0
+    """When podwatch first guarded this output_dir; older checkpoints are deleted only if they are in the store."""
+    adopted: Flag = False
+    """The operator adopted the checkpoints that existed before podwatch (--adopt-existing)."""
+    wandb: Texts = field(default_factory=dict)
+
+    desired: Desired = Desired.RUNNING
+    desired_wall: Real = 0.0
+    """When ``desired`` last changed: a trainer that an operator started later overrides it."""
+    stop_above: Integer | None = None
+    """With ``desired`` stopped: training continues until a complete checkpoint above this step exists (-1: any)."""
+    stop_of: Text = ""
+    """The start that podwatch still has to stop, because the run is stopped or finished; empty once it has ended."""
+    asked: Text = ""
+    """The start that the operator asked to stop: the stop is carried out in mode observe, too."""
+    kept: Text = ""
+    """The start whose stop the operator cancelled: no finding stops it again."""
+    ignored: tuple[Text, ...] = ()
+    """Starts that the operator declared not to be this run's training (``podwatch start --beside PID``)."""
+    pause: Pause | None = None
+    pins: Mapping[int, Label] = field(default_factory=dict)
+    executed: Texts = field(default_factory=dict)
+    """Ids of the last request of each kind that arrived as a flag of `podwatch run`: each is executed once, although an
+    init passes it to every daemon that it starts."""
+
+    last_start: StartRecord | None = None
+    lineage: Lineage = field(default_factory=lambda: Lineage(""))
+    earlier: tuple[EarlierSave, ...] = ()
+    """Checkpoints on this pod that do not belong to the current lineage."""
+    ancestry: Mapping[Text, Integer] = field(default_factory=dict)
+    """Older lineages, each with its last step that belongs to the current one."""
+    starting: Text = ""
+    """The start that was recorded and not yet seen to run; ``wanted`` and ``fresh`` are its own."""
+    stopping: Stopping | None = None
+    counted: Text = ""
+    """The start last counted as a failure."""
+    confirmed: Text = ""
+    """The start last confirmed."""
+    ended_wall: Real | None = None
+    """Epoch second at which our last trainer ended; a process that already ran then is not its successor."""
+    yielded: Flag = False
+    """This pod lost the run and stopped its trainer; a trainer attached since then belongs to the operator."""
+
+    wanted: Whole | None = None
+    fresh: Flag = False
+    """With ``wanted``: the next start as the operator requested it; cleared once it has happened."""
+    below: Whole | None = None
+    """The next start must come from a step below this one (a step back that was decided)."""
+    history: RestartHistory = RestartHistory()
+    next_try_wall: Real | None = None
+    refused: Mapping[int, Text] = field(default_factory=dict)
+    """Steps that no start chooses by itself, with the reason."""
+    gpu_base: Mapping[int, Integer] = field(default_factory=dict)
+    """NVML index -> bytes in use before our trainer started."""
+
+    ping_token: Text = ""
+    """Part of the address to which the trainer sends its progress."""
+    writer_id: Text = ""
+    """Names this pod in the store."""
+    claim: WonClaim | None = None
+
+    def pinned(self, step: int, reason: str) -> Self:
+        return replace(self, pins={**self.pins, step: reason})
+
+    def unpinned(self, *steps: int) -> Self:
+        return replace(self, pins={step: reason for step, reason in self.pins.items() if step not in steps})
+
+    def here(self, machine: str, boot: str, monotonic: float, wall: float) -> Self:
+        """What of it is still true on this machine in this boot."""
+        before = self.written
+        if (before.machine, before.boot) == (machine, boot) and before.monotonic <= monotonic:
+            return self
+        age = max(0.0, wall - before.wall)
+        gone: dict[str, Any] = {
+            "history": self.history.shifted(monotonic - before.monotonic - age),
+            "gpu_base": {},
+            "ended_wall": None,
+            "ignored": (),
+        }
+        if before.machine != machine:
+            # Another pod's claim would let two pods train; its processes and its maintenance are not here.
+            gone |= {
+                "claim": None,
+                "writer_id": "",
+                "ping_token": "",
+                "stopping": None,
+                "pause": None,
+                "asked": "",
+                "kept": "",
+            }
+        return replace(self, **gone)
+
+    def without_commands(self) -> Self:
+        """Without all that names a program, a directory or a user: a copy never decides what runs."""
+        start = self.last_start
+        if start is None:
+            return self
+        return replace(
+            self,
+            last_start=replace(start, argv=(), cwd="", user="", environment_names=(), config_digests=(), command=()),
+        )

@@ -1,0 +1,318 @@
+"""run.json on disk: read once, changed by one serialized ``edit``, copied beside output_dir.
+
+The file lies in the state directory. Each version is written into a spare file of the same size, whose blocks are
+allocated already, and the two then exchange their names: readers see the old version or the new one, and an edit needs
+no free space. The copy beside output_dir follows in a thread of its own, so that a hung volume delays no decision. Of
+both the higher counter wins; the copy never supplies a command or a user.
+"""
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from podwatch.domain.document import SCHEMA_VERSION
+from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, InternalError, PermissionDenied
+from podwatch.domain.run_state import RunState, WrittenAt
+from podwatch.system.blocking_calls import Worker
+from podwatch.system.clock import Clock
+from podwatch.system.files import read_small, replace_in_reserved_space
+from podwatch.system.own_directories import Workspace, own_directory
+from podwatch.system.pinned_directories import RootReplaced
+from podwatch.system.procfs import boot_id, machine_id
+
+NAME: Final = "run.json"
+RESERVED_BYTES: Final = 65_536
+MAX_BYTES: Final = 1 << 20
+MODE: Final = 0o600
+"""The command in the document is scrubbed, but not every secret of a custom trainer can be recognized."""
+WRITE_SECONDS: Final = 20.0
+COPY_SECONDS: Final = 2.0
+"""How long the end of podwatch waits for the copy."""
+_DAMAGED: Final = (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.ENXIO, errno.EISDIR)
+"""A FIFO, a device, a link, a directory, or much larger than any version."""
+_OWN: Final = "make its directory belong to podwatch's user"
+
+Change = Callable[[RunState], RunState]
+
+
+class Newer(HostError):  # noqa: N818
+    """A newer podwatch wrote it in a way that this one must not guess at."""
+
+
+def parse(data: bytes) -> RunState:
+    """Raises IntegrityError for anything that is no run.json, Newer for one of a newer podwatch."""
+    try:
+        version = json.loads(data)["schema_version"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        version = None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise Newer(
+            f"run.json has schema {version}, this podwatch knows {SCHEMA_VERSION}",
+            fix="use the newer podwatch again",
+        )
+    return RunState.from_bytes(data)
+
+
+def _checked(state: RunState) -> bytes:
+    """What is written. Raises InternalError for a state that the next podwatch could not read."""
+    try:
+        data = state.to_bytes()
+        parse(data)
+    except (ValueError, IntegrityError) as error:
+        raise InternalError(f"run.json would be unreadable: {_shortly(error)}", fix="please report this") from error
+    return data
+
+
+class RunFile:
+    """``current`` is what is in force; ``known`` is false until it was read. ``problem``: why it cannot be read or
+    written now, empty if it can. ``news``: what was wrong with a file when it was read."""
+
+    def __init__(
+        self,
+        directory: Path,
+        workspace: Workspace,
+        run_id: str,
+        clock: Clock,
+        changed: Callable[[RunState], None] = lambda state: None,
+    ) -> None:
+        """``changed`` is called with each state that was read or recorded, in any thread."""
+        self.path = directory / NAME
+        self.run_id, self._workspace, self._clock, self._changed = run_id, workspace, clock, changed
+        self.current = RunState(run_id=run_id)
+        self.known = False
+        self.problem = "run.json has not been read yet"
+        self.news: list[str] = []
+        self.other_run = ""
+        """The run that the copy beside output_dir belongs to, if it is another one."""
+        self._writing, self._swapping = threading.RLock(), threading.Lock()
+        self._noted: list[Change] = []
+        self._worker = Worker("run.json")
+        self._recording: asyncio.Task[None] | None = None
+        self._copy = _Copy(workspace)
+
+    # -- read ---------------------------------------------------------------------------------------------------------
+
+    def load(self, *, looking: bool = False) -> RunState | None:
+        """Read the newest version; None where there is none. ``looking``: damaged files stay where they are. Blocks.
+
+        Raises HostError or PermissionDenied where the one in the state directory exists and cannot be read: then
+        nothing may be decided by its copy alone. ``current`` is that copy all the same, for what only reads.
+        """
+        with self._writing:
+            return self._load(looking=looking)
+
+    def _load(self, *, looking: bool) -> RunState | None:
+        copy, unreachable = self._read_copy(looking=looking)
+        try:
+            own = self._read_own(looking=looking)
+            if own is None and unreachable is not None:
+                raise unreachable  # a run that is only not visible now must not begin anew
+        except HostError as error:
+            self.problem = str(error)
+            self._adopt(copy)
+            raise
+        found = copy if own is None or (copy is not None and copy.counter > own.counter) else own
+        self.problem, self.known = "", True
+        return self._adopt(found)
+
+    def refuse_other_run(self) -> None:
+        """Raises ConfigurationError where output_dir belongs to another run."""
+        if self.other_run:
+            raise ConfigurationError(
+                f"the output directory belongs to run {self.other_run!r}, not to {self.run_id!r}",
+                where=str(self._workspace.run_copy),
+                fix="use another output_dir, the old run_id, or `podwatch run --adopt-existing`",
+            )
+
+    def _adopt(self, found: RunState | None) -> RunState | None:
+        if found is not None:
+            found = found.here(machine_id(), boot_id(), self._clock.monotonic(), self._clock.wall())
+            with self._swapping:
+                self.current = found
+            self._changed(found)
+        return found
+
+    def _read_own(self, *, looking: bool) -> RunState | None:
+        try:
+            data = read_small(self.path, MAX_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except PermissionError as error:
+            raise PermissionDenied("cannot read run.json", where=str(self.path), fix=_OWN) from error
+        except OSError as error:
+            if error.errno not in _DAMAGED:
+                raise HostError(f"run.json cannot be read: {error.strerror}", where=str(self.path)) from error
+            data = b""
+        try:
+            return parse(data)
+        except Newer as error:
+            raise Newer(error.what, where=str(self.path), fix=error.fix) from None
+        except IntegrityError as error:
+            if not looking:
+                _move_aside(self.path)
+            self.news.append(f"{self.path} was unreadable ({_shortly(error)}); podwatch continues without it")
+            return None
+
+    def _read_copy(self, *, looking: bool) -> tuple[RunState | None, HostError | None]:
+        """The copy beside output_dir, as far as it may decide anything: never a command, never a user. And why it may
+        exist and cannot be read now."""
+        self.other_run, where = "", self._workspace.run_copy
+        try:
+            copy = parse(self._workspace.tree.read_ours(where, MAX_BYTES))
+        except (FileNotFoundError, NotADirectoryError):
+            return None, None
+        except HostError as error:  # another user's, or of a newer podwatch
+            return None, error
+        except (OSError, IntegrityError) as error:
+            if isinstance(error, OSError) and error.errno not in _DAMAGED:
+                return None, HostError(f"the copy of run.json cannot be read: {error.strerror}", where=str(where))
+            if not looking:
+                self.news.append(f"the copy {where} was unreadable ({_shortly(error)})")
+            return None, None
+        if copy.run_id != self.run_id:
+            self.other_run = copy.run_id
+            return None, None
+        return copy.without_commands(), None
+
+    # -- change -------------------------------------------------------------------------------------------------------
+
+    async def edit(self, change: Change) -> RunState:
+        """Change the state; durable when this returns. Edits take place one after the other. Raises HostError where it
+        cannot be recorded: then nothing has changed, and what depends on it must not happen."""
+        call = asyncio.ensure_future(self._worker.call(self.edit_now, change, timeout=WRITE_SECONDS))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.wait([call], timeout=WRITE_SECONDS)  # the next edit must see this one
+            if call.done() and not call.cancelled():
+                call.exception()  # retrieved: otherwise asyncio logs it
+            raise
+        except TimeoutError as error:
+            self.problem = f"cannot record what podwatch does: the disk of {self.path} does not answer"
+            raise HostError(self.problem, fix="check that disk") from error
+
+    def edit_now(self, change: Change) -> RunState:
+        """The same for threads and for commands without a daemon. Blocks."""
+        with self._writing:
+            if not self.known:
+                self.load()  # what cannot be read is not replaced
+            self.refuse_other_run()
+            with self._swapping:
+                self._noted.clear()
+                before = self.current
+            written = WrittenAt(
+                machine=machine_id(), boot=boot_id(), monotonic=self._clock.monotonic(), wall=self._clock.wall()
+            )
+            after = change(before)
+            after = replace(after, counter=before.counter + 1, written=written, run_id=self.run_id)
+            data = _checked(after)
+            self._write(data)
+            with self._swapping:
+                for noted in self._noted:
+                    after = noted(after)
+                self.current, self.known, self.problem = after, True, ""
+        self._changed(after)
+        self._copy.put(data)
+        return after
+
+    def record_soon(self) -> None:
+        """Record what was noted, without waiting. A failure shows as ``problem``."""
+        if self._recording is None or self._recording.done():
+            self._recording = asyncio.create_task(self._record(), name="podwatch-run.json")
+
+    async def _record(self) -> None:
+        with contextlib.suppress(HostError):
+            await self.edit(lambda state: state)
+
+    def note(self, change: Change) -> None:
+        """Change the state in memory, at once; the next edit records it. For what costs little to lose."""
+        with self._swapping:
+            self.current = change(self.current)
+            self._noted.append(change)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            if not self.path.parent.is_dir():
+                own_directory(self.path.parent, 0o700)
+            replace_in_reserved_space(self.path, data, RESERVED_BYTES, MODE)
+        except HostError as error:
+            self.problem = str(error)
+            raise
+        except PermissionError as error:
+            self.problem = f"cannot write {self.path}: {error.strerror}"
+            raise PermissionDenied("cannot write run.json", where=str(self.path), fix=_OWN) from error
+        except OSError as error:
+            self.problem = f"cannot write {self.path}: {error.strerror or error}"
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise HostError(
+                f"run.json cannot be written: {error.strerror or error}",
+                where=str(self.path),
+                fix="free some space on its disk" if full else "check its disk",
+            ) from error
+
+    def close(self) -> None:
+        """Let the copy follow, for a short time. Blocks."""
+        self._worker.close()
+        self._copy.close(COPY_SECONDS)
+
+
+class _Copy:
+    """Writes the newest version beside output_dir, best effort, in a thread that nothing waits for."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._wake = threading.Condition()
+        self._newest: bytes | None = None
+        self._busy = self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, data: bytes) -> None:
+        with self._wake:
+            self._newest = data
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="podwatch-run.json-copy", daemon=True)
+                self._thread.start()
+            self._wake.notify_all()
+
+    def close(self, seconds: float) -> None:
+        with self._wake:
+            self._wake.wait_for(lambda: self._newest is None and not self._busy, timeout=seconds)
+            self._closed = True
+            self._wake.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._busy = False
+                self._wake.notify_all()
+                self._wake.wait_for(lambda: self._newest is not None or self._closed)
+                if self._closed:
+                    return
+                data, self._newest, self._busy = self._newest, None, True
+            with contextlib.suppress(OSError, HostError, RootReplaced):
+                _write_copy(self._workspace, data or b"")
+
+
+def _write_copy(workspace: Workspace, data: bytes) -> None:
+    workspace.tree.make(workspace.run_copy.parent, 0o755)
+    workspace.tree.write(workspace.run_copy, data, MODE)
+
+
+def _move_aside(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        number = 1
+        while os.path.lexists(path.with_name(f"{path.name}.corrupt-{number}")):
+            number += 1
+        path.rename(path.with_name(f"{path.name}.corrupt-{number}"))
+
+
+def _shortly(error: BaseException) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return "; ".join(line.strip() for line in lines[:3])[:200]
