@@ -179,6 +179,38 @@ async def test_an_edit_that_cannot_be_recorded_changes_nothing(tmp_path: Path, m
     file.close()
 
 
+async def test_an_edit_that_a_hung_disk_makes_too_late_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a stop that was given up would be finished later, beside training that has recovered."""
+    monkeypatch.setattr(run_file, "WRITE_SECONDS", 0.2)
+    file = file_of(tmp_path)
+    file.load()
+    await file.edit(lambda run: replace(run, first_seen_wall=1.0))
+    answers = threading.Event()
+    real = file._write
+
+    def hang(data: bytes) -> None:
+        assert answers.wait(60)
+        real(data)
+
+    monkeypatch.setattr(file, "_write", hang)
+    with pytest.raises(HostError, match="does not answer"):
+        await file.edit(lambda run: replace(run, stopping=Stopping("s1")))
+    assert file.problem
+    with pytest.raises(HostError, match="does not answer"):
+        await file.edit(lambda run: run)
+    answers.set()
+    monkeypatch.setattr(run_file, "WRITE_SECONDS", 60.0)
+    async with asyncio.timeout(60):
+        while file.current.counter < 3:
+            await asyncio.sleep(0.01)
+    await file.edit(lambda run: run)
+    assert (file.problem, file.current.stopping, file.current.first_seen_wall) == ("", None, 1.0)
+    assert parse(file.path.read_bytes()).stopping is None
+    file.close()
+
+
 def test_what_the_next_could_not_read_is_not_recorded(tmp_path: Path) -> None:
     file = recorded(tmp_path, desired=Desired.STOPPED)
     whole = file.path.read_bytes()

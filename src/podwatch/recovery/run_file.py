@@ -186,7 +186,8 @@ class RunFile:
     async def edit(self, change: Change) -> RunState:
         """Change the state; durable when this returns. Edits take place one after the other. Raises HostError where it
         cannot be recorded: then nothing has changed, and what depends on it must not happen."""
-        call = asyncio.ensure_future(self._worker.call(self.edit_now, change, timeout=WRITE_SECONDS))
+        given_up = threading.Event()
+        call = asyncio.ensure_future(self._worker.call(self._edit, change, given_up, timeout=WRITE_SECONDS))
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
@@ -195,8 +196,16 @@ class RunFile:
                 call.exception()  # retrieved: otherwise asyncio logs it
             raise
         except TimeoutError as error:
+            given_up.set()
             self.problem = f"cannot record what podwatch does: the disk of {self.path} does not answer"
             raise HostError(self.problem, fix="check that disk") from error
+
+    def _edit(self, change: Change, given_up: threading.Event) -> RunState:
+        before = self.current
+        after = self.edit_now(change)
+        if given_up.is_set():  # the disk hung; whoever asked was told that nothing has changed
+            return self.edit_now(lambda _: before)
+        return after
 
     def edit_now(self, change: Change) -> RunState:
         """The same for threads and for commands without a daemon. Blocks."""
