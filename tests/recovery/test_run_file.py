@@ -215,9 +215,7 @@ def test_what_the_next_could_not_read_is_not_recorded(tmp_path: Path) -> None:
     file = recorded(tmp_path, desired=Desired.STOPPED)
     whole = file.path.read_bytes()
     for change in (
-        {"asked": "\ud800"},
         {"below": -5},
-        {"next_try_wall": float("nan")},
         {"run_id": "x", "desired": "?"},
     ):
         with pytest.raises(InternalError):
@@ -416,6 +414,28 @@ def test_a_copy_that_another_user_wrote_is_not_read(tmp_path: Path, lost: bool) 
     found = again.load()
     assert found is not None
     assert (found.desired, found.pins, found.counter) == (Desired.STOPPED, {}, file.current.counter)
+
+
+def test_a_disk_that_hangs_delays_the_daemon_for_a_limited_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(tmp_path, **FULL)
+    answers = threading.Event()
+    real = run_file.read_small
+
+    def hang(*arguments: Any) -> bytes:
+        assert answers.wait(60)
+        return real(*arguments)
+
+    monkeypatch.setattr(run_file, "read_small", hang)
+    file = file_of(tmp_path)
+    file.load_within(0.2)
+    assert not file.known
+    assert "does not answer" in file.problem
+    answers.set()
+    file.edit_now(lambda run: run)
+    assert (file.known, file.problem, file.current.desired) == (True, "", Desired.STOPPED)
+    file.close()
 
 
 # -- kills

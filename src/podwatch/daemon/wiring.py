@@ -1,6 +1,5 @@
 """Builds the components of one daemon and connects them, one function for each subject. Starts nothing."""
 
-import contextlib
 import os
 import secrets
 from dataclasses import replace
@@ -53,7 +52,7 @@ from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import SAVES, Forecast
 from podwatch.policy.other_trainers import Beside
 from podwatch.recovery.recovery import Recovery
-from podwatch.recovery.run_file import RunFile
+from podwatch.recovery.run_file import LOAD_SECONDS, RunFile
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
 from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
 from podwatch.retention.remove_checkpoints import Remover
@@ -128,8 +127,7 @@ def _run(settings: Settings, foundation: Foundation, held: HeldBack) -> tuple[Ru
     config = Configuration(settings, policies, restart_concerns(settings, layout))
     paths, clock = foundation.paths, foundation.clock
     file = RunFile(paths.state, workspace, settings.run_id, clock, lambda state: held.leave(state.earlier))
-    with contextlib.suppress(HostError):  # ``file.problem`` has the reason; it is read again before anything starts
-        file.load()
+    file.load_within(LOAD_SECONDS)
     file.note(_named)
     return Run(foundation, config, layout, workspace, file), missing
 

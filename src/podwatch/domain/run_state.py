@@ -103,9 +103,9 @@ class RunState(Document):
     """With ``desired`` stopped: training continues until a complete checkpoint above this step exists (-1: any)."""
     stop_of: Text = ""
     """The start that podwatch still has to stop, because the run is stopped or finished; empty once it has ended."""
-    asked: Text = ""
+    stop_requested_for: Text = ""
     """The start that the operator asked to stop: the stop is carried out in mode observe, too."""
-    kept: Text = ""
+    stop_cancelled_for: Text = ""
     """The start whose stop the operator cancelled: no finding stops it again."""
     ignored: tuple[Text, ...] = ()
     """Starts that the operator declared not to be this run's training (``podwatch start --beside PID``)."""
@@ -177,8 +177,8 @@ class RunState(Document):
                 "ping_token": "",
                 "stopping": None,
                 "pause": None,
-                "asked": "",
-                "kept": "",
+                "stop_requested_for": "",
+                "stop_cancelled_for": "",
             }
         return replace(self, **gone)
 

@@ -263,7 +263,7 @@ class RecoveryContext:
     @property
     def _asked_to_stop(self) -> bool:
         """Whether an operator has asked this podwatch or an earlier one to stop the watched trainer."""
-        return self.desired is not Desired.RUNNING and self.run.asked == self.watched != ""
+        return self.desired is not Desired.RUNNING and self.run.stop_requested_for == self.watched != ""
 
     def blocked(self) -> str:
         """Return why podwatch cannot restart training now, because of its own files or database; empty if it can."""

@@ -393,7 +393,7 @@ class Recovery:
             elif finding.verdict is Verdict.FINISH:
                 return self.runner.spawn(lambda f=finding: self.stops.finish(f))  # type: ignore[misc]
             elif finding.verdict is Verdict.STOP:
-                kept = self.context.run.kept == self.context.handle.start_id
+                kept = self.context.run.stop_cancelled_for == self.context.handle.start_id
                 if self.context.desired is Desired.RUNNING and not kept:
                     return self.runner.spawn(lambda f=finding: self.stops.stop_sick(f))  # type: ignore[misc]
             elif self.context.desired is not Desired.RUNNING:

@@ -94,7 +94,7 @@ class Requests:
         stop = await self.runner.interrupt()
         if (handle := await self._running()) is None:
             return None
-        await self.context.edit(kept=handle.start_id, asked="")
+        await self.context.edit(stop_cancelled_for=handle.start_id, stop_requested_for="")
         await self.stops.set_desired(Desired.RUNNING)
         if stop is not None:  # the save came at this moment
             self.runner.spawn(self.operations.carry_on)
@@ -187,7 +187,7 @@ class Requests:
                 await self.context.tools.blocking(self.context.tools.catalogue.rescan)
             above = self.stops.newest() if after_save else None
             await self.stops.set_desired(Desired.STOPPED, above=above, of=self.context.watched)
-            await self.context.edit(next_try_wall=None, asked=self.context.watched)
+            await self.context.edit(next_try_wall=None, stop_requested_for=self.context.watched)
             self.runner.spawn(lambda: self.stops.stop("stop requested", above=above))
 
     async def _stop_soon(self, above: int | None) -> None:

@@ -33,6 +33,7 @@ MAX_BYTES: Final = 1 << 20
 MODE: Final = 0o600
 """The command in the document is scrubbed, but not every secret of a custom trainer can be recognized."""
 WRITE_SECONDS: Final = 20.0
+LOAD_SECONDS: Final = 30.0
 COPY_SECONDS: Final = 2.0
 """How long the end of podwatch waits for the copy."""
 _DAMAGED: Final = (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.ENXIO, errno.EISDIR)
@@ -108,6 +109,19 @@ class RunFile:
         with self._writing:
             return self._load(looking=looking)
 
+    def load_within(self, seconds: float) -> None:
+        """``load`` for the daemon, which guards without it too: see ``problem``. Blocks for at most this time."""
+
+        def load() -> None:
+            with contextlib.suppress(HostError):
+                self.load()
+
+        thread = threading.Thread(target=load, name="podwatch-run.json-load", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if thread.is_alive():
+            self.problem = f"the disk of {self.path} does not answer"
+
     def _load(self, *, looking: bool) -> RunState | None:
         copy, unreachable = self._read_copy(looking=looking)
         try:
@@ -135,6 +149,8 @@ class RunFile:
         if found is not None:
             found = found.here(machine_id(), boot_id(), self._clock.monotonic(), self._clock.wall())
             with self._swapping:
+                for noted in self._noted:
+                    found = noted(found)
                 self.current = found
             self._changed(found)
         return found
