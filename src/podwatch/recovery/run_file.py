@@ -217,11 +217,12 @@ class RunFile:
             raise HostError(self.problem, fix="check that disk") from error
 
     def _edit(self, change: Change, given_up: threading.Event) -> RunState:
-        before = self.current
-        after = self.edit_now(change)
-        if given_up.is_set():  # the disk hung; whoever asked was told that nothing has changed
-            return self.edit_now(lambda _: before)
-        return after
+        with self._writing:
+            before = self.current
+            after = self.edit_now(change)
+            if given_up.is_set():  # the disk hung; whoever asked was told that nothing has changed
+                return self.edit_now(lambda _: before)
+            return after
 
     def edit_now(self, change: Change) -> RunState:
         """The same for threads and for commands without a daemon. Blocks."""
