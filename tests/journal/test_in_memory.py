@@ -2,6 +2,7 @@
 
 import sqlite3
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,6 +140,28 @@ def test_a_database_that_cannot_be_written_is_read_on_and_writes_are_counted(tmp
     journal.return_to_disk()
     assert journal.obstacle is None
     assert journal.add_event(note(3)).id > first.id
+    journal.close()
+
+
+def test_a_database_that_another_process_locks_meanwhile_is_waited_for_once(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    journal = Journal.open_for_guard(path)
+    first = journal.add_event(note(1))
+    unlock = locked(path)
+    journal.add_event(note(2))
+    began = time.monotonic()
+    for number in range(3, 20):
+        journal.add_event(note(number))
+    assert journal.events() == [first]
+    assert time.monotonic() - began < 2.0
+    assert journal.dropped == 18
+    assert journal.obstacle is not None
+    assert not journal.obstacle.in_memory
+    unlock()
+    journal.return_to_disk()
+    assert journal.obstacle is None
+    assert journal.add_event(note(20)).id == first.id + 1
+    assert journal._connection.execute("PRAGMA busy_timeout").fetchone() == (5000,)
     journal.close()
 
 

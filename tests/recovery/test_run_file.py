@@ -171,7 +171,7 @@ async def test_an_edit_that_cannot_be_recorded_changes_nothing(tmp_path: Path, m
     with pytest.raises(HostError, match="No space left") as caught:
         await file.edit(lambda run: replace(run, desired=Desired.RUNNING))
     assert "free some space" in caught.value.fix
-    assert "No space left" in file.problem
+    assert "no space left" in file.problem
     assert file.current == before
     monkeypatch.undo()
     await file.edit(lambda run: run)

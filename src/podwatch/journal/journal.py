@@ -436,6 +436,11 @@ class Journal:
             self._stand_by(error)
         else:
             self.obstacle = Obstacle(*obstacle_of(error, self.path), in_memory=False)
+            self._wait_for_lock(0.0)  # else each record waits for whoever has locked the database
+
+    def _wait_for_lock(self, seconds: float) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
 
     def _tell(self, sql: str, arguments: tuple[object, ...]) -> int:
         """The same for records that may be lost: counted instead of raised, 0 instead of an id."""
@@ -463,8 +468,9 @@ class Journal:
                     self._note_failure(error)
                     raise host_error(error, self.path) from error
                 raise
-            if not self._in_memory:
+            if self.obstacle is not None and not self.obstacle.in_memory:
                 self.obstacle = None
+                self._wait_for_lock(open_database.BUSY_SECONDS)
             self._writes += 1
             if self._writes % ROTATE_EVERY == 0:
                 self._rotate()

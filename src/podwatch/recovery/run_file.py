@@ -22,7 +22,7 @@ from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError
 from podwatch.domain.run_state import RunState, WrittenAt
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.files import read_small, replace_in_reserved_space
+from podwatch.system.files import read_small, replace_in_reserved_space, unwritable
 from podwatch.system.own_directories import Workspace, own_directory
 from podwatch.system.pinned_directories import RootReplaced
 from podwatch.system.procfs import boot_id, machine_id
@@ -272,10 +272,10 @@ class RunFile:
             self.problem = str(error)
             raise
         except PermissionError as error:
-            self.problem = f"cannot write {self.path}: {error.strerror}"
+            self.problem = unwritable(self.path, error)
             raise PermissionDenied("cannot write run.json", where=str(self.path), fix=_OWN) from error
         except OSError as error:
-            self.problem = f"cannot write {self.path}: {error.strerror or error}"
+            self.problem = unwritable(self.path, error)
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise HostError(
                 f"run.json cannot be written: {error.strerror or error}",

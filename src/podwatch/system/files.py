@@ -136,6 +136,15 @@ def replace_in_reserved_space(path: Path, data: bytes, reserved: int, mode: int 
         os.close(directory)
 
 
+def unwritable(path: Path, error: OSError) -> str:
+    """Why ``path`` cannot be written; the reason first, because a phone shows only the begin."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space left to write {path.name} ({path})"
+    if error.errno == errno.EROFS:
+        return f"the file system of {path.name} is read-only ({path})"
+    return f"{path.name} cannot be written: {error.strerror or error} ({path})"
+
+
 class ReservedSpace:
     """A file of real blocks, deleted when a full disk must take what matters more. Methods block."""
 
@@ -156,13 +165,13 @@ class ReservedSpace:
         try:
             descriptor = os.open(self.path, flags, 0o600)
         except OSError as error:
-            return f"{self.path}: {error.strerror}"
+            return unwritable(self.path, error)
         try:
             if os.fstat(descriptor).st_blocks * 512 < self.size:
                 os.posix_fallocate(descriptor, 0, self.size)
         except OSError as error:
             self.drop()
-            return f"{self.path}: {error.strerror}"
+            return unwritable(self.path, error)
         finally:
             os.close(descriptor)
         return ""
