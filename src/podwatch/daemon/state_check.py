@@ -3,9 +3,9 @@
 A full disk, a locked or damaged database or a hung disk must not stop podwatch. What it may still do:
 
     restart              while run.json can be written and the records of a start have their reserved space
-    fresh start, delete  while run.json can be written and the journal can be read: an empty one does not show what is
+    fresh start          while run.json can be written and the journal can be read: an empty one does not show what is
                          in the store
-    publish              also only while the journal can be written: its intents are there
+    delete, publish      also only while the journal can be written: its intents are there
 
 StateCheck tries again until all of it works.
 """
@@ -136,7 +136,7 @@ class StateCheck:
             return why
         if mutation is Mutation.RESTART:
             return self._room
-        if obstacle is None or (mutation is not Mutation.PUBLISH and not obstacle.in_memory):
+        if obstacle is None or (mutation is Mutation.FRESH_START and not obstacle.in_memory):
             return ""
         return obstacle.text
 
@@ -165,8 +165,6 @@ class StateCheck:
         summary = "; ".join(dict.fromkeys(text for text in why if text))
         does = "it does not restart training either" if restart else "it still restarts training"
         deletes = "podwatch deletes nothing and publishes nothing; " if self.blocked_reason(Mutation.DELETE) else ""
-        if not deletes and obstacle is not None:
-            deletes = "podwatch publishes nothing; "
         fix = "make it writable for podwatch's user, and free some space"
         if obstacle is not None:
             fix = obstacle.fix

@@ -240,7 +240,7 @@ class Starter:
             await tools.blocking(tools.reserve.drop)
         starting = asyncio.ensure_future(tools.launcher.start(prepared.plan))
         try:
-            return await asyncio.shield(starting)
+            handle = await asyncio.shield(starting)
         except asyncio.CancelledError:
             # Let the start finish, so that the next operation finds its trainer.
             await asyncio.wait([starting])
@@ -251,6 +251,9 @@ class Starter:
             failed = StartFailed(error.what, where=error.where, fix=error.fix)
             failed.needs_person = isinstance(error, CannotExecute)
             raise failed from error
+        if tools.reserve is not None:
+            await tools.blocking(tools.reserve.restore)  # for the next start, before the disk is full
+        return handle
 
     async def _repair(self, trackers: Sequence[Tracker], why: str) -> None:
         """Make the trainer's own "latest" files name the step of the start. Idempotent."""
