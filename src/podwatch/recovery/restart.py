@@ -7,6 +7,7 @@ from podwatch.detection.one_finding_per_failure import reported
 from podwatch.domain.errors import Busy, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.run import Mutation
 from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.incidents import plain
 from podwatch.journal import Journal
@@ -18,7 +19,7 @@ from podwatch.recovery.context import BLOCKED_POLL, RecoveryContext
 from podwatch.recovery.failure import GIVEN_UP_FIX, Failures
 from podwatch.recovery.manual_starts import PERSON_POLL, ManualStarts
 from podwatch.recovery.operation_runner import adopt, meant_by, recall, reconcile, show_watching
-from podwatch.recovery.resume_point import NothingToResume, ResumeChooser, unfit
+from podwatch.recovery.resume_point import NothingToResume, NotKnownNow, ResumeChooser, unfit
 from podwatch.recovery.start import Starter, StartFailed
 from podwatch.recovery.start_checks import StartChecks
 from podwatch.recovery.state import Phase
@@ -336,6 +337,12 @@ class Operations:
             run = self.context.run
             try:
                 return await self.chooser.choose(wanted=run.wanted, fresh=run.fresh, below=run.below)
+            except NotKnownNow as error:
+                self._needs_person(error)
+                while self.context.tools.guard.blocked_reason(Mutation.FRESH_START):
+                    await self.context.tools.clock.sleep(BLOCKED_POLL)
+                self.context.notes.clear(FindingKind.BLOCKED, FindingKind.FOREIGN_CHECKPOINTS)
+                continue
             except NothingToResume as error:
                 if run.below is None or run.wanted is not None:
                     self._needs_person(error)

@@ -174,6 +174,10 @@ class NothingToResume(PodwatchError):  # noqa: N818
         self.choice = choice
 
 
+class NotKnownNow(NothingToResume):
+    """The operator has to decide only while the state database cannot be read."""
+
+
 def unfit(choice: Choice, why: str) -> Choice:
     """Return the choice refused: the trainer would fail to load it, and an older checkpoint of the same world size
     too."""
@@ -246,7 +250,7 @@ class ResumeChooser:
             if choice.source == "none":
                 raise _unusable(choice, trouble, wanted, use)
             if unknown := self._unknown(choice, foreign):
-                raise NothingToResume(replace(choice, source="none", reason=unknown))
+                raise NotKnownNow(replace(choice, source="none", reason=unknown))
             if choice.source == "fresh":
                 if behind := tools.catalogue.out_of_reach:
                     why = f"step {max(behind)} seems to be behind a symbolic link, and podwatch follows no link"
