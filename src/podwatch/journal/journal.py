@@ -144,10 +144,17 @@ class Journal:
         or sqlite3.Error while it cannot. Blocks; others can use the journal until the last moment."""
         if self.obstacle is None:
             return
-        if not self.obstacle.in_memory:
-            self.learn("journal.opened", True)  # a write that succeeds clears the obstacle
-            return
         connection, rebuilt = open_checked(self.path, lenient=False)
+        if not self.obstacle.in_memory:
+            with self._lock:  # SQLite opened it for reading only if it could not be written then
+                if self._closed:
+                    connection.close()
+                    return
+                old, self._connection = self._connection, connection
+                self.rebuilt = rebuilt or self.rebuilt
+                old.close()
+                self.learn("journal.opened", True)  # a write that succeeds clears the obstacle
+            return
         try:
             connection.execute("BEGIN IMMEDIATE")
             with self._lock:
