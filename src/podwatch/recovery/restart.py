@@ -4,7 +4,7 @@ import json
 from typing import Final
 
 from podwatch.detection.one_finding_per_failure import reported
-from podwatch.domain.errors import Busy, PodwatchError
+from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import Mutation
@@ -52,7 +52,11 @@ class Operations:
         """Finish interrupted work, then bring the pod to the desired state."""
         while True:
             launcher = self.context.tools.launcher
-            await recall(self.context)
+            try:
+                await recall(self.context)
+            except HostError:
+                await self._watch_meanwhile()
+                raise
             look = await launcher.look()
             stop = await reconcile(self.context, look)
             if stop is None or not self.context.waits:
@@ -71,6 +75,18 @@ class Operations:
             self.context.forget()
             look = await launcher.look()
         await self.per_desired(look)
+
+    async def _watch_meanwhile(self) -> None:
+        """Without run.json nothing is started or stopped, but what runs here is watched."""
+        if self.context.handle is not None:
+            return
+        look = await self.context.tools.launcher.look()
+        if look.handle is not None:
+            await adopt(self.context, look.handle)
+        elif self.context.tools.settings.trainer.supervise != "keeper":
+            there = self.manual.sift(look)
+            if len(there.successors) == 1:
+                await self.manual.guard(there.successors[0])
 
     async def per_desired(self, look: Look) -> None:
         """Adopt a trainer that runs here; else start one, if training is wanted and a start is allowed."""
