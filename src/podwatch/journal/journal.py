@@ -8,6 +8,7 @@ incidents, learned values) are dropped and counted instead.
 
 import contextlib
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -79,7 +80,7 @@ class Journal:
     """
 
     obstacle: Obstacle | None = None
-    _guards = False
+    _guards = _only_reads = False
 
     def __init__(self, path: Path, connection: sqlite3.Connection, wall: Wall, rebuilt: str) -> None:
         self.path = path
@@ -144,17 +145,12 @@ class Journal:
         or sqlite3.Error while it cannot. Blocks; others can use the journal until the last moment."""
         if self.obstacle is None:
             return
-        connection, rebuilt = open_checked(self.path, lenient=False)
         if not self.obstacle.in_memory:
-            with self._lock:  # SQLite opened it for reading only if it could not be written then
-                if self._closed:
-                    connection.close()
-                    return
-                old, self._connection = self._connection, connection
-                self.rebuilt = rebuilt or self.rebuilt
-                old.close()
-                self.learn("journal.opened", True)  # a write that succeeds clears the obstacle
+            self.learn("journal.opened", True)  # a write that succeeds clears the obstacle
+            if self._only_reads and os.access(self.path, os.W_OK):
+                self._open_again()
             return
+        connection, rebuilt = open_checked(self.path, lenient=False)
         try:
             connection.execute("BEGIN IMMEDIATE")
             with self._lock:
@@ -169,6 +165,21 @@ class Journal:
             connection.close()
             raise
         self._ballast.restore()
+
+    def _open_again(self) -> None:
+        """SQLite goes on reading only, in this process, until its last connection to the file is closed."""
+        with self._lock:
+            if self._closed or self.obstacle is None:
+                return
+            self._connection.close()
+            try:
+                self._connection, rebuilt = open_checked(self.path, lenient=False)
+            except (HostError, OSError, sqlite3.Error) as error:
+                self._connection = _empty_database(int(self._wall()))
+                self.obstacle = Obstacle(*obstacle_of(error, self.path), in_memory=True)
+                return
+            self.rebuilt = rebuilt or self.rebuilt
+            self.learn("journal.opened", True)
 
     def close(self) -> None:
         """Idempotent."""
@@ -443,6 +454,7 @@ class Journal:
             self._stand_by(error)
         else:
             self.obstacle = Obstacle(*obstacle_of(error, self.path), in_memory=False)
+            self._only_reads = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY
             self._wait_for_lock(0.0)  # else each record waits for whoever has locked the database
 
     def _wait_for_lock(self, seconds: float) -> None:
