@@ -33,11 +33,11 @@ class Pod:
 
     def launcher(self, **changes: object) -> KeeperLauncher:
         options: dict[str, object] = {"beside": self.beside, "grace": 2.0, "linger": 30.0}
-        state = changes.pop("state", self.state)
+        state, output = changes.pop("state", self.state), changes.pop("output", self.output)
         options.update(changes)
         made = KeeperLauncher(
             self.run_id,
-            self.output,
+            output,  # type: ignore[arg-type]
             state,  # type: ignore[arg-type]
             SystemClock(),
             use_systemd=False,

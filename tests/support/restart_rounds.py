@@ -209,10 +209,10 @@ def the_round(root: Path, strike: Callable[[Path], str]) -> str:
     before = world.contents()
     struck = strike(root)
     assert not (root / "double").exists(), f"{struck}: two at a time: {(root / 'double').read_text()}"
-    assert before <= world.contents(), f"{struck}: something is lost"
+    assert not (lost := before - world.contents()), f"{struck}: lost: {lost}"
     assert ended(fork(lambda: heir(root))) == 0, f"{struck}: the next podwatch failed"
     assert not (root / "double").exists(), f"{struck}: two at a time: {(root / 'double').read_text()}"
-    assert before <= world.contents(), f"{struck}: something is lost"
+    assert not (lost := before - world.contents()), f"{struck}: lost: {lost}"
     deadline = time.monotonic() + 60
     while left := living(root):
         assert time.monotonic() < deadline, f"{struck}: left alive: {[procfs.command(p) for p in left]}"

@@ -1,8 +1,10 @@
-"""The keeper's two locks: in the state directory and beside the output directory. Real files, users, keepers."""
+"""The keeper's locks: in the state directory, beside the output directory, and of its inode. Real files, users,
+keepers."""
 
 import fcntl
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,80 @@ async def test_either_of_them_refuses_a_second_trainer(pod: Pod, same: str) -> N
     other = pod.launcher(beside=elsewhere) if same == "state" else pod.launcher(state=elsewhere)
     with pytest.raises(Busy, match="already kept by keeper"):
         await other.start(pod.script("exit 0", start_id="s2"))
+
+
+def aliased(pod: Pod, how: str) -> Path:
+    """Another name of the output directory, or of the directory above it."""
+    alias = pod.root / "alias"
+    if how == "link":
+        alias.symlink_to(pod.output)
+        return alias
+    if how == "link to what the trainer makes":
+        pod.output.rmdir()
+        alias.symlink_to(pod.output)
+        return alias
+    alias.mkdir()
+    source = pod.output if how == "bind mount" else pod.output.parent
+    if os.geteuid() != 0 or subprocess.run(["mount", "--bind", source, alias], check=False).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    return alias if how == "bind mount" else alias / pod.output.name
+
+
+@pytest.mark.parametrize("how", ["link", "link to what the trainer makes", "bind mount", "bind mount above"])
+async def test_two_names_of_one_output_directory_meet(pod: Pod, how: str) -> None:
+    pod.output.mkdir()
+    alias = aliased(pod, how)
+    try:
+        await pod.launcher().start(pod.script("exec sleep 300"))
+        (pod.root / "elsewhere").mkdir()
+        second = pod.launcher(state=pod.root / "elsewhere", beside=pod.root / "elsewhere", output=alias)
+        with pytest.raises(Busy, match="already kept by keeper"):
+            await second.start(pod.script("exit 0", start_id="s2"))
+    finally:
+        if how.startswith("bind"):
+            subprocess.run(["umount", "-l", pod.root / "alias"], check=True)
+
+
+async def test_an_output_directory_that_the_trainer_makes_is_locked_then(pod: Pod) -> None:
+    made = await pod.launcher().start(pod.script(f"mkdir {pod.output}; exec sleep 300"))
+    eventually(pod.output.exists)
+    found = pod.output.stat()
+    lock = Path(keeper.machine_locks()) / f"dir-{found.st_dev:x}-{found.st_ino:x}.lock"
+    eventually(lambda: lock.exists() and json.loads(lock.read_text() or "{}").get("start_id") == made.start_id)
+    with pytest.raises(LockHeldError):
+        take_lock(str(lock))
+
+
+@needs_root
+def test_another_user_who_takes_our_name_blocks_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory of the machine's locks is another user's: a warning, and the other two locks hold."""
+    with strangers.public_directory() as root:
+        monkeypatch.setattr(keeper, "MACHINE", (str(root),))
+        (root / f"podwatch-locks-{os.geteuid()}").mkdir()
+        os.chown(root / f"podwatch-locks-{os.geteuid()}", strangers.UID, strangers.UID)
+        said = keeper.Warnings()
+        (root / "keeper").mkdir()
+        (root / "outputs").mkdir()
+        monkeypatch.chdir(root / "keeper")
+        locks = keeper.RunLocks(said)
+        locks.take({"output_dir": str(root / "outputs"), "beside": ""})
+        assert [Path(path).name for path, fd in locks.held.items() if fd >= 0] == ["lock"]
+        assert any("podwatch-locks" in text for text in said.texts)
+        for fd in locks.held.values():
+            os.close(fd)
+
+
+def test_the_directory_of_the_machines_locks_is_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "MACHINE", ("/nowhere", str(tmp_path)))
+    path = Path(keeper.machine_locks())
+    path.chmod(0o755)
+    assert Path(keeper.machine_locks()) == path
+    assert path.parent == tmp_path
+    assert path.stat().st_mode & 0o777 == 0o700
+    path.rmdir()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="belongs to"):
+        keeper.machine_locks()
 
 
 async def test_without_the_one_beside_training_starts_with_a_warning(pod: Pod) -> None:

@@ -67,6 +67,8 @@ async def _refuse_while_running(recovery: Recovery, look: Look | None) -> None:
             where="clean",
             fix="stop it first",
         )
+    if look is not None and look.kept:
+        raise Busy(look.kept, where="clean", fix="stop that training first")
 
 
 async def _clean(recovery: Recovery) -> Cleaned:

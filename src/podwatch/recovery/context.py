@@ -126,6 +126,9 @@ class Notes:
     def clear(self, *kinds: FindingKind) -> None:
         self._notes = {key: f for key, f in self._notes.items() if f.kind not in kinds}
 
+    def has(self, subject: str) -> bool:
+        return any(finding.subject == subject for finding in self._notes.values())
+
     def drop(self, subject: str) -> None:
         """Clear the findings about this subject."""
         self._notes = {key: f for key, f in self._notes.items() if f.subject != subject}
@@ -156,6 +159,8 @@ class RecoveryContext:
         self.since = tools.clock.monotonic()
         self.handle: TrainerHandle | None = None
         self.attempt: Attempt | None = None
+        self.recalled = False
+        """run.json was read, and begun where the run had none: until then nothing is started or stopped."""
         self.adopted = False
         """podwatch found the watched trainer under a keeper; it may have ended already."""
         self.changed_at = float("-inf")

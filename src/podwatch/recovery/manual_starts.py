@@ -46,11 +46,25 @@ class ManualStarts:
                     return True
                 look = await tools.launcher.look()
                 continue
-            if not self._must_wait(there):
+            if not self._must_wait(there) and not self._kept(look):
                 self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS)
                 return False
             await tools.clock.sleep(BLOCKED_POLL)
             look = await tools.launcher.look()
+
+    def _kept(self, look: Look) -> bool:
+        """Return whether another keeper holds the run lock: nothing is moved or started while its training may run.
+        Report it once."""
+        known = self.context.notes.has("kept")
+        if not look.kept:
+            self.context.notes.drop("kept")
+            return False
+        self.context.show(Phase.BLOCKED, look.kept)
+        fix = "stop that training, or give this run an output_dir of its own"
+        self.context.notes.add(FindingKind.BLOCKED, Severity.CRITICAL, look.kept, fix, subject="kept")
+        if not known:
+            self.context.tools.say(EventName.RECOVERY_BLOCKED, look.kept, Severity.CRITICAL)
+        return True
 
     def sift(self, look: Look) -> Sifted[Candidate]:
         """Return which of the processes seen can be our next trainer; the tree of the watched trainer cannot."""

@@ -10,6 +10,7 @@ trainer, the unfinished quarantine.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Final, Protocol
 
 from podwatch.domain.errors import InternalError, PodwatchError
@@ -36,21 +37,18 @@ async def recall(context: RecoveryContext, *, adopt_existing: bool = False) -> N
     run_file.refuse_other_run()
     if other or not context.run.lineage.id:
         await context.edit(lineage=Lineage(start_plan.new_id()), first_seen_wall=context.tools.clock.wall())
+    context.recalled = True
 
 
 async def adopt(context: RecoveryContext, handle: TrainerHandle) -> None:
-    """Watch a trainer under a keeper, alive or ended (the sensing loop then judges its end)."""
-    tools = context.tools
-    age = max(0.0, tools.clock.wall() - handle.started_wall)
-    attempt = Attempt(handle.start_id, tools.clock.monotonic() - age, known=False)
-    start = context.run.last_start
-    if start is not None and start.start_id == handle.start_id:
-        first = None if start.step is None else await tools.blocking(tools.layout.first_step_after, start.step)
-        attempt = Attempt(handle.start_id, attempt.started_at, start.step, first)
-        # Otherwise a run of days that ends before its next step would look like a checkpoint that fails to load.
-        attempt.made_step = context.run.confirmed == handle.start_id
-        open_incident = await tools.journal.run(Journal.current_incident)
-        attempt.incident_id = open_incident.id if open_incident is not None else None
+    """Watch a trainer under a keeper, alive or ended (the sensing loop then judges its end). For one that is watched
+    already, only read what run.json knows of its start: what was seen of it stays known."""
+    tools, watched = context.tools, context.handle
+    if watched is not None and (watched.start_id, watched.launcher) == (handle.start_id, handle.launcher):
+        context.attempt = await _attempt_of(context, handle, context.attempt)
+        show_watching(context, "adopted")
+        return
+    attempt = await _attempt_of(context, handle)
     context.watch(handle, attempt, adopted=True)
     tools.begin_start(attempt.started_at, handle.start_id)
     show_watching(context, "adopted")
@@ -63,6 +61,26 @@ async def adopt(context: RecoveryContext, handle: TrainerHandle) -> None:
         else f"the trainer (pid {pid}) ended while podwatch was not running ({status.describe()})",
         start_id=handle.start_id,
         pid=pid,
+    )
+
+
+async def _attempt_of(context: RecoveryContext, handle: TrainerHandle, seen: Attempt | None = None) -> Attempt:
+    """The start of this trainer as run.json knows it, with the steps that were ``seen`` of it."""
+    tools, start = context.tools, context.run.last_start
+    age = max(0.0, tools.clock.wall() - handle.started_wall)
+    attempt = seen or Attempt(handle.start_id, tools.clock.monotonic() - age, known=False)
+    if attempt.known or start is None or start.start_id != handle.start_id:
+        return attempt
+    first = None if start.step is None else await tools.blocking(tools.layout.first_step_after, start.step)
+    open_incident = await tools.journal.run(Journal.current_incident)
+    return replace(
+        attempt,
+        known=True,
+        resumed_from=start.step,
+        first_step=first,
+        # Otherwise a run of days that ends before its next step would look like a checkpoint that fails to load.
+        made_step=attempt.made_step or context.run.confirmed == handle.start_id,
+        incident_id=open_incident.id if open_incident is not None else None,
     )
 
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 from podwatch.config.settings import Policies, Settings
@@ -316,10 +315,13 @@ class Recovery:
             kept[last] = "last resumed from"
         return tuple(sorted(kept.items()))
 
-    def read_again(self) -> None:
-        """Read run.json, now that its directory is back; needed even if nothing is to be started."""
-        if not self.context.tools.run_file.known and self.runner.ready:
-            self.runner.spawn(partial(recall, self.context))
+    def read_again(self) -> bool:
+        """Do what ``begin`` could not do without run.json, now that it may be readable. Return whether there was
+        something to do."""
+        if self.context.recalled or not self.runner.ready:
+            return False
+        self.runner.spawn(self.operations.carry_on)
+        return True
 
     async def close(self) -> None:
         """Stop watching; training continues. The next podwatch finishes interrupted work."""
@@ -379,6 +381,8 @@ class Recovery:
         if self.context.handle is not None and sample is not None and sample.start_id == self.context.handle.start_id:
             self.stops.hear_of_death(tuple(findings), finish_line=sample.finish_line)
             self._see_machine(findings)
+        if not self.context.tools.run_file.problem and self.read_again():
+            return None
         if not self.runner.ready or self.context.handle is None:
             return self.lookout.look_out(snapshot)
         if self.stops.must_hand_over():

@@ -111,13 +111,15 @@ class Look:
     """What runs on this pod now. ``handle`` is the keeper of this run: living, or ended and not yet released.
     ``holders`` are all processes with a CUDA context on the run's GPUs, as text. ``pending`` are no trainers yet, and
     podwatch starts none beside them: see ``Candidate.awaits``. An interrupted stop of one of ``eligible`` can be
-    finished even if the process no longer looks like training."""
+    finished even if the process no longer looks like training. ``kept``: who holds the run lock while no trainer is
+    seen (in another container, or of another run in this output_dir); empty if nobody does."""
 
     handle: TrainerHandle | None = None
     candidates: tuple[Candidate, ...] = ()
     holders: tuple[str, ...] = ()
     pending: tuple[Candidate, ...] = ()
     eligible: frozenset[ProcessIdentity] = frozenset()
+    kept: str = ""
 
 
 class Launcher(Protocol):

@@ -1,4 +1,4 @@
-"""Find candidates: trainers that podwatch did not start (docs/attaching.md), or whose keeper's records are unreadable.
+"""Find candidates: trainers that podwatch did not start (docs/attaching.md).
 
 A candidate is a process tree of our user or of trainer.user that has a tie to this run, and holds a CUDA context on a
 configured GPU; or that belongs to a launcher and has a checkpoint file open for writing, which is a tie. A name,
@@ -41,11 +41,7 @@ from podwatch.trainer.process_tree import Process, read
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
 
-from pathlib import Path
-
-from podwatch.system.procfs import boot_id, pid_namespace
-
-__all__ = ["Judged", "Process", "Run", "copied_environment", "gather", "holders", "judge", "kept_by", "run_of"]
+__all__ = ["Judged", "Process", "Run", "copied_environment", "gather", "holders", "judge", "run_of"]
 
 _START = "PODWATCH_START_ID"
 """Variable of each process of a keeper's tree."""
@@ -395,44 +391,3 @@ def _ancestors(pid: int) -> Collection[int]:
         found.append(status.parent_pid)
         status = procfs.read_stat(status.parent_pid)
     return found
-
-
-# -- a keeper without readable records -------------------------------------------------------------------------------
-# The state directory may be unreadable (its disk failed, its owner changed) while the trainer runs. podwatch then
-# attaches to it, as to a trainer that it did not start, until the records can be read again.
-
-_PROGRAMS = frozenset({"keeper.py", "keeper.pyc"})
-
-
-def kept_by(directory: Path) -> Candidate | None:
-    """Return the trainer that the keeper of this directory started, if it lives and the keeper runs as our user.
-    Blocks: reads all of /proc once."""
-    parents: dict[int, list[int]] = {}
-    keepers = []
-    for pid in procfs.all_pids():
-        status = procfs.read_stat(pid)
-        if status is None or status.state in "ZXx":
-            continue
-        parents.setdefault(status.parent_pid, []).append(pid)
-        if _is_keeper(procfs.command(pid), directory) and _owner(pid) == os.geteuid():
-            keepers.append(pid)
-    for launcher in sorted(child for keeper in keepers for child in parents.get(keeper, [])):
-        status = procfs.read_stat(launcher)
-        if status is None:
-            continue
-        identity = ProcessIdentity(launcher, status.start_ticks, boot_id(), pid_namespace())
-        command = " ".join(procfs.command(launcher)) or status.name
-        age = identity.age(time.clock_gettime(time.CLOCK_BOOTTIME))
-        return Candidate(identity, command, f"the keeper in {directory} started it", of_run=True, age=age)
-    return None
-
-
-def _is_keeper(argv: tuple[str, ...], directory: Path) -> bool:
-    return str(directory) in argv and any(os.path.basename(word) in _PROGRAMS for word in argv)  # noqa: PTH119
-
-
-def _owner(pid: int) -> int | None:
-    try:
-        return Path(f"/proc/{pid}").stat().st_uid
-    except OSError:
-        return None

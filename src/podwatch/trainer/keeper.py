@@ -1,4 +1,4 @@
-# ruff: noqa: PTH101, PTH103, PTH104, PTH108, PTH109, PTH115, PTH116, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH108, PTH109, PTH115, PTH116, PTH118, PTH120, PTH123, PTH208
 # pathlib would cost this process memory for as long as training lives.
 """The keeper: the small, long-lived parent process of one training run.
 
@@ -528,6 +528,10 @@ class LockHeldError(Exception):
         super().__init__(path)
         self.path, self.holder = path, holder
 
+    def __str__(self) -> str:
+        who = f"keeper {self.holder.get('keeper')} (run {self.holder.get('run_id')})" if self.holder else "a keeper"
+        return f"training for this output directory is already kept by {who}"
+
 
 def take_lock(path: str) -> int:
     """Return a descriptor that holds the lock file ``path``. Raises LockHeldError, and OSError where it cannot be
@@ -535,20 +539,13 @@ def take_lock(path: str) -> int:
 
     It is never removed: otherwise two keepers could lock two files of one name.
     """
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
+        fd = open_lock(path, os.O_RDWR | os.O_CREAT)
     except PermissionError:
-        fd = os.open(path, os.O_RDONLY | flags)  # root's: reading is enough to lock
+        fd = open_lock(path, os.O_RDONLY)  # root's: reading is enough to lock
     try:
-        found = os.fstat(fd)
-        # A file with a second name may be some other file of ours.
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid not in (0, os.geteuid()):
-            raise OSError(errno.EPERM, f"it is not podwatch's file (uid {found.st_uid})", path)
-        if found.st_uid == os.geteuid() and found.st_mode & 0o077:
-            os.fchmod(fd, 0o600)  # who can read a file can lock it
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.lstat(path), found):
+        if not os.path.samestat(os.lstat(path), os.fstat(fd)):
             raise OSError(errno.ESTALE, "the lock file was replaced", path)
     except BlockingIOError:
         holder = lock_info(fd)
@@ -558,6 +555,37 @@ def take_lock(path: str) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def open_lock(path: str, how: int) -> int:
+    fd = os.open(path, how | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
+    try:
+        found = os.fstat(fd)
+        # A file with a second name may be some other file of ours.
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid not in (0, os.geteuid()):
+            raise OSError(errno.EPERM, f"it is not podwatch's file (uid {found.st_uid})", path)
+        if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+            os.fchmod(fd, 0o600)  # who can read a file can lock it
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def refuse_held(path: str) -> None:
+    """Raise LockHeldError while a keeper holds this lock; another that only asks is none. Takes and makes nothing."""
+    try:
+        fd = open_lock(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise LockHeldError(path, lock_info(fd)) from None
+    except OSError:
+        return  # a start warns of it
+    finally:
+        os.close(fd)
 
 
 def lock_info(fd: int) -> dict[str, Any]:
@@ -573,49 +601,131 @@ def names_a_trainer(record: dict[str, Any]) -> bool:
     return all(isinstance(number, int) for number in numbers) and isinstance(record.get("start_id"), str)
 
 
+MACHINE = ("/run", "/run/lock", "/tmp")
+"""Parents of our lock directory of this machine: the first that we can write in, the same for each of our keepers."""
+
+
+def machine_locks() -> str:
+    """Return our directory for locks of this machine. Raises OSError if there is none, or another user made it."""
+    parent = next((path for path in MACHINE if os.access(path, os.W_OK | os.X_OK)), MACHINE[-1])
+    path, uid = f"{parent}/podwatch-locks-{os.geteuid()}", os.geteuid()
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid:
+        raise OSError(errno.EPERM, f"it belongs to uid {found.st_uid}; remove it", path)
+    if found.st_mode & 0o077:
+        os.chmod(path, 0o700)
+    return path
+
+
+def lock_paths(state: str, beside: str) -> list[str]:
+    return [os.path.join(directory, "lock") for directory in (state, beside) if directory]
+
+
+def machine_paths(locks: str, output_dir: str) -> list[str]:
+    """Return the files in which all links and bind mounts of a directory meet: of its inode, once it exists, and of its
+    place in the directory above it."""
+    found = []
+    above, _, name = output_dir.rpartition("/")
+    for path, suffix in ((output_dir, ""), (above or "/", "-" + os.fsdecode(os.fsencode(name)[-200:]))):
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        found.append(os.path.join(locks, f"dir-{status.st_dev:x}-{status.st_ino:x}{suffix}.lock"))
+    return found
+
+
+def refuse_beside_a_keeper(state: str, beside: str, output_dir: str) -> None:
+    """Raise LockHeldError while a keeper holds one of these locks: a start would end there. Blocks."""
+    paths = lock_paths(state, beside)
+    try:
+        paths += machine_paths(machine_locks(), output_dir)
+    except OSError:
+        pass  # a start warns of it
+    for path in paths:
+        refuse_held(path)
+
+
 class RunLocks:
-    """The two locks of one start: in the state directory, and beside the output directory, where podwatches with
-    different state directories meet. They are held until this process ends, which is after the last one of its tree."""
+    """The locks of one start: in the state directory, and beside the output directory, where podwatches with different
+    state directories meet. Two names of one output directory (a link, a bind mount) have different places beside it:
+    they meet in a directory of this machine. All are held until this process ends, which is after the last one of its
+    tree."""
 
     def __init__(self, shown: Warnings) -> None:
         self.warnings = shown
-        self.held: list[int] = []
+        self.held: dict[str, int] = {}
+        self.output_dir = self.machine = ""
+        self.info: dict[str, Any] = {}
 
     def take(self, spec: dict[str, Any]) -> None:
         """Raises StartError if one of them is held, or the one in the state directory cannot be taken."""
-        own = os.path.join(os.path.dirname(os.getcwd()), "lock")
+        own, *beside = lock_paths(os.path.dirname(os.getcwd()), spec["beside"])
         try:
-            self.held.append(self.take_one(own))
+            self.take_one(own)
         except OSError as error:
             text = f"cannot take the run lock: {error.strerror}"
             raise StartError("permission", text, error.errno or 0, own) from error
-        if beside := spec["beside"]:
-            try:
-                self.held.append(self.take_one(os.path.join(beside, "lock")))
-            except OSError as error:
-                self.warnings.add(f"cannot lock {beside}: {error.strerror}")
-
-    def take_one(self, path: str) -> int:
+        self.output_dir = spec["output_dir"]
         try:
-            return take_lock(path)
+            self.machine = machine_locks()
+        except OSError as error:
+            self.warnings.add(f"cannot lock output_dir on this machine: {error.filename}: {error.strerror}")
+        for path in beside + self.missing():
+            self.try_one(path)
+
+    def missing(self) -> list[str]:
+        """Return the locks of this machine that are not held yet."""
+        paths = machine_paths(self.machine, self.output_dir) if self.machine else []
+        return [path for path in paths if path not in self.held]
+
+    def try_one(self, path: str) -> None:
+        try:
+            self.take_one(path)
+        except OSError as error:
+            self.held[path] = -1
+            self.warnings.add(f"cannot lock {path}: {error.strerror}")
+
+    def take_one(self, path: str) -> None:
+        try:
+            self.held[path] = take_lock(path)
         except LockHeldError as held:
-            who = f"keeper {held.holder.get('keeper')} (run {held.holder.get('run_id')})" if held.holder else "a keeper"
-            text = f"training for this output directory is already kept by {who}"
-            raise StartError("busy", text, 0, held.path) from held
+            raise StartError("busy", str(held), 0, held.path) from held
 
     def records(self) -> list[dict[str, Any]]:
         """Return what the record and the lock files say of earlier keepers."""
-        return [read_json("record.json") or {}, *map(lock_info, self.held)]
+        return [read_json("record.json") or {}, *map(lock_info, self.held.values())]
 
     def write(self, info: dict[str, Any]) -> None:
-        """Write ``info`` into the lock files."""
-        for fd in self.held:
+        """Write ``info`` into the lock files, and into those that are taken later."""
+        self.info = info
+        for fd in self.held.values():
+            self.write_one(fd)
+
+    def write_one(self, fd: int) -> None:
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps(self.info).encode(), 0)
+            os.fsync(fd)
+        except OSError:
+            pass  # not taken, root's, or a full disk: the record in our directory counts
+
+    def tend(self) -> None:
+        """Take the lock of an output directory that the trainer has created. Once it is held nothing is read there: a
+        volume that hangs must not stop this process."""
+        if sum(path.startswith(self.machine) for path in self.held) >= 2:
+            return
+        for path in self.missing():
             try:
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, json.dumps(info).encode(), 0)
-                os.fsync(fd)
-            except OSError:
-                pass  # root's, or a full disk: the record in our directory counts
+                self.try_one(path)
+                self.write_one(self.held[path])
+            except StartError as error:
+                self.held[path] = -1
+                self.warnings.add(error.text)
 
 
 # --- survivors --------------------------------------------------------------------------------------------------------
@@ -1279,6 +1389,7 @@ class Keeper:
             self.log.tend()
         except OSError as error:
             self.warnings.add(f"cannot rotate the log: {error.strerror}")
+        self.locks.tend()
 
     def finished(self) -> bool:
         """Return whether the tree has ended and podwatch has noted it, or had ``linger`` seconds for that (the record

@@ -12,9 +12,10 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
+from podwatch.system import procfs
 from podwatch.system.files import atomic_write, fsync_dir, read_small
 from podwatch.system.procfs import boot_id, pid_namespace
 from podwatch.trainer.process_roles import Roles
@@ -156,6 +157,48 @@ def read_record(directory: Path) -> KeeperRecord | None:
         )
     except (KeyError, ValueError):
         return None
+
+
+_PROGRAMS: Final = frozenset({"keeper.py", "keeper.pyc"})
+
+
+def record_by_processes(directory: Path) -> KeeperRecord | None:
+    """Return what ``record.json`` says, as far as the living keeper of this directory shows it: for a state directory
+    that cannot be read now (its disk failed, its owner changed). Only a keeper of our user counts. Blocks: reads all
+    of /proc once."""
+    keepers: dict[int, str] = {}
+    children: dict[int, list[tuple[int, int]]] = {}
+    for pid in procfs.all_pids():
+        status = procfs.read_stat(pid)
+        if status is None or status.state in "ZXx":
+            continue
+        children.setdefault(status.parent_pid, []).append((status.start_ticks, pid))
+        if (start_id := _start_kept_by(pid, directory)) is not None:
+            keepers[pid] = start_id
+    for keeper, start_id in keepers.items():
+        if keeper not in children or (kept := _identity(keeper)) is None:
+            continue
+        ticks, launcher = min(children[keeper])  # orphans of the tree are younger
+        argv = procfs.command(launcher)
+        found = ProcessIdentity(launcher, ticks, boot_id(), pid_namespace())
+        return KeeperRecord(directory, "", start_id, kept, found, argv, started_wall=0.0, log="")
+    return None
+
+
+def _start_kept_by(pid: int, directory: Path) -> str | None:
+    """Return the start id if this process is the keeper of ``directory``."""
+    argv = procfs.command(pid)
+    if len(argv) < 3 or argv[-2] != str(directory) or argv[-3].rpartition("/")[2] not in _PROGRAMS:
+        return None
+    try:
+        return argv[-1] if Path(f"/proc/{pid}").stat().st_uid == os.geteuid() else None
+    except OSError:
+        return None
+
+
+def _identity(pid: int) -> ProcessIdentity | None:
+    status = procfs.read_stat(pid)
+    return None if status is None else ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace())
 
 
 def read_exit(directory: Path, start_id: str) -> ExitStatus | None:

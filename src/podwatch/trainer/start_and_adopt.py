@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -23,8 +23,17 @@ from podwatch.system.procfs import command, environment_items, from_here, is_ali
 from podwatch.trainer import find_trainers, keeper_client, process_tree
 from podwatch.trainer.base import Candidate, CannotExecute, Look, MayNotExecute, StartPlan
 from podwatch.trainer.environment import for_training
-from podwatch.trainer.find_trainers import Run, kept_by, users_of
-from podwatch.trainer.keeper_client import KeeperClient, KeeperRecord, KeeperSilent, read_exit, read_record, read_result
+from podwatch.trainer.find_trainers import Run, users_of
+from podwatch.trainer.keeper import LockHeldError, refuse_beside_a_keeper
+from podwatch.trainer.keeper_client import (
+    KeeperClient,
+    KeeperRecord,
+    KeeperSilent,
+    read_exit,
+    read_record,
+    read_result,
+    record_by_processes,
+)
 from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.trainer_handle import AttachedTrainer, KeptTrainer, started_wall
 
@@ -158,15 +167,33 @@ class KeeperLauncher:
         except TimeoutError:
             raise
         except OSError:  # a running trainer is found by its processes; only a start needs this directory
-            found = await patiently(self._worker, kept_by, self._directory, timeout=_CALL_DEADLINE)
-            if found is not None:
-                return Look(candidates=(found,))
+            if (handle := await self._kept_without_record()) is not None:
+                return Look(handle=handle)
             record = None
         if record is not None and from_here(record.launcher):
             handle = await self._adopt(record)
             if handle is not None:
                 return Look(handle=handle)
-        return await patiently(self._worker, self._survey, timeout=_CALL_DEADLINE)
+        kept = await patiently(self._worker, self._kept, timeout=_CALL_DEADLINE)
+        if kept and (handle := await self._kept_without_record()) is not None:
+            return Look(handle=handle)  # its record was removed
+        return replace(await patiently(self._worker, self._survey, timeout=_CALL_DEADLINE), kept=kept)
+
+    async def _kept_without_record(self) -> KeptTrainer | None:
+        record = await patiently(self._worker, record_by_processes, self._directory, timeout=_CALL_DEADLINE)
+        if record is None:
+            return None
+        await patiently(self._worker, _learn_secrets, record.launcher.pid, timeout=_CALL_DEADLINE)
+        return KeptTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
+
+    def _kept(self) -> str:
+        """Return who holds a lock of this run or its output directory, although no trainer of it is seen."""
+        beside = str(self._options.beside or "")
+        try:
+            refuse_beside_a_keeper(str(self._directory.parent), beside, str(self._output_dir))
+        except LockHeldError as held:
+            return str(held)
+        return ""
 
     async def _adopt(self, record: KeeperRecord) -> KeptTrainer | None:
         """Return a handle for the trainer in the record; None if it never ran."""

@@ -1,5 +1,6 @@
 """Handles of trainers, under a keeper or attached, with one way to stop them."""
 
+import contextlib
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -144,7 +145,9 @@ class _KeptTree:
     record: KeeperRecord
 
     def launcher_ended(self) -> float | None:
-        return read_end(self.record.directory, self.record.start_id)
+        with contextlib.suppress(OSError):
+            return read_end(self.record.directory, self.record.start_id)
+        return None
 
     def spared(self, processes: Collection[Process]) -> frozenset[int]:
         return served(processes)
@@ -182,13 +185,19 @@ class KeptTrainer(_Trainer):
 
     def keeper_lives(self) -> bool:
         alive = is_alive(self.record.keeper)
-        if not alive and read_exit(self.record.directory, self.start_id) is None:
-            self.supervision = Supervision.ATTACH
+        with contextlib.suppress(OSError):  # whether it recorded the end is not known then
+            if not alive and read_exit(self.record.directory, self.start_id) is None:
+                self.supervision = Supervision.ATTACH
         return alive
 
     async def exit_status(self) -> ExitStatus | None:
         self.keeper_lives()
-        found = await self._worker.call(read_exit, self.record.directory, self.start_id, timeout=_PROC_DEADLINE)
+        try:
+            found = await self._worker.call(read_exit, self.record.directory, self.start_id, timeout=_PROC_DEADLINE)
+        except OSError:
+            if is_alive(self.launcher):
+                return None  # the state directory cannot be read now: the process shows it
+            raise
         if found is not None:
             return found
         now = self._clock.monotonic()
