@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +23,12 @@ from podwatch.cli.check.machine import Gpu, gpus
 from podwatch.cli.check.report import Line, sets_of
 from podwatch.cli.check.store import _clock, measure, verdict
 from podwatch.config.settings import Settings
+from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.domain.run import Pause
 from podwatch.journal import Journal
+from podwatch.recovery.run_file import RunFile
 from podwatch.stores.local import LocalStore
+from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import identify
 
 GIB = 1 << 30
@@ -281,9 +285,11 @@ def test_a_pause_shows_and_with_verbose_what_was_learned(tmp_path: Path) -> None
     assert not list(other_programs.remembered(settings, True))
     (tmp_path / "state/r").mkdir(parents=True)
     journal = Journal.open(tmp_path / "state/r/journal.sqlite")
-    journal.learn("pause", Pause(time.time(), None, "root", "new driver").to_dict())
     journal.learn("learned", {"step_seconds": [180.0], "startups": []})
     journal.close()
+    file = RunFile(tmp_path / "state/r", workspace_of(settings), "r", SystemClock())
+    file.edit_now(lambda run: replace(run, pause=Pause(time.time(), None, "root", "new driver")))
+    file.close()
     assert "new driver" in level(other_programs.remembered(settings, False))["warn"]
     shown = level(other_programs.remembered(settings, True))["ok"]
     assert "step_seconds: [180.0]" in shown
