@@ -9,12 +9,11 @@ from podwatch.daemon.backup_findings import backup_findings, upload_findings
 from podwatch.daemon.entry import silent_seconds
 from podwatch.daemon.own_findings import freeze_findings, keeper_findings, saved_after_all
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
+from podwatch.domain.facts import StoreFacts, Tally, UploadOutcome
 from podwatch.domain.finding import FindingKind, Severity, Verdict
+from podwatch.domain.lease import Decision, LeaseAction
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.snapshot import Reading, SensorState, Supervision, TrainerSample, observed, unobserved
-from podwatch.policy.uploads import Outcome, Tally
-from podwatch.policy.who_holds_the_run import Decision, LeaseAction
-from podwatch.sync.interfaces import SyncStatus
 
 
 def test_a_restart_by_init_after_a_freeze_is_a_warning_for_ten_minutes() -> None:
@@ -85,10 +84,10 @@ def test_a_command_that_has_saved_does_not_save_nothing() -> None:
         assert same == other
 
 
-BEHIND = SyncStatus(
+BEHIND = StoreFacts(
     store_url="b2://bucket",
     ok=True,
-    tally=Tally((Outcome.SKIPPED, Outcome.SKIPPED, Outcome.STORED) * 12, 1260.0, 420.0),
+    tally=Tally((UploadOutcome.SKIPPED, UploadOutcome.SKIPPED, UploadOutcome.STORED) * 12, 1260.0, 420.0),
 )
 
 
@@ -112,7 +111,7 @@ def test_uploads_that_are_slower_than_the_saves() -> None:
         replace(BEHIND, tally=replace(BEHIND.tally, upload_seconds=400.0)),
     ],
 )
-def test_no_word_of_slow_uploads_without_cause(sync: SyncStatus | None) -> None:
+def test_no_word_of_slow_uploads_without_cause(sync: StoreFacts | None) -> None:
     assert upload_findings(sync, now=150.0) == ()
 
 
@@ -121,7 +120,7 @@ def test_no_word_of_slow_uploads_without_cause(sync: SyncStatus | None) -> None:
     ("url", "word", "other"), [("file:///mnt/nas", "directory", "bucket"), ("b2://b", "bucket", "directory")]
 )
 def test_the_advice_about_a_store_is_about_its_kind(url: str, word: str, other: str, refused: bool) -> None:
-    sync = SyncStatus(store_url=url, ok=False, error="no answer", refused=refused)
+    sync = StoreFacts(store_url=url, ok=False, error="no answer", refused=refused)
     (found,) = backup_findings(sync, (), now=100.0, wall=1e9, max_lag=3600.0, since=0.0)
     assert found.kind is FindingKind.STORE_UNAVAILABLE
     assert word in found.suggestion

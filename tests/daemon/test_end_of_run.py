@@ -12,12 +12,13 @@ import pytest
 from podwatch.daemon.end_of_run import EndOfRun, FinalSync, Stored
 from podwatch.daemon.shutdown import Exit
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS, UNDER_INIT
+from podwatch.domain.facts import StoreFacts
+from podwatch.domain.lease import Decision, LeaseAction
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, Situation, ended
-from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.recovery.state import Phase
-from podwatch.sync.interfaces import SyncStatus, Unstored
+from podwatch.sync.interfaces import Unstored
 from tests.support.clock import AutoClock
 
 pytestmark = pytest.mark.slow
@@ -428,8 +429,8 @@ class Store:
 
     def run_ended(self) -> None: ...
 
-    def status(self) -> SyncStatus:
-        return SyncStatus()
+    def status(self) -> StoreFacts:
+        return StoreFacts()
 
     async def unstored(self) -> Unstored:
         return Unstored(("the checkpoint of step 40",), ("the pinned checkpoint of step 20 (held back)",))

@@ -6,12 +6,12 @@ import pytest
 
 from podwatch.daemon.backup_findings import kept_of
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
+from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.lease import Decision, LeaseAction
 from podwatch.policy.lost_saves import safekeeping
-from podwatch.policy.who_holds_the_run import Decision, LeaseAction
-from podwatch.sync.interfaces import SyncStatus
 
-EMPTY = SyncStatus(store_url="b2://bucket", ok=True, saves=0, standing=Decision(LeaseAction.HOLD))
+EMPTY = StoreFacts(store_url="b2://bucket", ok=True, saves=0, standing=Decision(LeaseAction.HOLD))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ EMPTY = SyncStatus(store_url="b2://bucket", ok=True, saves=0, standing=Decision(
     ],
     ids=["empty", "not asked", "refused", "30 saves", "published", "stored", "another pod's", "no store", "no syncer"],
 )
-def test_nothing_is_stored_only_where_that_is_known(state: SyncStatus | None, nothing: bool) -> None:
+def test_nothing_is_stored_only_where_that_is_known(state: StoreFacts | None, nothing: bool) -> None:
     assert kept_of(state, (), lambda _found: True, 7).nothing_stored is nothing
 
 

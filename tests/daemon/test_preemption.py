@@ -10,7 +10,7 @@ import pytest
 from podwatch.daemon import shutdown
 from podwatch.daemon.preemption_grace import Budget, fits, upload_if_it_fits
 from podwatch.daemon.shutdown import system_is_stopping
-from podwatch.sync.interfaces import SyncStatus
+from podwatch.domain.facts import StoreFacts
 
 pytestmark = pytest.mark.slow
 
@@ -59,16 +59,16 @@ def test_what_fits() -> None:
 async def test_an_upload_that_fits_is_waited_for_and_one_that_does_not_is_dropped_soon() -> None:
     began = time.monotonic()
 
-    def going(rate: float, total: int) -> SyncStatus:
+    def going(rate: float, total: int) -> StoreFacts:
         sent = min(total, int(rate * (time.monotonic() - began)))
-        return SyncStatus(uploading_step=None if sent >= total else 5, uploaded_bytes=sent, total_bytes=total)
+        return StoreFacts(uploading_step=None if sent >= total else 5, uploaded_bytes=sent, total_bytes=total)
 
     class Sending:
         def __init__(self, total: int) -> None:
             self.total = total
 
-        def status(self) -> SyncStatus:
-            return going(1000, self.total) if self.total else SyncStatus()
+        def status(self) -> StoreFacts:
+            return going(1000, self.total) if self.total else StoreFacts()
 
     assert await upload_if_it_fits(Sending(1000), Budget(20))
     assert 0.9 < time.monotonic() - began < 15, "long before the budget's end"
@@ -83,8 +83,8 @@ async def test_training_is_told_even_when_everything_before_it_hangs() -> None:
     began = time.monotonic()
 
     class Hanging:
-        def status(self) -> SyncStatus:
-            return SyncStatus(uploading_step=5, total_bytes=10)
+        def status(self) -> StoreFacts:
+            return StoreFacts(uploading_step=5, total_bytes=10)
 
         async def stop(self) -> None:
             await asyncio.sleep(60)

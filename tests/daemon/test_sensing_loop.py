@@ -5,8 +5,10 @@ from dataclasses import replace
 
 from podwatch.daemon.sensing_loop import CONFIRM_POLL, SensingLoop, Sensors
 from podwatch.detection.run_detectors import initial
+from podwatch.domain.facts import Facts
 from podwatch.domain.finding import Finding
-from podwatch.domain.snapshot import CheckpointMark, Desired, Health, Reading, Snapshot
+from podwatch.domain.run_state import RunState
+from podwatch.domain.snapshot import CheckpointMark, Health, Reading, Snapshot
 from tests.detection.looks import URL, World, world
 from tests.support.clock import ManualClock
 
@@ -42,25 +44,12 @@ class Shown:
         return self._world.snapshot()
 
 
-class Now:
-    """What no sensor reads."""
-
-    saving, checkpoint = False, CheckpointMark()
-
-    def __init__(self, found: World) -> None:
-        self._world = found
-
-    @property
-    def desired(self) -> Desired:
-        return self._world.desired
-
-
 class Times:
     def __init__(self, turns: list[float]) -> None:
         self._turns = turns
 
-    def turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
-        self._turns.append(snapshot.at)
+    def turn(self, facts: Facts, findings: tuple[Finding, ...]) -> None:
+        self._turns.append(facts.pod.at)
 
 
 async def settle() -> None:
@@ -76,12 +65,17 @@ async def test_the_loop_turns_sooner_only_when_an_engine_ends() -> None:
     names = ("gpus", "trainer", "disk", "inference", "progress", "host", "logs", "training", "disks")
     sensors = {name: FromWorld(name, shown) for name in names}
     turns: list[float] = []
+    senses = Sensors(**sensors)  # type: ignore[arg-type]
+
+    def facts() -> Facts:
+        mark = CheckpointMark()
+        return Facts(senses.look(clock, saving=False, desired=found.desired, checkpoint=mark), RunState("demo"))
+
     loop = SensingLoop(
-        Sensors(**sensors), Now(found), clock=clock, poll=POLL, policies=found.policies,  # type: ignore[arg-type]
+        senses, facts, clock=clock, poll=POLL, policies=found.policies,
         state=initial(found.policies), emit=lambda _: None,
     )  # fmt: skip
-    loop.listeners.append(Times(turns))
-    task = asyncio.create_task(loop.run())
+    task = asyncio.create_task(loop.run(Times(turns)))
     try:
         for _ in range(1200):  # two minutes
             await settle()

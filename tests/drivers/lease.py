@@ -16,11 +16,11 @@ from podwatch.daemon.store_wiring import attempt_ended, this_pod
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.event import EventName
-from podwatch.domain.lease import MOST_PINS, Heartbeat, HolderState, Pod, pins_of, read_beat
+from podwatch.domain.lease import MOST_PINS, Decision, Heartbeat, HolderState, LeaseAction, Pod, pins_of, read_beat
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.run import IntentKind
 from podwatch.domain.run_state import WonClaim
-from podwatch.policy.who_holds_the_run import Decision, LeaseAction, Timing, next_pointer
+from podwatch.policy.who_holds_the_run import Timing, next_pointer
 from podwatch.stores.base import ObjectStore, StoredObject
 from podwatch.stores.fenced_writes import TooLate, put_before
 from podwatch.sync.lease.protocol import (

@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.policy.uploads import OUTCOMES_KEPT, Outcome, Tally, every, in_words, uploads_behind
+from podwatch.domain.facts import OUTCOMES_KEPT, Tally, UploadOutcome
+from podwatch.policy.uploads import every, in_words, uploads_behind
 
-STORED, SKIPPED, ABANDONED = Outcome.STORED, Outcome.SKIPPED, Outcome.ABANDONED
+STORED, SKIPPED, ABANDONED = UploadOutcome.STORED, UploadOutcome.SKIPPED, UploadOutcome.ABANDONED
 THIRD = (SKIPPED, SKIPPED, STORED) * 13
 
 
-def tally(outcomes: tuple[Outcome, ...], upload: float | None = 1300.0, save: float | None = 420.0) -> Tally:
+def tally(outcomes: tuple[UploadOutcome, ...], upload: float | None = 1300.0, save: float | None = 420.0) -> Tally:
     return Tally(outcomes, upload, save)
 
 
@@ -48,11 +49,11 @@ def test_it_is_not_called_so_without_need(quiet: Tally) -> None:
     assert not uploads_behind(quiet)
 
 
-@given(st.lists(st.sampled_from(Outcome), max_size=100), st.none() | st.floats(0, 1e6))
-def test_the_numbers_add_up_and_survive_the_journal(outcomes: list[Outcome], seconds: float | None) -> None:
+@given(st.lists(st.sampled_from(UploadOutcome), max_size=100), st.none() | st.floats(0, 1e6))
+def test_the_numbers_add_up_and_survive_the_journal(outcomes: list[UploadOutcome], seconds: float | None) -> None:
     kept = Tally((), seconds, seconds).adding(*outcomes)
     assert len(kept.outcomes) == min(OUTCOMES_KEPT, len(outcomes))
-    assert sum(kept.count(o) for o in Outcome) == len(kept.outcomes)
+    assert sum(kept.count(o) for o in UploadOutcome) == len(kept.outcomes)
     numbers = [int(w) for w in in_words(kept.outcomes).replace(",", "").split() if w.isdigit()]
     assert numbers[0] + sum(numbers[2:]) == numbers[1]
     assert Tally.from_list(kept.to_list()) == kept

@@ -12,8 +12,8 @@ import pytest
 from podwatch.daemon.status_view import recovery_view
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.lease import Decision, LeaseAction
 from podwatch.domain.snapshot import Desired
-from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.recovery import Phase, stop_for_evaluation
 from podwatch.recovery.stop_for_evaluation import Outcome
 from tests.drivers.detection import judging

@@ -3,8 +3,8 @@
 import asyncio
 
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.lease import Decision, LeaseAction
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.recovery import Phase
 from tests.support.recovery_world import Podwatch, World
 

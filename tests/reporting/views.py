@@ -13,6 +13,7 @@ from podwatch.detection.one_finding_per_failure import Healing, fold
 from podwatch.detection.run_detectors import advance, initial
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.event import Incident
+from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.nodes import NodeView
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
@@ -39,7 +40,6 @@ from podwatch.policy.restart import Decision, Failure, RestartHistory, after_fai
 from podwatch.policy.run_cost import Account, Price, Spent, account
 from podwatch.recovery.failure import given_up
 from podwatch.reporting.daemon_view import Counters, DaemonView
-from podwatch.sync.interfaces import SyncStatus
 from tests.detection.looks import world
 from tests.drivers.detection import judging
 
@@ -124,7 +124,7 @@ def healthy() -> DaemonView:
         pid=99,
         opening="adopted the running trainer at step 40",
         sensors={"gpu": seeing, "trainer": seeing, "disk": seeing, "inference": seeing, "progress": seeing},
-        sync=SyncStatus(
+        sync=StoreFacts(
             store_url="b2://beautifulsoup-rl",
             ok=True,
             last_step=80,
@@ -313,7 +313,7 @@ def gave_up() -> DaemonView:
             detail=decision.reason,
         ),
         checkpoints=(checkpoint(80, age=10_500), checkpoint(85, age=9300)),
-        sync=SyncStatus(
+        sync=StoreFacts(
             store_url=view.sync.store_url, ok=True, last_step=85, last_published_wall=WALL - 6100, stored=stored
         ),
         incident=incident(resolved=False, cause=cause),
@@ -324,7 +324,7 @@ def not_backed_up() -> DaemonView:
     view = healthy()
     checkpoints = (checkpoint(80, age=1260), checkpoint(85), checkpoint(83, complete=False))
     findings = backup_findings(None, checkpoints, now=NOW, wall=WALL, max_lag=3600.0, since=NOW - 9000)
-    return replace(view, sync=SyncStatus(), findings=findings, checkpoints=checkpoints)
+    return replace(view, sync=StoreFacts(), findings=findings, checkpoints=checkpoints)
 
 
 def blind() -> DaemonView:

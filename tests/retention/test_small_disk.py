@@ -14,7 +14,7 @@ import pytest
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.errors import Busy
 from podwatch.domain.event import EventName
-from podwatch.policy.local_retention import Protection, RemovalKind
+from podwatch.policy.local_retention import RemovalKind
 from tests.support.checkpoints import broadcast_operations, finish, prime_rl_operations, write_rollouts
 from tests.support.mounts import small_mount
 from tests.support.small_disk import Guard, guarded
@@ -145,7 +145,7 @@ async def test_a_plan_does_not_outlive_what_it_was_made_from(small: tuple[Path, 
         planned = guard.pruner.plan()
         going = [r.step for r in planned.removals if r.kind is RemovalKind.UNSTORED_SET]
         assert going[:1] == [5]
-        guard.protected = {5: Protection.RESUME_SOURCE}
+        guard.resume_sources = {5}
         await guard.pruner._carry_out(planned)
         guard.catalogue.rescan()
         assert 5 in {s.step for s in guard.catalogue.sets if s.complete}

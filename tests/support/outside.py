@@ -25,13 +25,13 @@ from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect, verdict_document
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import ExitCode
+from podwatch.domain.lease import LeaseAction
 from podwatch.hooks import hook_runner
 from podwatch.incidents import bundle
 from podwatch.policy.exit_code import Blame, Outcome
 from podwatch.policy.hooks import Occasion
 from podwatch.policy.overall_status import Overall, TrainingState
 from podwatch.policy.replacement import Action
-from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery.state import Phase
 from podwatch.reporting import deliver_notices
 from podwatch.reporting import metrics as exposition

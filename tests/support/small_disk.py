@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -15,13 +14,15 @@ from podwatch.config.settings import DiskSettings
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event
-from podwatch.domain.snapshot import DiskSample, Reading, observed
+from podwatch.domain.facts import Facts, StoreFacts
+from podwatch.domain.run_state import RunState
+from podwatch.domain.snapshot import DiskSample, Snapshot, observed
 from podwatch.journal.journal import Journal
 from podwatch.policy.disk_forecast import Forecast
-from podwatch.policy.local_retention import Protection, RemovalPlan
+from podwatch.policy.local_retention import RemovalPlan
 from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
 from podwatch.retention.remove_checkpoints import Remover
-from podwatch.retention.room_for_next_save import Disks, Pruner
+from podwatch.retention.room_for_next_save import Pruner, RemovalRules
 from podwatch.sensors.disk import DiskSensor
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
@@ -34,88 +35,6 @@ class Uploads(Protocol):
     def stored(self) -> frozenset[tuple[int, str]]: ...
     def uploading(self) -> int | None: ...
     async def abandon(self, step: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Others:
-    """The readings of the other file systems."""
-
-    guard: "Guard"
-
-    def latest(self) -> Reading[tuple[DiskSample, ...]]:
-        return observed(self.guard.others(), 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Checkpoints:
-    guard: "Guard"
-    paths: Callable[[int], Sequence[Path]]
-
-    @property
-    def sets(self) -> tuple[CheckpointSet, ...]:
-        return self.guard.catalogue.sets
-
-    @property
-    def blind(self) -> str:
-        return self.guard.rescans.blind
-
-    @property
-    def pins(self) -> Mapping[int, str]:
-        return {**self.guard.rescans.named, **self.guard.pins}
-
-    def rescan(self) -> None:
-        self.guard.rescans.wake()
-
-
-@dataclass(frozen=True, slots=True)
-class _Store:
-    guard: "Guard"
-
-    @property
-    def stored(self) -> frozenset[tuple[int, str]] | None:
-        """By default a store that keeps up, one save behind."""
-        if self.guard.uploads is not None:
-            return self.guard.uploads.stored()
-        complete = [s for s in self.guard.catalogue.sets if s.complete]
-        return frozenset((s.step, s.save_id) for s in complete[:-1]) if self.guard.store else None
-
-    @property
-    def verified(self) -> int:
-        return max((step for step, _ in self.stored or ()), default=-1)
-
-    async def abandon(self, step: int) -> None:
-        assert self.guard.uploads is not None, "nothing is uploaded here"
-        await self.guard.uploads.abandon(step)
-
-
-@dataclass(frozen=True, slots=True)
-class _Trainer:
-    guard: "Guard"
-    first_seen_wall: float = 0.0
-
-    @property
-    def held(self) -> str:
-        return self.guard.held
-
-    @property
-    def protected(self) -> Mapping[int, Protection]:
-        step = self.guard.uploads.uploading() if self.guard.uploads is not None else None
-        return {**({step: Protection.UPLOADING} if step is not None else {}), **self.guard.protected}
-
-
-@dataclass(frozen=True, slots=True)
-class _Rules:
-    guard: "Guard"
-    quota: bool
-    acts: bool = True
-    stages_in_temp: bool = False
-
-    react: float = 0.0
-    steps_in_use: int = 2
-
-    @property
-    def policy(self) -> DiskSettings:
-        return self.guard.policy
 
 
 class Linked:
@@ -148,7 +67,6 @@ class Guard:
         out = self.out = root / "outputs"
         clock = SystemClock()
         self.workspace = Workspace(out, beside=() if checkpoint_dir is None else (checkpoint_dir,)).probe()
-        self.policy = policy or DiskSettings(lead=1e9)
         self.uploads: Uploads | None = None
         self.others = others
         layout = PrimeRLLayout(out, checkpoint_dir=checkpoint_dir, command=("--variant", variant))
@@ -165,18 +83,19 @@ class Guard:
         )
         self.workers = (Worker("checkpoints"), Worker("removals"))
         self.store = store
-        self.protected: dict[int, Protection] = {}
+        self.resume_sources: set[int] = set()
         self.held = ""
         self.pins: dict[int, str] = {}
         self.asked = 0.0
         self.before: RemovalPlan | None = None
         self.rescans = Rescans(0.04)
         self.pruner = Pruner(
-            checkpoints=_Checkpoints(self, layout.step_paths),
-            store=_Store(self),
-            trainer=_Trainer(self),
-            rules=_Rules(self, quota=capacity is not None),
-            disks=Disks(self.disk, _Others(self)),
+            facts=self.facts,
+            rules=RemovalRules(policy or DiskSettings(lead=1e9), quota=capacity is not None),
+            layout=layout,
+            rescan=self.rescans.wake,
+            abandon=self.abandon,
+            refresh_disk=self.disk.refresh,
             forecast=Forecast(),
             remover=Remover(self.workspace, self.journal, clock, self.events.append),
             aside=self.aside,
@@ -194,6 +113,34 @@ class Guard:
             removals=self.pruner,
             announced=Announced(),
         )
+
+    def facts(self) -> Facts:
+        return Facts(
+            Snapshot(0.0, 0.0, disk=self.disk.latest(), disks=observed(self.others(), 0.0)),
+            RunState("demo"),
+            checkpoints=self.catalogue.sets,
+            unreadable=self.rescans.blind,
+            store=self.in_store(),
+            pins={**self.rescans.named, **self.pins},
+            resume_sources=frozenset(self.resume_sources),
+            keep_all=self.held,
+        )
+
+    def in_store(self) -> StoreFacts | None:
+        """By default a store that keeps up, one save behind."""
+        uploading = None
+        if self.uploads is not None:
+            stored, uploading = self.uploads.stored(), self.uploads.uploading()
+        elif self.store:
+            stored = frozenset((s.step, s.save_id) for s in [s for s in self.catalogue.sets if s.complete][:-1])
+        else:
+            return None
+        newest = max((step for step, _ in stored), default=None)
+        return StoreFacts(stored=stored, last_step=newest, uploading_step=uploading)
+
+    async def abandon(self, step: int) -> None:
+        assert self.uploads is not None, "nothing is uploaded here"
+        await self.uploads.abandon(step)
 
     def newest(self) -> CheckpointSet | None:
         return newest_complete(self.catalogue.sets)

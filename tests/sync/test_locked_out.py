@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from podwatch.domain.errors import RemoteError
-from podwatch.policy.who_holds_the_run import LeaseAction, Timing
+from podwatch.domain.lease import LeaseAction
+from podwatch.policy.who_holds_the_run import Timing
 from podwatch.stores.credentials import Credentials
 from tests.sync.conftest import Run, World, until
 

@@ -1,13 +1,13 @@
 """What became of each checkpoint is counted once, over restarts of podwatch, too."""
 
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs
+from podwatch.domain.facts import UploadOutcome
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.policy.uploads import Outcome
 from podwatch.sync.upload.outcomes import TALLY, CheckpointTally
 from tests.sync.conftest import Run, World, until
 
-STORED, SKIPPED, ABANDONED = Outcome.STORED, Outcome.SKIPPED, Outcome.ABANDONED
+STORED, SKIPPED, ABANDONED = UploadOutcome.STORED, UploadOutcome.SKIPPED, UploadOutcome.ABANDONED
 
 PATIENCE = 240.0
 """Seconds until a test gives up: others may keep every core busy beside it."""

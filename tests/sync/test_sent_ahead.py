@@ -5,8 +5,8 @@ import dataclasses
 
 import pytest
 
-from podwatch.domain.lease import Heartbeat
-from podwatch.policy.who_holds_the_run import LeaseAction, Timing
+from podwatch.domain.lease import Heartbeat, LeaseAction
+from podwatch.policy.who_holds_the_run import Timing
 from tests.sync.conftest import Run, World, until
 
 pytestmark = pytest.mark.slow

@@ -6,19 +6,19 @@ from podwatch.client.times_and_sizes import span
 from podwatch.config.store_kinds import bucket_of
 from podwatch.daemon.own_findings import clock_findings
 from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.lease import LeaseAction
 from podwatch.domain.run_state import RunState
-from podwatch.policy.lineage import branch_line, kept_step
+from podwatch.policy.lineage import branch_line, kept_branch
 from podwatch.policy.lost_saves import Kept, not_stored
 from podwatch.policy.uploads import every, in_words, uploads_behind
-from podwatch.policy.who_holds_the_run import LeaseAction
-from podwatch.sync.interfaces import SyncStatus
 
 CANNOT = "the store cannot be used"
 
 
 def backup_findings(
-    sync: SyncStatus | None, sets: tuple[CheckpointSet, ...], *, now: float, wall: float, max_lag: float, since: float
+    sync: StoreFacts | None, sets: tuple[CheckpointSet, ...], *, now: float, wall: float, max_lag: float, since: float
 ) -> tuple[Finding, ...]:
     """Findings about the store and the age of the backup. ``now`` monotonic, ``wall`` epoch seconds; ``since``: when
     this daemon started (monotonic)."""
@@ -81,11 +81,11 @@ def cannot_be_used(error: str) -> str:
     return error if error.startswith(CANNOT) else f"{CANNOT}: {error}"
 
 
-def _limits(sync: SyncStatus) -> str:
+def _limits(sync: StoreFacts) -> str:
     return "the directory allows" if _is_directory(sync) else "the key and the bucket allow"
 
 
-def _correct(sync: SyncStatus) -> str:
+def _correct(sync: StoreFacts) -> str:
     if _is_directory(sync):
         return "mount the directory again, or make it writable for podwatch."
     return (
@@ -94,11 +94,11 @@ def _correct(sync: SyncStatus) -> str:
     )
 
 
-def _is_directory(sync: SyncStatus) -> bool:
+def _is_directory(sync: StoreFacts) -> bool:
     return not bucket_of(sync.store_url)
 
 
-def upload_findings(sync: SyncStatus | None, *, now: float) -> tuple[Finding, ...]:
+def upload_findings(sync: StoreFacts | None, *, now: float) -> tuple[Finding, ...]:
     """A finding if uploads are slower than saves. ``now`` monotonic."""
     if sync is None or lost_run(sync) or sync.ok is False:
         return ()  # another finding says why nothing is stored
@@ -121,12 +121,12 @@ def upload_findings(sync: SyncStatus | None, *, now: float) -> tuple[Finding, ..
     )
 
 
-def lost_run(sync: SyncStatus) -> bool:
+def lost_run(sync: StoreFacts) -> bool:
     return sync.standing is not None and sync.standing.act in (LeaseAction.SUPERSEDED, LeaseAction.ASIDE)
 
 
 def kept_of(
-    sync: SyncStatus | None,
+    sync: StoreFacts | None,
     sets: tuple[CheckpointSet, ...],
     owns: Callable[[CheckpointSet], bool],
     steps_at_risk: int | None,
@@ -170,17 +170,8 @@ def store_refused_finding(reason: str, *, since: float) -> tuple[Finding, ...]:
 # -- earlier branches ------------------------------------------------------------------------------------------------
 
 
-def kept_branch(sets: tuple[CheckpointSet, ...], run: RunState, sync: SyncStatus | None) -> int | None:
-    """The newest step of an earlier branch that must stay on this pod for now; None if there is none. ``sync``: None
-    without a store."""
-    if not run.earlier:
-        return None
-    stored = sync.newest_of.get(run.lineage.id) if sync is not None else None
-    return kept_step(sets, run.lineage, has_store=sync is not None, stored=stored)
-
-
 def branch_findings(
-    sets: tuple[CheckpointSet, ...], run: RunState, sync: SyncStatus | None, now: float, wall: float
+    sets: tuple[CheckpointSet, ...], run: RunState, sync: StoreFacts | None, now: float, wall: float
 ) -> tuple[Finding, ...]:
     """A finding while the newest checkpoint of an earlier branch is kept, and for a day after an operator went back to
     an earlier step. ``now`` monotonic, ``wall`` epoch seconds."""

@@ -42,11 +42,10 @@ from podwatch.detection.learned import Learned
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, is_refusal
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.lease import HolderState
+from podwatch.domain.lease import HolderState, LeaseAction
 from podwatch.journal import Journal
 from podwatch.policy.lost_saves import to_wait_for
 from podwatch.policy.run_cost import Price
-from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recording.recorder import Recorder
 from podwatch.recovery.stop import tell_to_end
 from podwatch.reporting import logging as log
@@ -181,7 +180,6 @@ async def build_daemon(
     reload = Reload(parts, loops, host, loaded, load_again, status, recorder)
     store_jobs = StoreJobs(parts, status)
     tick = Tick(parts, loops, host, findings, status, store_jobs, maintenance, notifying, recorder)
-    loops.sensing.listeners.append(tick)
     commands = Commands(parts, loops, host, status, maintenance, reload, evaluations)
     artifacts = make_artifacts(parts, reload)
     verdicts = None if job is None else make_verdicts(parts, retry=bool(start.retry))
@@ -190,7 +188,7 @@ async def build_daemon(
     final = FinalSync(parts, loops, host, artifacts)
     ending = EndOfRun(parts, host, final, verdicts, make_pod_ender(parts, host.exit), store_jobs, evaluations)
     outlets = Outlets(notifying, recorder, artifacts, ending, job, hooks, evaluations)
-    return Daemon(host, parts, loops, status, memory, reload, store_jobs, commands, outlets)
+    return Daemon(host, parts, loops, status, memory, reload, store_jobs, commands, tick, outlets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +271,11 @@ class Daemon:
         reload: Reload,
         store_jobs: StoreJobs,
         commands: Commands,
+        tick: Tick,
         outlets: Outlets,
     ) -> None:
         self._host, self._parts, self._loops, self._status, self._memory = host, parts, loops, status, memory
-        self._reload, self._store_jobs, self._commands = reload, store_jobs, commands
+        self._reload, self._store_jobs, self._commands, self._tick = reload, store_jobs, commands, tick
         self._notifying, self._recorder = outlets.notifying, outlets.recorder
         self._artifacts, self._ending, self._in_job = outlets.artifacts, outlets.ending, outlets.job
         self._hooks, self._evaluations = outlets.hooks, outlets.evaluations
@@ -347,7 +346,7 @@ class Daemon:
         for warning in (*self.loaded.warnings, *await self._exposed()):
             self._host.bus.say(EventName.CONFIG_WARNING, warning, Severity.WARNING)
         await self._begin_hooks()
-        self._host.tasks.spawn(self._loops.sensing.run(), "sensing")
+        self._host.tasks.spawn(self._loops.sensing.run(self._tick), "sensing")
         self._host.tasks.spawn(self._loops.guarding.run(), "guarding")
         self._host.tasks.spawn(self._ending.watch(), "end of the run")
         self._host.tasks.spawn(self._ending.follow(), "verdicts")

@@ -25,11 +25,11 @@ from podwatch.domain.engine_and_attempt import grace_seconds
 from podwatch.domain.errors import Busy, ExitCode, HostError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
+from podwatch.domain.lease import LeaseAction
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import Journal
 from podwatch.policy.exit_code import PERMANENT, JobEnd, Outcome, Situation, Verdict, ended, judge, of_error, withdrawn
 from podwatch.policy.lost_saves import to_wait_for
-from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery.state import Phase
 from podwatch.sync.interfaces import Unstored
 from podwatch.system import procfs

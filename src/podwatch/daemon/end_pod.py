@@ -21,12 +21,12 @@ from podwatch.daemon.shutdown import Exit
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import FindingKind, Severity
+from podwatch.domain.lease import LeaseAction
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.secrets import scrub, scrub_argv
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.exit_code import Outcome
-from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery.context import Notes
 from podwatch.recovery.state import Phase
 from podwatch.system.child import run_child

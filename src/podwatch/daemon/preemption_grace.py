@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import Protocol
 
-from podwatch.sync.interfaces import SyncStatus
+from podwatch.domain.facts import StoreFacts
 
 RESERVE_SECONDS = 1.0
 """Part of the grace for ending training and for the last writes to the journal; at most a third of the grace."""
@@ -44,7 +44,7 @@ def fits(left_bytes: int, sent_bytes: int, took_seconds: float, left_seconds: fl
 
 
 class Uploading(Protocol):
-    def status(self) -> SyncStatus: ...
+    def status(self) -> StoreFacts: ...
 
 
 async def upload_if_it_fits(uploads: Uploading, budget: Budget) -> bool:

@@ -1,13 +1,14 @@
 """The sensing loop: reads all sensors, runs detection, passes the findings on. Its turns alone feed the watchdog."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from podwatch.config.settings import Policies
 from podwatch.detection.run_detectors import DetectionState, advance, confirming
 from podwatch.domain.event import Emit, Event, EventName
+from podwatch.domain.facts import Facts
 from podwatch.domain.finding import Finding, Severity
 from podwatch.domain.snapshot import (
     CheckpointMark,
@@ -37,7 +38,6 @@ CONFIRM_LAG = 0.1
 LATE_TURNS = 5
 """The loop counts as stalled after this many polls without a turn, and never sooner than ``LATE_SECONDS``."""
 LATE_SECONDS = 10.0
-NO_MARK = CheckpointMark()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Sensors:
     def all(self) -> Mapping[str, Sensor[Any]]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
-    def look(self, clock: Clock, *, saving: bool, desired: Desired, checkpoint: CheckpointMark = NO_MARK) -> Snapshot:
+    def look(self, clock: Clock, *, saving: bool, desired: Desired, checkpoint: CheckpointMark) -> Snapshot:
         """A snapshot of the newest reading of each sensor. Never blocks."""
         return Snapshot(
             at=clock.monotonic(),
@@ -92,34 +92,19 @@ class Sensors:
             await sensor.stop()
 
 
-class RunNow(Protocol):
-    """What no sensor reads: the state of the run that podwatch itself keeps."""
-
-    @property
-    def saving(self) -> bool: ...
-
-    @property
-    def desired(self) -> Desired: ...
-
-    @property
-    def checkpoint(self) -> CheckpointMark:
-        """The newest complete checkpoint."""
-        ...
-
-
 class TurnListener(Protocol):
-    def turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
+    def turn(self, facts: Facts, findings: tuple[Finding, ...]) -> None:
         """Must not block."""
         ...
 
 
 class SensingLoop:
-    """Turns every ``poll`` seconds. ``listeners`` get the snapshot and the findings of each turn, in their order."""
+    """Turns every ``poll`` seconds. Each turn begins with new facts, which ``observe`` builds without blocking."""
 
     def __init__(
         self,
         senses: Sensors,
-        run: RunNow,
+        observe: Callable[[], Facts],
         *,
         clock: Clock,
         poll: float,
@@ -127,11 +112,10 @@ class SensingLoop:
         state: DetectionState,
         emit: Emit,
     ) -> None:
-        self.listeners: list[TurnListener] = []
         self._senses, self._clock, self._poll = senses, clock, poll
         self.policies = policies
         self.state = state
-        self._run, self._emit = run, emit
+        self._observe, self._emit = observe, emit
         self.turns = 0
         self.snapshot = Snapshot(at=clock.monotonic(), wall=clock.wall())
         self.findings: tuple[Finding, ...] = ()
@@ -140,11 +124,11 @@ class SensingLoop:
         self._sensor_states: dict[str, SensorState] = {}
         self._hurried = asyncio.Event()
 
-    async def run(self) -> None:
-        """Run until cancelled: one turn shortly after each poll of the sensors, sooner after ``hurry``, and every
-        ``CONFIRM_POLL`` while the evidence of a death is incomplete."""
+    async def run(self, listener: TurnListener) -> None:
+        """Run until cancelled, and tell ``listener`` of each turn: one shortly after each poll of the sensors, sooner
+        after ``hurry``, and every ``CONFIRM_POLL`` while the evidence of a death is incomplete."""
         while True:
-            self.turn()
+            self.turn(listener)
             rest = until_beat(self._clock.monotonic(), self._poll, LAG * self._poll)
             sooner = confirming(self.state, self.snapshot, self.policies)
             await self._clock.wait(self._hurried, min(rest, CONFIRM_POLL - CONFIRM_LAG) if sooner else rest)
@@ -157,10 +141,9 @@ class SensingLoop:
         """Run the next turn at once. Never blocks."""
         self._hurried.set()
 
-    def turn(self) -> None:
-        snapshot = self._senses.look(
-            self._clock, saving=self._run.saving, desired=self._run.desired, checkpoint=self._run.checkpoint
-        )
+    def turn(self, listener: TurnListener) -> None:
+        facts = self._observe()
+        snapshot = facts.pod
         self.state, findings = advance(self.state, snapshot, self.policies)
         self._tell_sensors(snapshot)
         armed_before, self._armed = self._armed, self.state.armed
@@ -171,8 +154,7 @@ class SensingLoop:
         self.snapshot, self.findings = snapshot, findings
         self.turns += 1
         self._last_turn = snapshot.at
-        for listener in self.listeners:
-            listener.turn(snapshot, findings)
+        listener.turn(facts, findings)
 
     def alive(self) -> tuple[bool, str]:
         """Whether the last turn is within the deadline, and a text about it."""

@@ -24,6 +24,7 @@ from podwatch.detection.progress import target_reached
 from podwatch.detection.run_detectors import DetectionState, second_signals
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Event, EventName, Incident
+from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import Finding
 from podwatch.domain.lease import Heartbeat, HeartbeatEnd, HolderState
 from podwatch.domain.run import Pause
@@ -40,7 +41,6 @@ from podwatch.recovery.state import Phase, RecoveryState
 from podwatch.reporting.daemon_view import Counters, DaemonView
 from podwatch.reporting.json_documents import account_document
 from podwatch.reporting.status import build_status
-from podwatch.sync.interfaces import SyncStatus
 
 _PHASES = frozenset(map(str, Phase))
 _ACTIVE = (Phase.LOOKING, Phase.STARTING, Phase.CONFIRMING, Phase.STOPPING)
@@ -147,11 +147,11 @@ class StatusSource:
         run, state = parts.run.file.current, parts.recovery.state
         snapshot, _ = present(sensing.snapshot, watched_of(state), now=now, wall=wall)
         recovery = recovery_view(state, self._exit.waits_for)
-        sync = parts.syncer.status() if parts.syncer is not None else SyncStatus()
+        sync = parts.syncer.status() if parts.syncer is not None else StoreFacts()
         if parts.store.elsewhere:
-            sync = SyncStatus(store_url=settings.sync.store)
+            sync = StoreFacts(store_url=settings.sync.store)
         elif parts.store.refused:
-            sync = SyncStatus(refused=True, error=parts.store.refused)
+            sync = StoreFacts(refused=True, error=parts.store.refused)
         return DaemonView(
             version=__version__,
             run_id=settings.run_id,

@@ -17,10 +17,11 @@ from podwatch.daemon.backup_findings import (
     store_withheld_finding,
     upload_findings,
 )
-from podwatch.daemon.components import LEARNED, Components
+from podwatch.daemon.components import LEARNED, READ_SO_FAR, Components
 from podwatch.daemon.host_and_endpoints import Host
-from podwatch.daemon.loop_wiring import DaemonLoops
+from podwatch.daemon.loop_wiring import DaemonLoops, removal_rules
 from podwatch.daemon.notifications import Notifying, OpenFindings
+from podwatch.daemon.observe import as_of_now
 from podwatch.daemon.own_findings import (
     concern_findings,
     config_findings,
@@ -36,13 +37,13 @@ from podwatch.daemon.store_jobs import StoreJobs
 from podwatch.detection.one_finding_per_failure import fold, of_a_run_that_ends, of_this_trainer, present
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.event import Emit, EventName
+from podwatch.domain.facts import Facts, StoreFacts
 from podwatch.domain.finding import Finding, Severity
-from podwatch.domain.snapshot import Desired, Snapshot
+from podwatch.domain.snapshot import Desired
 from podwatch.journal import Journal
 from podwatch.policy.lost_saves import Kept, safekeeping
 from podwatch.policy.steps_at_risk import steps_at_risk
 from podwatch.recording.recorder import Recorder
-from podwatch.sync.interfaces import SyncStatus
 from podwatch.system.blocking_calls import Worker
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 
 REMEMBER_TURNS = 30
 """Turns between two writes of the learned state to the journal: a minute at the default poll."""
+
+READ_TURNS = 5
+"""10 s at the default poll. After a crash the next podwatch reads the lines since then again, which is harmless."""
 
 LoadAgain = Callable[[], LoadedSettings]
 """Loads the settings at a reload; None: the same file, with the environment."""
@@ -87,14 +91,14 @@ class Findings:
         self._open = OpenFindings(emit)
         self._silent, self._started = silent, parts.run.clock.monotonic()
 
-    def turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    def turn(self, facts: Facts, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         """Those of this turn, after what is new and what is over was reported. ``findings``: those of the sensing
         loop."""
-        everything = self._everything(snapshot, findings)
-        self._open.update(everything, snapshot.wall)
+        everything = self._everything(facts, findings)
+        self._open.update(everything, facts.pod.wall)
         return everything
 
-    def _everything(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    def _everything(self, facts: Facts, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         """The findings of all sources, one for each failure. ``findings``: those of the sensing loop."""
         parts = self._parts
         ours = (
@@ -102,10 +106,11 @@ class Findings:
             *self._loops.pruner.findings(),
             *self._maintenance.findings(),
             *parts.checkpoints.roots.findings(),
-            *self._own(snapshot),
+            *self._own(facts),
         )
-        telling = self._reporters.findings(snapshot.at)
-        kept = safekeeping((*findings, *parts.recovery.findings(), *ours), self._kept(snapshot), at=snapshot.at)
+        at = facts.pod.at
+        telling = self._reporters.findings(at)
+        kept = safekeeping((*findings, *parts.recovery.findings(), *ours), self._kept(facts), at=at)
         return fold((*kept, *telling), parts.recovery.context.healing())
 
     def now(self) -> tuple[Finding, ...]:
@@ -121,23 +126,17 @@ class Findings:
             found = of_this_trainer(found)
         if recovery.desired is not Desired.RUNNING and snapshot.desired is Desired.RUNNING:
             found = of_a_run_that_ends(found)
-        return self._open.as_of_now(self._everything(as_of, found))
+        return self._open.as_of_now(self._everything(as_of_now(self._parts, as_of), found))
 
-    def _kept(self, snapshot: Snapshot) -> Kept:
-        parts = self._parts
-        sync, sets = (
-            parts.syncer.status() if parts.syncer is not None else None,
-            parts.checkpoints.catalogue.sets,
-        )
+    def _kept(self, facts: Facts) -> Kept:
+        parts, snapshot, sync, sets = self._parts, facts.pod, facts.store, facts.checkpoints
         step, counted = parts.recovery.state.step, counts_saves(parts.run.layout)
-        known = sync or SyncStatus()
+        known = sync or StoreFacts()
         at_risk = steps_at_risk(snapshot, sets, step, known.last_step, unread=known.unread, saves_counted=counted)
         return kept_of(sync, sets, parts.recovery.context.owns, at_risk)
 
-    def _own(self, snapshot: Snapshot) -> tuple[Finding, ...]:
-        parts = self._parts
-        sync, sets = parts.syncer.status() if parts.syncer is not None else None, parts.checkpoints.catalogue.sets
-        run = parts.run.file.current
+    def _own(self, facts: Facts) -> tuple[Finding, ...]:
+        parts, snapshot, sync, sets, run = self._parts, facts.pod, facts.store, facts.checkpoints, facts.run
         config = config_findings(parts.run.config.problem, since=self._started)
         concerns = tuple(c for c in parts.run.config.concerns if c.subject != PATTERN or not sets)
         handle = parts.recovery.handle
@@ -189,9 +188,11 @@ class Tick:
         self._notifying, self._recorder = notifying, recorder
         self._known: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._told = ""
+        self._read_so_far: dict[str, object] = {}
 
-    def turn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
-        parts, sensing = self._parts, self._loops.sensing
+    def turn(self, facts: Facts, findings: tuple[Finding, ...]) -> None:
+        parts, sensing, snapshot = self._parts, self._loops.sensing, facts.pod
+        self._remember_read_positions()
         self._host.systemd.watchdog()
         parts.checks.turn()
         if self._recorder is not None:
@@ -199,9 +200,9 @@ class Tick:
         self._maintenance.turn(snapshot)
         parts.checkpoints.implausible.turn(
             snapshot,
-            parts.checkpoints.catalogue.sets,
+            facts.checkpoints,
             step_seconds=sensing.state.learned.median_step_seconds,
-            run=parts.run.file.current,
+            run=facts.run,
             fetched=parts.recovery.context.fetched,
         )
         acted = (*findings, *self._loops.pruner.findings())
@@ -211,7 +212,7 @@ class Tick:
             parts.checkpoints.rescans.wake()
         if parts.checkpoints.roots.repaired():
             parts.recovery.read_again()
-        everything = self._findings.turn(snapshot, findings)
+        everything = self._findings.turn(as_of_now(parts, snapshot), findings)
         if self._notifying is not None:
             self._notifying.turn(everything, snapshot)
         known = (sensing.state.armed, sensing.state.learned.seen)
@@ -221,6 +222,15 @@ class Tick:
             parts.run.journal.post(Journal.learn, LEARNED, sensing.state.learned.to_json())
             self._host.bus.save()
         self._tell_systemd()
+
+    def _remember_read_positions(self) -> None:
+        """Record how far the logs are read, at once with a new start. The next podwatch finds a finish line that is
+        printed while none runs, and reads no line twice."""
+        now, before = self._parts.sensing.progress.remembered, self._read_so_far
+        if now.get("start_id") != before.get("start_id") or self._loops.sensing.turns % READ_TURNS == 0:
+            if now != before:
+                self._parts.run.journal.post(Journal.learn, READ_SO_FAR, now)
+            self._read_so_far = now
 
     def _tell_systemd(self) -> None:
         """Update the line that ``systemctl status`` shows, if it changed."""
@@ -290,6 +300,7 @@ class Reload:
                 save_interval=parts.run.config.policies.save_interval_steps,
             )
             self._loops.sensing.policies = parts.run.config.policies
+            self._loops.pruner.rules = removal_rules(parts)
             parts.sensing.log_rules.configure(parts.run.config.policies.log_rules)
             if self._recorder is not None:
                 self._recorder.cut()

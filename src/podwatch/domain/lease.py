@@ -357,3 +357,42 @@ def read_control(data: bytes | None, *, where: str = "control.json") -> Control:
     """Absent means that the pods decide. Raises IntegrityError that names the mistake, because a typing error must not
     count as an absent file."""
     return Control() if data is None else Control.from_bytes(data, where=where)
+
+
+# -- what a pod does because of them --------------------------------------------------------------------------------
+
+
+class LeaseAction(StrEnum):
+    """What to do next. The values are stable: ``status`` shows them."""
+
+    ASK = "asking"
+    """The store has not answered yet."""
+    WATCH = "watching"
+    CLAIM = "claiming"
+    SETTLE = "settling"
+    HOLD = "holding"
+    REFUSE = "refused"
+    SUPERSEDED = "superseded"
+    ASIDE = "aside"
+    """An operator named another pod in control.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``why_not``: why training must not start now (empty: it can start). ``stop``: running training must stop too.
+    ``publish``: this pod is allowed to write to the store. ``generation``: the one to claim, or the one held. ``wait``:
+    seconds until the next look. ``holder`` names the other pod. ``trains_in``: seconds until training can start here if
+    the other pod stays silent; None if unknown."""
+
+    act: LeaseAction
+    why_not: str = ""
+    stop: bool = False
+    publish: bool = False
+    generation: int = 0
+    wait: float = 0.0
+    at_once: bool = False
+    holder: str = ""
+    reason: str = ""
+    trains_in: float | None = None
+    ordered: bool = False
+    """control.json orders this run to stop, on every pod."""

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
+from podwatch.domain.facts import StoreFacts
 from podwatch.domain.run import EarlierSave, Lineage
+from podwatch.domain.run_state import RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,14 @@ def kept_step(sets: Sequence[CheckpointSet], lineage: Lineage, *, has_store: boo
     if own is not None and own > base:
         return None
     return max((s.step for s in sets if s.earlier and s.complete), default=None)
+
+
+def kept_branch(sets: tuple[CheckpointSet, ...], run: RunState, store: StoreFacts | None) -> int | None:
+    """The newest step of an earlier branch that must stay on this pod for now; None if there is none."""
+    if not run.earlier:
+        return None
+    stored = None if store is None else store.newest_of.get(run.lineage.id)
+    return kept_step(sets, run.lineage, has_store=store is not None, stored=stored)
 
 
 SHOWN_SECONDS = 24 * 3600.0

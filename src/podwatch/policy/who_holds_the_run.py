@@ -8,7 +8,6 @@ that it still holds the run before it publishes.
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 from podwatch.domain.lease import (
     CLAIM_WAIT_SECONDS,
@@ -18,6 +17,8 @@ from podwatch.domain.lease import (
     Beat,
     Claim,
     Control,
+    Decision,
+    LeaseAction,
     Pod,
 )
 from podwatch.domain.manifest import Pointer
@@ -46,21 +47,6 @@ class Timing:
     """Seconds between two looks while watching: one cheap request each, three looks per heartbeat interval."""
     refusal: float = REFUSAL_SECONDS
     heartbeat: float = 60.0
-
-
-class LeaseAction(StrEnum):
-    """What to do next. The values are stable: ``status`` shows them."""
-
-    ASK = "asking"
-    """The store has not answered yet."""
-    WATCH = "watching"
-    CLAIM = "claiming"
-    SETTLE = "settling"
-    HOLD = "holding"
-    REFUSE = "refused"
-    SUPERSEDED = "superseded"
-    ASIDE = "aside"
-    """An operator named another pod in control.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,27 +107,6 @@ class Known:
     """The process of the job that holds the run was on this boot of this machine, and has provably ended."""
     lost: bool = False
     """Already superseded: only a new start of podwatch resets this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """``why_not``: why training must not start now (empty: it can start). ``stop``: running training must stop too.
-    ``publish``: this pod is allowed to write to the store. ``generation``: the one to claim, or the one held. ``wait``:
-    seconds until the next look. ``holder`` names the other pod. ``trains_in``: seconds until training can start here if
-    the other pod stays silent; None if unknown."""
-
-    act: LeaseAction
-    why_not: str = ""
-    stop: bool = False
-    publish: bool = False
-    generation: int = 0
-    wait: float = 0.0
-    at_once: bool = False
-    holder: str = ""
-    reason: str = ""
-    trains_in: float | None = None
-    ordered: bool = False
-    """control.json orders this run to stop, on every pod."""
 
 
 def winner(claims: Collection[Claim]) -> Claim | None:

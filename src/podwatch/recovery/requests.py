@@ -8,10 +8,10 @@ from podwatch.checkpoints.layouts import write_trackers
 from podwatch.domain.errors import Busy, PodwatchError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.lease import LeaseAction
 from podwatch.domain.run_state import RestartHistory
 from podwatch.domain.secrets import scrub_argv
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery import start_checks, start_plan
 from podwatch.recovery.command_changed import CommandWatch
 from podwatch.recovery.context import RecoveryContext

@@ -7,13 +7,13 @@ from podwatch.detection.one_finding_per_failure import reported
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
+from podwatch.domain.lease import LeaseAction
 from podwatch.domain.run import Mutation
 from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.incidents import plain
 from podwatch.journal import Journal
 from podwatch.policy.errors_in_output import LOG_LINES_KEPT
 from podwatch.policy.resume import Choice
-from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery import gpus_and_ports_free
 from podwatch.recovery.context import BLOCKED_POLL, RecoveryContext
 from podwatch.recovery.failure import GIVEN_UP_FIX, Failures

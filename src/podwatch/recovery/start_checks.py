@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from podwatch.domain.finding import FindingKind, Severity
-from podwatch.policy.who_holds_the_run import Decision, LeaseAction
+from podwatch.domain.lease import Decision, LeaseAction
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.manual_starts import ManualStarts
 from podwatch.recovery.operation_runner import adopt

@@ -13,12 +13,12 @@ from podwatch.config.settings import Policies, Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Severity
+from podwatch.domain.lease import Decision, LeaseAction
 from podwatch.domain.run import MutationGuard
 from podwatch.domain.snapshot import GpuSample, Supervision
 from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import AsyncJournal
 from podwatch.policy.other_trainers import Beside
-from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.recovery.run_file import RunFile
 from podwatch.sensors.base import Sensor
 from podwatch.system.blocking_calls import Worker

@@ -11,10 +11,10 @@ from podwatch.client.status_verdict import ENDS_ON_ITS_OWN
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.lease import LeaseAction
 from podwatch.domain.run_state import Stopping
 from podwatch.domain.secrets import scrub, scrub_argv
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.policy.who_holds_the_run import LeaseAction
 from podwatch.recovery import start_plan
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.operation_runner import recall

@@ -10,6 +10,7 @@ from podwatch.config.settings import DiskSettings
 from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Incident
+from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import Finding
 from podwatch.domain.nodes import NodeView
 from podwatch.domain.run import Pause
@@ -17,7 +18,6 @@ from podwatch.domain.snapshot import Desired, Reading, Snapshot
 from podwatch.policy.exit_code import Verdict
 from podwatch.policy.overall_status import Judgement, RecoveryView, Situation, judge
 from podwatch.policy.run_cost import Account
-from podwatch.sync.interfaces import SyncStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class DaemonView:
     sensors: Mapping[str, Reading[object]] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     recovery: RecoveryView = field(default_factory=RecoveryView)
-    sync: SyncStatus = field(default_factory=SyncStatus)
+    sync: StoreFacts = field(default_factory=StoreFacts)
     learned: Learned = field(default_factory=Learned)
     counters: Counters = field(default_factory=Counters)
     checkpoints: tuple[CheckpointSet, ...] = ()

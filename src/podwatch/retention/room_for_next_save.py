@@ -3,18 +3,20 @@ disk_findings.py reports missing space.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from podwatch.checkpoints.layouts import Layout
 from podwatch.config.settings import DiskSettings
 from podwatch.config.units import format_size
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete, newest_whole
 from podwatch.domain.errors import Busy, HostError
+from podwatch.domain.facts import Facts
 from podwatch.domain.finding import Finding
-from podwatch.domain.snapshot import DiskSample, Reading
+from podwatch.domain.snapshot import DiskSample
 from podwatch.policy.disk_forecast import Forecast, NextSave
+from podwatch.policy.lineage import kept_branch
 from podwatch.policy.local_retention import (
     ROOM_HYSTERESIS,
     YIELDING,
@@ -29,7 +31,6 @@ from podwatch.policy.local_retention import (
 from podwatch.retention.disk_findings import no_room, other_disks
 from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
 from podwatch.retention.remove_checkpoints import Remover
-from podwatch.sensors.disk import DiskSensor
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 
@@ -41,113 +42,19 @@ DISK_ANSWER_SECONDS = 20.0
 """Twice the disk sensor's deadline. Nothing is planned for a disk that does not respond."""
 
 
-class CheckpointsHere(Protocol):
-    """The checkpoints on this pod, as the last rescan saw them."""
-
-    @property
-    def sets(self) -> tuple[CheckpointSet, ...]: ...
-
-    @property
-    def blind(self) -> str:
-        """Why they cannot be read now; empty if they can."""
-        ...
-
-    @property
-    def pins(self) -> Mapping[int, str]:
-        """Steps that must stay, because the operator or a file of the trainer names them, each with the reason."""
-        ...
-
-    def paths(self, step: int) -> Sequence[Path]:
-        """All directories of one step, the one that decides completeness first."""
-        ...
-
-    def rescan(self) -> None:
-        """Ask for a rescan soon."""
-        ...
-
-
-class StoreView(Protocol):
-    """What the store has of this run."""
-
-    @property
-    def stored(self) -> frozenset[tuple[int, str]] | None:
-        """(step, save id) of every published checkpoint; None without a store."""
-        ...
-
-    @property
-    def verified(self) -> int:
-        """The newest safe step of the current lineage; -1 without one."""
-        ...
-
-    async def abandon(self, step: int) -> None:
-        """Stop the upload of ``step``, which must be removed."""
-        ...
-
-
-class TrainerGuard(Protocol):
-    """What must not be deleted because of the trainer, now."""
-
-    @property
-    def held(self) -> str:
-        """Why nothing may be deleted now; empty if it may."""
-        ...
-
-    @property
-    def protected(self) -> Mapping[int, Protection]:
-        """Steps that are in use: resumed from, being uploaded, or of an earlier branch."""
-        ...
-
-    @property
-    def first_seen_wall(self) -> float:
-        """When podwatch first guarded this run."""
-        ...
-
-
-class RemovalRules(Protocol):
-    """The settings of removal, as last reloaded."""
-
-    @property
-    def policy(self) -> DiskSettings: ...
-
-    @property
-    def react(self) -> float:
-        """Seconds from the end of a save to room for another."""
-        ...
-
-    @property
-    def steps_in_use(self) -> int:
-        """By-products of this many steps below the newest complete checkpoint stay."""
-        ...
-
-    @property
-    def acts(self) -> bool:
-        """Whether podwatch removes on its own. ``podwatch prune`` removes in any mode."""
-        ...
-
-    @property
-    def quota(self) -> bool:
-        """The disk's usage is the sum of the known files, so these are measured even without pressure."""
-        ...
-
-    @property
-    def stages_in_temp(self) -> bool:
-        """Whether the trainer writes a whole checkpoint into the temporary directory first."""
-        ...
-
-
-class OtherDisks(Protocol):
-    def latest(self) -> Reading[tuple[DiskSample, ...]]: ...
-
-
 @dataclass(frozen=True, slots=True)
-class Disks:
-    """The file system of the checkpoints, and the others; parts that are stored there are planned for there."""
+class RemovalRules:
+    """The settings of removal, as last reloaded. ``acts``: podwatch removes on its own; ``podwatch prune`` removes in
+    any mode. ``react``: seconds from the end of a save to room for another; ``steps_in_use``: by-products of this many
+    steps below the newest complete checkpoint stay. ``quota``: the disk's usage is the sum of the known files, so these are measured even without pressure.
+    ``stages_in_temp``: the trainer writes a whole checkpoint into the temporary directory first."""
 
-    checkpoints: DiskSensor
-    others: OtherDisks | None = None
-
-    def latest_others(self) -> Sequence[DiskSample]:
-        return () if self.others is None else self.others.latest().value or ()
+    policy: DiskSettings
+    react: float = 0.0
+    steps_in_use: int = 2
+    acts: bool = True
+    quota: bool = False
+    stages_in_temp: bool = False
 
 
 class Pruner:
@@ -156,19 +63,22 @@ class Pruner:
     def __init__(
         self,
         *,
-        checkpoints: CheckpointsHere,
-        store: StoreView,
-        trainer: TrainerGuard,
+        facts: Callable[[], Facts],
         rules: RemovalRules,
-        disks: Disks,
+        layout: Layout,
+        rescan: Callable[[], None],
+        abandon: Callable[[int], Awaitable[None]],
+        refresh_disk: Callable[[], None],
         forecast: Forecast,
         remover: Remover,
         aside: SetAsideUsage,
         worker: Worker,
         clock: Clock,
     ) -> None:
-        self._checkpoints, self._store, self._trainer, self._rules = checkpoints, store, trainer, rules
-        self._disk, self._disks, self._forecast = disks.checkpoints, disks, forecast
+        """``facts``: of this moment, also from the worker's thread. ``rescan`` asks for a rescan soon, ``refresh_disk``
+        for a reading of the disk; ``abandon`` stops the upload of a step that must be removed."""
+        self._facts, self.rules, self._layout, self._forecast = facts, rules, layout, forecast
+        self._rescan, self._abandon, self._refresh_disk = rescan, abandon, refresh_disk
         self._remover, self._aside, self._worker, self._clock = remover, aside, worker, clock
         self._task: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -184,13 +94,13 @@ class Pruner:
         return self.next_save().bytes or None
 
     def next_save(self) -> NextSave:
-        self._forecast.see(self._checkpoints.sets)
-        return self._forecast.next_save(self._clock.wall(), self._rules.policy.lead, self._rules.react)
+        self._forecast.see(self._facts().checkpoints)
+        return self._forecast.next_save(self._clock.wall(), self.rules.policy.lead, self.rules.react)
 
     @property
     def waits_for(self) -> str:
         """Why podwatch removes nothing by itself now; empty if it does."""
-        return self._trainer.held or ("" if self._rules.acts else "mode observe: only `podwatch prune` deletes")
+        return self._facts().keep_all or ("" if self.rules.acts else "mode observe: only `podwatch prune` deletes")
 
     def plan(self) -> RemovalPlan:
         """The plan for now. Raises HostError while the disk or the checkpoints cannot be read."""
@@ -198,30 +108,21 @@ class Pruner:
 
     def _planned(self) -> tuple[RemovalPlan, DiskSample]:
         """The plan and its file system: the checkpoints' own, or the first other one that needs space."""
-        reading = self._disk.latest()
-        if self._checkpoints.blind or not reading.ok or reading.value is None:
-            why = self._checkpoints.blind or reading.detail or str(reading.state)
+        facts = self._facts()
+        reading = facts.pod.disk
+        if facts.unreadable or not reading.ok or reading.value is None:
+            why = facts.unreadable or reading.detail or str(reading.state)
             raise HostError("cannot plan removals without reading the disk", where=why, fix="retry when it responds")
-        main, policy = reading.value, self._rules.policy
-        devices, next_save = self._devices(), self.next_save()
-        first = plan_removal(self._input(main, _on(next_save, devices, main, main), devices, main), policy)
+        main, policy = reading.value, self.rules.policy
+        devices, next_save = _devices(facts), self.next_save()
+        first = plan_removal(self._input(facts, main, _on(next_save, devices, main, main), devices, main), policy)
         if first.trigger is Trigger.NONE:
-            for disk in self._part_disks(main):
-                given = self._input(disk, _on(next_save, devices, disk, main), devices, main)
+            for disk in _part_disks(facts, main):
+                given = self._input(facts, disk, _on(next_save, devices, disk, main), devices, main)
                 plan = plan_removal(given, policy)
                 if plan.trigger is not Trigger.NONE:
                     return plan, disk
         return first, main
-
-    def _devices(self) -> Mapping[str, int]:
-        """Part -> device number of its file system, as far as known."""
-        return {d.role: d.device for d in self._disks.latest_others() if d.role not in _NOT_PARTS}
-
-    def _part_disks(self, main: DiskSample) -> list[DiskSample]:
-        """One sample for each other file system that stores parts."""
-        others = (d for d in self._disks.latest_others() if d.role not in _NOT_PARTS and d.device != main.device)
-        found = {d.device: d for d in others}
-        return list(found.values()) if main.device else []
 
     def look(self) -> None:
         """Start a removal if one is due. Never blocks."""
@@ -233,7 +134,7 @@ class Pruner:
         """For `podwatch prune`: plan and execute now, without hysteresis; returns the executed plan. Raises Busy while
         deletions are blocked."""
         async with self._one_at_a_time:
-            if reason := self._trainer.held:
+            if reason := self._facts().keep_all:
                 raise Busy(
                     "podwatch deletes nothing now",
                     where=reason,
@@ -253,21 +154,22 @@ class Pruner:
 
     def findings(self) -> tuple[Finding, ...]:
         """Findings if the next save does not fit, or another disk is nearly full, with the numbers."""
-        reading = self._disk.latest()
+        facts = self._facts()
+        reading = facts.pod.disk
         others = other_disks(
-            self._disks.latest_others(),
+            facts.pod.disks.value or (),
             self.next_save(),
-            devices=self._devices(),
+            devices=_devices(facts),
             checkpoints_device=reading.value.device if reading.value is not None else 0,
-            stages_in_temp=self._rules.stages_in_temp,
-            margin=self._rules.policy.margin,
+            stages_in_temp=self.rules.stages_in_temp,
+            margin=self.rules.policy.margin,
             at=reading.at,
         )
         return (*self._findings, *others)
 
     def _judge_room(self, plan: RemovalPlan, disk: DiskSample) -> None:
         """Update the finding. It stays until there is slightly more space than needed (hysteresis)."""
-        policy, next_save, at = self._rules.policy, self.next_save(), self._disk.latest().at
+        policy, next_save, at = self.rules.policy, self.next_save(), self._facts().pod.disk.at
         found = no_room(plan, disk, next_save, policy, at)
         enough = next_save.room * (policy.margin + ROOM_HYSTERESIS)
         if not found and self._findings and disk.free_bytes + plan.freed_bytes < enough:
@@ -283,7 +185,7 @@ class Pruner:
             return
         try:
             plan, disk = self._planned()
-            if plan.trigger is not Trigger.NONE or self._rules.quota:
+            if plan.trigger is not Trigger.NONE or self.rules.quota:
                 await self._refresh_aside()
                 plan, disk = self._planned()
         except HostError:
@@ -300,30 +202,31 @@ class Pruner:
 
     async def _carry_out(self, plan: RemovalPlan) -> None:
         for removal in plan.removals:
-            if removal.step is not None and self._trainer.protected.get(removal.step) is Protection.UPLOADING:
-                await self._store.abandon(removal.step)
+            if removal.step is not None and protected(self._facts()).get(removal.step) is Protection.UPLOADING:
+                await self._abandon(removal.step)
         began = self._clock.monotonic()
         try:
-            report = await self._worker.call(self._remover.carry_out, plan, self._checkpoints.paths, self._veto)
+            report = await self._worker.call(self._remover.carry_out, plan, self._layout.step_paths, self._veto)
             self._forecast.removed(report.freed_bytes, self._clock.monotonic() - began)
         finally:
             self._removed = True
-            self._checkpoints.rescan()
+            self._rescan()
 
     def _veto(self, removal: Removal) -> str:
         """Why this removal must not happen now, else empty. Called in the worker's thread before each removal, because
         the state can change during a long plan. Reads frozen values only."""
-        if reason := self._trainer.held:
-            return reason
-        protection = self._trainer.protected.get(removal.step) if removal.step is not None else None
+        facts = self._facts()
+        if facts.keep_all:
+            return facts.keep_all
+        protection = protected(facts).get(removal.step) if removal.step is not None else None
         if protection is not None and protection not in YIELDING:
             return f"protected: {protection}"
-        if removal.step is not None and (pin := self._checkpoints.pins.get(removal.step)):
+        if removal.step is not None and (pin := facts.pins.get(removal.step)):
             return f"pinned: {pin}"
-        now = next((s for s in self._checkpoints.sets if s.step == removal.step), None)
+        now = next((s for s in facts.checkpoints if s.step == removal.step), None)
         if now is not None and not now.complete and removal.kind in _WHOLE_SETS:
             return "it is being saved again"
-        newest, held = newest_complete(self._checkpoints.sets), newest_whole(self._checkpoints.sets)
+        newest, held = newest_complete(facts.checkpoints), newest_whole(facts.checkpoints)
         whole = removal.step is not None and not removal.part and not removal.path
         keeps = {s.step for s in (newest, held) if s is not None}
         return "the newest complete checkpoint" if whole and removal.step in keeps else ""
@@ -333,11 +236,11 @@ class Pruner:
         much. The rescan after the removal has already run."""
         if not self._removed:
             return True
-        if self._rules.quota:
+        if self.rules.quota:
             await self._refresh_aside()
         mark = self._clock.monotonic()
-        self._disk.refresh()
-        while self._disk.latest().at < mark:
+        self._refresh_disk()
+        while self._facts().pod.disk.at < mark:
             if self._clock.monotonic() - mark > DISK_ANSWER_SECONDS:
                 return False
             await self._clock.sleep(0.05)
@@ -347,39 +250,74 @@ class Pruner:
     async def _refresh_aside(self) -> None:
         """Measure trash, quarantine and by-products in the worker, under pressure only. A complete checkpoint stays in
         quarantine until a verified one has a higher step."""
-        await self._worker.call(self._aside.look, self._clock.wall(), self._store.verified)
+        await self._worker.call(self._aside.look, self._clock.wall(), _newest_safe(self._facts()))
 
     def _input(
-        self, disk: DiskSample, next_save: NextSave, devices: Mapping[str, int], main: DiskSample
+        self, facts: Facts, disk: DiskSample, next_save: NextSave, devices: Mapping[str, int], main: DiskSample
     ) -> RemovalInput:
         """The input of the plan for the file system ``disk``; only files on it count."""
-        stored = self._store.stored
         found = self._aside.found
         here = disk is main
         return RemovalInput(
-            sets=_sets_on(self._checkpoints.sets, devices, disk, main),
+            sets=_sets_on(facts.checkpoints, devices, disk, main),
             disk=disk,
             next_save_bytes=next_save.room,
-            has_store=stored is not None,
-            stored=stored or frozenset(),
-            pins=self._checkpoints.pins,
-            protected=self._trainer.protected,
+            has_store=facts.store is not None,
+            stored=frozenset() if facts.store is None else facts.store.stored,
+            pins=facts.pins,
+            protected=protected(facts),
             quarantine=tuple(e for e in found.quarantine if (e.device in (0, disk.device) if disk.device else here)),
             spares=found.spares if here else (),
             trash_bytes=found.trash_bytes if here else 0,
             trash_path=str(self._aside.trash),
-            first_seen_wall=self._trainer.first_seen_wall,
+            first_seen_wall=facts.run.first_seen_wall,
             next_save_files=next_save.inodes,
             soon=next_save.soon,
             due_in=next_save.due_in,
             usual_bytes=next_save.usual_room,
             usual_files=next_save.usual_inodes,
-            steps_in_use=self._rules.steps_in_use,
+            steps_in_use=self.rules.steps_in_use,
         )
 
 
 _WHOLE_SETS = (RemovalKind.STORED_SET, RemovalKind.UNSTORED_SET)
 _NOT_PARTS = ("", "checkpoints", "output", "temp", "state")
+
+
+def protected(facts: Facts) -> Mapping[int, Protection]:
+    """Steps that are in use now: resumed from, uploading, read by a command, or of an earlier branch."""
+    found = dict.fromkeys(facts.resume_sources, Protection.RESUME_SOURCE)
+    if facts.store is not None and facts.store.uploading_step is not None:
+        found.setdefault(facts.store.uploading_step, Protection.UPLOADING)
+    for step in facts.reading:
+        found.setdefault(step, Protection.READING)
+    if (kept := kept_branch(facts.checkpoints, facts.run, facts.store)) is not None:
+        for one in facts.checkpoints:
+            if one.earlier:
+                found.setdefault(one.step, Protection.EARLIER_BRANCH)
+        found[kept] = Protection.EARLIER_NEWEST
+    return found
+
+
+def _newest_safe(facts: Facts) -> int:
+    """The newest safe step of the current lineage: earlier quarantined checkpoints can expire; -1 without one. The
+    pointer's step counts, not the highest one: a higher step of an earlier lineage proves nothing."""
+    if facts.store is not None:
+        return -1 if facts.store.last_step is None else facts.store.last_step
+    newest = newest_complete(facts.checkpoints)
+    return -1 if newest is None else newest.step
+
+
+def _devices(facts: Facts) -> Mapping[str, int]:
+    """Part -> device number of its file system, as far as known."""
+    return {d.role: d.device for d in facts.pod.disks.value or () if d.role not in _NOT_PARTS}
+
+
+def _part_disks(facts: Facts, main: DiskSample) -> list[DiskSample]:
+    """One sample for each other file system that stores parts."""
+    others = (d for d in facts.pod.disks.value or () if d.role not in _NOT_PARTS and d.device != main.device)
+    found = {d.device: d for d in others}
+    return list(found.values()) if main.device else []
 
 
 def _lies_on(part: str, devices: Mapping[str, int], disk: DiskSample, main: DiskSample) -> bool:

@@ -10,8 +10,6 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
 from podwatch.domain.run_state import WonClaim
-from podwatch.policy.uploads import Tally
-from podwatch.policy.who_holds_the_run import Decision
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials
 
@@ -167,53 +165,3 @@ class Lease(Protocol):
         """Confirm that this pod still holds the lease: (generation, boottime until which a write may be sent). Raises
         Superseded, NotHolding or what the store raises."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class SyncStatus:
-    """The store, the lease and the upload in flight at one moment, for status, findings and metrics. The defaults are
-    those of a run without a store. ``ok`` is None until the store has answered or failed for the first time."""
-
-    store_url: str = ""
-    ok: bool | None = None
-    error: str = ""
-    refused: bool = False
-    """The store refuses podwatch (key, cap, bucket, configuration): waiting does not help."""
-    next_attempt_wall: float | None = None
-    """While it fails: the time of the next try, in epoch seconds."""
-    clock_skew: float | None = None
-    """Seconds that this machine's clock is ahead of the store's; None: not known."""
-    last_step: int | None = None
-    last_published_wall: float | None = None
-    uploading_step: int | None = None
-    uploaded_bytes: int = 0
-    total_bytes: int = 0
-    superseded: bool = False
-    standing: Decision | None = None
-    """Whether this pod holds the run's lease; None without a store."""
-    stored: frozenset[tuple[int, str]] = frozenset()
-    """(step, save_id) of every checkpoint that is whole in the store."""
-    newest_of: Mapping[str, int] = field(default_factory=dict)
-    """Lineage -> its newest step in the store."""
-    saves: int | None = None
-    """Checkpoints of this run in the store; None until the store was listed."""
-    abandoned_in_a_row: int = 0
-    warnings: tuple[str, ...] = ()
-    upload_rate: float | None = None
-    """Of the upload in flight, in bytes per second; None without one, or before its first figures."""
-    tally: Tally = field(default_factory=Tally)
-    """Outcome of the last checkpoints: stored, skipped, abandoned."""
-    calls: Mapping[str, int] = field(default_factory=dict)
-    """Calls to the store since podwatch started, by class (A free, B, C)."""
-
-    @property
-    def unread(self) -> bool:
-        """A store is configured, and it is not known yet what it has."""
-        return bool(self.store_url) and self.saves is None
-
-    @property
-    def upload_left_seconds(self) -> float | None:
-        """Remaining seconds at the current rate; None without an upload or without progress."""
-        if self.uploading_step is None or not self.upload_rate:
-            return None
-        return max(0, self.total_bytes - self.uploaded_bytes) / self.upload_rate

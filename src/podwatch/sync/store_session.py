@@ -15,16 +15,17 @@ from podwatch.domain.errors import (
     is_refusal,
 )
 from podwatch.domain.event import EventName
+from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import Severity
-from podwatch.domain.lease import Heartbeat, HolderState, Pod
+from podwatch.domain.lease import Decision, Heartbeat, HolderState, LeaseAction, Pod
 from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.policy.store_retention import handed_over, in_order, taken_over
-from podwatch.policy.who_holds_the_run import Decision, LeaseAction, Timing
+from podwatch.policy.who_holds_the_run import Timing
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.open_store import open_store
-from podwatch.sync.interfaces import GuardedRun, SetSource, SyncStatus, Tell, features_of, keep_features
+from podwatch.sync.interfaces import GuardedRun, SetSource, Tell, features_of, keep_features
 from podwatch.sync.inventory import Stock, stock
 from podwatch.sync.lease.holder import Follower, LeaseHolder
 from podwatch.sync.lease.protocol import LeaseTerms, NotHolding
@@ -74,7 +75,7 @@ class StoreSession:
         self._tell, self._backoff = tell, backoff
         self.url = settings.sync.store
         self.keys = keys_for(self.url, settings.run_id) if self.url else None
-        self.known = SyncStatus(store_url=self.url)
+        self.known = StoreFacts(store_url=self.url)
         """What the store has and how it is; the uploads are ``Syncer``'s to add."""
         self.worker = Worker("sync")
         self.idle = asyncio.Event()

@@ -15,18 +15,18 @@ from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError
 from podwatch.domain.event import Event, EventName
+from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import Severity
-from podwatch.domain.lease import Heartbeat, HolderState
+from podwatch.domain.lease import Decision, Heartbeat, HolderState, LeaseAction
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
 from podwatch.journal.upload_records import UploadedObject
 from podwatch.policy.implausible_steps import NO_TRAINING
 from podwatch.policy.uploads import PINNED, GivenUp, Waiting, next_upload, sort_begun
-from podwatch.policy.who_holds_the_run import Decision, LeaseAction
 from podwatch.stores.base import TOTAL
 from podwatch.stores.base import Upload as StoreUpload
-from podwatch.sync.interfaces import Emit, GuardedRun, SetSource, SyncStatus, Unstored
+from podwatch.sync.interfaces import Emit, GuardedRun, SetSource, Unstored
 from podwatch.sync.lease.protocol import LeaseTerms
 from podwatch.sync.publish_and_pointer import ObjectsMissing, Publisher, Superseded
 from podwatch.sync.store_session import BACKOFF_MAX, BACKOFF_MIN, StoreSession, internal
@@ -138,7 +138,7 @@ class Syncer:
 
     # -- for other parts -------------------------------------------------------------------------------------------
 
-    def status(self) -> SyncStatus:
+    def status(self) -> StoreFacts:
         flight, lease = self._in_flight, self.session.lease
         known = replace(
             self.session.known,

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from podwatch.domain.errors import InternalError, PodwatchError, is_refusal
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.lease import Heartbeat, HolderState
+from podwatch.domain.lease import Decision, Heartbeat, HolderState, LeaseAction
 from podwatch.domain.manifest import Keys, Pointer
 from podwatch.domain.stored_checkpoint import KnownSaves
-from podwatch.policy.who_holds_the_run import Decision, LeaseAction, locked_out
+from podwatch.policy.who_holds_the_run import locked_out
 from podwatch.stores.base import ObjectStore, OpenStore
 from podwatch.sync.interfaces import PodSide, Tell
 from podwatch.sync.lease.protocol import LeaseProtocol, LeaseTerms, perform

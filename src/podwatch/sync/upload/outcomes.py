@@ -4,10 +4,10 @@ from collections.abc import Collection, Sequence
 
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
+from podwatch.domain.facts import Tally, UploadOutcome
 from podwatch.domain.finding import Severity
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.policy.uploads import Outcome, Tally
 from podwatch.sync.interfaces import Tell
 
 TALLY = "sync.tally"
@@ -62,7 +62,7 @@ class CheckpointTally:
             self._count(one)
             text = f"step {one[0]} is not uploaded: the newer step {key[0]} was uploaded first"
             self._tell(EventName.UPLOAD_SKIPPED, text, Severity.INFO, step=one[0], newer_step=key[0])
-        now = self.now.adding(*(Outcome.SKIPPED for _ in skipped), Outcome.STORED)
+        now = self.now.adding(*(UploadOutcome.SKIPPED for _ in skipped), UploadOutcome.STORED)
         self.now = Tally(now.outcomes, seconds, save_seconds or now.save_seconds)
         self._keep()
 
@@ -71,7 +71,7 @@ class CheckpointTally:
         self._waiting.discard(key)
         if key not in self._counted:
             self._count(key)
-            self.now = self.now.adding(Outcome.ABANDONED)
+            self.now = self.now.adding(UploadOutcome.ABANDONED)
             self._keep()
 
     def _count(self, key: Key) -> None:

@@ -1,0 +1,127 @@
+"""What podwatch knows at one moment: each turn of the loop begins with new ``Facts`` for all that decide or report."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.lease import Decision
+from podwatch.domain.run_state import RunState
+from podwatch.domain.snapshot import Snapshot
+
+OUTCOMES_KEPT = 40
+"""Two hours at a save every three minutes."""
+
+
+class UploadOutcome(StrEnum):
+    STORED = "stored"
+    SKIPPED = "skipped"
+    """A newer one was uploaded instead."""
+    ABANDONED = "abandoned"
+    """Its upload was given up: its files changed or were deleted, or the disk needed the space."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The last checkpoints, oldest first. ``upload_seconds``: how long the last upload took; ``save_seconds``: from one
+    save to the next, as known then."""
+
+    outcomes: tuple[UploadOutcome, ...] = ()
+    upload_seconds: float | None = None
+    save_seconds: float | None = None
+
+    def adding(self, *outcomes: UploadOutcome) -> "Tally":
+        return replace(self, outcomes=(*self.outcomes, *outcomes)[-OUTCOMES_KEPT:])
+
+    def count(self, outcome: UploadOutcome) -> int:
+        return Counter(self.outcomes)[outcome]
+
+    def to_list(self) -> list[object]:
+        return [[str(o) for o in self.outcomes], self.upload_seconds, self.save_seconds]
+
+    @classmethod
+    def from_list(cls, data: object) -> "Tally":
+        """The inverse of ``to_list``; unreadable data gives an empty tally."""
+        known: Any = data
+        try:
+            outcomes, upload, save = known
+            return cls(
+                tuple(UploadOutcome(o) for o in outcomes)[-OUTCOMES_KEPT:],
+                None if upload is None else float(upload),
+                None if save is None else float(save),
+            )
+        except (TypeError, ValueError):
+            return cls()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """The store, the lease and the upload in flight at one moment, for status, findings and metrics. The defaults are
+    those of a run without a store. ``ok`` is None until the store has answered or failed for the first time."""
+
+    store_url: str = ""
+    ok: bool | None = None
+    error: str = ""
+    refused: bool = False
+    """The store refuses podwatch (key, cap, bucket, configuration): waiting does not help."""
+    next_attempt_wall: float | None = None
+    """While it fails: the time of the next try, in epoch seconds."""
+    clock_skew: float | None = None
+    """Seconds that this machine's clock is ahead of the store's; None: not known."""
+    last_step: int | None = None
+    last_published_wall: float | None = None
+    uploading_step: int | None = None
+    uploaded_bytes: int = 0
+    total_bytes: int = 0
+    superseded: bool = False
+    standing: Decision | None = None
+    """Whether this pod holds the run's lease; None without a store."""
+    stored: frozenset[tuple[int, str]] = frozenset()
+    """(step, save_id) of every checkpoint that is whole in the store."""
+    newest_of: Mapping[str, int] = field(default_factory=dict)
+    """Lineage -> its newest step in the store."""
+    saves: int | None = None
+    """Checkpoints of this run in the store; None until the store was listed."""
+    abandoned_in_a_row: int = 0
+    warnings: tuple[str, ...] = ()
+    upload_rate: float | None = None
+    """Of the upload in flight, in bytes per second; None without one, or before its first figures."""
+    tally: Tally = field(default_factory=Tally)
+    """Outcome of the last checkpoints: stored, skipped, abandoned."""
+    calls: Mapping[str, int] = field(default_factory=dict)
+    """Calls to the store since podwatch started, by class (A free, B, C)."""
+
+    @property
+    def unread(self) -> bool:
+        """A store is configured, and it is not known yet what it has."""
+        return bool(self.store_url) and self.saves is None
+
+    @property
+    def upload_left_seconds(self) -> float | None:
+        """Remaining seconds at the current rate; None without an upload or without progress."""
+        if self.uploading_step is None or not self.upload_rate:
+            return None
+        return max(0, self.total_bytes - self.uploaded_bytes) / self.upload_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """``pod``: what the sensors read at the last turn. The rest is as of the moment at which this was built.
+    ``checkpoints``: those on this pod, by step. ``store``: None without a store."""
+
+    pod: Snapshot
+    run: RunState
+    checkpoints: tuple[CheckpointSet, ...] = ()
+    unreadable: str = ""
+    """Why the checkpoints cannot be read now; empty if they can."""
+    store: StoreFacts | None = None
+    pins: Mapping[int, str] = field(default_factory=dict)
+    """Steps that stay, because the operator or a file of the trainer names them, each with the reason."""
+    resume_sources: frozenset[int] = frozenset()
+    """Steps from which training is, or may be, resumed."""
+    reading: frozenset[int] = frozenset()
+    """Steps that a hook or an evaluation reads."""
+    keep_all: str = ""
+    """Why podwatch may delete no checkpoint now; empty if it may."""
