@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,12 +20,9 @@ from tests.support.layout_makers.core import TRACKER, verl_fsdp
 
 
 class Nothing:
-    """No surroundings, and nothing to remove."""
+    """Nothing to watch, and nothing to remove."""
 
-    def before(self) -> None: ...
-
-    def after(self) -> Mapping[int, str]:
-        return {}
+    def refresh(self) -> None: ...
 
     def look(self) -> None: ...
 
@@ -35,12 +32,11 @@ async def test_the_trainers_own_pins_are_read_with_every_look(tmp_path: Path) ->
     layout, clock, worker = KINDS["verl"].make(Site(tmp_path)), SystemClock(), Worker("looks")
     refuse, refreshed = False, list[str]()
 
-    class Around(Nothing):
-        def after(self) -> Mapping[int, str]:
+    class Watching(Nothing):
+        def refresh(self) -> None:
             refreshed.append(threading.current_thread().name)
             if refuse:
                 raise PermissionError(13, "Permission denied")
-            return layout.pinned()
 
     rescans = Rescans(10.0)
     guarding = CheckpointLoop(
@@ -49,10 +45,9 @@ async def test_the_trainers_own_pins_are_read_with_every_look(tmp_path: Path) ->
         clock,
         rescans,
         lambda _event: None,
-        Around(),
-        uploads=None,
-        removals=Nothing(),
-        announced=Announced(),
+        Announced(),
+        watcher=Watching(),  # type: ignore[arg-type]
+        pruner=Nothing(),  # type: ignore[arg-type]
     )
     try:
         assert [s.step for s in await guarding.look()] == [10]
@@ -73,6 +68,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self.sets: tuple[CheckpointSet, ...] = ()
+        self.layout = KINDS["verl"].make(Site(Path("/nowhere")))
 
     def rescan(self, *, writers_ended: bool = False) -> tuple[CheckpointSet, ...]:
         return self.sets
@@ -100,10 +96,9 @@ class Podwatches:
             SystemClock(),
             Rescans(10.0),
             self.told.append,
-            Nothing(),
-            uploads=None,
-            removals=Nothing(),
-            announced=Announced(self.journal, self.keep),
+            Announced(self.journal, self.keep),
+            watcher=Nothing(),  # type: ignore[arg-type]
+            pruner=Nothing(),  # type: ignore[arg-type]
         )
 
         async def look(*sets: CheckpointSet) -> list[str]:

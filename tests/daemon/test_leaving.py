@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,10 +20,9 @@ from podwatch.config.setting_names import known_keys
 from podwatch.config.settings import Settings
 from podwatch.daemon import store_wiring as store_module
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
-from podwatch.daemon.daemon import LastWords
 from podwatch.daemon.preemption_grace import Budget
 from podwatch.daemon.settings_in_force import policies_from
-from podwatch.daemon.shutdown import Farewell, beside, briefly, end_tasks, say_goodbye, say_goodbye_of_job
+from podwatch.daemon.shutdown import LastWords, beside, briefly, end_tasks, say_goodbye, say_goodbye_of_job
 from podwatch.daemon.store_wiring import StoreRestore
 from podwatch.domain.snapshot import Reading, SensorState, observed, unobserved
 from podwatch.sync.syncer import Syncer
@@ -110,12 +109,9 @@ class Saves:
 
 
 class Nothing:
-    """No surroundings of a rescan, and nothing to remove."""
+    """Nothing to watch, and nothing to remove."""
 
-    def before(self) -> None: ...
-
-    def after(self) -> Mapping[int, str]:
-        return {}
+    def refresh(self) -> None: ...
 
     def look(self) -> None: ...
 
@@ -129,12 +125,12 @@ class Preempted:
     worker: Worker = field(default_factory=lambda: Worker("looks"))
     order: list[str] = field(default_factory=list)
 
-    def words(self, trainer: Saves, gang: object = None) -> Farewell:
+    def words(self, trainer: Saves, gang: object = None) -> LastWords:
         world, clock = self.world, SystemClock()
         rescans, announced = Rescans(10.0), Announced()
         loop = CheckpointLoop(
-            world.catalogue, self.worker, clock, rescans, world.events.append, Nothing(),
-            uploads=self.syncer, removals=Nothing(), announced=announced,
+            world.catalogue, self.worker, clock, rescans, world.events.append, announced,
+            watcher=cast(Any, Nothing()), uploads=self.syncer, pruner=cast(Any, Nothing()),
         )  # fmt: skip
         recovery = SimpleNamespace(handle=trainer)
         parts = SimpleNamespace(recovery=recovery, gang=gang, syncer=self.syncer, run=SimpleNamespace(clock=clock))
@@ -175,7 +171,7 @@ async def preempted(tmp_path: Path) -> AsyncIterator[Preempted]:
         await journal.close()
 
 
-GOODBYES: dict[str, Callable[[Budget, Farewell], Any]] = {"plain": say_goodbye, "job": say_goodbye_of_job}
+GOODBYES: dict[str, Callable[[Budget, LastWords], Any]] = {"plain": say_goodbye, "job": say_goodbye_of_job}
 
 
 @pytest.mark.slow

@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
+from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts.base import Layout
 from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
-from podwatch.checkpoints.scan import linked_steps
 from podwatch.config.settings import DiskSettings
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
@@ -35,18 +34,6 @@ class Uploads(Protocol):
     def stored(self) -> frozenset[tuple[int, str]]: ...
     def uploading(self) -> int | None: ...
     async def abandon(self, step: int) -> None: ...
-
-
-class Linked:
-    """The checkpoint loop's surroundings: links are read, nothing is watched."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-
-    def before(self) -> None: ...
-
-    def after(self) -> Mapping[int, str]:
-        return linked_steps(self._layout)
 
 
 class Guard:
@@ -108,10 +95,9 @@ class Guard:
             clock,
             self.rescans,
             self.events.append,
-            Linked(layout),
-            uploads=None,
-            removals=self.pruner,
-            announced=Announced(),
+            Announced(),
+            watcher=Watcher(self.catalogue.watch_dirs, self.rescans.wake_from_thread),
+            pruner=self.pruner,
         )
 
     def facts(self) -> Facts:

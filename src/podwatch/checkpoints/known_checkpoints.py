@@ -166,7 +166,7 @@ class Catalogue:
         held_back: HeldBack = NOTHING_HELD,
         tree: PinnedTree | None = None,
     ) -> None:
-        self._layout = layout
+        self.layout = layout
         self._tree = tree
         self._roots_known = tree.roots if tree is not None else (layout.output_dir,)
         self._linked: tuple[Path, ...] = ()
@@ -231,7 +231,7 @@ class Catalogue:
 
     def watch_dirs(self) -> tuple[Path, ...]:
         """Directories to watch for events now: the layout's roots and the steps that are not settled."""
-        return (*self._layout.watch_roots(), *self._open)
+        return (*self.layout.watch_roots(), *self._open)
 
     def rescan(self, *, writers_ended: bool = False) -> tuple[CheckpointSet, ...]:
         """Read everything that can have changed. Never raises for changes on disk meanwhile.
@@ -246,16 +246,16 @@ class Catalogue:
                 return self._believe_nothing(problem)
             now, wall_ns = self._clock.monotonic(), int(self._clock.wall() * 1e9)
             try:
-                roots = tuple((str(p), *stamp(str(p))) for p in (*self._layout.watch_roots(), self._layout.output_dir))
-                found = without_linked(self._layout, self._roots_known, self._layout.steps())
+                roots = tuple((str(p), *stamp(str(p))) for p in (*self.layout.watch_roots(), self.layout.output_dir))
+                found = without_linked(self.layout, self._roots_known, self.layout.steps())
                 steps, linked, behind = found
-                alone = {s: path for s, path in linked_out(self._layout, self._roots_known).items() if s not in steps}
+                alone = {s: path for s, path in linked_out(self.layout, self._roots_known).items() if s not in steps}
                 self._linked, self._out_of_reach = (*linked, *alone.values()), behind | alone.keys()
             except OSError as error:
-                self._problem, self._listed = f"{error.filename or self._layout.output_dir}: {error.strerror}", None
+                self._problem, self._listed = f"{error.filename or self.layout.output_dir}: {error.strerror}", None
                 return self.sets
             settling = self._settling
-            settling.begin(slow=slow_to_show(self._layout.watch_roots()), writers_ended=writers_ended)
+            settling.begin(slow=slow_to_show(self.layout.watch_roots()), writers_ended=writers_ended)
             close = self._look_closely(steps)
             fresh: dict[int, Known] = {}
             with sandbox.session():
@@ -283,7 +283,7 @@ class Catalogue:
             known = self._known.get(step)
         if known is None:
             judgement = self._judge(step, found)
-            now = checkpoint_identity.describe(step, self._layout.name, found, judgement)
+            now = checkpoint_identity.describe(step, self.layout.name, found, judgement)
         else:
             judgement, now = known.judgement, known.set
             if now.complete and now.save_id != checkpoint_identity.save_id(found, judgement):
@@ -339,18 +339,18 @@ class Catalogue:
 
     def _parts_of(self, step: int) -> tuple[PartDir, ...]:
         try:
-            steps, _, _ = without_linked(self._layout, self._roots_known, self._layout.steps())
+            steps, _, _ = without_linked(self.layout, self._roots_known, self.layout.steps())
             parts = steps.get(step)
         except OSError as error:
             raise HostError(
                 f"cannot read the checkpoints: {error.strerror}",
-                where=str(error.filename or self._layout.output_dir),
+                where=str(error.filename or self.layout.output_dir),
                 fix="check that the disk is mounted and readable",
             ) from error
         if parts is None:
             raise HostError(
                 f"checkpoint of step {step} not found",
-                where=str(self._layout.output_dir),
+                where=str(self.layout.output_dir),
                 fix="`podwatch checkpoints` lists the checkpoints",
             )
         return parts
@@ -396,7 +396,7 @@ class Catalogue:
         """Whether a trainer that waits for each save has started the missing part of a newer save since this one last
         changed: then the missing part never comes, and the checkpoint is never complete."""
         missing = {p.name for p in found.parts if p.required and not p.complete}
-        if not self._layout.saves_block or judgement.pending:
+        if not self.layout.saves_block or judgement.pending:
             return False
         newer = (k.set for step, k in self._known.items() if step > found.step)
         return any(

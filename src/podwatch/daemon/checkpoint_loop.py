@@ -3,16 +3,24 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue
+from podwatch.checkpoints.scan import linked_steps
+from podwatch.daemon.held_back_findings import TwoWriters
+from podwatch.daemon.replaced_directories import RootWatch
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Severity, counted
+from podwatch.retention.room_for_next_save import Pruner
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
+
+if TYPE_CHECKING:
+    from podwatch.sync.syncer import Syncer
 
 RESCAN_DEADLINE = 120.0
 """Seconds. A rescan of 1,000 unchanged checkpoints takes 0.05 s; the deadline is for a hung network volume."""
@@ -102,7 +110,7 @@ class Rescans:
     the event loop.
 
     ``blind`` is the reason while the filesystem does not respond: nothing is pruned or chosen then. ``named`` are the
-    steps that are never removed, as ``Surroundings.after`` returned them.
+    steps that are never removed, because a file of the trainer (a tracker, the best model) names them, with that file.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -134,29 +142,6 @@ class Rescans:
         return True
 
 
-class Uploads(Protocol):
-    def notify(self) -> None: ...
-
-
-class Removals(Protocol):
-    def look(self) -> None:
-        """Delete what must be deleted now, in the background."""
-        ...
-
-
-class Surroundings(Protocol):
-    """What else is read with each rescan, in its worker. Both can block."""
-
-    def before(self) -> None:
-        """Check that the directories are still those of the start; look for a second trainer."""
-        ...
-
-    def after(self) -> Mapping[int, str]:
-        """Watch new directories. Returns the steps that a file of the trainer refers to (a tracker, the best model),
-        with that file."""
-        ...
-
-
 class CheckpointLoop:
     """Rescans at the interval of ``rescans``, sooner when woken. Only the rescan counts; file events are hints."""
 
@@ -167,15 +152,17 @@ class CheckpointLoop:
         clock: Clock,
         rescans: Rescans,
         emit: Emit,
-        surroundings: Surroundings,
-        *,
-        uploads: Uploads | None,
-        removals: Removals,
         announced: Announced,
+        *,
+        watcher: Watcher,
+        checks: Sequence[RootWatch | TwoWriters] = (),
+        uploads: "Syncer | None" = None,
+        pruner: Pruner,
     ) -> None:
+        """``checks`` are made before each rescan, in its worker; ``watcher`` watches new directories after it."""
         self._catalogue, self._worker, self._clock, self._rescans = catalogue, worker, clock, rescans
-        self._emit, self._surroundings = emit, surroundings
-        self._uploads, self._removals, self._announced = uploads, removals, announced
+        self._emit, self._announced, self._watcher, self._checks = emit, announced, watcher, checks
+        self._uploads, self._pruner = uploads, pruner
         self._known: dict[int, CheckpointSet] | None = None
         self._there: set[int] = set()
         """Steps that the first rescan found and that are not judged yet: a later one does that, after the settle
@@ -197,9 +184,12 @@ class CheckpointLoop:
 
     def _read(self, *, writers_ended: bool) -> tuple[tuple[CheckpointSet, ...], Mapping[int, str]]:
         """Blocks."""
-        self._surroundings.before()
+        for check in self._checks:
+            check.look()
         sets = self._catalogue.rescan(writers_ended=writers_ended)
-        return sets, self._surroundings.after()
+        self._watcher.refresh()
+        layout = self._catalogue.layout
+        return sets, {**linked_steps(layout), **layout.pinned()}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -209,7 +199,7 @@ class CheckpointLoop:
             await self.look()
             if self._uploads is not None:
                 self._uploads.notify()
-            self._removals.look()
+            self._pruner.look()
             pause = interval
             if any(s.completeness is Completeness.WRITING for s in self._catalogue.sets):
                 pause = min(pause, max(0.5, interval / 4))

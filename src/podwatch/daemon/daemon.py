@@ -31,36 +31,31 @@ from podwatch.daemon.page_history import History
 from podwatch.daemon.paths_and_run_lock import RunLock
 from podwatch.daemon.pause import Maintenance
 from podwatch.daemon.preemption_grace import Budget
-from podwatch.daemon.shutdown import beside, briefly, say_goodbye, say_goodbye_of_job, told_by
+from podwatch.daemon.shutdown import LastWords, beside, briefly, say_goodbye, say_goodbye_of_job, told_by
 from podwatch.daemon.state_check import take_ground
-from podwatch.daemon.status_view import Books, Remembered, StatusSource, TrainingInPause
+from podwatch.daemon.status_view import Books, Remembered, StatusSource
 from podwatch.daemon.store_jobs import TELLING, Jobs, StoreJobs, make_artifacts
 from podwatch.daemon.tick import Findings, LoadAgain, Reload, Reporters, Tick
 from podwatch.daemon.variables_of_own_processes import BY_HAND, UNDER_INIT
 from podwatch.daemon.wiring import build
 from podwatch.detection.learned import Learned
-from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, is_refusal
+from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.lease import HolderState, LeaseAction
 from podwatch.journal import Journal
-from podwatch.policy.lost_saves import to_wait_for
-from podwatch.policy.run_cost import Price
+from podwatch.policy.run_cost import Account, Price
 from podwatch.recording.recorder import Recorder
-from podwatch.recovery.stop import tell_to_end
 from podwatch.reporting import logging as log
 from podwatch.sensors.gpu import GpuReader
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.child import give_back, settle
 from podwatch.system.clock import Clock, SystemClock
 from podwatch.system.sd_notify import make_notifier
-from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.start_and_adopt import KeeperJob
 
 if TYPE_CHECKING:
     from podwatch.hooks.evaluation import Evaluations
     from podwatch.hooks.hook_runner import Hooks
-    from podwatch.sync.syncer import Syncer
     from podwatch.sync.upload.artifacts import Artifacts
 
 FIRST_LOOK_SECONDS = 10.0
@@ -74,8 +69,6 @@ TASKS_END_SECONDS = 5.0
 """A loop that waits for a hung disk is abandoned after this: its thread is a daemon thread."""
 LAST_WORDS_SECONDS = 2.0
 """Time that the shutdown takes after the last preemption step."""
-LOOK_AGAIN_SECONDS = 0.1
-"""At a preemption: pause between two looks at the end of training and at its last checkpoint."""
 PREEMPTED_TASKS_SECONDS, PREEMPTED_ACT_SECONDS = 0.3, 0.4
 """Deadlines for the loops and for recovery's operation in progress at a preemption: the next podwatch completes it."""
 
@@ -149,7 +142,7 @@ async def build_daemon(
         await journal.run(Journal.learned, ANNOUNCED), lambda known: journal.post(Journal.learn, ANNOUNCED, known)
     )
     loops = make_loops(parts, learned=learned, announced=announced)
-    maintenance = Maintenance(parts.run.file, host.clock, host.bus, TrainingInPause(parts.recovery))
+    maintenance = Maintenance(parts.run.file, host.clock, host.bus, parts.recovery)
     for text in (journal.sync.rebuilt, *parts.run.file.news):
         if text:
             host.bus.say(EventName.STATE_REBUILT, text, Severity.WARNING)
@@ -204,60 +197,6 @@ class Outlets:
     evaluations: "Evaluations | None" = None
 
 
-class LastWords:
-    """What a preempted daemon does last; see ``shutdown.Farewell``."""
-
-    def __init__(self, parts: Components, loops: DaemonLoops, store_jobs: StoreJobs, why: str) -> None:
-        self._parts, self._loops, self._store_jobs, self._why = parts, loops, store_jobs, why
-
-    @property
-    def syncer(self) -> "Syncer | None":
-        return self._parts.syncer
-
-    async def beat(self) -> None:
-        await self._store_jobs.say(HolderState.PREEMPTED)
-
-    async def end_training(self) -> None:
-        recovery = self._parts.recovery
-        await tell_to_end(recovery.context.tools, recovery.handle, self._why)
-
-    async def training_ended(self) -> None:
-        """Returns once nothing of training is left, and each checkpoint that can be complete was found to be."""
-        parts, handle = self._parts, self._parts.recovery.handle
-        while handle is not None and not await _ended(handle):
-            await parts.run.clock.sleep(LOOK_AGAIN_SECONDS)
-        # Other nodes can still write into the same directory.
-        writers_ended = handle is not None and parts.gang is None
-        while True:
-            sets = await self._loops.guarding.look(writers_ended=writers_ended)
-            if parts.syncer is None or to_wait_for(sets, None, settled=True) is None:
-                return
-            await parts.run.clock.sleep(LOOK_AGAIN_SECONDS)
-
-    async def last_checkpoint(self) -> None:
-        """Returns once the newest complete checkpoint is in the store, or it is certain that it cannot be stored."""
-        syncer = self._parts.syncer
-        while syncer is not None and syncer.standing.act in (LeaseAction.HOLD, LeaseAction.SETTLE):
-            try:
-                await syncer.sync_now()
-                return
-            except (HostError, ConfigurationError):
-                return  # nothing to store, or podwatch must not publish
-            except PodwatchError as error:
-                if is_refusal(error):
-                    return
-            await self._parts.run.clock.sleep(LOOK_AGAIN_SECONDS)
-
-
-async def _ended(handle: TrainerHandle) -> bool:
-    """Whether all processes of a trainer were seen to end. A search of /proc for each look would cost a core."""
-    found = await handle.tree()
-    if not found.ok or found.value:
-        return False
-    found = await handle.tree(sweep=True)
-    return found.ok and not found.value
-
-
 class Daemon:
     """Start, run, stop."""
 
@@ -282,13 +221,6 @@ class Daemon:
         self._endpoints = Endpoints(parts, status, commands.table(), host.bus, str(reload.loaded.path or ""))
         self._jobs = Jobs()
         host.bus.listeners.append(self._on_event)
-        if self._notifying is not None:
-            cost = parts.settings.cost
-            price, sensing = Price(cost.per_hour, cost.currency), loops.sensing
-            self._notifying.account = lambda: status.books.accountant.account(
-                price, sensing.state.learned.median_step_seconds
-            )
-            host.bus.listeners.append(self._notifying.event)
         if self._hooks is not None:
             host.bus.listeners.append(self._hooks.event)
         if self._evaluations is not None:
@@ -429,6 +361,14 @@ class Daemon:
             self._host.tasks.spawn(self._memory.read_incident(), "incident")
         if self._artifacts is not None and self._commands.begun.is_set() and event.name in TELLING:
             self._artifacts.soon()
+        if self._notifying is not None:
+            self._notifying.event(event, self._account())
+
+    def _account(self) -> Account:
+        """The run's time and money until now."""
+        cost, learned = self._parts.settings.cost, self._loops.sensing.state.learned
+        price = Price(cost.per_hour, cost.currency)
+        return self._status.books.accountant.account(price, learned.median_step_seconds)
 
     async def _look_at_account(self) -> None:
         view = self._status.view()

@@ -1,11 +1,10 @@
 """Builds the daemon's loops (sensing every few seconds, rescans, pruning under pressure) and the recorder."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from podwatch.checkpoints.scan import linked_steps
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop
 from podwatch.daemon.components import Components
 from podwatch.daemon.observe import as_of_now, observe
@@ -30,22 +29,6 @@ class DaemonLoops:
     sensing: SensingLoop
     guarding: CheckpointLoop
     pruner: Pruner
-
-
-class RunDirectories:
-    """Implements the checkpoint loop's Surroundings."""
-
-    def __init__(self, parts: Components) -> None:
-        self._roots, self._writers = parts.checkpoints.roots, parts.training.two_writers
-        self._watcher, self._layout = parts.checkpoints.watcher, parts.run.layout
-
-    def before(self) -> None:
-        self._roots.look()
-        self._writers.look()
-
-    def after(self) -> Mapping[int, str]:
-        self._watcher.refresh()
-        return {**linked_steps(self._layout), **self._layout.pinned()}
 
 
 def about_run(parts: Components) -> tuple[str, str]:
@@ -73,10 +56,11 @@ def make_loops(parts: Components, *, learned: Learned, announced: Announced) -> 
         parts.run.clock,
         parts.checkpoints.rescans,
         parts.run.emit,
-        RunDirectories(parts),
+        announced,
+        watcher=parts.checkpoints.watcher,
+        checks=(parts.checkpoints.roots, parts.training.two_writers),
         uploads=parts.syncer,
-        removals=pruner,
-        announced=announced,
+        pruner=pruner,
     )
     if parts.syncer is not None:
         parts.syncer.save_seconds = lambda: save_gap(parts.deletion.forecast.saves)

@@ -194,8 +194,6 @@ class Notifying:
         asked = [getattr(channel, "least", None) for channel in channels]
         self._lowest = alerts.lowest_of(asked, Severity(settings.notify.min_severity))
         self.digest_every = settings.notify.digest
-        self.account: Callable[[], Account | None] = lambda: None
-        """The run's time and money; set by the daemon."""
         self._state = alerts.from_dict(kept, at=clock.monotonic(), wall=clock.wall())
         self._notifier = Notifier(channels, clock.sleep)
         self.wandb, self.dead_man = wandb, dead_man
@@ -213,10 +211,11 @@ class Notifying:
             if found or self._turns % REMEMBER_TURNS == 0 or self._state.told.keys() != before:
                 self._remember()
 
-    def event(self, event: Event) -> None:
+    def event(self, event: Event, account: "Account | None") -> None:
+        """``account``: the run's time and money."""
         with self._held_back():
             at = self._clock.monotonic()
-            self._state, found = self._judge.on_event(self._state, event, self._settings, at=at, account=self.account())
+            self._state, found = self._judge.on_event(self._state, event, self._settings, at=at, account=account)
             self._tell(found)
             if found:
                 self._remember()

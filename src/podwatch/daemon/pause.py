@@ -6,33 +6,23 @@ continues, with a warning: a start of training would fail, or end their work.
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Protocol
 
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Snapshot
+from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.run_file import RunFile
 from podwatch.system.clock import Clock
 
 MOST_SECONDS = 30 * 86400.0
 
 
-class PausedTraining(Protocol):
-    def pause(self, paused: bool) -> None:
-        """The pause began or ended."""
-        ...
-
-    def gpus_held(self, snapshot: Snapshot) -> str:
-        """What else holds the run's GPUs; empty if nothing does."""
-        ...
-
-
 class Maintenance:
-    def __init__(self, file: RunFile, clock: Clock, emit: Emit, training: PausedTraining) -> None:
-        self._file, self._clock, self._emit, self._training = file, clock, emit, training
+    def __init__(self, file: RunFile, clock: Clock, emit: Emit, recovery: Recovery) -> None:
+        self._file, self._clock, self._emit, self._recovery = file, clock, emit, recovery
         self._since = clock.monotonic()
-        training.pause(self.pause is not None)
+        recovery.context.pause(self.pause is not None)
 
     @property
     def pause(self) -> Pause | None:
@@ -43,11 +33,11 @@ class Maintenance:
         wall = self._clock.wall()
         pause = Pause(wall, None if seconds is None else wall + seconds, by, reason)
         before = self.pause
-        self._training.pause(True)  # first: recovery must start nothing while this is recorded
+        self._recovery.context.pause(True)  # first: recovery must start nothing while this is recorded
         try:
             await self._file.edit(lambda run: replace(run, pause=pause))
         finally:
-            self._training.pause(self.pause is not None)
+            self._recovery.context.pause(self.pause is not None)
         self._since = self._since if before is not None else self._clock.monotonic()
         self._say(EventName.PAUSED, f"{described(pause)}: podwatch stops and starts no training")
         return pause
@@ -65,7 +55,7 @@ class Maintenance:
         pause = self.pause
         if pause is None or pause.until is None or snapshot.wall < pause.until:
             return
-        held = self._training.gpus_held(snapshot)
+        held = self._gpus_held(snapshot)
         if held:
             if held != pause.held_by:
                 self._file.note(lambda run: replace(run, pause=replace(pause, held_by=held)))
@@ -91,9 +81,16 @@ class Maintenance:
         fix = "podwatch reports findings but does not act on them; `podwatch unpause` ends the pause"
         return (Finding(FindingKind.PAUSED, Severity.INFO, described(pause), self._since, fix),)
 
+    def _gpus_held(self, snapshot: Snapshot) -> str:
+        """What else holds the run's GPUs; empty if nothing does, if our own trainer runs, or if that is unknown."""
+        trainer = snapshot.trainer.value
+        if trainer is not None and trainer.descendants:
+            return ""
+        return "; ".join(self._recovery.starter.free(0.0).gpus)
+
     def _over(self, why: str) -> None:
         self._say(EventName.UNPAUSED, f"no longer paused ({why}): podwatch acts again")
-        self._training.pause(False)
+        self._recovery.context.pause(False)
 
     def _say(self, name: EventName, text: str, severity: Severity = Severity.INFO) -> None:
         self._emit(Event(name, self._clock.wall(), text, severity))

@@ -11,16 +11,28 @@ import contextlib
 import os
 from collections.abc import Awaitable, Coroutine, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from podwatch.daemon.notifications import EventBus
-from podwatch.daemon.preemption_grace import RESERVE_SECONDS, Budget, Uploading, upload_if_it_fits
-from podwatch.domain.errors import PodwatchError
+from podwatch.daemon.preemption_grace import RESERVE_SECONDS, Budget, upload_if_it_fits
+from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, is_refusal
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
+from podwatch.domain.lease import HolderState, LeaseAction
 from podwatch.policy.exit_code import Verdict
+from podwatch.policy.lost_saves import to_wait_for
+from podwatch.recovery.stop import tell_to_end
+from podwatch.trainer.base import TrainerHandle
+
+if TYPE_CHECKING:
+    from podwatch.daemon.components import Components
+    from podwatch.daemon.loop_wiring import DaemonLoops
+    from podwatch.daemon.store_jobs import StoreJobs
+    from podwatch.sync.syncer import Syncer
 
 AGAIN_SECONDS = 0.05
+LOOK_AGAIN_SECONDS = 0.1
+"""At a preemption: pause between two looks at the end of training and at its last checkpoint."""
 
 
 async def end_tasks(tasks: Iterable["asyncio.Task[Any]"], *, within: float) -> None:
@@ -149,34 +161,63 @@ async def told_by(under_init: str) -> str:
     return "the machine is being shut down" if await system_is_stopping(booted=BOOTED) else ""
 
 
-class Farewell(Protocol):
+class LastWords:
     """What a preempted daemon does last. Each step may hang."""
 
+    def __init__(self, parts: "Components", loops: "DaemonLoops", store_jobs: "StoreJobs", why: str) -> None:
+        self._parts, self._loops, self._store_jobs, self._why = parts, loops, store_jobs, why
+
     @property
-    def syncer(self) -> "Ending | None": ...
+    def syncer(self) -> "Syncer | None":
+        return self._parts.syncer
 
     async def beat(self) -> None:
         """Write the heartbeat ``preempted``."""
-        ...
+        await self._store_jobs.say(HolderState.PREEMPTED)
 
     async def end_training(self) -> None:
         """Request training to end; it can save before it does."""
-        ...
+        recovery = self._parts.recovery
+        await tell_to_end(recovery.context.tools, recovery.handle, self._why)
 
     async def training_ended(self) -> None:
-        """Returns once it has ended and its last checkpoint was looked at."""
-        ...
+        """Returns once nothing of training is left, and each checkpoint that can be complete was found to be."""
+        parts, handle = self._parts, self._parts.recovery.handle
+        while handle is not None and not await _ended(handle):
+            await parts.run.clock.sleep(LOOK_AGAIN_SECONDS)
+        # Other nodes can still write into the same directory.
+        writers_ended = handle is not None and parts.gang is None
+        while True:
+            sets = await self._loops.guarding.look(writers_ended=writers_ended)
+            if parts.syncer is None or to_wait_for(sets, None, settled=True) is None:
+                return
+            await parts.run.clock.sleep(LOOK_AGAIN_SECONDS)
 
     async def last_checkpoint(self) -> None:
-        """Returns once the last checkpoint is in the store, or cannot be stored."""
-        ...
+        """Returns once the newest complete checkpoint is in the store, or it is certain that it cannot be stored."""
+        syncer = self._parts.syncer
+        while syncer is not None and syncer.standing.act in (LeaseAction.HOLD, LeaseAction.SETTLE):
+            try:
+                await syncer.sync_now()
+                return
+            except (HostError, ConfigurationError):
+                return  # nothing to store, or podwatch must not publish
+            except PodwatchError as error:
+                if is_refusal(error):
+                    return
+            await self._parts.run.clock.sleep(LOOK_AGAIN_SECONDS)
 
 
-class Ending(Uploading, Protocol):
-    async def stop(self) -> None: ...
+async def _ended(handle: TrainerHandle) -> bool:
+    """Whether all processes of a trainer were seen to end. A search of /proc for each look would cost a core."""
+    found = await handle.tree()
+    if not found.ok or found.value:
+        return False
+    found = await handle.tree(sweep=True)
+    return found.ok and not found.value
 
 
-async def say_goodbye(budget: Budget, farewell: Farewell) -> None:
+async def say_goodbye(budget: Budget, farewell: LastWords) -> None:
     """Write the heartbeat, and finish the upload in progress if half of the grace is enough for it; then request
     training to end, and store what it saves until it ends. None of the steps can block the next."""
     syncer, said = farewell.syncer, None
@@ -206,7 +247,7 @@ BEAT_SECONDS = 2.0
 """How long the heartbeat ``preempted`` waits for training to end: another pod trains at once when it reads it."""
 
 
-async def say_goodbye_of_job(budget: Budget, farewell: Farewell) -> None:
+async def say_goodbye_of_job(budget: Budget, farewell: LastWords) -> None:
     """Let training end and store what it saved in its last seconds, as far as the time goes; the heartbeat comes early,
     because the engine may take less time than it allows."""
     await briefly(farewell.end_training(), budget.seconds(RESERVE_SECONDS))
@@ -219,7 +260,7 @@ async def say_goodbye_of_job(budget: Budget, farewell: Farewell) -> None:
     await _store_last(budget, farewell, said)
 
 
-async def _store_last(budget: Budget, farewell: Farewell, said: "asyncio.Future[None] | None") -> None:
+async def _store_last(budget: Budget, farewell: LastWords, said: "asyncio.Future[None] | None") -> None:
     """Store the last checkpoint if there is time, and stop sync once the heartbeat is written or its time is over: it
     uses sync's thread."""
     syncer = farewell.syncer

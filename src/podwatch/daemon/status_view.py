@@ -36,7 +36,6 @@ from podwatch.policy.overall_status import RecoveryView
 from podwatch.policy.run_cost import Price
 from podwatch.policy.steps_at_risk import steps_at_risk
 from podwatch.recording.last_day import Moment
-from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import Phase, RecoveryState
 from podwatch.reporting.daemon_view import Counters, DaemonView
 from podwatch.reporting.json_documents import account_document
@@ -354,23 +353,6 @@ def headline(phase: str, snapshot: Snapshot, pause: Pause | None = None) -> str:
     newest = snapshot.newest_step
     text = f"{phase}, step {newest.step}" if newest is not None else str(phase)
     return text if pause is None else f"{described(pause)}; {text}"
-
-
-class TrainingInPause:
-    """Implements the maintenance's PausedTraining."""
-
-    def __init__(self, recovery: Recovery) -> None:
-        self._recovery = recovery
-
-    def pause(self, paused: bool) -> None:
-        self._recovery.context.pause(paused)
-
-    def gpus_held(self, snapshot: Snapshot) -> str:
-        """Empty also while our own trainer runs, or if it is unknown."""
-        trainer = snapshot.trainer.value
-        if trainer is not None and trainer.descendants:
-            return ""
-        return "; ".join(self._recovery.starter.free(0.0).gpus)
 
 
 def readiness(parts: Components, snapshot: Snapshot) -> tuple[bool, list[str]]:

@@ -6,16 +6,14 @@ import hashlib
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
-from podwatch.daemon.notifications import Events
-from podwatch.daemon.settings_in_force import Configuration
 from podwatch.daemon.state_check import Exits
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS
 from podwatch.domain.checkpoint import newest_complete
@@ -25,24 +23,22 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import Pod
 from podwatch.domain.process import ProcessIdentity
-from podwatch.domain.run import Mutation, MutationGuard, identity
+from podwatch.domain.run import Mutation, identity
 from podwatch.domain.run_state import WonClaim
 from podwatch.domain.secrets import scrub_argv
 from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal
-from podwatch.recovery.run_file import RunFile
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials, credentials_for
 from podwatch.stores.open_store import open_store, same_filesystem
 from podwatch.sync.interfaces import RunIdentity, features_of
 from podwatch.sync.upload.child_job import keys_for
 from podwatch.system.blocking_calls import Worker
-from podwatch.system.clock import Clock
 from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import boot_id, from_here, machine_id, start_ticks
-from podwatch.trainer.base import TrainerHandle
 
 if TYPE_CHECKING:
+    from podwatch.daemon.components import Run
     from podwatch.sync.restore.restore import Restorer
 
 LOOK_SECONDS = 4.0
@@ -56,33 +52,6 @@ PATIENCE_SECONDS = 10.0
 
 
 # -- who this pod is -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who writes to the store: parts of each manifest and heartbeat."""
-
-    settings: Settings
-    layout: Layout
-    writer_id: str
-    file: RunFile
-    wandb: "WandbIds"
-
-    def now(self) -> RunIdentity:
-        """With the lineage that is trained now. Never blocks."""
-        run = self.file.current
-        return RunIdentity(
-            run_id=self.settings.run_id,
-            lineage=run.lineage.id,
-            parent_step=run.lineage.parent_step,
-            has_parent=run.lineage.parent != "",
-            writer_id=self.writer_id,
-            host=socket.gethostname(),
-            train_command=scrub_argv(self.settings.trainer.command),
-            wandb=self.wandb.now(run.wandb),
-            layout=self.layout.name,
-            config_digest=_digest(run.last_start.config_digests) if run.last_start else "",
-        )
 
 
 class WandbIds:
@@ -151,39 +120,7 @@ def _digest(digests: Mapping[str, str] | tuple[tuple[str, str], ...]) -> str:
     return ";".join(f"{Path(name).name}={value[:16]}" for name, value in items)
 
 
-# -- the store refuses -----------------------------------------------------------------------------------------------
-
-
-class Waiting(Protocol):
-    @property
-    def waits_for_store(self) -> bool:
-        """Whether a start of training waits only for the store to report who holds the run."""
-        ...
-
-
-class Refusals:
-    """What podwatch does when the store refuses this pod."""
-
-    def __init__(self, emit: Events, exits: Exits, run: Waiting, clock: Clock) -> None:
-        self._emit, self._exits, self._run, self._clock = emit, exits, run, clock
-
-    def held_elsewhere(self, why: str) -> None:
-        """Another pod holds the run: exit without training; the caller can retry later."""
-        self._say(f"{why}. podwatch exits; to take the run over: `podwatch run --take-over`")
-        self._exits.leave(ExitCode.TRY_AGAIN)
-
-    def locked_out(self, error: PodwatchError) -> None:
-        """The store refuses this pod permanently and no training runs here: exit, because waiting only costs money."""
-        if not self._run.waits_for_store:
-            return
-        self._say(
-            f"cannot start training: {error}. Without the store podwatch cannot know whether another pod trains this"
-            " run, so podwatch exits. To start training from the beginning anyway: `podwatch run --fresh`"
-        )
-        self._exits.leave(ExitCode.CONFIGURATION if isinstance(error, ConfigurationError) else ExitCode.PERMISSION)
-
-    def _say(self, text: str) -> None:
-        self._emit(Event(EventName.DAEMON_STOPPING, self._clock.wall(), text, Severity.CRITICAL))
+# -- the run, as sync sees it ----------------------------------------------------------------------------------------
 
 
 def no_backup(settings: Settings, same_disk_store: bool) -> str:
@@ -194,28 +131,27 @@ def no_backup(settings: Settings, same_disk_store: bool) -> str:
     return f"{url} is on the same filesystem as {output}: it must be on another volume, or a bucket"
 
 
-# -- the run, as sync sees it ----------------------------------------------------------------------------------------
-
-
-class Guarded(Protocol):
-    @property
-    def config(self) -> Configuration: ...
-    @property
-    def guard(self) -> MutationGuard: ...
-    @property
-    def handle(self) -> TrainerHandle | None: ...
-    @property
-    def finished(self) -> bool: ...
-
-
 class SyncedRun:
     """Implements sync's GuardedRun over the run record, recovery's view of the training and the guard."""
 
-    def __init__(self, identity: Identity, run: Guarded, refusals: Refusals) -> None:
-        self._identity, self._run, self._refusals = identity, run, refusals
+    def __init__(self, settings: Settings, run: "Run", exits: Exits, wandb: WandbIds) -> None:
+        self._settings, self._run, self._exits, self._wandb = settings, run, exits, wandb
 
     def identity(self) -> RunIdentity:
-        return self._identity.now()
+        """With the lineage that is trained now. Never blocks."""
+        run = self._run.file.current
+        return RunIdentity(
+            run_id=self._settings.run_id,
+            lineage=run.lineage.id,
+            parent_step=run.lineage.parent_step,
+            has_parent=run.lineage.parent != "",
+            writer_id=run.writer_id,
+            host=socket.gethostname(),
+            train_command=scrub_argv(self._settings.trainer.command),
+            wandb=self._wandb.now(run.wandb),
+            layout=self._run.layout.name,
+            config_digest=_digest(run.last_start.config_digests) if run.last_start else "",
+        )
 
     def credentials(self) -> Credentials | None:
         return credentials_for(self._run.config.settings)
@@ -224,20 +160,28 @@ class SyncedRun:
         return self._run.handle is not None
 
     def ever_started(self) -> bool:
-        return self._identity.file.current.last_start is not None
+        return self._run.file.current.last_start is not None
 
     def claim(self) -> WonClaim | None:
-        return self._identity.file.current.claim
+        return self._run.file.current.claim
 
     def won(self, claim: WonClaim) -> None:
         with contextlib.suppress(HostError):  # the next podwatch claims anew
-            self._identity.file.edit_now(lambda run: replace(run, claim=claim))
+            self._run.file.edit_now(lambda run: replace(run, claim=claim))
 
     def must_not_train(self, why: str) -> None:
-        self._refusals.held_elsewhere(why)
+        """Another pod holds the run: exit without training; the caller can retry later."""
+        self._leave(ExitCode.TRY_AGAIN, f"{why}. podwatch exits; to take the run over: `podwatch run --take-over`")
 
     def store_refuses(self, error: PodwatchError) -> None:
-        self._refusals.locked_out(error)
+        """The store refuses this pod permanently and no training runs here: exit, because waiting only costs money."""
+        if not self._run.waits_for_store:
+            return
+        self._leave(
+            ExitCode.CONFIGURATION if isinstance(error, ConfigurationError) else ExitCode.PERMISSION,
+            f"cannot start training: {error}. Without the store podwatch cannot know whether another pod trains this"
+            " run, so podwatch exits. To start training from the beginning anyway: `podwatch run --fresh`",
+        )
 
     def training_finished(self) -> bool:
         return self._run.finished
@@ -246,10 +190,14 @@ class SyncedRun:
         return self._run.guard.blocked_reason(Mutation.PUBLISH)
 
     def pins(self) -> Mapping[int, str]:
-        return self._identity.file.current.pins
+        return self._run.file.current.pins
 
     def observes(self) -> bool:
         return self._run.config.settings.mode == "observe"
+
+    def _leave(self, code: ExitCode, why: str) -> None:
+        self._run.emit(Event(EventName.DAEMON_STOPPING, self._run.clock.wall(), why, Severity.CRITICAL))
+        self._exits.leave(code)
 
 
 # -- restores --------------------------------------------------------------------------------------------------------

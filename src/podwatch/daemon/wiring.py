@@ -35,8 +35,6 @@ from podwatch.daemon.sensor_wiring import build_sensing
 from podwatch.daemon.settings_in_force import Configuration, TrainingEnvironment, learn_secrets, policies_from
 from podwatch.daemon.state_check import Exits, StateCheck
 from podwatch.daemon.store_wiring import (
-    Identity,
-    Refusals,
     StoreRestore,
     SyncedRun,
     WandbIds,
@@ -186,35 +184,33 @@ def _store(
     choices: Choices,
 ) -> Store:
     journal = run.journal.sync
-    identity = Identity(settings, run.layout, run.file.current.writer_id, run.file, WandbIds(run.layout))
+    wandb, writer_id = WandbIds(run.layout), run.file.current.writer_id
     refused = no_backup(settings, choices.same_disk_store)
     if settings.nodes.rank:
-        return Store(None, None, "", identity.wandb, elsewhere=True)
+        return Store(None, None, "", wandb, elsewhere=True)
     if not settings.sync.store or refused:
-        return Store(None, None, refused, identity.wandb)
+        return Store(None, None, refused, wandb)
     take_over = _first_time(run.file, "--take-over", choices.take_over)
-    terms = _terms(settings, identity, take_over=take_over, stands_by=choices.job is not None)
-    syncer = _syncer(settings, run, catalogue, identity, exits, terms)
-    restorer = make_restorer(settings, run.layout, run.workspace, journal, identity.writer_id)
-    return Store(syncer, StoreRestore(restorer, Worker("restore"), catalogue), refused, identity.wandb)
+    terms = _terms(settings, writer_id, take_over=take_over, stands_by=choices.job is not None)
+    syncer = _syncer(settings, run, catalogue, SyncedRun(settings, run, exits, wandb), terms)
+    restorer = make_restorer(settings, run.layout, run.workspace, journal, writer_id)
+    return Store(syncer, StoreRestore(restorer, Worker("restore"), catalogue), refused, wandb)
 
 
-def _terms(settings: Settings, identity: Identity, *, take_over: bool, stands_by: bool) -> "LeaseTerms":
+def _terms(settings: Settings, writer_id: str, *, take_over: bool, stands_by: bool) -> "LeaseTerms":
     from podwatch.sync.lease.protocol import LeaseTerms  # 2 MiB that a daemon without a store does not need
     from podwatch.sync.store_session import timing_of
 
-    me = this_pod(identity.writer_id, settings.trainer.output_dir, os.environ)
+    me = this_pod(writer_id, settings.trainer.output_dir, os.environ)
     return LeaseTerms(me, timing_of(settings.sync), take_over, attempt_ended, stands_by)
 
 
-def _syncer(
-    settings: Settings, run: Run, catalogue: Catalogue, identity: Identity, exits: Exits, terms: "LeaseTerms"
-) -> "Syncer":
+def _syncer(settings: Settings, run: Run, catalogue: Catalogue, synced: SyncedRun, terms: "LeaseTerms") -> "Syncer":
     from podwatch.sync.syncer import Syncer
 
     return Syncer(
         settings,
-        SyncedRun(identity, run, Refusals(run.emit, exits, run, run.clock)),
+        synced,
         OwnSets(catalogue, run.owns),
         run.journal,
         run.clock,

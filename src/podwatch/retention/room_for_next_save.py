@@ -45,9 +45,10 @@ DISK_ANSWER_SECONDS = 20.0
 @dataclass(frozen=True, slots=True)
 class RemovalRules:
     """The settings of removal, as last reloaded. ``acts``: podwatch removes on its own; ``podwatch prune`` removes in
-    any mode. ``react``: seconds from the end of a save to room for another; ``steps_in_use``: by-products of this many
-    steps below the newest complete checkpoint stay. ``quota``: the disk's usage is the sum of the known files, so these are measured even without pressure.
-    ``stages_in_temp``: the trainer writes a whole checkpoint into the temporary directory first."""
+    any mode. ``react``: seconds from the end of a save to room for another. ``steps_in_use``: by-products of this many
+    steps below the newest complete checkpoint stay. ``quota``: the disk's usage is the sum of the known files, so these
+    are measured even without pressure. ``stages_in_temp``: the trainer writes a whole checkpoint into the temporary
+    directory first."""
 
     policy: DiskSettings
     react: float = 0.0
