@@ -38,15 +38,15 @@ def document(view: DaemonView, state: HolderState = HolderState.RUNNING, pod: Po
 def test_a_pinned_checkpoint_of_a_finished_run_waits_too() -> None:
     """A controller destroys a finished machine once nothing waits."""
     view = views.healthy()
-    own = [replace(s, completeness=Completeness.COMPLETE, save_id=f"id{s.step}") for s in view.checkpoints]
+    own = [replace(s, completeness=Completeness.COMPLETE, save_id=f"id{s.step}") for s in view.facts.checkpoints]
     pinned = min(own, key=lambda s: s.step)
     stored = frozenset((s.step, s.save_id) for s in own if s is not pinned)
-    view = replace(view, pins={pinned.step: "best"}, sync=replace(view.sync, stored=stored))
+    view = views.changed(view, pins={pinned.step: "best"}, sync=replace(view.sync, stored=stored))
 
     def waits(view: DaemonView, own: list[CheckpointSet]) -> object:
         return heartbeat(view, own, HolderState.RELEASED).unstored_step
 
-    finished = replace(view, desired=Desired.FINISHED, recovery=replace(view.recovery, phase=str(Phase.FINISHED)))
+    finished = views.changed(view, desired=Desired.FINISHED, recovery=replace(view.recovery, phase=str(Phase.FINISHED)))
     assert waits(finished, own) == pinned.step
     assert waits(view, own) is None, "during training the newest has the uplink"
     held = [replace(s, held="an earlier branch") if s is pinned else s for s in own]
@@ -58,7 +58,7 @@ def test_a_pinned_checkpoint_of_a_finished_run_waits_too() -> None:
 
 def ended(phase: Phase, desired: Desired) -> DaemonView:
     view = views.healthy()
-    return replace(view, desired=desired, recovery=replace(view.recovery, phase=str(phase)))
+    return views.changed(view, desired=desired, recovery=replace(view.recovery, phase=str(phase)))
 
 
 def test_progress_and_instance() -> None:

@@ -32,8 +32,8 @@ class Watching:
         self.clock.advance(seconds)
         view = views.healthy()
         sample = ProgressSample(ProgressSource.STEP_LINE, "trainer", self.clock.now, step)
-        snapshot = replace(view.snapshot, progress=observed((sample,), view.now))
-        self.accountant.look(replace(view, snapshot=snapshot, **changes))  # type: ignore[arg-type]
+        snapshot = replace(view.facts.pod, progress=observed((sample,), view.now))
+        self.accountant.look(views.changed(view, snapshot=snapshot, **changes))  # type: ignore[arg-type]
 
     async def dies(self, *, down: float, lost_steps: int) -> None:
         incident = await self.journal.run(Journal.open_incident, "silent-death", "", "", self.clock.wall(), lost_steps)
@@ -131,9 +131,9 @@ async def test_a_run_that_is_finished_or_down(tmp_path: Path) -> None:
     podwatch.clock.advance(600)
     podwatch.accountant.look(gave_up)
     assert podwatch.accountant.account(PRICE).causes["down"].idle == 600
-    snapshot = replace(gave_up.snapshot, desired=Desired.FINISHED)
+    snapshot = replace(gave_up.facts.pod, desired=Desired.FINISHED)
     podwatch.accountant.look(
-        replace(gave_up, snapshot=snapshot, desired=Desired.FINISHED, recovery=views.healthy().recovery)
+        views.changed(gave_up, snapshot=snapshot, desired=Desired.FINISHED, recovery=views.healthy().recovery)
     )
     podwatch.clock.advance(600)
     assert podwatch.accountant.account(PRICE).run.seconds == 660

@@ -33,7 +33,7 @@ def happens(rig: Any, name: EventName, second: float, **fields: str) -> None:
 def test_a_moment_has_what_is_known() -> None:
     view = views.healthy()
     figures = TrainingMetrics(85, NOW, (("reward", 0.5), ("kl", 0.1)))
-    moment = moment_of(replace(view, snapshot=replace(view.snapshot, training=observed((figures,), NOW))))
+    moment = moment_of(views.changed(view, snapshot=replace(view.facts.pod, training=observed((figures,), NOW))))
     assert moment.gpus == ((0, 71 * GIB, 80 * GIB), (1, 64 * GIB, 80 * GIB))
     assert (moment.disk, moment.next_save) == ((140 * GB, 250 * GB), 52 * GB)
     assert (moment.step, moment.step_at, moment.reward, moment.loss) == (85, WALL - 18, 0.5, None)

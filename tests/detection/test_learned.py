@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from podwatch.detection.learned import SAVES_KEPT, STARTS_KEPT, STEPS_KEPT, Learned
 from podwatch.detection.run_detectors import initial
+from podwatch.domain.facts import Facts
+from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import Journal
 from podwatch.reporting.daemon_view import DaemonView
@@ -109,7 +111,9 @@ def test_no_list_grows_without_end() -> None:
 
 
 def test_the_status_shows_each_figure_with_its_observations() -> None:
-    shown = build_status(DaemonView("0.1", "r", Snapshot(9.0, 9.0), 9.0, 9.0, learned=FULL))["learned"]
+    shown = build_status(DaemonView("0.1", "r", Facts(Snapshot(9.0, 9.0), RunState("r")), 9.0, 9.0, learned=FULL))[
+        "learned"
+    ]
     assert shown["step_seconds"] == {"value": 4.0, "observations": 2}
     assert shown["startup_seconds"] == {"value": 600.0, "observations": 2}
     assert shown["save_seconds"] == {"value": 40.0, "observations": 1}

@@ -73,8 +73,8 @@ def test_a_blind_sensor_is_down_and_its_values_are_gone():
 def test_a_lost_gpu_is_down_without_values():
     view = views.healthy()
     lost = replace(views.gpu(0, 0, state=GpuState.LOST), memory_used_bytes=None, utilization_percent=None)
-    reading = replace(view.snapshot.gpus, value=(lost,))
-    view = replace(view, snapshot=replace(view.snapshot, gpus=reading))
+    reading = replace(view.facts.pod.gpus, value=(lost,))
+    view = views.changed(view, snapshot=replace(view.facts.pod, gpus=reading))
     assert value(view, "podwatch_gpu_up", gpu="0", uuid="GPU-00000000") == 0
     assert value(view, "podwatch_gpu_memory_used_bytes", gpu="0", uuid="GPU-00000000") is None
 

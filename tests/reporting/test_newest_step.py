@@ -26,7 +26,7 @@ STARTED = views.NOW - 11_520.0
 
 def seen(*samples: ProgressSample) -> DaemonView:
     view = views.healthy()
-    return replace(view, snapshot=replace(view.snapshot, progress=observed(samples, views.NOW)))
+    return views.changed(view, snapshot=replace(view.facts.pod, progress=observed(samples, views.NOW)))
 
 
 def shown(view: DaemonView) -> dict[str, object]:
@@ -38,7 +38,7 @@ def shown(view: DaemonView) -> dict[str, object]:
         for sample in family.samples
     }
     figures = metrics_of(view, lost_steps=0)
-    line = re.search(r"step (\d+)", headline("watching", view.snapshot))
+    line = re.search(r"step (\d+)", headline("watching", view.facts.pod))
     first = re.search(r"at step (\d+)|last step (\d+)", verdict(document))
     return {
         "status": document["training"]["step"],
@@ -60,7 +60,7 @@ def test_a_pod_on_which_only_the_orchestrator_counts_made_no_step() -> None:
     assert document["training"]["state"] == "starting"
     assert verdict(document).startswith("TRAINING IS STARTING")
     assert "step 12" not in render(document)
-    assert steps_at_risk(view.snapshot, view.checkpoints, None, view.sync) is None
+    assert steps_at_risk(view.facts.pod, view.facts.checkpoints, None, view.sync) is None
 
 
 SAMPLES = st.lists(
@@ -98,7 +98,7 @@ def test_every_outlet_shows_the_same_step(samples: list[ProgressSample]) -> None
 def test_the_first_line_is_true_about_movement(age: float, median: float | None, saving: bool, says: str) -> None:
     view = seen(ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - age, 85))
     learned = replace(view.learned, step_seconds=() if median is None else (median,))
-    view = replace(view, learned=learned, snapshot=replace(view.snapshot, saving=saving))
+    view = views.changed(view, learned=learned, snapshot=replace(view.facts.pod, saving=saving))
     assert verdict(build_status(view)) == says
 
 
@@ -128,9 +128,9 @@ def test_what_a_death_would_cost(
     view = seen(ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - 1, 205))
     sets = () if here is None else (views.checkpoint(here),)
     sync = replace(view.sync, last_step=stored, saves=30 if read else None)
-    assert steps_at_risk(view.snapshot, sets, resumed, sync.last_step, unread=sync.unread) == lost
-    assert steps_at_risk(view.snapshot, (), None, None) == 205, "without a store nothing is unknown"
-    counted = steps_at_risk(view.snapshot, sets, resumed, sync.last_step, unread=sync.unread, saves_counted=True)
+    assert steps_at_risk(view.facts.pod, sets, resumed, sync.last_step, unread=sync.unread) == lost
+    assert steps_at_risk(view.facts.pod, (), None, None) == 205, "without a store nothing is unknown"
+    counted = steps_at_risk(view.facts.pod, sets, resumed, sync.last_step, unread=sync.unread, saves_counted=True)
     assert counted == (205 if here is resumed is stored is None and read else None), "a save's number is no step"
 
 
@@ -138,11 +138,11 @@ def test_without_steps_between_checkpoints_the_cost_of_a_death_is_unknown() -> N
     saved = ProgressSample(ProgressSource.CHECKPOINT, "checkpoint", views.NOW - 1, 205)
     sets = (views.checkpoint(205),)
     view = seen(saved)
-    assert steps_at_risk(view.snapshot, sets, None, None) is None
+    assert steps_at_risk(view.facts.pod, sets, None, None) is None
     status = render(build_status(replace(view, steps_at_risk=None)))
     assert "podwatch finds no later step in training's logs" in " ".join(status.split())
     counted = seen(saved, ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - 1, 205))
-    assert steps_at_risk(counted.snapshot, sets, None, None) == 0
+    assert steps_at_risk(counted.facts.pod, sets, None, None) == 0
 
 
 @pytest.mark.parametrize(

@@ -119,11 +119,11 @@ def digests() -> dict[str, Notice]:
         return observed(steps, views.NOW)
 
     def at(view: Any, reward: float = 0.4, kl: float = 0.03) -> Any:
-        return replace(view, snapshot=replace(view.snapshot, training=metrics(reward, kl)))
+        return views.changed(view, snapshot=replace(view.facts.pod, training=metrics(reward, kl)))
 
     def sent(view: Any, before: digest.Totals) -> Notice:
         document = build_status(view)
-        now = digest.totals(document, digest.recent(view.snapshot.training.value or ()), WALL)
+        now = digest.totals(document, digest.recent(view.facts.pod.training.value or ()), WALL)
         return digest.notice(document, now, before)
 
     yesterday = digest.Totals(WALL - 86_400, 40, 0, 300.0, 0, lost_money=0.5, reward=0.31, kl=0.02)

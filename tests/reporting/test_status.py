@@ -93,8 +93,8 @@ def test_overall_and_state(name, overall, state):
 
 def test_blind_is_never_ok_even_without_a_sensor_entry():
     view = views.healthy()
-    snapshot = replace(view.snapshot, trainer=unobserved(SensorState.PENDING, 0.0, ""))
-    document = build_status(replace(view, snapshot=snapshot, sensors={}))
+    snapshot = replace(view.facts.pod, trainer=unobserved(SensorState.PENDING, 0.0, ""))
+    document = build_status(views.changed(view, snapshot=snapshot, sensors={}))
     assert document["overall"] == "unknown"
     assert document["reasons"]
 
@@ -118,18 +118,20 @@ def test_a_death_nobody_handles_yet_is_down():
 
 def test_a_step_of_the_start_before_does_not_count_as_running():
     view = views.healthy()
-    fresh = replace(view.snapshot, trainer=observed(views.trainer(started_ago=5.0), views.NOW))
-    document = build_status(replace(view, snapshot=fresh))
+    fresh = replace(view.facts.pod, trainer=observed(views.trainer(started_ago=5.0), views.NOW))
+    document = build_status(views.changed(view, snapshot=fresh))
     assert document["training"]["state"] == "starting"
     assert document["training"]["step"] is None
 
 
 def test_finished_and_blocked():
-    dead = replace(views.healthy().snapshot, trainer=observed(views.trainer(alive=False, exit_code=0), views.NOW))
-    done = replace(views.healthy(), snapshot=dead, desired=Desired.FINISHED)
+    dead = replace(views.healthy().facts.pod, trainer=observed(views.trainer(alive=False, exit_code=0), views.NOW))
+    done = views.changed(views.healthy(), snapshot=dead, desired=Desired.FINISHED)
     assert build_status(done)["training"]["state"] == "finished"
     assert build_status(done)["overall"] == "ok"
-    blocked = replace(done, desired=Desired.RUNNING, recovery=RecoveryView("blocked", blocked=True, detail="pid 7"))
+    blocked = views.changed(
+        done, desired=Desired.RUNNING, recovery=RecoveryView("blocked", blocked=True, detail="pid 7")
+    )
     document = build_status(blocked)
     assert (document["training"]["state"], document["overall"]) == ("blocked", "critical")
     assert document["reasons"][0]["summary"] == "pid 7"
@@ -165,17 +167,17 @@ def test_the_catalogue_names_only_kinds_that_exist():
 def test_a_first_start_is_not_a_training_that_is_down():
     """vLLM loads for minutes: an evening's `podwatch run` must not look like a death until the first step."""
     view = views.healthy()
-    loading = replace(view.snapshot, trainer=observed(views.trainer(started_ago=5.0), views.NOW))
+    loading = replace(view.facts.pod, trainer=observed(views.trainer(started_ago=5.0), views.NOW))
     confirming = RecoveryView(phase="confirming", active=True, confirmed=None)
-    document = build_status(replace(view, snapshot=loading, recovery=confirming, incident=None))
+    document = build_status(views.changed(view, snapshot=loading, recovery=confirming, incident=None))
     assert (document["training"]["state"], document["overall"], document["reasons"]) == ("starting", "ok", [])
 
 
 def test_a_restart_after_a_failure_stays_critical_until_a_step_and_says_what_is_true():
     view = views.healthy()
-    loading = replace(view.snapshot, trainer=observed(views.trainer(started_ago=5.0), views.NOW))
+    loading = replace(view.facts.pod, trainer=observed(views.trainer(started_ago=5.0), views.NOW))
     confirming = RecoveryView(phase="confirming", active=True, resumed_step=80, confirmed=None, attempts=1)
-    again = replace(view, snapshot=loading, recovery=confirming, incident=views.incident(resolved=False))
+    again = views.changed(view, snapshot=loading, recovery=confirming, incident=views.incident(resolved=False))
     document = build_status(again)
     assert (document["training"]["state"], document["overall"]) == ("recovering", "critical")
     assert "not reported a step yet" in document["reasons"][0]["summary"]
@@ -201,7 +203,7 @@ def test_one_that_may_end_is_not():
     from podwatch.detection.run_detectors import DetectionState
     from podwatch.detection.signals import Signals
 
-    snapshot = views.healthy().snapshot
+    snapshot = views.healthy().facts.pod
     state = DetectionState(signals=Signals(endings=Endings(gone=(("trainer", 5.0),))))
     assert trainer_ended_at(snapshot, state, Policies()) == 5.0
     assert trainer_ended_at(snapshot, DetectionState(), Policies()) is None
@@ -229,9 +231,9 @@ def test_what_a_start_waits_for_is_shown_once():
     view = views.healthy()
     why = "pod b possibly still trains this run"
     waits = Finding(FindingKind.BLOCKED, Severity.WARNING, why, views.NOW, "nothing: podwatch takes over at 14:05:30")
-    dead = replace(view.snapshot, trainer=observed(views.trainer(alive=False), views.NOW))
+    dead = replace(view.facts.pod, trainer=observed(views.trainer(alive=False), views.NOW))
     recovery = RecoveryView(phase="blocked", blocked=True, detail=why)
-    document = build_status(replace(view, snapshot=dead, findings=(waits,), recovery=recovery))
+    document = build_status(views.changed(view, snapshot=dead, findings=(waits,), recovery=recovery))
     (reason,) = document["reasons"]
     assert (reason["severity"], reason["suggestion"]) == ("critical", waits.suggestion)
     assert document["overall"] == "critical"
@@ -239,9 +241,9 @@ def test_what_a_start_waits_for_is_shown_once():
 
 def waiting(*findings, detail="podwatch waits before it starts training: pid 7"):
     view = views.healthy()
-    dead = replace(view.snapshot, trainer=observed(views.trainer(alive=False), views.NOW))
+    dead = replace(view.facts.pod, trainer=observed(views.trainer(alive=False), views.NOW))
     recovery = RecoveryView(phase="blocked", blocked=True, detail=detail)
-    return build_status(replace(view, snapshot=dead, findings=findings, recovery=recovery))
+    return build_status(views.changed(view, snapshot=dead, findings=findings, recovery=recovery))
 
 
 def ambiguous(severity):
@@ -294,7 +296,7 @@ def test_a_trainer_process_that_ended_is_no_ok_status_from_the_first_second_on()
 
 def test_the_trainers_pid_is_not_its_launchers():
     seen = views.healthy()
-    trainer = seen.snapshot.trainer.value
+    trainer = seen.facts.pod.trainer.value
     assert trainer is not None
 
     def row(*roles: ProcessRole) -> str:
@@ -302,7 +304,7 @@ def test_the_trainers_pid_is_not_its_launchers():
             ProcessSample(ProcessIdentity(5000 + n, 1), 4242, "python", "python", role) for n, role in enumerate(roles)
         )
         now = observed(replace(trainer, descendants=tree), views.NOW)
-        text = render(build_status(replace(seen, snapshot=replace(seen.snapshot, trainer=now))), width=120)
+        text = render(build_status(views.changed(seen, snapshot=replace(seen.facts.pod, trainer=now))), width=120)
         return next(line for line in text.splitlines() if line.startswith("  trainer"))
 
     assert "pid 5001 (launcher 4242)," in row(ProcessRole.LAUNCHER, ProcessRole.TRAINER)

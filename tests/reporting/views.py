@@ -3,8 +3,10 @@
 Every finding in them is made by the code that makes it on a pod: no screen shows a text of an older podwatch."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from podwatch.config.settings import Settings
 from podwatch.daemon.backup_findings import backup_findings
@@ -13,10 +15,11 @@ from podwatch.detection.one_finding_per_failure import Healing, fold
 from podwatch.detection.run_detectors import advance, initial
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.event import Incident
-from podwatch.domain.facts import StoreFacts
+from podwatch.domain.facts import Facts, StoreFacts
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.nodes import NodeView
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import (
     Desired,
     DiskSample,
@@ -95,6 +98,24 @@ def gpu(index: int, used: int, *, busy: float = 97.0, state: GpuState = GpuState
     return GpuSample(index, f"GPU-{index:08d}", "NVIDIA H100", state, used, 80 * GIB, busy, 61.0, detail)
 
 
+def changed(
+    view: DaemonView,
+    *,
+    snapshot: Snapshot | None = None,
+    checkpoints: tuple[CheckpointSet, ...] | None = None,
+    pins: Mapping[int, str] | None = None,
+    desired: Desired | None = None,
+    **others: Any,
+) -> DaemonView:
+    """``view`` with other facts, and other fields of its own."""
+    facts = view.facts
+    if desired is not None:
+        facts = replace(facts, run=replace(facts.run, desired=desired))
+    given = {"pod": snapshot, "checkpoints": checkpoints, "pins": pins}
+    facts = replace(facts, **{name: value for name, value in given.items() if value is not None})
+    return replace(view, facts=facts, **others)
+
+
 def healthy() -> DaemonView:
     """Step 85, all fine, backed up."""
     snapshot = Snapshot(
@@ -117,7 +138,12 @@ def healthy() -> DaemonView:
     return DaemonView(
         version="0.1.0",
         run_id="bs4-qwen3-8b",
-        snapshot=snapshot,
+        facts=Facts(
+            snapshot,
+            RunState("bs4-qwen3-8b"),
+            checkpoints=(checkpoint(80, age=1260), checkpoint(85)),
+            pins={80: "before the change"},
+        ),
         now=NOW,
         now_wall=WALL,
         started_wall=WALL - 12_000,
@@ -139,8 +165,6 @@ def healthy() -> DaemonView:
         counters=Counters(
             turns=6000, restarts=1, published=16, incidents={"silent-death": 1}, events={"published": 16}
         ),
-        checkpoints=(checkpoint(80, age=1260), checkpoint(85)),
-        pins={80: "before the change"},
         next_save_bytes=52 * GB,
         steps_at_risk=0,
         account=spent(),
@@ -207,13 +231,13 @@ def down(*, ended: bool, made_steps: bool = True) -> DaemonView:
     held = 0 if ended else 64 * GIB
     progress = (ProgressSample(ProgressSource.STEP_LINE, "trainer", NOW - 130, 88),) if made_steps else ()
     snapshot = replace(
-        view.snapshot,
+        view.facts.pod,
         trainer=observed(sample, NOW),
         gpus=observed((gpu(0, 0, busy=0.0), gpu(1, held, busy=0.0)), NOW),
         inference=observed((InferenceSample("http://127.0.0.1:8000", Health.REFUSED),), NOW),
         progress=observed(progress, NOW),
     )
-    return replace(
+    return changed(
         view,
         snapshot=snapshot,
         checkpoints=(checkpoint(80, age=2060), checkpoint(85, age=860)),
@@ -247,12 +271,12 @@ def after_recovery() -> DaemonView:
     view, pace = healthy(), 480.0
     known = Spent(WALL - 12_600, 12_600.0, step_seconds=pace)
     snapshot = replace(
-        view.snapshot,
+        view.facts.pod,
         trainer=observed(trainer(started_ago=2_700.0), NOW),
         progress=observed((ProgressSample(ProgressSource.STEP_LINE, "trainer", NOW - 500, 85),), NOW),
     )
     sync = replace(view.sync, last_published_wall=WALL - 2_500, upload_rate=28e6)
-    return replace(
+    return changed(
         view,
         snapshot=snapshot,
         sync=sync,
@@ -302,7 +326,7 @@ def gave_up() -> DaemonView:
     summary, fix = given_up(decision.reason, ())
     finding = Finding(FindingKind.GAVE_UP, Severity.CRITICAL, summary, NOW - 42, fix)
     stored = frozenset({(80, "s80"), (85, "s85")})
-    return replace(
+    return changed(
         view,
         findings=fold((finding,), Healing(cause, step=85, gave_up=True, down_seconds=42.0)),
         recovery=RecoveryView(
@@ -324,14 +348,14 @@ def not_backed_up() -> DaemonView:
     view = healthy()
     checkpoints = (checkpoint(80, age=1260), checkpoint(85), checkpoint(83, complete=False))
     findings = backup_findings(None, checkpoints, now=NOW, wall=WALL, max_lag=3600.0, since=NOW - 9000)
-    return replace(view, sync=StoreFacts(), findings=findings, checkpoints=checkpoints)
+    return changed(view, sync=StoreFacts(), findings=findings, checkpoints=checkpoints)
 
 
 def blind() -> DaemonView:
     """NVML hangs and the process table cannot be read."""
     view = healthy()
     snapshot = replace(
-        view.snapshot,
+        view.facts.pod,
         gpus=unobserved(SensorState.BLIND, NOW - 60, "NVML has not answered for 60 s"),
         trainer=unobserved(SensorState.BLIND, NOW - 60, "/proc cannot be read"),
     )
@@ -342,27 +366,27 @@ def blind() -> DaemonView:
     }
     policies = judging(gpu__inference=(0,), gpu__trainer=(1,))
     _, findings = advance(initial(policies), snapshot, policies)
-    return replace(view, snapshot=snapshot, sensors=sensors, findings=findings)
+    return changed(view, snapshot=snapshot, sensors=sensors, findings=findings)
 
 
 def stopped() -> DaemonView:
     view = down(ended=True)
-    snapshot = replace(view.snapshot, trainer=observed(trainer(alive=False), NOW))
-    return replace(view, snapshot=snapshot, desired=Desired.STOPPED)
+    snapshot = replace(view.facts.pod, trainer=observed(trainer(alive=False), NOW))
+    return changed(view, snapshot=snapshot, desired=Desired.STOPPED)
 
 
 def evaluating() -> DaemonView:
     """Training is stopped for an evaluation, which holds its GPUs."""
     view = healthy()
     snapshot = replace(
-        view.snapshot,
+        view.facts.pod,
         trainer=observed(trainer(alive=False), NOW),
         inference=observed((), NOW),
     )
     recovery = RecoveryView(
         phase="evaluating", evaluating=True, detail="training is stopped to evaluate step 85", resumed_step=85
     )
-    return replace(view, snapshot=snapshot, recovery=recovery)
+    return changed(view, snapshot=snapshot, recovery=recovery)
 
 
 def gang(*, ended: bool = False) -> DaemonView:

@@ -130,7 +130,7 @@ class Commands:
         return {
             "sets": [
                 checkpoint_document(
-                    s, stored=view.sync.stored, pins=view.pins, uploading_step=sending, held=held.get(s.step, ())
+                    s, stored=view.sync.stored, pins=view.facts.pins, uploading_step=sending, held=held.get(s.step, ())
                 )
                 for s in found
             ],

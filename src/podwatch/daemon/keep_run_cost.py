@@ -55,7 +55,7 @@ class Accountant:
 
     def look(self, view: DaemonView) -> None:
         """Take the view of now into account, and keep the result. Never blocks."""
-        state, newest = view.judgement().state, view.snapshot.newest_step
+        state, newest = view.judgement().state, view.facts.pod.newest_step
         self._finished = state is TrainingState.FINISHED
         if state is not TrainingState.RUNNING or newest is None or newest.step is None or not self._counted:
             self._window = ()

@@ -283,7 +283,7 @@ class Notifying:
             if not due and last is not None:
                 return
             document = build_status(view)
-            totals = digest.totals(document, digest.recent(view.snapshot.training.value or ()), now)
+            totals = digest.totals(document, digest.recent(view.facts.pod.training.value or ()), now)
             await self._journal.run(Journal.learn, DIGEST, totals.to_json())
             if run is not None:
                 await run.keep_digest(now)

@@ -58,7 +58,7 @@ class History:
 
 
 def moment_of(view: DaemonView) -> Moment:
-    snapshot = view.snapshot
+    snapshot = view.facts.pod
     disk, newest = snapshot.disk.value, snapshot.newest_step
     training = snapshot.training.value
     figures = dict(training[-1].values) if training else {}

@@ -15,6 +15,7 @@ from podwatch.daemon.components import Components
 from podwatch.daemon.keep_run_cost import Accountant
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.notifications import EventBus
+from podwatch.daemon.observe import as_of_now
 from podwatch.daemon.page_history import History
 from podwatch.daemon.pause import Maintenance, described
 from podwatch.daemon.shutdown import Exit
@@ -143,10 +144,11 @@ class StatusSource:
         settings, sensing = parts.settings, loops.sensing
         alive, _ = sensing.alive()
         now, wall = parts.run.clock.monotonic(), parts.run.clock.wall()
-        run, state = parts.run.file.current, parts.recovery.state
+        state = parts.recovery.state
         snapshot, _ = present(sensing.snapshot, watched_of(state), now=now, wall=wall)
+        facts = as_of_now(parts, snapshot)
         recovery = recovery_view(state, self._exit.waits_for)
-        sync = parts.syncer.status() if parts.syncer is not None else StoreFacts()
+        sync = facts.store or StoreFacts()
         if parts.store.elsewhere:
             sync = StoreFacts(store_url=settings.sync.store)
         elif parts.store.refused:
@@ -154,14 +156,12 @@ class StatusSource:
         return DaemonView(
             version=__version__,
             run_id=settings.run_id,
-            snapshot=snapshot,
+            facts=facts,
             now=now,
             now_wall=wall,
             started_wall=wall - (now - self.started),
             pid=os.getpid(),
             mode=settings.mode,
-            pause=self._maintenance.pause,
-            desired=run.desired,
             opening=parts.recovery.opening,
             watchdog_ok=alive,
             sensors=snapshot.readings,
@@ -170,15 +170,13 @@ class StatusSource:
             sync=sync,
             learned=sensing.state.learned,
             counters=counters_of(self._bus, sensing.turns),
-            checkpoints=parts.checkpoints.catalogue.sets,
-            pins={**parts.checkpoints.rescans.named, **run.pins},
             incident=self._memory.incident,
             incidents=self._memory.incidents,
             next_save_bytes=loops.pruner.next_save_bytes,
             prune_above=parts.run.config.policies.disk.prune_above,
             steps_at_risk=steps_at_risk(
                 snapshot,
-                parts.checkpoints.catalogue.sets,
+                facts.checkpoints,
                 recovery.resumed_step,
                 sync.last_step,
                 unread=sync.unread,
@@ -267,7 +265,7 @@ def outcome(view: DaemonView, state: HolderState) -> str | None:
     if view.end is not None:
         return str(view.end.outcome)
     ended = _OUTCOMES.get(Phase(view.recovery.phase)) if view.recovery.phase in _PHASES else None
-    if ended is Outcome.STOPPED and view.desired is not Desired.STOPPED:
+    if ended is Outcome.STOPPED and view.facts.run.desired is not Desired.STOPPED:
         ended = None  # it waits for the pod that control.json names
     if ended is None and state is HolderState.PREEMPTED:
         ended = Outcome.PREEMPTED
@@ -276,10 +274,10 @@ def outcome(view: DaemonView, state: HolderState) -> str | None:
 
 def heartbeat(view: DaemonView, own: Sequence[CheckpointSet], state: HolderState = HolderState.RUNNING) -> Heartbeat:
     """The heartbeat in the store, as far as it does not depend on the claim. ``own``: the run's own checkpoints."""
-    newest, waiting = view.snapshot.newest_step, not_stored(own, view.sync.stored, view.sync.last_published_wall)
+    newest, waiting = view.facts.pod.newest_step, not_stored(own, view.sync.stored, view.sync.last_published_wall)
     median, ended = view.learned.median_step_seconds, outcome(view, state)
     if waiting is None and ended == Outcome.FINISHED and view.sync.store_url:  # a controller destroys the machine then
-        waiting = pin_not_stored(own, view.sync.stored, view.pins)
+        waiting = pin_not_stored(own, view.sync.stored, view.facts.pins)
     try:
         status = build_status(view)
     except Exception:  # without a heartbeat another pod would take the run
@@ -293,7 +291,7 @@ def heartbeat(view: DaemonView, own: Sequence[CheckpointSet], state: HolderState
         rate=None if not median else round(3600 / median, 3),
         outcome=ended or "",
         end=None if view.end is None else _end(view.end),
-        desired=str(view.desired),
+        desired=str(view.facts.run.desired),
         overall=status["overall"],
         reason=str(status["reasons"][0]["summary"]) if status["reasons"] else "",
         started_wall=view.started_wall,

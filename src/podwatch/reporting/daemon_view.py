@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 
 from podwatch.config.settings import DiskSettings
 from podwatch.detection.learned import Learned
-from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Incident
-from podwatch.domain.facts import StoreFacts
+from podwatch.domain.facts import Facts, StoreFacts
 from podwatch.domain.finding import Finding
 from podwatch.domain.nodes import NodeView
-from podwatch.domain.run import Pause
-from podwatch.domain.snapshot import Desired, Reading, Snapshot
+from podwatch.domain.snapshot import Reading
 from podwatch.policy.exit_code import Verdict
 from podwatch.policy.overall_status import Judgement, RecoveryView, Situation, judge
 from podwatch.policy.run_cost import Account
@@ -43,20 +41,19 @@ class DaemonView:
     """The state of the daemon at one time.
 
     ``now`` is monotonic, ``now_wall`` the same time in epoch seconds. ``opening`` is the first line of the daemon.
+    ``facts``: with the readings of the last turn, corrected by what recovery has done since.
     ``second_signals`` are the corroborating signals that can confirm a death on this pod. ``watchdog_ok``: the sensing
     loop ran within its deadline.
     """
 
     version: str
     run_id: str
-    snapshot: Snapshot
+    facts: Facts
     now: float
     now_wall: float
     started_wall: float = 0.0
     pid: int = 0
     mode: str = "act"
-    pause: Pause | None = None
-    desired: Desired = Desired.RUNNING
     opening: str = ""
     watchdog_ok: bool = True
     sensors: Mapping[str, Reading[object]] = field(default_factory=dict)
@@ -65,8 +62,6 @@ class DaemonView:
     sync: StoreFacts = field(default_factory=StoreFacts)
     learned: Learned = field(default_factory=Learned)
     counters: Counters = field(default_factory=Counters)
-    checkpoints: tuple[CheckpointSet, ...] = ()
-    pins: Mapping[int, str] = field(default_factory=dict)
     incident: Incident | None = None
     incidents: tuple[Incident, ...] = ()
     """The last ones, newest first."""
@@ -115,14 +110,14 @@ class DaemonView:
         """What this state means: training state, reasons, overall."""
         return judge(
             Situation(
-                self.snapshot,
+                self.facts.pod,
                 self.now,
                 self.findings,
                 self.sensors,
                 self.recovery,
-                self.desired,
+                self.facts.run.desired,
                 acts=self.mode == "act",
-                paused=self.pause is not None,
+                paused=self.facts.run.pause is not None,
                 watchdog_ok=self.watchdog_ok,
                 stores=bool(self.sync.store_url),
                 healed=self.incident is None or bool(self.incident.resolution),

@@ -87,16 +87,16 @@ def _states(view: DaemonView) -> Iterable[Metric]:
     yield from _gauge(
         "podwatch_paused",
         "1 while podwatch is paused and neither stops nor starts training",
-        float(view.pause is not None),
+        float(view.facts.run.pause is not None),
     )
     yield from _gauge("podwatch_start_timestamp_seconds", "When this podwatch started", view.started_wall or None)
     yield from _gauge(
-        "podwatch_last_turn_timestamp_seconds", "When the sensing loop last ran", view.snapshot.wall or None
+        "podwatch_last_turn_timestamp_seconds", "When the sensing loop last ran", view.facts.pod.wall or None
     )
 
 
 def _progress(view: DaemonView) -> Iterable[Metric]:
-    newest = view.snapshot.newest_step
+    newest = view.facts.pod.newest_step
     if newest is not None:
         yield from _gauge("podwatch_step", "Newest training step seen", newest.step)
         yield from _gauge(
@@ -106,8 +106,8 @@ def _progress(view: DaemonView) -> Iterable[Metric]:
         "podwatch_step_duration_seconds", "Learned median duration of a step", view.learned.median_step_seconds
     )
     yield from _gauge("podwatch_steps_at_risk", "Steps lost if training died now", view.steps_at_risk)
-    if view.snapshot.trainer.value is not None:
-        trainer = view.snapshot.trainer.value
+    if view.facts.pod.trainer.value is not None:
+        trainer = view.facts.pod.trainer.value
         yield from _gauge("podwatch_trainer_processes", "Living processes of the trainer", len(trainer.descendants))
 
 
@@ -121,7 +121,7 @@ def _gpus(view: DaemonView) -> Iterable[Metric]:
     up = GaugeMetricFamily("podwatch_gpu_up", "1 while the device answers", labels=labels)
     ecc = GaugeMetricFamily("podwatch_gpu_ecc_uncorrected", "Uncorrected ECC errors since driver load", labels=labels)
     held = GaugeMetricFamily("podwatch_gpu_throttled", "1 while heat or power throttles the clocks", labels=labels)
-    for gpu in view.snapshot.gpus.value or ():
+    for gpu in view.facts.pod.gpus.value or ():
         who = [str(gpu.index), gpu.uuid]
         up.add_metric(who, float(gpu.state == "ok"))
         if gpu.state == "ok":
@@ -144,13 +144,13 @@ def _inference(view: DaemonView) -> Iterable[Metric]:
     up = GaugeMetricFamily(
         "podwatch_inference_up", "1 while the health endpoint of the server answers ok", labels=["url"]
     )
-    for server in view.snapshot.inference.value or ():
+    for server in view.facts.pod.inference.value or ():
         up.add_metric([scrub(server.url)], float(server.health is Health.OK))
     yield up
 
 
 def _disk(view: DaemonView) -> Iterable[Metric]:
-    disk = view.snapshot.disk.value
+    disk = view.facts.pod.disk.value
     if disk is not None:
         yield from _gauge("podwatch_disk_capacity_bytes", "Capacity of the output disk", disk.capacity_bytes)
         yield from _gauge("podwatch_disk_free_bytes", "Free on the output disk", disk.free_bytes)
@@ -164,7 +164,7 @@ def _disk(view: DaemonView) -> Iterable[Metric]:
     inodes = GaugeMetricFamily(
         "podwatch_other_disk_inodes_free", "Free inodes, by what is stored there", labels=["role"]
     )
-    for other in view.snapshot.disks.value or ():
+    for other in view.facts.pod.disks.value or ():
         capacity.add_metric([other.role], float(other.capacity_bytes))
         free.add_metric([other.role], float(other.free_bytes))
         inodes.add_metric([other.role], float(other.inodes_free))
@@ -172,7 +172,7 @@ def _disk(view: DaemonView) -> Iterable[Metric]:
 
 
 def _host(view: DaemonView) -> Iterable[Metric]:
-    host = view.snapshot.host.value
+    host = view.facts.pod.host.value
     if host is None:
         return
     nearest = host.files[0].open_files / host.files[0].limit if host.files else None
@@ -197,14 +197,14 @@ def _host(view: DaemonView) -> Iterable[Metric]:
 
 def _figures(view: DaemonView) -> Iterable[Metric]:
     newest: dict[str, float] = {}
-    for metrics in view.snapshot.training.value or ():
+    for metrics in view.facts.pod.training.value or ():
         newest.update(metrics.values)
     if newest:
         family = GaugeMetricFamily("podwatch_training_figure", "The trainer's own figures", labels=["figure"])
         for name, value in sorted(newest.items()):
             family.add_metric([name], value)
         yield family
-    matches = view.snapshot.logs.value
+    matches = view.facts.pod.logs.value
     if matches:
         family = GaugeMetricFamily(
             "podwatch_log_rule_hits", "Matches of the rule within its time window", labels=["rule"]
@@ -216,8 +216,8 @@ def _figures(view: DaemonView) -> Iterable[Metric]:
 
 def _backups(view: DaemonView) -> Iterable[Metric]:
     sync = view.sync
-    complete = [s for s in view.checkpoints if s.complete]
-    yield from _gauge("podwatch_checkpoints", "Checkpoints on this pod", len(view.checkpoints))
+    complete = [s for s in view.facts.checkpoints if s.complete]
+    yield from _gauge("podwatch_checkpoints", "Checkpoints on this pod", len(view.facts.checkpoints))
     yield from _gauge(
         "podwatch_checkpoint_step", "Newest complete step here", max((s.step for s in complete), default=None)
     )

@@ -48,9 +48,9 @@ def _document(view: DaemonView) -> dict[str, Any]:
         "learned": _learned(view),
         "gpus": _gpus(view),
         "inference": _inference(view),
-        "disk": _disk(view, view.snapshot.disk.value),
-        "other_disks": [_room(d) | {"role": d.role} for d in view.snapshot.disks.value or ()],
-        "host": host_document(view.snapshot.host.value),
+        "disk": _disk(view, view.facts.pod.disk.value),
+        "other_disks": [_room(d) | {"role": d.role} for d in view.facts.pod.disks.value or ()],
+        "host": host_document(view.facts.pod.host.value),
         "log_rules": log_rules_document(view),
         "figures": figures_document(view),
         "checkpoints": _checkpoints(view),
@@ -82,8 +82,8 @@ def _daemon(view: DaemonView) -> dict[str, Any]:
         "pid": view.pid,
         "mode": view.mode,
         "live": view.watchdog_ok,
-        "desired": str(view.desired),
-        "pause": pause_document(view.pause),
+        "desired": str(view.facts.run.desired),
+        "pause": pause_document(view.facts.run.pause),
         "opening": view.opening,
         "started_at": rfc3339(view.started_wall),
         "armed": list(view.armed),
@@ -111,9 +111,9 @@ def _inference(view: DaemonView) -> list[dict[str, Any]]:
             "asleep": s.asleep,
             "server": str(s.kind),
             "discovered": s.discovered,
-            "outdated": view.snapshot.inference.at < view.trainer_changed_at,
+            "outdated": view.facts.pod.inference.at < view.trainer_changed_at,
         }
-        for s in view.snapshot.inference.value or ()
+        for s in view.facts.pod.inference.value or ()
     ]
 
 
@@ -126,7 +126,7 @@ def _sensors(view: DaemonView) -> list[dict[str, Any]]:
             "detail": reading.detail,
             "age_seconds": None
             if reading.state is SensorState.PENDING
-            else round(max(0.0, view.snapshot.at - reading.at), 1),
+            else round(max(0.0, view.facts.pod.at - reading.at), 1),
         }
         for name, reading in sorted(view.sensors.items())
     ]
@@ -153,10 +153,10 @@ def _reason(view: DaemonView, reason: Reason) -> dict[str, Any]:
 
 
 def _training(view: DaemonView, state: TrainingState) -> dict[str, Any]:
-    trainer = view.snapshot.trainer.value
-    newest = view.snapshot.newest_step
+    trainer = view.facts.pod.trainer.value
+    newest = view.facts.pod.newest_step
     launcher = trainer.launcher if trainer else None
-    last_sign = max((p.at for p in view.snapshot.progress_of_start), default=None)
+    last_sign = max((p.at for p in view.facts.pod.progress_of_start), default=None)
     return {
         "state": str(state),
         "alive": None if trainer is None else trainer.alive,
@@ -174,12 +174,12 @@ def _training(view: DaemonView, state: TrainingState) -> dict[str, Any]:
         "step_at": rfc3339(view.wall_of(newest.at)) if newest else None,
         "step_source": str(newest.source) if newest else None,
         "last_sign_at": rfc3339(view.wall_of(last_sign)) if last_sign is not None else None,
-        "step_late": step_late(view.snapshot, view.now, view.learned.median_step_seconds, view.target_step),
+        "step_late": step_late(view.facts.pod, view.now, view.learned.median_step_seconds, view.target_step),
         "trainer_ended_at": rfc3339(None if view.trainer_ended_at is None else view.wall_of(view.trainer_ended_at)),
         "target_step": view.target_step,
         "median_step_seconds": view.learned.median_step_seconds,
         "steps_at_risk": view.steps_at_risk,
-        "saving": view.snapshot.saving,
+        "saving": view.facts.pod.saving,
         "log_path": view.log_path,
         "last_log_line": scrub(view.last_log_line)[:_LINE_SHOWN],
     }
@@ -255,9 +255,9 @@ def _gpus(view: DaemonView) -> list[dict[str, Any]]:
             "ecc_uncorrected": gpu.ecc_uncorrected,
             "throttled": list(gpu.throttled),
             "detail": gpu.detail,
-            "outdated": view.snapshot.gpus.at < view.trainer_changed_at,
+            "outdated": view.facts.pod.gpus.at < view.trainer_changed_at,
         }
-        for gpu in view.snapshot.gpus.value or ()
+        for gpu in view.facts.pod.gpus.value or ()
     ]
 
 
@@ -285,13 +285,15 @@ def _room(disk: DiskSample) -> dict[str, Any]:
 
 
 def _checkpoints(view: DaemonView) -> dict[str, Any]:
-    newest = newest_complete(view.checkpoints)
+    newest = newest_complete(view.facts.checkpoints)
     return {
         "newest_complete_step": newest.step if newest else None,
         "newest_complete_at": rfc3339(newest.changed_wall) if newest else None,
         "sets": [
-            checkpoint_document(s, stored=view.sync.stored, pins=view.pins, uploading_step=view.sync.uploading_step)
-            for s in sorted(view.checkpoints, key=lambda s: s.step)
+            checkpoint_document(
+                s, stored=view.sync.stored, pins=view.facts.pins, uploading_step=view.sync.uploading_step
+            )
+            for s in sorted(view.facts.checkpoints, key=lambda s: s.step)
         ],
     }
 
@@ -358,13 +360,13 @@ def log_rules_document(view: DaemonView) -> list[dict[str, Any]]:
             "last_at": rfc3339(view.wall_of(match.last_at)),
             "line": match.line,
         }
-        for match in view.snapshot.logs.value or ()
+        for match in view.facts.pod.logs.value or ()
     ]
 
 
 def figures_document(view: DaemonView) -> dict[str, Any] | None:
     """The newest value of each metric of training; values that are not finite are text, because JSON has no NaN."""
-    steps = view.snapshot.training.value or ()
+    steps = view.facts.pod.training.value or ()
     if not steps:
         return None
     newest: dict[str, float] = {}

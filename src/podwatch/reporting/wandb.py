@@ -233,8 +233,8 @@ class WandbRun:
 def metrics_of(view: DaemonView, *, lost_steps: int | None) -> dict[str, float]:
     """The metrics of podwatch's W&B run, in base units. ``lost_steps``: in all incidents of this run on this pod;
     None: unknown of one."""
-    disk, sync = view.snapshot.disk.value, view.sync
-    step, saved = view.snapshot.newest_step, newest_complete(view.checkpoints)
+    disk, sync = view.facts.pod.disk.value, view.sync
+    step, saved = view.facts.pod.newest_step, newest_complete(view.facts.checkpoints)
     last_stored = sync.last_step if sync.store_url else None
     found: dict[str, float | None] = {
         "step": None if step is None else step.step,
@@ -251,7 +251,7 @@ def metrics_of(view: DaemonView, *, lost_steps: int | None) -> dict[str, float]:
         "uploaded_bytes": view.counters.uploaded_bytes,
         "sync_lag_seconds": _lag(view),
     }
-    for gpu in view.snapshot.gpus.value or ():
+    for gpu in view.facts.pod.gpus.value or ():
         found[f"gpu{gpu.index}_memory_bytes"] = gpu.memory_used_bytes
     for index, baseline in view.learned.baselines.items():
         found[f"gpu{index}_baseline_bytes"] = baseline
@@ -265,7 +265,7 @@ def _lag(view: DaemonView) -> float | None:
     newest_stored = max((step for step, _ in view.sync.stored), default=-1)
     waiting = [
         s.changed_wall
-        for s in view.checkpoints
+        for s in view.facts.checkpoints
         if s.complete and s.step > newest_stored and (s.step, s.save_id) not in view.sync.stored
     ]
     return max(0.0, view.now_wall - min(waiting)) if waiting else 0.0

@@ -46,15 +46,15 @@ def view(minute: int) -> DaemonView:
     saved = step // 5 * 5
     stored = 20 + min(minute, NO_STORE.start) // 4 // 5 * 5 if minute in NO_STORE else saved
     here = base(minute)
-    gpus = here.snapshot.gpus.value or ()
+    gpus = here.facts.pod.gpus.value or ()
     host = HostSample(
         256 * GIB, (200 - minute // 8) * GIB, 8 * GIB, minute << 20, 64 * GIB, 20 * GIB, 240 * GIB, 90 * GIB, 0,
         files=(FileUse(4242, "python", 900 + minute, 65_536),), xids_watched=True,
     )  # fmt: skip
     snapshot = replace(
-        here.snapshot,
+        here.facts.pod,
         wall=wall,
-        gpus=replace(here.snapshot.gpus, value=tuple(replace(g, ecc_uncorrected=0) for g in gpus)),
+        gpus=replace(here.facts.pod.gpus, value=tuple(replace(g, ecc_uncorrected=0) for g in gpus)),
         host=observed(host, NOW),
         training=observed((TrainingMetrics(step, NOW, (("reward", step / 200), ("entropy", 0.4))),), NOW),
         logs=observed((LogMatch("api-connection-errors", "trainer", minute % 3, NOW - 60, NOW),), NOW),
@@ -87,7 +87,7 @@ def view(minute: int) -> DaemonView:
     nodes = views.gang(ended=minute in GAVE_UP).nodes[:2]
     if minute not in DEAD:
         nodes = tuple(replace(node, silent=0.9) for node in nodes)
-    return replace(
+    return views.changed(
         here, nodes=nodes, node_count=2, snapshot=snapshot,
         sync=sync, counters=counters, checkpoints=checkpoints, steps_at_risk=step - saved,
         findings=(*here.findings, *lag), now_wall=wall, started_wall=START - 600,

@@ -6,6 +6,8 @@ from typing import Any
 
 from podwatch.api.http_endpoints import HttpServer
 from podwatch.domain.event import Event
+from podwatch.domain.facts import Facts
+from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Desired, Snapshot, observed
 from podwatch.policy.overall_status import RecoveryView
 from podwatch.recording.last_day import Moment
@@ -64,8 +66,8 @@ def blocked() -> DaemonView:
 
 def finished() -> DaemonView:
     view = views.healthy()
-    snapshot = replace(view.snapshot, trainer=observed(views.trainer(alive=False, exit_code=0), NOW))
-    return replace(
+    snapshot = replace(view.facts.pod, trainer=observed(views.trainer(alive=False, exit_code=0), NOW))
+    return views.changed(
         view, snapshot=replace(snapshot, desired=Desired.FINISHED), desired=Desired.FINISHED,
         recovery=RecoveryView(phase="finished", detail="exit 0 at the target step"), target_step=85, findings=(),
     )  # fmt: skip
@@ -74,7 +76,11 @@ def finished() -> DaemonView:
 def new_pod() -> DaemonView:
     """podwatch has just been started: no reading, no checkpoint, no store, no step."""
     return DaemonView(
-        version="0.1.0", run_id="bs4-qwen3-8b", snapshot=Snapshot(at=NOW, wall=WALL), now=NOW, now_wall=WALL
+        version="0.1.0",
+        run_id="bs4-qwen3-8b",
+        facts=Facts(Snapshot(at=NOW, wall=WALL), RunState("bs4-qwen3-8b")),
+        now=NOW,
+        now_wall=WALL,
     )
 
 

@@ -176,7 +176,7 @@ async def test_hostile_text_in_every_field_does_not_run_and_does_not_break_the_p
     recovery = replace(view.recovery, detail=hostile)
     sync = replace(view.sync, store_url=hostile, error=hostile)
     moments = tuple(replace(one, state=hostile) for one in day())
-    poisoned = replace(
+    poisoned = views.changed(
         view, run_id=hostile, findings=findings, incidents=(incident,), layout=hostile, recovery=recovery, sync=sync,
         opening=hostile, output_dir=hostile, log_path=hostile, config_path=hostile,
         pins=dict.fromkeys((80, 85), hostile),
