@@ -75,7 +75,7 @@ async def test_the_loop_turns_sooner_only_when_an_engine_ends() -> None:
         senses, facts, clock=clock, poll=POLL, policies=found.policies,
         state=initial(found.policies), emit=lambda _: None,
     )  # fmt: skip
-    task = asyncio.create_task(loop.run(Times(turns)))
+    task = asyncio.create_task(loop.run(Times(turns).turn))
     try:
         for _ in range(1200):  # two minutes
             await settle()

@@ -187,7 +187,7 @@ async def test_a_directory_beside_output_dir_that_cannot_be_made_blocks_all_unti
     beside = tmp_path / "work" / ".podwatch"
     beside.parent.mkdir()
     beside.write_text("in the way")
-    stand.check.missing = "it cannot be made"
+    stand.check._missing = "it cannot be made"
     await stand.begin()
     assert stand.allowed() == set()
     beside.unlink()

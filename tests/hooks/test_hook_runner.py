@@ -32,9 +32,8 @@ class Clock(SystemClock):
         await asyncio.sleep(0.0 if seconds >= 5 else seconds)
 
 
-class Facts:
-    async def checkpoint(self, step: int | None) -> Mapping[str, Any]:
-        return {} if step is None else {"checkpoint": f"/out/step_{step}"}
+async def checkpoint(step: int | None) -> Mapping[str, Any]:
+    return {} if step is None else {"checkpoint": f"/out/step_{step}"}
 
 
 class Pod:
@@ -52,7 +51,14 @@ class Pod:
         journal = AsyncJournal(Journal.open(self.root / "state" / "journal.sqlite"))
         hooks = hook_runner.Hooks(
             hook_runner.Desk(
-                self.settings, journal, Clock(), self.events.append, Facts(), self.root / "state", "", Worker("hooks")
+                self.settings,
+                journal,
+                Clock(),
+                self.events.append,
+                checkpoint,
+                self.root / "state",
+                "",
+                Worker("hooks"),
             )
         )
         await hooks.load()

@@ -191,6 +191,9 @@ class World:
     def pins(self) -> dict[int, str]:
         return self.pinned
 
+    def named(self) -> dict[int, str]:
+        return {}
+
     def must_not_train(self, why: str) -> None:
         self.refused.append(why)
 

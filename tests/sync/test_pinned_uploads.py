@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 
 
 async def started(world: World, run: Run, pins: Mapping[int, str]) -> Syncer:
+    world.pinned = dict(pins)
     syncer = await run(world)
-    syncer.pinned = lambda: pins
     await syncer.sync_now()
     return syncer
 
@@ -90,7 +90,6 @@ async def test_an_interrupted_upload_of_a_pinned_one_continues(b2: World, run: R
     b2.server.admin("clear")
     before = part_calls(b2)
     again = b2.syncer()
-    again.pinned = lambda: {5: "pinned by the operator"}
     await again.start()
     await asyncio.sleep(0.5)
     again.run_ended()

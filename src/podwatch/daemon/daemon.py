@@ -278,7 +278,7 @@ class Daemon:
         for warning in (*self.loaded.warnings, *await self._exposed()):
             self._host.bus.say(EventName.CONFIG_WARNING, warning, Severity.WARNING)
         await self._begin_hooks()
-        self._host.tasks.spawn(self._loops.sensing.run(self._tick), "sensing")
+        self._host.tasks.spawn(self._loops.sensing.run(self._tick.turn), "sensing")
         self._host.tasks.spawn(self._loops.guarding.run(), "guarding")
         self._host.tasks.spawn(self._ending.watch(), "end of the run")
         self._host.tasks.spawn(self._ending.follow(), "verdicts")

@@ -8,10 +8,10 @@ ends the trainer and returns the code.
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from podwatch.config.settings import RecoverySettings
 from podwatch.daemon.backup_findings import cannot_be_used
@@ -38,6 +38,10 @@ from podwatch.trainer.keeper_client import read_record, retire_record, was_stopp
 from podwatch.trainer.start_and_adopt import KeeperJob
 
 if TYPE_CHECKING:
+    from podwatch.daemon.ask_and_record_attempts import JobVerdicts
+    from podwatch.daemon.end_pod import PodEnder
+    from podwatch.daemon.store_jobs import StoreJobs
+    from podwatch.hooks.evaluation import Evaluations
     from podwatch.sync.upload.artifacts import Artifacts
 
 LOOK_SECONDS: Final = 1.0
@@ -70,62 +74,6 @@ _ENDED: Final = {
     Outcome.GAVE_UP: "podwatch gave up",
 }
 WITHOUT: Final = "training cannot start"
-
-
-class StoredVerdicts(Protocol):
-    """What the store knows of earlier attempts at this run: verdicts, counts, bad hosts."""
-
-    async def forbids(self) -> JobEnd | None:
-        """Why training must not start in this attempt; None if it can. Bounded: without an answer it can."""
-        ...
-
-    async def foretell(self, end: JobEnd) -> None:
-        """Record how this attempt ends, while its last data is being stored. Training that starts again withdraws it.
-        Bounded; never raises."""
-        ...
-
-    async def keep(self, end: JobEnd) -> JobEnd:
-        """Record how this attempt ended, before the last heartbeat; returns the end that counts: after too many
-        attempts without progress the command is to blame. Bounded; never raises."""
-        ...
-
-    async def watch(self) -> None:
-        """Record that training started, and that it made progress. Never returns."""
-        ...
-
-    @property
-    def not_before_wall(self) -> float | None:
-        """After ``forbids``: training starts no earlier (epoch seconds), because earlier attempts failed."""
-        ...
-
-
-class LastHeartbeat(Protocol):
-    """The heartbeat in the store."""
-
-    async def say_leaving(self) -> None:
-        """Write it with the run's end, if this pod holds the run."""
-        ...
-
-
-class PodEnding(Protocol):
-    """Ends the machine of a plain pod, if its owner configured that."""
-
-    def wants(self, outcome: Outcome) -> bool:
-        """Whether this end ends the machine, so that everything must be stored first."""
-        ...
-
-    async def end_pod(self, outcome: Outcome, *, stored: bool, look: Callable[[], Awaitable[bool]]) -> None:
-        """Called once an end is decided and the final sync is done or its time is over. ``look``: whether everything is
-        stored by now, asked after a pause. Bounded but for a pause; never raises."""
-        ...
-
-
-class LastEvaluation(Protocol):
-    """The evaluations of this run's checkpoints."""
-
-    async def owed(self) -> str:
-        """What the end of a finished run has to wait for, as text; empty if nothing."""
-        ...
 
 
 # -- job mode --------------------------------------------------------------------------------------------------------
@@ -279,10 +227,10 @@ class EndOfRun:
         parts: Components,
         host: Host,
         final: FinalSync,
-        verdicts: StoredVerdicts | None = None,
-        pod: PodEnding | None = None,
-        heartbeat: LastHeartbeat | None = None,
-        evaluations: LastEvaluation | None = None,
+        verdicts: "JobVerdicts | None" = None,
+        pod: "PodEnder | None" = None,
+        heartbeat: "StoreJobs | None" = None,
+        evaluations: "Evaluations | None" = None,
     ) -> None:
         self._parts, self._host, self._final, self._verdicts, self._pod = parts, host, final, verdicts, pod
         self._heartbeat, self._evaluations = heartbeat, evaluations

@@ -5,12 +5,13 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from podwatch.checkpoints.layouts import kind_of
 from podwatch.daemon.components import Components
-from podwatch.daemon.hooks import FACTS_SECONDS, CheckpointFacts, facts_of
+from podwatch.daemon.hooks import FACTS_SECONDS, checkpoint_facts, facts_of
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.store_wiring import make_restorer
@@ -174,7 +175,7 @@ async def make_evaluations(parts: Components, host: Host, loops: DaemonLoops, co
         host.journal,
         host.clock,
         host.bus,
-        CheckpointFacts(parts, worker),
+        partial(checkpoint_facts, parts, worker),
         run.paths.state,
         str(config or ""),
         worker,

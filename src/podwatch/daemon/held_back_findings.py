@@ -12,7 +12,7 @@ it. The other methods are for the event loop.
 import os
 import pwd
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.checkpoints.layouts.base import Layout, StepSeen
@@ -33,17 +33,13 @@ from podwatch.trainer.other_writers import Other, Others, Run, program_of
 from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.trainer_handle import KeptTrainer, started_wall
 
+if TYPE_CHECKING:
+    from podwatch.daemon import components
+
 TWO_WRITERS_KEY = "two-writers"
 """Journal key of the time spans and of the released checkpoints."""
 SHOWN = 100
 """Characters of a command line in a finding."""
-
-
-class Watched(Protocol):
-    @property
-    def handle(self) -> TrainerHandle | None:
-        """The trainer that podwatch watches."""
-        ...
 
 
 class TwoWriters:
@@ -58,7 +54,7 @@ class TwoWriters:
         layout: Layout,
         clock: Clock,
         journal: Journal,
-        run: Watched,
+        run: "components.Run",
         tree: Sensor[TrainerSample],
     ) -> None:
         self._output_dir, self._command, self._layout = trainer.output_dir, trainer.command, layout

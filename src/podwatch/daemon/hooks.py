@@ -4,6 +4,7 @@ recorded. Imported only where hooks are configured.
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +47,13 @@ def facts_of(layout: Layout, found: CheckpointSet | None) -> dict[str, Any]:
     }
 
 
-class CheckpointFacts:
-    """Implements ``hooks.hook_runner.Facts`` over the catalogue."""
-
-    def __init__(self, parts: Components, worker: Worker) -> None:
-        self._catalogue, self._layout, self._worker = parts.checkpoints.catalogue, parts.run.layout, worker
-
-    async def checkpoint(self, step: int | None) -> Mapping[str, Any]:
-        found = next((one for one in self._catalogue.sets if one.step == step), None)
-        try:
-            return await self._worker.call(facts_of, self._layout, found, timeout=FACTS_SECONDS)
-        except OSError:  # a timeout is an OSError
-            return {}
+async def checkpoint_facts(parts: Components, worker: Worker, step: int | None) -> Mapping[str, Any]:
+    """What a hook gets about the checkpoint of ``step``; empty if the disk does not answer."""
+    found = next((one for one in parts.checkpoints.catalogue.sets if one.step == step), None)
+    try:
+        return await worker.call(facts_of, parts.run.layout, found, timeout=FACTS_SECONDS)
+    except OSError:  # a timeout is an OSError
+        return {}
 
 
 async def make_hooks(parts: Components, host: Host, config: Path | None) -> Hooks:
@@ -68,7 +64,7 @@ async def make_hooks(parts: Components, host: Host, config: Path | None) -> Hook
         host.journal,
         host.clock,
         host.bus,
-        CheckpointFacts(parts, worker),
+        partial(checkpoint_facts, parts, worker),
         parts.run.paths.state,
         str(config or ""),
         worker,

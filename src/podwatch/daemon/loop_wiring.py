@@ -15,7 +15,6 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.facts import Facts
 from podwatch.domain.finding import Severity
 from podwatch.domain.secrets import scrub
-from podwatch.policy.disk_forecast import save_gap
 from podwatch.recording.format import Header
 from podwatch.recording.recorder import Recorder
 from podwatch.retention.room_for_next_save import Pruner, RemovalRules
@@ -62,9 +61,6 @@ def make_loops(parts: Components, *, learned: Learned, announced: Announced) -> 
         uploads=parts.syncer,
         pruner=pruner,
     )
-    if parts.syncer is not None:
-        parts.syncer.save_seconds = lambda: save_gap(parts.deletion.forecast.saves)
-        parts.syncer.pinned = lambda: as_of_now(parts, sensing.snapshot).pins
     parts.sensing.processes.hurry_at_engine_end(sensing)
     parts.deletion.forecast.save_seconds = lambda: sensing.state.learned.median_save_seconds
     return DaemonLoops(sensing, guarding, pruner)

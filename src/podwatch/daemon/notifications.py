@@ -141,6 +141,7 @@ def _fields(finding: Finding) -> dict[str, str | int | float | bool | None]:
 
 
 if TYPE_CHECKING:
+    from podwatch.daemon.store_jobs import StoreJobs
     from podwatch.domain.event import Notice
     from podwatch.policy.run_cost import Account
     from podwatch.reporting.dead_man import DeadMan
@@ -156,19 +157,6 @@ REMEMBER_TURNS = 30
 INCIDENTS_COUNTED = 1000
 FAREWELL_SECONDS = 1.5
 """Time for the last notices at exit: the start of a child process, and one slow response."""
-
-
-class RunDigests(Protocol):
-    """The digests of all pods of the run: one pod sends them, and the time of the last one survives it."""
-
-    def sends_digests(self, *, known: bool) -> bool: ...
-
-    @property
-    def digest_wall(self) -> float | None:
-        """Epoch seconds of the last one; None: no pod has left one."""
-        ...
-
-    async def keep_digest(self, wall: float) -> None: ...
 
 
 class Notifying:
@@ -262,7 +250,7 @@ class Notifying:
 
             await self.wandb.push(metrics_of(view, lost_steps=lost))
 
-    async def digest(self, view: DaemonView, run: RunDigests | None = None) -> None:
+    async def digest(self, view: DaemonView, run: "StoreJobs | None" = None) -> None:
         """Send a digest if one is due. The time is kept before it is sent, here and for the other pods of the run: a
         podwatch that ends in between sends none rather than two."""
         from podwatch.reporting import digest

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 from podwatch.config.settings import Policies
 from podwatch.detection.run_detectors import DetectionState, advance, confirming
@@ -92,10 +92,8 @@ class Sensors:
             await sensor.stop()
 
 
-class TurnListener(Protocol):
-    def turn(self, facts: Facts, findings: tuple[Finding, ...]) -> None:
-        """Must not block."""
-        ...
+Turn = Callable[[Facts, tuple[Finding, ...]], None]
+"""Gets the facts of each turn and what detection finds in them. Must not block."""
 
 
 class SensingLoop:
@@ -124,11 +122,11 @@ class SensingLoop:
         self._sensor_states: dict[str, SensorState] = {}
         self._hurried = asyncio.Event()
 
-    async def run(self, listener: TurnListener) -> None:
-        """Run until cancelled, and tell ``listener`` of each turn: one shortly after each poll of the sensors, sooner
+    async def run(self, each: Turn) -> None:
+        """Run until cancelled, and call ``each`` at each turn: one shortly after each poll of the sensors, sooner
         after ``hurry``, and every ``CONFIRM_POLL`` while the evidence of a death is incomplete."""
         while True:
-            self.turn(listener)
+            self.turn(each)
             rest = until_beat(self._clock.monotonic(), self._poll, LAG * self._poll)
             sooner = confirming(self.state, self.snapshot, self.policies)
             await self._clock.wait(self._hurried, min(rest, CONFIRM_POLL - CONFIRM_LAG) if sooner else rest)
@@ -141,7 +139,7 @@ class SensingLoop:
         """Run the next turn at once. Never blocks."""
         self._hurried.set()
 
-    def turn(self, listener: TurnListener) -> None:
+    def turn(self, each: Turn) -> None:
         facts = self._observe()
         snapshot = facts.pod
         self.state, findings = advance(self.state, snapshot, self.policies)
@@ -154,7 +152,7 @@ class SensingLoop:
         self.snapshot, self.findings = snapshot, findings
         self.turns += 1
         self._last_turn = snapshot.at
-        listener.turn(facts, findings)
+        each(facts, findings)
 
     def alive(self) -> tuple[bool, str]:
         """Whether the last turn is within the deadline, and a text about it."""

@@ -113,14 +113,14 @@ class StateCheck:
         exits: Exits,
         lock: RunLock | None = None,
         emit: Emit,
+        missing: str = "",
     ) -> None:
+        """``missing``: why podwatch's directory beside output_dir cannot be used; empty if it can."""
         self._file, self._journal, self._workspace, self._clock = file, journal, workspace, clock
-        self._lock, self._emit, self._exits = lock, emit, exits
+        self._lock, self._emit, self._exits, self._missing = lock, emit, exits, missing
         self.reserve = ReservedSpace(file.path.with_name("start.reserve"), START_BYTES)
         self._room = ""
         """Why a start has no space for its records; empty if it has."""
-        self.missing = ""
-        """Why podwatch's directory beside output_dir cannot be used; empty if it can."""
         self._worker = Worker("state-check")
         self._task: asyncio.Task[None] | None = None
         self._pause, self._next = RETRY_MIN, 0.0
@@ -144,13 +144,13 @@ class StateCheck:
         """Why podwatch may change nothing at all."""
         if self._lock is not None and not self._lock.complete:
             return "podwatch cannot lock the run in its state directory"
-        return self._file.problem or self.missing
+        return self._file.problem or self._missing
 
     def findings(self) -> tuple[Finding, ...]:
         return (*self._lock_findings(), *self._file_findings())
 
     def _lock_findings(self) -> tuple[Finding, ...]:
-        if self._lock is None or not self._lock.problem or self.missing:
+        if self._lock is None or not self._lock.problem or self._missing:
             return ()
         text = f"podwatch cannot lock output_dir: {self._lock.problem}; another podwatch would not notice this one"
         fix = "use a file system that can lock files, and one podwatch for each output_dir"
@@ -234,8 +234,8 @@ class StateCheck:
             self._lock.take_state_lock()
             self._lock.take_beside(self._workspace)
         self._room = self.reserve.restore()
-        if self.missing:
-            self.missing = _problem_of(self._workspace)
+        if self._missing:
+            self._missing = _problem_of(self._workspace)
         if self._journal.obstacle is not None and (self._lock is None or self._lock.complete):
             try:
                 self._journal.return_to_disk()

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from podwatch import __version__
 from podwatch.checkpoints.layouts.base import counts_saves
@@ -26,7 +26,6 @@ from podwatch.detection.run_detectors import DetectionState, second_signals
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.facts import StoreFacts
-from podwatch.domain.finding import Finding
 from podwatch.domain.lease import Heartbeat, HeartbeatEnd, HolderState
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Snapshot
@@ -41,6 +40,9 @@ from podwatch.recovery.state import Phase, RecoveryState
 from podwatch.reporting.daemon_view import Counters, DaemonView
 from podwatch.reporting.json_documents import account_document
 from podwatch.reporting.status import build_status
+
+if TYPE_CHECKING:
+    from podwatch.daemon.tick import Findings
 
 _PHASES = frozenset(map(str, Phase))
 _ACTIVE = (Phase.LOOKING, Phase.STARTING, Phase.CONFIRMING, Phase.STOPPING)
@@ -103,10 +105,6 @@ class Remembered:
         self.incidents = tuple(await self._journal.run(Journal.incidents, INCIDENTS_SHOWN))
 
 
-class FindingsNow(Protocol):
-    def now(self) -> tuple[Finding, ...]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Books:
     """What podwatch keeps of the run's past."""
@@ -123,7 +121,7 @@ class StatusSource:
         parts: Components,
         loops: DaemonLoops,
         bus: EventBus,
-        findings: FindingsNow,
+        findings: "Findings",
         memory: Remembered,
         maintenance: Maintenance,
         path: Path | None,

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
@@ -40,6 +40,7 @@ from podwatch.system.files import read_file
 from podwatch.trainer.environment import read_env_file
 
 if TYPE_CHECKING:
+    from podwatch.daemon.tick import Reload
     from podwatch.sync.runs.bootstrap import Start
     from podwatch.sync.syncer import Syncer
     from podwatch.sync.upload.artifacts import Artefact, Artifacts
@@ -247,13 +248,7 @@ TELLING = frozenset(
 """Events after which an upload is due soon: there is a new bundle, a new start, or a last log line."""
 
 
-class InForce(Protocol):
-    """The configuration in force; a reload replaces it."""
-
-    loaded: LoadedSettings
-
-
-def make_artifacts(parts: Components, config: InForce) -> "Artifacts | None":
+def make_artifacts(parts: Components, config: "Reload") -> "Artifacts | None":
     """None without a store, or where ``sync.artefacts`` is off."""
     settings, syncer = parts.settings, parts.syncer
     if syncer is None or not settings.sync.artefacts:
@@ -318,7 +313,7 @@ def _item(document: Any, name: str) -> Any:
 class _OwnArtefacts:
     """Implements ``ArtefactSources`` over the daemon's components."""
 
-    def __init__(self, parts: Components, config: InForce, syncer: "Syncer") -> None:
+    def __init__(self, parts: Components, config: "Reload", syncer: "Syncer") -> None:
         settings = config.loaded.settings
         self._parts, self._settings, self._config, self._syncer = parts, settings, config, syncer
         self.incidents = parts.run.paths.incidents

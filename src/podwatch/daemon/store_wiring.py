@@ -38,6 +38,7 @@ from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import boot_id, from_here, machine_id, start_ticks
 
 if TYPE_CHECKING:
+    from podwatch.daemon.checkpoint_loop import Rescans
     from podwatch.daemon.components import Run
     from podwatch.sync.restore.restore import Restorer
 
@@ -134,8 +135,9 @@ def no_backup(settings: Settings, same_disk_store: bool) -> str:
 class SyncedRun:
     """Implements sync's GuardedRun over the run record, recovery's view of the training and the guard."""
 
-    def __init__(self, settings: Settings, run: "Run", exits: Exits, wandb: WandbIds) -> None:
+    def __init__(self, settings: Settings, run: "Run", exits: Exits, wandb: WandbIds, rescans: "Rescans") -> None:
         self._settings, self._run, self._exits, self._wandb = settings, run, exits, wandb
+        self._rescans = rescans
 
     def identity(self) -> RunIdentity:
         """With the lineage that is trained now. Never blocks."""
@@ -191,6 +193,9 @@ class SyncedRun:
 
     def pins(self) -> Mapping[int, str]:
         return self._run.file.current.pins
+
+    def named(self) -> Mapping[int, str]:
+        return self._rescans.named
 
     def observes(self) -> bool:
         return self._run.config.settings.mode == "observe"

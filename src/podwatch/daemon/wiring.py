@@ -47,7 +47,7 @@ from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.run_state import RunState
 from podwatch.domain.secrets import register
 from podwatch.journal import Journal
-from podwatch.policy.disk_forecast import SAVES, Forecast
+from podwatch.policy.disk_forecast import SAVES, Forecast, save_gap
 from podwatch.policy.other_trainers import Beside
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.run_file import LOAD_SECONDS, RunFile
@@ -96,17 +96,16 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
     )
     sensing = build_sensing(settings, run, checkpoints, Path(launcher.log_path()), choices.gpu_reader)
     training = _training(settings, run, checkpoints, sensing, launcher)
-    checks = _checks(run, foundation)
-    checks.missing = missing
+    checks = _checks(run, foundation, missing)
     run.guard.add(checks.blocked_reason)
     run.guard.add(lambda _mutation: checkpoints.roots.blocked_reason())
-    store = _store(settings, run, checkpoints.catalogue, foundation.exits, choices)
+    deletion = _deletion(run)
+    store = _store(settings, run, checkpoints, foundation.exits, choices, deletion.forecast)
     gang = make_gang(settings, run.workspace, run.clock)
     if gang is not None and not gang.leads:
         run.guard.add(gang.blocked_reason)
     recovery = _recovery(settings, run, checkpoints, sensing, training, store, gang, checks.reserve)
     run.connect(recovery)
-    deletion = _deletion(run)
     if gang is not None:
         gang.connect(NodeHere(recovery, store.syncer))
     return Components(run, checkpoints, sensing, training, recovery, store, deletion, checks, gang)
@@ -164,7 +163,7 @@ def _checkpoints(settings: Settings, run: Run, held: HeldBack, rescans: Rescans)
 # -- state, store, recovery, deletion --------------------------------------------------------------------------------
 
 
-def _checks(run: Run, foundation: Foundation) -> StateCheck:
+def _checks(run: Run, foundation: Foundation, missing: str) -> StateCheck:
     return StateCheck(
         run.file,
         run.journal.sync,
@@ -173,15 +172,17 @@ def _checks(run: Run, foundation: Foundation) -> StateCheck:
         lock=foundation.lock,
         emit=run.emit,
         exits=foundation.exits,
+        missing=missing,
     )
 
 
 def _store(
     settings: Settings,
     run: Run,
-    catalogue: Catalogue,
+    checkpoints: Checkpoints,
     exits: Exits,
     choices: Choices,
+    forecast: Forecast,
 ) -> Store:
     journal = run.journal.sync
     wandb, writer_id = WandbIds(run.layout), run.file.current.writer_id
@@ -191,10 +192,11 @@ def _store(
     if not settings.sync.store or refused:
         return Store(None, None, refused, wandb)
     take_over = _first_time(run.file, "--take-over", choices.take_over)
+    synced = SyncedRun(settings, run, exits, wandb, checkpoints.rescans)
     terms = _terms(settings, writer_id, take_over=take_over, stands_by=choices.job is not None)
-    syncer = _syncer(settings, run, catalogue, SyncedRun(settings, run, exits, wandb), terms)
+    syncer = _syncer(settings, run, checkpoints.catalogue, synced, terms, forecast)
     restorer = make_restorer(settings, run.layout, run.workspace, journal, writer_id)
-    return Store(syncer, StoreRestore(restorer, Worker("restore"), catalogue), refused, wandb)
+    return Store(syncer, StoreRestore(restorer, Worker("restore"), checkpoints.catalogue), refused, wandb)
 
 
 def _terms(settings: Settings, writer_id: str, *, take_over: bool, stands_by: bool) -> "LeaseTerms":
@@ -205,7 +207,9 @@ def _terms(settings: Settings, writer_id: str, *, take_over: bool, stands_by: bo
     return LeaseTerms(me, timing_of(settings.sync), take_over, attempt_ended, stands_by)
 
 
-def _syncer(settings: Settings, run: Run, catalogue: Catalogue, synced: SyncedRun, terms: "LeaseTerms") -> "Syncer":
+def _syncer(
+    settings: Settings, run: Run, catalogue: Catalogue, synced: SyncedRun, terms: "LeaseTerms", forecast: Forecast
+) -> "Syncer":
     from podwatch.sync.syncer import Syncer
 
     return Syncer(
@@ -217,6 +221,7 @@ def _syncer(settings: Settings, run: Run, catalogue: Catalogue, synced: SyncedRu
         run.emit,
         terms=terms,
         workspace=run.workspace,
+        save_gap=lambda: save_gap(forecast.saves),
     )
 
 

@@ -8,10 +8,10 @@ hook remembers the last event that it began, and an open intent is a run that po
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from podwatch.client.times_and_sizes import rfc3339
 from podwatch.config.settings import HookSettings, Settings
@@ -55,14 +55,6 @@ def directory(state: Path) -> Path:
     return state / "hooks"
 
 
-class Facts(Protocol):
-    """What a hook is given about a checkpoint."""
-
-    async def checkpoint(self, step: int | None) -> Mapping[str, Any]:
-        """``checkpoint`` (path, None if it is not on this pod) and ``parts`` (name -> path)."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Desk:
     """What all hooks of a daemon share. ``config`` is the path of podwatch.toml, ``state`` the run's state directory,
@@ -72,7 +64,9 @@ class Desk:
     journal: AsyncJournal
     clock: Clock
     emit: Emit
-    facts: Facts
+    checkpoint: Callable[[int | None], Awaitable[Mapping[str, Any]]]
+    """What a hook gets about the checkpoint of a step: ``checkpoint`` (path, None if it is not on this pod), ``parts``
+    (name -> path), and more."""
     state: Path
     config: str
     disk: Worker
@@ -274,7 +268,7 @@ class HookLine:
 
     async def _attempt_of(self, one: Occasion, hook: HookSettings, attempt: int, *, quick: bool) -> start_child.Result:
         desk = self._desk
-        about = await desk.facts.checkpoint(one.step)
+        about = await desk.checkpoint(one.step)
         document = document_of(one, hook.name, attempt, desk.settings, about)
         try:
             order = await desk.disk.call(

@@ -144,6 +144,10 @@ class GuardedRun(RunSource, PodSide, Protocol):
         """The steps that an operator pinned, with the reasons."""
         ...
 
+    def named(self) -> Mapping[int, str]:
+        """The steps that a file of the trainer names, with that file."""
+        ...
+
     def observes(self) -> bool:
         """Mode observe, in which podwatch deletes nothing? A reload can change it."""
         ...

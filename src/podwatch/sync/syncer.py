@@ -93,7 +93,10 @@ class Syncer:
         terms: LeaseTerms | None = None,
         workspace: Workspace | None = None,
         backoff: tuple[float, float] = (BACKOFF_MIN, BACKOFF_MAX),
+        save_gap: Callable[[], float | None] = lambda: None,
     ) -> None:
+        """``save_gap``: seconds from one save to the next."""
+        self._save_gap = save_gap
         self._settings, self._run, self._catalogue = settings, run, catalogue
         self._journal, self._clock, self._emit, self._backoff = journal, clock, emit, backoff
         self._wake, self._hurry = asyncio.Event(), asyncio.Event()
@@ -105,10 +108,6 @@ class Syncer:
         self._reading: asyncio.Task[None] | None = None
         self._sender = Sender(settings, run, catalogue, journal, clock, self.session.worker, workspace=workspace)
         self._tally = CheckpointTally(journal, self._tell)
-        self.save_seconds: Callable[[], float | None] = lambda: None
-        """Seconds from one save to the next."""
-        self.pinned: Callable[[], Mapping[int, str]] = dict
-        """The steps whose checkpoints are pinned, with the reason."""
         self._ended = False
         """The run has ended here, as far as is known: pinned checkpoints are uploaded, too."""
         self._optional: OptionalParts | None = None
@@ -196,6 +195,10 @@ class Syncer:
         """Steps being uploaded right now: not to be removed without ``abandon``."""
         step = self._in_flight.step
         return frozenset() if step is None else frozenset({step})
+
+    def _pinned(self) -> Mapping[int, str]:
+        """The steps whose checkpoints are pinned, by the operator or a file of the trainer, with the reason."""
+        return {**self._run.named(), **self._run.pins()}
 
     def notify(self) -> None:
         """Call after a rescan, which may have found a new complete checkpoint. Cheap."""
@@ -295,7 +298,7 @@ class Syncer:
 
     def _pinned_unstored(self) -> list[CheckpointSet]:
         """Complete pinned checkpoints, except the newest, that are not in the store, newest first."""
-        sets, pins = self._catalogue.sets, self.pinned()
+        sets, pins = self._catalogue.sets, self._pinned()
         newest = newest_complete(sets)
         found = (s for s in sets if s.step in pins and s.complete and s is not newest)
         return sorted((s for s in found if self._lacks(s)), key=lambda s: -s.step)
@@ -527,7 +530,7 @@ class Syncer:
         last = max((p.step for p in published if p.lineage == lineage and p.step < NO_TRAINING), default=-1)
         begun = await self._journal.run(Journal.unfinished)
         self._unfinished = bool(begun)
-        finish, given_up = sort_begun(begun, sets, void=self._void, published=last, pinned=self.pinned().keys())
+        finish, given_up = sort_begun(begun, sets, void=self._void, published=last, pinned=self._pinned().keys())
         candidates = [await self._waiting(found) for found in finish]
         newest = newest_complete(self._catalogue.sets)
         fresh = newest if newest is not None and self._sendable(newest) and self._gap_left() <= 0 else None
@@ -631,7 +634,7 @@ class Syncer:
         self._tally.stored(
             (saved.step, saved.save_id),
             seconds=self._clock.monotonic() - began,
-            save_seconds=self.save_seconds(),
+            save_seconds=self._save_gap(),
         )
         await self.session.prune(saved)
 
