@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
-from typing import Final, Protocol
+from typing import Final
 
 from podwatch.config.settings import RecoverySettings, Settings
 from podwatch.daemon.components import Components
@@ -101,30 +101,16 @@ class VerdictFile:
         return self._store
 
 
-class Here(Protocol):
-    """This attempt, as podwatch sees it."""
-
-    def attempt(self, now: float) -> Attempt:
-        """Reads the files that the command names: blocks."""
-        ...
-
-    @property
-    def trains(self) -> bool:
-        """Whether training was started in this attempt and has not ended."""
-        ...
-
-    def lineage(self) -> Lineage: ...
-
-    def newest_step(self) -> int | None:
-        """The newest step that this attempt has made; None if it made none."""
-        ...
-
-
 class JobVerdicts:
     """The verdicts of a job in the store. One per daemon; all methods on the event loop."""
 
     def __init__(
-        self, file: VerdictFile, here: Here, clock: Clock, recovery: RecoverySettings, emit: Callable[[Event], None]
+        self,
+        file: VerdictFile,
+        here: "ThisAttempt",
+        clock: Clock,
+        recovery: RecoverySettings,
+        emit: Callable[[Event], None],
     ) -> None:
         self._file, self._here, self._clock, self._recovery, self._emit = file, here, clock, recovery, emit
         self._worker = Worker("verdicts")
@@ -250,7 +236,7 @@ def _told(error: Exception) -> str:
 
 
 class ThisAttempt:
-    """Implements ``Here`` over the daemon's components. ``retry``: an operator passed `--retry`."""
+    """This attempt, as podwatch sees it. ``retry``: an operator passed `--retry`."""
 
     def __init__(self, parts: Components, *, retry: bool) -> None:
         self._parts, self._retry = parts, retry

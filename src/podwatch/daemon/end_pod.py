@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from podwatch.client.trusted_configuration import check_command
 from podwatch.config.settings import EndPodSettings
@@ -55,44 +55,12 @@ class PodEnd:
     stored: bool
 
 
-class PodOwner(Protocol):
-    """The run, as the end of its machine needs it."""
-
-    @property
-    def settings(self) -> EndPodSettings: ...
-
-    @property
-    def trains_as_another(self) -> bool:
-        """Whether training runs as another user than podwatch."""
-        ...
-
-    @property
-    def run_id(self) -> str: ...
-
-    def end_id(self, outcome: Outcome) -> str:
-        """Identifies this end of the run on this pod; it differs after an operator has started training again."""
-        ...
-
-    def stands(self, end: PodEnd) -> bool:
-        """Whether the end still holds: no operator has started training since."""
-        ...
-
-    @property
-    def paused(self) -> bool:
-        """Whether `podwatch pause` is in force: the machine is not ended now."""
-        ...
-
-    def waits(self, text: str) -> None:
-        """Show in the status what the end of the machine waits for; empty: nothing."""
-        ...
-
-
 class PodEnder:
     """Runs the command. ``environ``: podwatch's own environment, with the provider's variables."""
 
     def __init__(
         self,
-        owner: PodOwner,
+        owner: "EndedRun",
         journal: AsyncJournal,
         clock: Clock,
         notes: Notes,
@@ -215,7 +183,7 @@ class PodEnder:
 
 
 class EndedRun:
-    """Implements ``PodOwner`` over the daemon's components."""
+    """The run on this pod, as the end of its machine needs it."""
 
     def __init__(self, parts: Components, leaving: Exit) -> None:
         self._parts, self._exit = parts, leaving
@@ -233,11 +201,13 @@ class EndedRun:
         return self._parts.settings.run_id
 
     def end_id(self, outcome: Outcome) -> str:
+        """Identifies this end of the run on this pod; it differs after an operator has started training again."""
         run = self._parts.run.file.current
         start = run.last_start.start_id if run.last_start is not None else ""
         return f"{outcome}:{run.lineage.id}:{start}"
 
     def stands(self, end: PodEnd) -> bool:
+        """Whether the end still holds: no operator has started training since."""
         recovery = self._parts.recovery
         if recovery.handle is not None or self.end_id(end.outcome) != end.id:
             return False

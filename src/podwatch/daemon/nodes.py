@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from podwatch.config.settings import NodesSettings, Settings
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS
@@ -126,46 +126,6 @@ class GangFiles:
             return b""
 
 
-class Here(Protocol):
-    """This node, as the rest of podwatch sees it."""
-
-    @property
-    def phase(self) -> str: ...
-
-    @property
-    def trains(self) -> bool:
-        """Whether a trainer of this node lives, as far as podwatch knows."""
-        ...
-
-    @property
-    def finished(self) -> bool:
-        """Whether training has reached its end on this node."""
-        ...
-
-    @property
-    def lost(self) -> str:
-        """Why this pod does not hold the run any more; empty while it does, or cannot tell."""
-        ...
-
-    def step(self) -> tuple[int | None, float | None]:
-        """The newest step of this start, and how many seconds ago it was seen."""
-        ...
-
-    def show(self, text: str) -> None:
-        """Show in status what a start waits for."""
-        ...
-
-    async def explain(self, finding: Finding) -> NodeFailure: ...
-
-    @property
-    def machine(self) -> Host: ...
-
-    async def confirm(self) -> int:
-        """The generation of the claim with which this pod holds the run, as confirmed by the store now. Raises
-        PodwatchError if it does not hold it, or the store does not answer."""
-        ...
-
-
 class Gang:
     """Loop-side object; one per daemon. ``process`` identifies this podwatch among all attempts."""
 
@@ -184,7 +144,7 @@ class Gang:
         self.place, self._files, self._nodes, self._clock = place, files, nodes, clock
         self._process, self._beat, self._agree = process, beat, agree
         self._report = Report(place.rank, process, place.attempt, host)
-        self._here: Here | None = None
+        self._here: NodeHere | None = None
         self._worker = Worker("nodes")
         self._turn = asyncio.Lock()
         self._sight, self._record = Sight(), None  # type: tuple[Sight, GangRecord | None]
@@ -207,7 +167,7 @@ class Gang:
         self.end: GangEnd | None = None
         """How this attempt ends, once that is known here."""
 
-    def connect(self, here: Here) -> None:
+    def connect(self, here: "NodeHere") -> None:
         self._here = here
 
     @property
@@ -320,7 +280,7 @@ class Gang:
         rank = next((report.rank for report in others if report.machine in (end.broken or ())), None)
         return replace(as_gang_end(end, self.place.rank), rank=rank)
 
-    def _gathered(self, here: Here, waited: float) -> None:
+    def _gathered(self, here: "NodeHere", waited: float) -> None:
         place, patience = self.place, self._nodes.wait
         old = still_there(self._sight, self._process, self._generation, self._nodes.silence)
         members = arrived(self._sight, place.attempt, place.count, self._report)
@@ -356,7 +316,7 @@ class Gang:
         with contextlib.suppress(OSError, PodwatchError):
             await self._worker.call(self._files.remove, gone, timeout=DIRECTORY_SECONDS)
 
-    async def _confirmed(self, here: Here) -> int:
+    async def _confirmed(self, here: "NodeHere") -> int:
         """The generation of this pod's claim. Waits while the claim is not decided yet, or the store does not answer;
         raises what it says after that."""
         end = self._clock.monotonic() + self._nodes.wait
@@ -604,7 +564,7 @@ class Gang:
         if self.end is not None:
             await asyncio.Event().wait()
 
-    def _known(self) -> Here:
+    def _known(self) -> "NodeHere":
         if self._here is None:
             raise RuntimeError("the gang is not connected")
         return self._here
@@ -632,7 +592,7 @@ class Gang:
 
 
 class NodeHere:
-    """Implements ``Here`` over recovery, and the store where this is rank 0."""
+    """This node, as recovery sees it, and the store where this is rank 0."""
 
     def __init__(self, recovery: Recovery, syncer: "Syncer | None") -> None:
         self._recovery, self._syncer = recovery, syncer
