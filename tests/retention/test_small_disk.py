@@ -15,6 +15,7 @@ from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.errors import Busy
 from podwatch.domain.event import EventName
 from podwatch.policy.local_retention import RemovalKind
+from podwatch.retention import room_for_next_save
 from tests.support.checkpoints import broadcast_operations, finish, prime_rl_operations, write_rollouts
 from tests.support.mounts import small_mount
 from tests.support.small_disk import Guard, guarded
@@ -158,6 +159,34 @@ async def test_a_plan_does_not_outlive_what_it_was_made_from(small: tuple[Path, 
         guard.held = "training is being started"
         with pytest.raises(Busy, match="podwatch deletes nothing now"):
             await guard.pruner.prune_now()
+    finally:
+        await guard.close()
+
+
+async def test_nothing_is_deleted_by_a_look_at_the_disk_from_before_the_last_removal(
+    small: tuple[Path, int | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an operator who prunes twice loses checkpoints for space that is free already (promise 2)."""
+    root, capacity = small
+    guard = Guard(root, tmp_path, capacity, store=False, variant="A")
+    await guard.disk.start()
+    try:
+        for step in (5, 10, 15, 20):
+            finish(prime_rl_operations(guard.out, step, "A", size=SHARD, weights=True))
+        (guard.out / "ballast").write_bytes(b"x" * (DISK - 8 * SHARD - 3 * MIB))
+        await wait_until(lambda: len([s for s in guard.catalogue.rescan() if s.complete]) == 4)
+        await guard.guarding.look()
+        await wait_until(lambda: guard.disk.latest().ok)
+        before = guard.facts().pod
+        monkeypatch.setattr(room_for_next_save, "DISK_ANSWER_SECONDS", 0.5)
+        monkeypatch.setattr(guard, "pod", lambda: before)
+        assert (await guard.pruner.prune_now()).removals
+        left = [s.step for s in guard.catalogue.rescan() if s.complete]
+        with pytest.raises(Busy, match="has not read the disk"):
+            await guard.pruner.prune_now()
+        monkeypatch.undo()
+        await guard.pruner.prune_now()
+        assert [s.step for s in guard.catalogue.rescan() if s.complete] == left
     finally:
         await guard.close()
 

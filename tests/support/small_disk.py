@@ -100,9 +100,12 @@ class Guard:
             pruner=self.pruner,
         )
 
+    def pod(self) -> Snapshot:
+        return Snapshot(0.0, 0.0, disk=self.disk.latest(), disks=observed(self.others(), 0.0))
+
     def facts(self) -> Facts:
         return Facts(
-            Snapshot(0.0, 0.0, disk=self.disk.latest(), disks=observed(self.others(), 0.0)),
+            self.pod(),
             RunState("demo"),
             checkpoints=self.catalogue.sets,
             unreadable=self.rescans.blind,

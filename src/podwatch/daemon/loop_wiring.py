@@ -48,7 +48,12 @@ def make_loops(parts: Components, *, learned: Learned, announced: Announced) -> 
         state=initial(policies, learned.for_run(*about_run(parts))),
         emit=parts.run.emit,
     )
-    pruner = _pruner(parts, lambda: as_of_now(parts, sensing.snapshot))
+
+    def read_disk() -> None:
+        parts.sensing.disk.refresh()
+        sensing.hurry()
+
+    pruner = _pruner(parts, lambda: as_of_now(parts, sensing.snapshot), read_disk)
     guarding = CheckpointLoop(
         parts.checkpoints.catalogue,
         parts.checkpoints.worker,
@@ -66,7 +71,7 @@ def make_loops(parts: Components, *, learned: Learned, announced: Announced) -> 
     return DaemonLoops(sensing, guarding, pruner)
 
 
-def _pruner(parts: Components, facts: Callable[[], Facts]) -> Pruner:
+def _pruner(parts: Components, facts: Callable[[], Facts], read_disk: Callable[[], None]) -> Pruner:
     syncer = parts.syncer
     return Pruner(
         facts=facts,
@@ -74,7 +79,7 @@ def _pruner(parts: Components, facts: Callable[[], Facts]) -> Pruner:
         layout=parts.run.layout,
         rescan=parts.checkpoints.rescans.wake,
         abandon=_nothing_uploads if syncer is None else syncer.abandon,
-        refresh_disk=parts.sensing.disk.refresh,
+        refresh_disk=read_disk,
         forecast=parts.deletion.forecast,
         remover=parts.deletion.remover,
         aside=parts.checkpoints.aside,

@@ -77,7 +77,7 @@ class Pruner:
         clock: Clock,
     ) -> None:
         """``facts``: of this moment, also from the worker's thread. ``rescan`` asks for a rescan soon, ``refresh_disk``
-        for a reading of the disk; ``abandon`` stops the upload of a step that must be removed."""
+        for a reading of the disk in the facts; ``abandon`` stops the upload of a step that must be removed."""
         self._facts, self.rules, self._layout, self._forecast = facts, rules, layout, forecast
         self._rescan, self._abandon, self._refresh_disk = rescan, abandon, refresh_disk
         self._remover, self._aside, self._worker, self._clock = remover, aside, worker, clock
@@ -141,7 +141,12 @@ class Pruner:
                     where=reason,
                     fix="retry when `podwatch status` no longer shows this",
                 )
-            await self._sees_the_last_removal()
+            if not await self._sees_the_last_removal():
+                raise Busy(
+                    "podwatch has not read the disk since its last removal",
+                    where=self._facts().pod.disk.detail,
+                    fix="retry when the disk responds",
+                )
             await self._refresh_aside()
             plan = self.plan()
             await self._carry_out(plan)
@@ -240,10 +245,10 @@ class Pruner:
         if self.rules.quota:
             await self._refresh_aside()
         mark = self._clock.monotonic()
-        self._refresh_disk()
         while self._facts().pod.disk.at < mark:
             if self._clock.monotonic() - mark > DISK_ANSWER_SECONDS:
                 return False
+            self._refresh_disk()
             await self._clock.sleep(0.05)
         self._removed = False
         return True
