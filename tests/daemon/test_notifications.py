@@ -46,13 +46,13 @@ async def test_a_mistake_in_telling_is_a_finding_and_nothing_else(
     telling = await make_notifying(made, SystemClock(), journal, Worker("x"), complaints.append)
     assert telling is not None
     assert "cannot read the file of URLs" in complaints[0], "the others are told nevertheless"
-    telling.event(GAVE_UP, None)
+    telling.event(GAVE_UP, lambda: None)
     await telling.farewell(10.0)
     assert json.loads(out.read_text())["key"] == "gave-up"
 
     again = await make_notifying(made, SystemClock(), journal, Worker("x"), complaints.append)
     assert again is not None
-    again.event(GAVE_UP, None)
+    again.event(GAVE_UP, lambda: None)
     await again.farewell(1.0)
     assert len(out.read_text().splitlines()) == 1, "the journal knows that it was told"
 
@@ -62,7 +62,7 @@ async def test_a_mistake_in_telling_is_a_finding_and_nothing_else(
     monkeypatch.setattr(alerts, "on_turn", broken)
     monkeypatch.setattr(alerts, "on_event", broken)
     again.turn((Finding(FindingKind.HANG, Severity.CRITICAL, "x", 0.0),), Snapshot(at=1.0, wall=1.0))
-    again.event(GAVE_UP, None)
+    again.event(GAVE_UP, lambda: None)
     (finding,) = again.findings()
     assert (finding.kind, finding.severity, "a mistake" in finding.summary) == (
         FindingKind.NOTIFY_FAILING, Severity.WARNING, True,

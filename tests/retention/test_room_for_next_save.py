@@ -10,9 +10,10 @@ from podwatch.checkpoints.layouts.command_line import steps_in_use
 from podwatch.config.settings import DiskSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.snapshot import DiskSample
+from podwatch.domain.snapshot import DiskSample, Snapshot, observed
 from podwatch.policy.disk_forecast import Forecast, NextSave
 from podwatch.policy.local_retention import RemovalInput, plan_removal
+from podwatch.retention import room_for_next_save
 from podwatch.retention.disk_findings import no_room, other_disks
 from podwatch.retention.room_for_next_save import plan_document
 from podwatch.sensors.disk import DisksSensor
@@ -179,6 +180,35 @@ async def test_a_part_on_a_full_disk_of_its_own_makes_room_there(tmp_path: Path)
             await until(lambda: len([s for s in guard.catalogue.sets if s.complete]) == 3, 20)
             await until(lambda: not (small / "step_5").exists(), 20)
             assert (small / "step_15").exists()
+
+
+async def test_an_old_reading_of_a_part_s_disk_removes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoints' own disk is read every 5 s, the others every 30 s."""
+    from tests.support.checkpoints import finish, prime_rl_operations
+
+    monkeypatch.setattr(room_for_next_save, "DISK_ANSWER_SECONDS", 0.5)
+    small = tmp_path / "root" / "outputs" / "weights"
+    with small_mount(small, 10 * MIB) as mounted:
+        if not mounted:
+            pytest.skip("mounting a tmpfs is not allowed here")
+        async with guarded(tmp_path / "root", tmp_path, None, store=True, variant="A") as guard:
+            for step in (5, 10, 15, 20):
+                finish(prime_rl_operations(guard.out, step, "A", size=4096))
+                (small / f"step_{step}").mkdir()
+                (small / f"step_{step}" / "model.safetensors").write_bytes(b"x" * (2 * MIB))
+            await until(lambda: len([s for s in guard.catalogue.sets if s.complete]) == 4, 20)
+            device = small.stat().st_dev
+            full = DiskSample(str(small), 10 * MIB, 9 * MIB, MIB, role="weights", device=device)
+            before = observed((full,), SystemClock().monotonic())
+            monkeypatch.setattr(
+                guard, "pod", lambda: replace(Snapshot(0.0, 0.0), disk=guard.disk.latest(), disks=before)
+            )
+            await until(lambda: not (small / "step_5").exists(), 20)
+            looks = guard.disk.latest().at
+            await until(lambda: guard.disk.latest().at > looks + 2, 20)
+            assert (small / "step_10").exists(), "the space of step 5 is free already"
 
 
 @pytest.mark.parametrize("why", ["", "mode observe: only `podwatch prune` deletes"])

@@ -82,7 +82,7 @@ class Guard:
             layout=layout,
             rescan=self.rescans.wake,
             abandon=self.abandon,
-            refresh_disk=self.disk.refresh,
+            refresh_disks=self.disk.refresh,
             forecast=Forecast(),
             remover=Remover(self.workspace, self.journal, clock, self.events.append),
             aside=self.aside,
@@ -101,7 +101,7 @@ class Guard:
         )
 
     def pod(self) -> Snapshot:
-        return Snapshot(0.0, 0.0, disk=self.disk.latest(), disks=observed(self.others(), 0.0))
+        return Snapshot(0.0, 0.0, disk=self.disk.latest(), disks=observed(self.others(), SystemClock().monotonic()))
 
     def facts(self) -> Facts:
         return Facts(

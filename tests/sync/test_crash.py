@@ -266,7 +266,7 @@ async def test_stopped_daemon_leaves_no_child_and_goes_on(b2: World, run: Run) -
     b2.server.fault("b2_upload_part", "slow", seconds=30, skip=2)  # the last part: the small files go meanwhile
     first = await run(b2)
     await until(lambda: len(b2.journal.objects(5, b2.catalogue.sets[0].save_id)) == 3)
-    assert first.protect == {5}
+    assert first.status().uploading_step == 5
     await asyncio.wait_for(first.stop(), 25)
     assert b2.pointer() is None
     assert "upload-abandoned" not in b2.names()
@@ -294,7 +294,7 @@ def test_a_lying_journal_cannot_make_the_pointer_lie(world: World) -> None:
         obj = UploadedObject(path=file.remote, file_id="4_zgone" if world.server else "", parts_sha1=(), **fields)
         journal.save_object(2, contents.set.save_id, replace(obj, parts_sha1=("0" * 40,) if file.size else ()))
     journal.close()
-    with pytest.raises(Exception, match="missing or differ"):
+    with pytest.raises(Exception, match=r"missing or differ|another number of hashes"):
         once(world, 2, Fuse(None, kill_self))
     pointer = world.pointer()
     assert pointer is not None

@@ -59,12 +59,16 @@ async def test_a_claim_that_is_lost_stops_what_is_sent_ahead(b2: World, run: Run
     b2.scan()
     b2.server.fault("b2_upload_part", "slow", seconds=60, count=500)
     syncer = await run(b2)
-    await until(lambda: syncer.protect == {5} and syncer._sender.running is not None and syncer._sender.running.pid)
+    await until(
+        lambda: (
+            syncer.status().uploading_step == 5 and syncer._sender.running is not None and syncer._sender.running.pid
+        )
+    )
     assert syncer.session.lease is not None
     claims = syncer.session.lease._claims
     claims.decision = dataclasses.replace(claims.decision, act=LeaseAction.REFUSE, why_not="another pod was first")
     syncer.standing_changed()
-    await until(lambda: syncer.protect == frozenset())
+    await until(lambda: syncer.status().uploading_step is None)
     assert b2.pointer() is None
     assert "upload-abandoned" not in b2.names()
 

@@ -48,7 +48,7 @@ async def test_the_newest_set_is_sent_and_published_once(world: World, run: Run)
     assert next(f for f in manifest.files if f.path.endswith("model.bin")).mode == 0o640
     assert world.violations() == []
     assert syncer.status().ok is True
-    assert syncer.protect == frozenset()
+    assert syncer.status().uploading_step is None
     assert world.names() == ["upload-started", "published"]
     before = sorted(o.uploaded_wall for o in store.list("run/"))
     syncer.notify()
@@ -358,13 +358,13 @@ async def test_deleted_sets_are_abandoned_quietly_then_loudly(b2: World, run: Ru
     b2.scan()
     b2.server.fault("b2_upload_part", "slow", seconds=6, count=500)
     syncer = await run(b2)
-    await until(lambda: syncer.protect == {5})
+    await until(lambda: syncer.status().uploading_step == 5)
     b2.write_set(10, size=9_000_000)
     b2.scan()
     shutil.rmtree(first)
     await until(lambda: "upload-abandoned" in b2.names())
     assert [e.severity for e in b2.events if e.name == "upload-abandoned"] == [Severity.INFO]
-    await until(lambda: syncer.protect == {10})
+    await until(lambda: syncer.status().uploading_step == 10)
     b2.write_set(15)
     shutil.rmtree(b2.output / "checkpoints" / "step_10")
     b2.scan()
@@ -384,10 +384,10 @@ async def test_abandon_stops_the_upload(b2: World, run: Run) -> None:
     b2.server.fault("b2_upload_part", "slow", seconds=60, count=50)
     syncer = await run(b2)
     waiting = asyncio.ensure_future(syncer.sync_now())
-    await until(lambda: syncer.protect == {5})
+    await until(lambda: syncer.status().uploading_step == 5)
     await until(lambda: syncer._sender.running is not None and syncer._sender.running.pid)
     await asyncio.wait_for(syncer.abandon(5), 30)
-    assert syncer.protect == frozenset()
+    assert syncer.status().uploading_step is None
     with pytest.raises(PodwatchError):
         await waiting
     assert b2.pointer() is None

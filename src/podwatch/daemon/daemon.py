@@ -362,7 +362,7 @@ class Daemon:
         if self._artifacts is not None and self._commands.begun.is_set() and event.name in TELLING:
             self._artifacts.soon()
         if self._notifying is not None:
-            self._notifying.event(event, self._account())
+            self._notifying.event(event, self._account)
 
     def _account(self) -> Account:
         """The run's time and money until now."""

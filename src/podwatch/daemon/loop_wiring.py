@@ -48,12 +48,7 @@ def make_loops(parts: Components, *, learned: Learned, announced: Announced) -> 
         state=initial(policies, learned.for_run(*about_run(parts))),
         emit=parts.run.emit,
     )
-
-    def read_disk() -> None:
-        parts.sensing.disk.refresh()
-        sensing.hurry()
-
-    pruner = _pruner(parts, lambda: as_of_now(parts, sensing.snapshot), read_disk)
+    pruner = _pruner(parts, lambda: as_of_now(parts, sensing.snapshot))
     guarding = CheckpointLoop(
         parts.checkpoints.catalogue,
         parts.checkpoints.worker,
@@ -71,15 +66,20 @@ def make_loops(parts: Components, *, learned: Learned, announced: Announced) -> 
     return DaemonLoops(sensing, guarding, pruner)
 
 
-def _pruner(parts: Components, facts: Callable[[], Facts], read_disk: Callable[[], None]) -> Pruner:
+def _pruner(parts: Components, facts: Callable[[], Facts]) -> Pruner:
     syncer = parts.syncer
+
+    def refresh_disks() -> None:
+        parts.sensing.disk.refresh()
+        parts.sensing.disks.refresh()
+
     return Pruner(
         facts=facts,
         rules=removal_rules(parts),
         layout=parts.run.layout,
         rescan=parts.checkpoints.rescans.wake,
         abandon=_nothing_uploads if syncer is None else syncer.abandon,
-        refresh_disk=read_disk,
+        refresh_disks=refresh_disks,
         forecast=parts.deletion.forecast,
         remover=parts.deletion.remover,
         aside=parts.checkpoints.aside,

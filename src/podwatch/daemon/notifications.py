@@ -199,11 +199,11 @@ class Notifying:
             if found or self._turns % REMEMBER_TURNS == 0 or self._state.told.keys() != before:
                 self._remember()
 
-    def event(self, event: Event, account: "Account | None") -> None:
-        """``account``: the run's time and money."""
+    def event(self, event: Event, account: "Callable[[], Account | None]") -> None:
+        """``account``: the run's time and money as of now."""
         with self._held_back():
             at = self._clock.monotonic()
-            self._state, found = self._judge.on_event(self._state, event, self._settings, at=at, account=account)
+            self._state, found = self._judge.on_event(self._state, event, self._settings, at=at, account=account())
             self._tell(found)
             if found:
                 self._remember()

@@ -69,23 +69,24 @@ class Pruner:
         layout: Layout,
         rescan: Callable[[], None],
         abandon: Callable[[int], Awaitable[None]],
-        refresh_disk: Callable[[], None],
+        refresh_disks: Callable[[], None],
         forecast: Forecast,
         remover: Remover,
         aside: SetAsideUsage,
         worker: Worker,
         clock: Clock,
     ) -> None:
-        """``facts``: of this moment, also from the worker's thread. ``rescan`` asks for a rescan soon, ``refresh_disk``
-        for a reading of the disk in the facts; ``abandon`` stops the upload of a step that must be removed."""
+        """``facts``: of this moment, also from the worker's thread. ``rescan`` asks for a rescan soon,
+        ``refresh_disks`` for readings of the disks that the next turn sees; ``abandon`` stops the upload of a step that
+        must be removed."""
         self._facts, self.rules, self._layout, self._forecast = facts, rules, layout, forecast
-        self._rescan, self._abandon, self._refresh_disk = rescan, abandon, refresh_disk
+        self._rescan, self._abandon, self._refresh_disks = rescan, abandon, refresh_disks
         self._remover, self._aside, self._worker, self._clock = remover, aside, worker, clock
         self._task: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
         self._not_before = 0.0
         self._tried: tuple[Removal, ...] = ()
-        self._removed = False
+        self._removed_at = float("-inf")
         self.last_plan: RemovalPlan | None = None
         self._findings: tuple[Finding, ...] = ()
 
@@ -215,8 +216,10 @@ class Pruner:
             report = await self._worker.call(self._remover.carry_out, plan, self._layout.step_paths, self._veto)
             self._forecast.removed(report.freed_bytes, self._clock.monotonic() - began)
         finally:
-            self._removed = True
             self._rescan()
+            if self.rules.quota:
+                await self._refresh_aside()
+            self._removed_at = self._clock.monotonic()
 
     def _veto(self, removal: Removal) -> str:
         """Why this removal must not happen now, else empty. Called in the worker's thread before each removal, because
@@ -238,19 +241,16 @@ class Pruner:
         return "the newest complete checkpoint" if whole and removal.step in keeps else ""
 
     async def _sees_the_last_removal(self) -> bool:
-        """Wait for a disk reading after the last removal; False if none comes. A plan on older numbers would remove too
-        much. The rescan after the removal has already run."""
-        if not self._removed:
+        """Wait for a turn that read the disks after the last removal; False if none comes. A plan on older numbers
+        would remove too much. The rescan after the removal has already run."""
+        if _read_since(self._removed_at, self._facts()):
             return True
-        if self.rules.quota:
-            await self._refresh_aside()
-        mark = self._clock.monotonic()
-        while self._facts().pod.disk.at < mark:
-            if self._clock.monotonic() - mark > DISK_ANSWER_SECONDS:
+        end = self._clock.monotonic() + DISK_ANSWER_SECONDS
+        self._refresh_disks()
+        while not _read_since(self._removed_at, self._facts()):
+            if self._clock.monotonic() > end:
                 return False
-            self._refresh_disk()
             await self._clock.sleep(0.05)
-        self._removed = False
         return True
 
     async def _refresh_aside(self) -> None:
@@ -317,6 +317,13 @@ def _newest_safe(facts: Facts) -> int:
 def _devices(facts: Facts) -> Mapping[str, int]:
     """Part -> device number of its file system, as far as known."""
     return {d.role: d.device for d in facts.pod.disks.value or () if d.role not in _NOT_PARTS}
+
+
+def _read_since(mark: float, facts: Facts) -> bool:
+    """Whether every file system that stores parts was read at or after ``mark``."""
+    others = facts.pod.disks
+    apart = any(disk.role not in _NOT_PARTS for disk in others.value or ())
+    return facts.pod.disk.at >= mark and (others.at >= mark or not apart)
 
 
 def _part_disks(facts: Facts, main: DiskSample) -> list[DiskSample]:

@@ -79,6 +79,8 @@ class DiskSensor:
         self._clock = clock
         self._capacity = capacity_bytes
         self._known = known_bytes
+        self._asked_at = float("-inf")
+        """A reading is as old as its question: what was removed before that is free in it."""
         self._poller: Poller[_Seen, DiskSample] = Poller(self.name, clock, self, poll=poll, deadline=deadline)
 
     async def start(self) -> None:
@@ -95,10 +97,11 @@ class DiskSensor:
         return self._poller.latest()
 
     def prepare(self) -> Read[_Seen]:
+        self._asked_at = self._clock.monotonic()
         return lambda: look(self._path)
 
     def absorb(self, seen: _Seen) -> Reading[DiskSample]:
-        now = self._clock.monotonic()
+        now = self._asked_at
         if seen.error is not None:
             state = SensorState.DENIED if isinstance(seen.error, PermissionError) else SensorState.BLIND
             text = f"cannot read the free space of {seen.path}: {seen.error.strerror or seen.error}"
@@ -130,13 +133,15 @@ class _Place:
 
     def __init__(self, role: str, path: Path, clock: Clock, poll: float) -> None:
         self.role, self.path, self._clock = role, path, clock
+        self._asked_at = float("-inf")
         self.poller: Poller[_Seen, DiskSample] = Poller(f"disk {role}", clock, self, poll=poll, deadline=DEADLINE)
 
     def prepare(self) -> Read[_Seen]:
+        self._asked_at = self._clock.monotonic()
         return lambda: look(self.path)
 
     def absorb(self, seen: _Seen) -> Reading[DiskSample]:
-        now = self._clock.monotonic()
+        now = self._asked_at
         if seen.error is not None or seen.total <= 0:
             return unobserved(SensorState.BLIND, now, f"cannot read the free space of {seen.path}: {seen.error}")
         used = seen.total - seen.free
@@ -169,6 +174,11 @@ class DisksSensor:
         self._started = False
         for place in self._places.values():
             await place.poller.stop()
+
+    def refresh(self) -> None:
+        """Read all again now."""
+        for place in self._places.values():
+            place.poller.wake()
 
     def _follow(self) -> None:
         """Follow new paths: parts become known with the first save, so this runs rarely. A role that is gone is still

@@ -138,7 +138,8 @@ class Syncer:
     # -- for other parts -------------------------------------------------------------------------------------------
 
     def status(self) -> StoreFacts:
-        flight, lease = self._in_flight, self.session.lease
+        """From any thread."""
+        flight, lease, running = self._in_flight, self.session.lease, self._sender.running
         known = replace(
             self.session.known,
             uploading_step=flight.step,
@@ -152,7 +153,7 @@ class Syncer:
         standing = lease.decision
         return replace(
             known,
-            upload_rate=self._sender.running.rate if self._sender.running is not None else None,
+            upload_rate=None if running is None else running.rate,
             tally=self._tally.now,
             standing=standing,
             superseded=standing.act in NOT_OURS,
@@ -189,12 +190,6 @@ class Syncer:
     async def sweep_store(self) -> None:
         """Remove unneeded objects from the store, if that was not done within a day."""
         await self.session.sweep(self._catalogue)
-
-    @property
-    def protect(self) -> frozenset[int]:
-        """Steps being uploaded right now: not to be removed without ``abandon``."""
-        step = self._in_flight.step
-        return frozenset() if step is None else frozenset({step})
 
     def _pinned(self) -> Mapping[int, str]:
         """The steps whose checkpoints are pinned, by the operator or a file of the trainer, with the reason."""
