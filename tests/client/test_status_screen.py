@@ -118,10 +118,9 @@ def test_bars_show_the_shares_of_memory_disk_upload_and_progress():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({}, "42 %, ends in 2 h 33 min to 3 h"),
-        ({"account": None}, "42 %, ends in about 7 h 40 min"),
-        ({"account": None, "median_step_seconds": None}, "42 %"),
-        ({"state": "stopped"}, "42 %, 2 h 33 min to 3 h of training left"),
+        ({}, "42 %, ends in 2 h 37 min to 3 h"),
+        ({"account": None}, "42 %"),
+        ({"state": "stopped"}, "42 %, 2 h 37 min to 3 h of training left"),
         ({"state": "finished", "step": 200}, "100 %"),
         ({"step": 199}, "99 %, ends in"),
         ({"step": 250}, "100 %"),

@@ -6,10 +6,12 @@ import pytest
 
 from podwatch.domain.event import Incident
 from podwatch.policy.run_cost import (
+    WINDOW,
     Loss,
     Price,
     RunCost,
     Spent,
+    Steps,
     account,
     both,
     loss_of,
@@ -31,7 +33,7 @@ def test_a_run_by_hand() -> None:
     assert found.goodput == pytest.approx(1 - 2100 / 36_000)
     assert (found.run.so_far, found.run.lost) == (60.0, 3.5)
     assert found.finish is not None
-    assert (found.finish.low, found.finish.likely) == (5000.0, 6000.0)
+    assert found.finish.low == 6000.0
     assert found.finish.high == pytest.approx(6000 / (1 - 2100 / 36_000))
     assert found.at_end == pytest.approx(70.0)
 
@@ -42,6 +44,25 @@ def test_an_open_incident_costs_more_each_second() -> None:
     assert loss_of(replace(death, lost_steps=5), HOUR + 60, 60.0) == Loss(1, 60.0, 300.0, 5)
     assert loss_of(death, HOUR + 90, 60.0).idle == 90
     assert loss_of(death, HOUR - 90, 60.0).idle == 0, "the clock was set back"
+
+
+@pytest.mark.parametrize(("every", "per_save"), [(10, 120.0), (200, 600.0)])
+def test_the_time_of_a_step_counts_saves_however_rare_they_are(every: int, per_save: float) -> None:
+    """Steps of one minute, and a save after ``every`` steps. Before two saves nothing is said."""
+    window: Steps = ()
+    gap = every * 60.0 + per_save
+    for step in range(10 * every):
+        window = measured(window, step, step * 60.0 + step // every * per_save, gap)
+        known = step_seconds(window, gap)
+        assert (known is not None) == (step >= 2 * every)
+        assert known is None or known == pytest.approx(gap / every, rel=per_save / gap)
+    assert len(window) <= max(WINDOW, 2 * every + 1)
+    assert step_seconds(window, None) is None
+
+
+def test_no_end_is_named_before_a_step_is_measured_with_saves() -> None:
+    found = account(replace(SPENT, step_seconds=None), [], 10 * HOUR, median=50.0, left=100)
+    assert (found.goodput, found.finish, found.at_end) == (1.0, None, None)
 
 
 def test_time_down_without_an_incident_is_lost_too() -> None:
@@ -85,11 +106,11 @@ def test_several_pods_are_added_up() -> None:
 def test_the_time_of_a_step_contains_saves() -> None:
     window = ()
     for step, at in ((10, 0.0), (10, 30.0), (11, 60.0), (13, 150.0), (14, 280.0)):
-        window = measured(window, step, at)
-    assert step_seconds(window) == 70.0
-    assert step_seconds(measured(window, 12, 300.0)) is None, "another start"
+        window = measured(window, step, at, 100.0)
+    assert step_seconds(window, 100.0) == 70.0
+    assert step_seconds(measured(window, 12, 300.0, 100.0), 100.0) is None, "another start"
     for step in range(100, 300):
-        window = measured(window, step, 60.0 * step)
+        window = measured(window, step, 60.0 * step, 100.0)
     assert len(window) == 60
 
 

@@ -19,7 +19,7 @@ from podwatch.client.status_verdict import (
     verdict,
 )
 from podwatch.client.terminal_text import bar, cut, wrap
-from podwatch.client.times_and_sizes import ago, amount, from_rfc3339, gib, local, size, span
+from podwatch.client.times_and_sizes import ago, amount, between, from_rfc3339, gib, local, size, span
 
 GREEN, YELLOW, RED, BOLD, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 _TONES = {"ok": GREEN, "warning": YELLOW, "critical": RED, "unknown": YELLOW}
@@ -196,15 +196,10 @@ def _progress(document: Document, training: Document) -> str:
     if not isinstance(step, int) or not isinstance(target, int) or target <= 0:
         return ""
     text = f"{min(100, 100 * max(0, step) // target)} %"
-    finish, pace = section(section(document, "account"), "finish_seconds"), training.get("median_step_seconds")
-    if step >= target or training.get("state") == "finished":
+    finish = section(section(document, "account"), "finish_seconds")
+    if step >= target or training.get("state") == "finished" or not finish:
         return text
-    if finish:
-        left = f"{span(finish['low'])} to {span(finish['high'])}"
-    elif pace:
-        left = f"about {span(pace * (target - step))}"
-    else:
-        return text
+    left = between(finish["low"], finish["high"])
     return f"{text}, ends in {left}" if training.get("state") == "running" else f"{text}, {left} of training left"
 
 

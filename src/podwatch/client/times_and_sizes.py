@@ -24,6 +24,11 @@ def from_rfc3339(text: object) -> float | None:
         return None
 
 
+def between(low: float, high: float) -> str:
+    """``5 h to 6 h 20 min``; one duration where both read the same."""
+    return span(low) if span(low) == span(high) else f"{span(low)} to {span(high)}"
+
+
 def span(seconds: float) -> str:
     """A duration in its two largest units: ``0.3 s``, ``18 s``, ``4 min``, ``1 h 12 min``, ``3 d 4 h``."""
     seconds = max(0.0, seconds)

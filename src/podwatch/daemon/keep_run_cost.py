@@ -56,18 +56,19 @@ class Accountant:
     def look(self, view: DaemonView) -> None:
         """Take the view of now into account, and keep the result. Never blocks."""
         state, newest = view.judgement().state, view.facts.pod.newest_step
+        save_gap = view.learned.median_save_gap_seconds
         self._finished = state is TrainingState.FINISHED
         if state is not TrainingState.RUNNING or newest is None or newest.step is None or not self._counted:
             self._window = ()
         else:
-            self._window = measured(self._window, newest.step, newest.at)
+            self._window = measured(self._window, newest.step, newest.at, save_gap)
         passed, now = self._passed(), self._clock.boottime()
         healing = any(one.closed_wall is None for one in self._incidents.values())
         self._spent = replace(
             self._spent,
             seconds=self._spent.seconds + passed,
             down=self._spent.down + (passed if state in _DOWN and not healing else 0.0),
-            step_seconds=step_seconds(self._window) or self._spent.step_seconds,
+            step_seconds=step_seconds(self._window, save_gap) or self._spent.step_seconds,
         )
         self._at = now
         self._keep()

@@ -13,8 +13,9 @@ from podwatch.domain.event import Incident
 COST_KEY: Final = "cost"
 """Journal key of what is kept for the next podwatch."""
 WINDOW: Final = 60
-"""Newest steps seen over which the time of a step is measured. One look a minute sees one: an hour or longer,
-so that it contains saves."""
+"""Newest steps seen over which the time of a step is measured, more where they contain fewer than SAVES saves. One
+look a minute sees one."""
+SAVES: Final = 2
 _Number = TypeVar("_Number", int, float)
 DOWN: Final = "down"
 """The cause of time without training outside of incidents: podwatch gave up, or something blocks the start."""
@@ -85,10 +86,9 @@ class Spent(Document):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Seconds to the target step: at the median step, with saves, and with failures as so far."""
+    """Seconds to the target step, saves included: without another failure, and with failures as so far."""
 
     low: float
-    likely: float
     high: float
 
 
@@ -106,7 +106,7 @@ class Account:
 
     @property
     def at_end(self) -> float | None:
-        return None if self.finish is None else _sum(self.run.so_far, self.price.of(self.finish.likely))
+        return None if self.finish is None else _sum(self.run.so_far, self.price.of(self.finish.low))
 
 
 def account(
@@ -118,8 +118,8 @@ def account(
     median: float | None = None,
     left: int | None = None,
 ) -> Account:
-    """The totals at ``wall``. ``median``: the learned time of a step, until it is measured with saves; ``left``: steps
-    to the target."""
+    """The totals at ``wall``. ``median``: the learned time of a step, for what was lost before it is measured with
+    saves; ``left``: steps to the target. When training ends is not known before that."""
     pace = spent.step_seconds or median
     own: dict[int, Loss] = {}
     causes: dict[str, Loss] = {DOWN: Loss(idle=spent.down)} if spent.down else {}
@@ -137,9 +137,10 @@ def account(
     if pace is not None and run.lost_seconds is not None and run.seconds > 0:
         goodput = max(0.0, 1 - run.lost_seconds / run.seconds)
     found = Account(run, goodput, causes, own, price)
-    if not left or left < 0 or not pace or not goodput:
+    if not left or left < 0 or not spent.step_seconds or not goodput:
         return found
-    return replace(found, finish=Finish(left * min(median or pace, pace), left * pace, left * pace / goodput))
+    seconds = left * spent.step_seconds
+    return replace(found, finish=Finish(seconds, seconds / goodput))
 
 
 def loss_of(incident: Incident, wall: float, step_seconds: float | None) -> Loss:
@@ -173,16 +174,20 @@ Steps = tuple[tuple[int, float], ...]
 """(step, monotonic seconds at which it was made), oldest first: a time in which nothing was wrong."""
 
 
-def measured(window: Steps, step: int, at: float) -> Steps:
-    """``window`` with the newest step. A lower step is that of another start."""
+def measured(window: Steps, step: int, at: float, save_gap: float | None) -> Steps:
+    """``window`` with the newest step. A lower step is that of another start. ``save_gap``: seconds from one save
+    to the next, as far as it is known."""
     if not window or step < window[-1][0]:
         return ((step, at),)
-    return window if step == window[-1][0] else (*window, (step, at))[-WINDOW:]
+    longer = window if step == window[-1][0] else (*window, (step, at))
+    while len(longer) > WINDOW and at - longer[1][1] >= SAVES * (save_gap or 0.0):
+        longer = longer[1:]
+    return longer
 
 
-def step_seconds(window: Steps) -> float | None:
-    """Wall time per step, saves included."""
-    if len(window) < 2:
+def step_seconds(window: Steps, save_gap: float | None) -> float | None:
+    """Wall time per step, saves included; None while the window contains fewer than SAVES of them."""
+    if len(window) < 2 or save_gap is None:
         return None
     (first, began), (last, ended) = window[0], window[-1]
-    return (ended - began) / (last - first)
+    return (ended - began) / (last - first) if ended - began >= SAVES * save_gap else None

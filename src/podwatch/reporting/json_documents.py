@@ -58,9 +58,7 @@ def account_document(account: Account | None, *, brief: bool = False) -> dict[st
         "failures": run.failures,
         "lost_seconds": _rounded(run.lost_seconds, 1),
         "steps_lost": run.steps_lost,
-        "finish_seconds": None
-        if finish is None
-        else {"low": round(finish.low), "likely": round(finish.likely), "high": round(finish.high)},
+        "finish_seconds": None if finish is None else {"low": round(finish.low), "high": round(finish.high)},
         "money": {
             "per_hour": account.price.per_hour,
             "currency": account.price.currency,

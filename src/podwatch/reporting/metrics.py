@@ -311,7 +311,7 @@ def _account(account: Account | None) -> Iterable[Metric]:
     yield from (lost, steps)
     if account.finish is not None:
         finish = GaugeMetricFamily("podwatch_finish_seconds", "Time to the target step", labels=["estimate"])
-        for name in ("low", "likely", "high"):
+        for name in ("low", "high"):
             finish.add_metric([name], getattr(account.finish, name))
         yield finish
     money = GaugeMetricFamily("podwatch_money", "Cost of the run by [cost] per_hour", labels=["kind", "currency"])

@@ -13,7 +13,7 @@ from typing import Any, Final
 from podwatch.client.status_screen import REASON, RED, SILENT_SECONDS, YELLOW, incident_text, rows, unreported
 from podwatch.client.status_verdict import NOT_BACKED_UP, Document, not_backed_up, verdict
 from podwatch.client.terminal_text import BEFORE_UNIT, NO_BREAK
-from podwatch.client.times_and_sizes import ago, from_rfc3339, local, size, span
+from podwatch.client.times_and_sizes import ago, between, from_rfc3339, local, size, span
 from podwatch.recording.last_day import Moment
 from podwatch.reporting.html import Html, escaped, joined, tag
 from podwatch.reporting.plots import plots
@@ -181,10 +181,9 @@ def _left(document: Document, training: Mapping[str, Any]) -> str:
         return ""
     finish = _dict(_dict(document, "account"), "finish_seconds")
     low, high = finish.get("low"), finish.get("high")
-    if isinstance(low, int | float) and isinstance(high, int | float):
-        return f", ends in {span(low)} to {span(high)}"
-    pace, left = training.get("median_step_seconds"), training["target_step"] - training["step"]
-    return f", ends in about {span(pace * left)}" if isinstance(pace, int | float) and left > 0 else ""
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
+        return ""
+    return f", ends in {between(low, high)}"
 
 
 def _nodes(document: Document) -> Html:
