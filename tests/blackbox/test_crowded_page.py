@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 
@@ -38,6 +39,14 @@ def slow_reader(place: tuple[str, int]) -> socket.socket:
     return connection
 
 
+def livez(place: tuple[str, int]) -> int:
+    try:
+        with urllib.request.urlopen(f"http://{place[0]}:{place[1]}/livez", timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
 def test_livez_is_answered_beside_slow_readers(rig: Rig) -> None:
     daemon = rig.daemon().start()
     status(daemon)
@@ -46,6 +55,6 @@ def test_livez_is_answered_beside_slow_readers(rig: Rig) -> None:
         for _ in range(CROWD):
             crowd.enter_context(contextlib.closing(slow_reader(place)))
         time.sleep(2)  # they are read, and wait for their answers
-        for _ in range(10):
-            with urllib.request.urlopen(f"http://{place[0]}:{place[1]}/livez", timeout=60) as answer:
-                assert answer.status == 200
+        answers = [livez(place) for _ in range(10)]
+        assert set(answers) <= {200, 503}, "503: the machine is so busy that a turn took too long"
+        daemon.wait_for(lambda: livez(place) == 200, 60, "a turn in time")

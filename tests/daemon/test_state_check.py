@@ -103,6 +103,26 @@ async def test_run_json_that_cannot_be_written_blocks_all_until_it_can(tmp_path:
     await stand.close()
 
 
+async def test_a_copy_that_stays_behind_is_a_warning_until_it_is_written(tmp_path: Path) -> None:
+    """It blocks nothing; but a pod that has only output_dir would continue with an older state."""
+    stand = Stand(tmp_path)
+    await stand.begin()
+    copy = stand.workspace.run_copy
+    await stand.until(copy.exists)
+    copy.unlink()
+    (copy / "in the way").mkdir(parents=True)
+    await stand.file.edit(lambda run: replace(run, desired=Desired.STOPPED))
+    await stand.until(stand.check.findings)
+    (finding,) = stand.check.findings()
+    assert (finding.severity, finding.subject) == ("warning", "copy")
+    assert str(copy) in finding.summary
+    assert stand.allowed() == EVERYTHING
+    (copy / "in the way").rmdir()
+    copy.rmdir()
+    await stand.until(lambda: stand.check.findings() == () and copy.exists())
+    await stand.close()
+
+
 async def test_run_json_that_cannot_be_read_is_read_once_it_can(tmp_path: Path) -> None:
     first = Stand(tmp_path)
     await first.begin()

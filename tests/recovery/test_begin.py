@@ -318,7 +318,7 @@ async def test_a_full_state_disk_delays_a_restart_and_loses_nothing(world: World
     """The stop cannot be recorded: nothing is killed before it can."""
     podwatch = await running(world)
 
-    def refuse(data: bytes) -> None:
+    def refuse(*_: object) -> None:
         raise HostError("no space left")
 
     with pytest.MonkeyPatch.context() as patch:

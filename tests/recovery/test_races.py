@@ -83,7 +83,7 @@ async def test_a_request_that_fails_gives_the_interrupted_act_back(
             patch.setattr(podwatch.recovery.context.tools.launcher, "look", look)
         else:
 
-            def write(data: bytes) -> None:
+            def write(*_: object) -> None:
                 raise HostError("no space", where=str(errno.ENOSPC))
 
             patch.setattr(podwatch.file, "_write", write)

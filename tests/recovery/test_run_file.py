@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -122,10 +123,10 @@ async def test_a_note_made_during_an_edit_is_kept_and_recorded_by_the_next(
     writing, go_on = threading.Event(), threading.Event()
     real = file._write
 
-    def slow(data: bytes) -> None:
+    def slow(*arguments: Any) -> None:
         writing.set()
         assert go_on.wait(60)
-        real(data)
+        real(*arguments)
 
     monkeypatch.setattr(file, "_write", slow)
     edit = asyncio.create_task(file.edit(lambda run: replace(run, desired=Desired.STOPPED)))
@@ -179,35 +180,61 @@ async def test_an_edit_that_cannot_be_recorded_changes_nothing(tmp_path: Path, m
     file.close()
 
 
-async def test_an_edit_that_a_hung_disk_makes_too_late_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", ["_overwrite", "exchange_at"])
+async def test_an_edit_that_was_given_up_never_happens_unless_the_disk_hangs_in_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Else a stop that was given up would be finished later, beside training that has recovered."""
+    last = step == "exchange_at"
     monkeypatch.setattr(run_file, "WRITE_SECONDS", 0.2)
     file = file_of(tmp_path)
     file.load()
     await file.edit(lambda run: replace(run, first_seen_wall=1.0))
     answers = threading.Event()
-    real = file._write
+    real = getattr(files, step)
 
-    def hang(data: bytes) -> None:
+    def hang(*arguments: Any) -> Any:
         assert answers.wait(60)
-        real(data)
+        return real(*arguments)
 
-    monkeypatch.setattr(file, "_write", hang)
-    with pytest.raises(HostError, match="does not answer"):
+    monkeypatch.setattr(files, step, hang)
+    with pytest.raises(HostError, match="does not answer") as caught:
         await file.edit(lambda run: replace(run, stopping=Stopping("s1")))
+    assert ("not known yet" in str(caught.value)) == last
     assert file.problem
+    file.note(lambda run: replace(run, yielded=True))
     with pytest.raises(HostError, match="does not answer"):
-        await file.edit(lambda run: run)
+        await file.edit(lambda run: replace(run, desired=Desired.STOPPED))
     answers.set()
     monkeypatch.setattr(run_file, "WRITE_SECONDS", 60.0)
     async with asyncio.timeout(60):
-        while file.current.counter < 3:
+        while file._worker.stuck:
             await asyncio.sleep(0.01)
     await file.edit(lambda run: run)
-    assert (file.problem, file.current.stopping, file.current.first_seen_wall) == ("", None, 1.0)
-    assert parse(file.path.read_bytes()).stopping is None
+    assert (file.problem, file.current.first_seen_wall) == ("", 1.0)
+    assert file.current.stopping == (Stopping("s1") if last else None)
+    assert (file.current.desired, file.current.yielded) == (Desired.RUNNING, True), "what was noted meanwhile stays"
+    assert parse(file.path.read_bytes()) == file.current
+    file.close()
+
+
+def test_a_version_that_is_not_durable_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names were exchanged, but the disk failed then: whoever asked hears that nothing changed."""
+    file = recorded(tmp_path, desired=Desired.STOPPED)
+    real = files.sync_descriptor
+
+    def fails(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(descriptor)
+
+    monkeypatch.setattr(files, "sync_descriptor", fails)
+    with pytest.raises(HostError, match="Input/output error"):
+        file.edit_now(lambda run: replace(run, desired=Desired.RUNNING))
+    monkeypatch.undo()
+    assert file.current.desired is Desired.STOPPED
+    assert parse(file.path.read_bytes()).desired is Desired.STOPPED
+    file.edit_now(lambda run: run)
     file.close()
 
 
@@ -349,13 +376,90 @@ def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
 # -- the copy
 
 
-def test_a_lost_state_directory_is_continued_without_commands_and_users(tmp_path: Path) -> None:
+def test_a_lost_state_directory_is_continued_without_commands_users_and_the_claim(tmp_path: Path) -> None:
+    """Two containers of one image have one machine id: a claim in the copy would let both publish."""
     recorded(tmp_path, **FULL)
     again = file_of(tmp_path, state="another")
     found = again.load()
     assert found is not None
     assert found.last_start == StartRecord("s1", 12.5, (), "", step=40)
-    assert facts(replace(found, last_start=START)) == FULL
+    assert facts(replace(found, last_start=START)) == FULL | {
+        "claim": None,
+        "writer_id": "",
+        "stopping": None,
+        "gpu_base": {},
+    }
+
+
+def test_a_newer_copy_leaves_what_names_this_podwatch(tmp_path: Path) -> None:
+    """A state directory that was restored from a backup, or another one that wrote to the same output_dir."""
+    file = recorded(tmp_path, **FULL)
+    old = file.path.read_bytes()
+    recorded(tmp_path, desired=Desired.FINISHED, claim=WonClaim(9, "other"), writer_id="x" * 32)
+    file.path.write_bytes(old)
+    found = file_of(tmp_path).load()
+    assert found is not None
+    assert (found.desired, found.claim, found.writer_id) == (Desired.FINISHED, FULL["claim"], FULL["writer_id"])
+    assert found.last_start == START, "the same start: its command is known"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_volume_that_hangs_delays_nothing_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """With a file of its own podwatch continues; without one it does not begin the run anew."""
+    monkeypatch.setattr(run_file, "COPY_READ_SECONDS", 0.2)
+    recorded(tmp_path, **FULL)
+    answers = threading.Event()
+    file = file_of(tmp_path, state="another" if lost else "state")
+    tree = file._workspace.tree
+    real = type(tree).read_ours
+
+    def hang(self: Any, *arguments: Any) -> bytes:
+        assert answers.wait(60)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(type(tree), "read_ours", hang)
+    if lost:
+        with pytest.raises(HostError, match="does not answer"):
+            file.load()
+        assert not file.known
+        assert file.problem
+        answers.set()
+        with contextlib.suppress(HostError):
+            file.load()
+    else:
+        assert file.load() == file.current
+        answers.set()
+    assert file.known
+    assert facts(file.current)["desired"] == FULL["desired"]
+
+
+def test_a_copy_that_cannot_be_written_is_said_and_written_later(tmp_path: Path) -> None:
+    file = recorded(tmp_path)
+    copy = copy_of(tmp_path)
+    copy.unlink()
+    copy.mkdir()
+    (copy / "in the way").touch()
+    file = file_of(tmp_path)
+    file.edit_now(lambda run: replace(run, desired=Desired.STOPPED))
+    until(lambda: str(copy) in file.copy_problem)
+    file.write_copy_again()
+    until(lambda: bool(file.copy_problem))
+    (copy / "in the way").unlink()
+    copy.rmdir()
+    file.write_copy_again()
+    until(lambda: not file.copy_problem)
+    until(copy.exists)
+    assert parse(copy.read_bytes()) == file.current
+    file.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_the_higher_counter_wins(tmp_path: Path) -> None:

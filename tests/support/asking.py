@@ -65,14 +65,16 @@ def running(daemon: DaemonProcess, rig: Rig, step: int = 0, after: int = 0) -> i
     return pid
 
 
-def published(daemon: DaemonProcess, seconds: float = 20, **fields: Any) -> None:
-    """Wait for an upload. What sends it gives way to everything else: here it gets its turn like the others."""
+def published(daemon: DaemonProcess, seconds: float = 20, after: int = -1, **fields: Any) -> None:
+    """Wait for an upload, of a step above ``after``: where saves come faster than uploads a step can be left out. What
+    sends it gives way to everything else: here it gets its turn like the others."""
 
     def found() -> bool:
         assert daemon.process is not None
         hurry(daemon.process.pid)
         wanted = {"podwatch_event": "published", **fields}
-        return any(all(e.get(k) == v for k, v in wanted.items()) for e in daemon.events())
+        events = [e for e in daemon.events() if all(e.get(k) == v for k, v in wanted.items())]
+        return any(e["step"] > after for e in events)
 
     daemon.wait_for(found, seconds, f"event published {fields or ''}")
 

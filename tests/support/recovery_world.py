@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -286,9 +287,9 @@ class KillableRunFile(RunFile):
         super().__init__(directory, workspace, "r1", world.clock, lambda run: held.leave(run.earlier))
         self.killer = killer
 
-    def edit_now(self, change: Change) -> RunState:
+    def edit_now(self, change: Change, decided: threading.Semaphore | None = None) -> RunState:
         self.killer.point("before record")
-        state = super().edit_now(change)
+        state = super().edit_now(change, decided)
         self.killer.point("after record")
         return state
 

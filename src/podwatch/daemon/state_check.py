@@ -147,7 +147,7 @@ class StateCheck:
         return self._file.problem or self._missing
 
     def findings(self) -> tuple[Finding, ...]:
-        return (*self._lock_findings(), *self._file_findings())
+        return (*self._lock_findings(), *self._copy_findings(), *self._file_findings())
 
     def _lock_findings(self) -> tuple[Finding, ...]:
         if self._lock is None or not self._lock.problem or self._missing:
@@ -155,6 +155,15 @@ class StateCheck:
         text = f"podwatch cannot lock output_dir: {self._lock.problem}; another podwatch would not notice this one"
         fix = "use a file system that can lock files, and one podwatch for each output_dir"
         return (Finding(FindingKind.STATE_UNAVAILABLE, Severity.WARNING, text, self._began, fix, subject="lock"),)
+
+    def _copy_findings(self) -> tuple[Finding, ...]:
+        why = self._file.copy_problem
+        if not why or self._missing or self._why_nothing():
+            return ()  # one finding for one cause
+        text = f"the copy of run.json beside output_dir is older than run.json: {why}; a pod that has only output_dir"
+        text += " would continue with the older one. podwatch tries again every minute"
+        fix = "make its directory belong to podwatch's user, and free some space"
+        return (Finding(FindingKind.STATE_UNAVAILABLE, Severity.WARNING, text, self._began, fix, subject="copy"),)
 
     def _file_findings(self) -> tuple[Finding, ...]:
         obstacle = self._journal.obstacle
@@ -233,6 +242,7 @@ class StateCheck:
         if self._lock is not None:
             self._lock.take_state_lock()
             self._lock.take_beside(self._workspace)
+        self._file.write_copy_again()
         self._room = self.reserve.restore()
         if self._missing:
             self._missing = _problem_of(self._workspace)

@@ -182,12 +182,22 @@ class RunState(Document):
             }
         return replace(self, **gone)
 
-    def without_commands(self) -> Self:
-        """Without all that names a program, a directory or a user: a copy never decides what runs."""
+    def as_a_copy(self, own: Self | None) -> Self:
+        """What of a copy beside output_dir may decide: nothing that names a program, a directory or a user, and nothing
+        that names this podwatch or its processes: a machine and a boot id prove nothing, because containers of one
+        image on one host share them. Those are as in ``own``, the file in the state directory."""
         start = self.last_start
-        if start is None:
-            return self
+        if start is not None:
+            known = None if own is None else own.last_start
+            same = known is not None and known.start_id == start.start_id
+            bare = replace(start, argv=(), cwd="", user="", environment_names=(), config_digests=(), command=())
+            start = known if same else bare
         return replace(
             self,
-            last_start=replace(start, argv=(), cwd="", user="", environment_names=(), config_digests=(), command=()),
+            last_start=start,
+            claim=None if own is None else own.claim,
+            writer_id="" if own is None else own.writer_id,
+            ping_token="" if own is None else own.ping_token,
+            stopping=None if own is None else own.stopping,
+            gpu_base={} if own is None else own.gpu_base,
         )

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from podwatch.domain.errors import InternalError, PodwatchError
 from podwatch.domain.event import EventName
@@ -35,8 +35,11 @@ async def recall(context: RecoveryContext, *, adopt_existing: bool = False) -> N
         await context.tools.blocking(run_file.load)
     other, run_file.other_run = run_file.other_run, "" if adopt_existing else run_file.other_run
     run_file.refuse_other_run()
+    changes: dict[str, Any] = {"adopted": True} if adopt_existing else {}
     if other or not context.run.lineage.id:
-        await context.edit(lineage=Lineage(start_plan.new_id()), first_seen_wall=context.tools.clock.wall())
+        changes |= {"lineage": Lineage(start_plan.new_id()), "first_seen_wall": context.tools.clock.wall()}
+    if changes:  # in one edit: no run begins without the adoption that allowed it
+        await context.edit(**changes)
     context.recalled = True
 
 

@@ -201,8 +201,6 @@ class Recovery:
         tools = self.context.tools
         with contextlib.suppress(HostError):  # ``carry_on`` reads it later, before any start
             await recall(self.context, adopt_existing=adopt_existing)
-            if adopt_existing:
-                await self.context.edit(adopted=True)
             if by_hand and by_hand != self.context.run.executed.get(BY_HAND):
                 await self._forget_giving_up(executed={**self.context.run.executed, BY_HAND: by_hand})
         run = self.context.run

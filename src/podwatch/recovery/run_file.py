@@ -2,8 +2,8 @@
 
 The file lies in the state directory. Each version is written into a spare file of the same size, whose blocks are
 allocated already, and the two then exchange their names: readers see the old version or the new one, and an edit needs
-no free space. The copy beside output_dir follows in a thread of its own, so that a hung volume delays no decision. Of
-both the higher counter wins; the copy never supplies a command or a user.
+no free space. The copy beside output_dir is read and written in threads of its own, so that a hung volume delays no
+decision. Of both the higher counter wins; the copy never supplies a command, a user, or what identifies this podwatch.
 """
 
 import asyncio
@@ -12,8 +12,10 @@ import errno
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +36,9 @@ MODE: Final = 0o600
 """The command in the document is scrubbed, but not every secret of a custom trainer can be recognized."""
 WRITE_SECONDS: Final = 20.0
 LOAD_SECONDS: Final = 30.0
+MOST_EDITS: Final = 1 << 53
+"""A copy that claims more must not outlive every later version."""
+COPY_READ_SECONDS: Final = 10.0
 COPY_SECONDS: Final = 2.0
 """How long the end of podwatch waits for the copy."""
 _DAMAGED: Final = (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.ENXIO, errno.EISDIR)
@@ -71,9 +76,20 @@ def _checked(state: RunState) -> bytes:
     return data
 
 
+@dataclass(frozen=True, slots=True)
+class _ReadCopy:
+    """The copy beside output_dir, as it was read. ``unreachable``: why it may exist and cannot be read now."""
+
+    state: RunState | None = None
+    other_run: str = ""
+    unreachable: HostError | None = None
+    unreadable: str = ""
+
+
 class RunFile:
-    """``current`` is what is in force; ``known`` is false until it was read. ``problem``: why it cannot be read or
-    written now, empty if it can. ``news``: what was wrong with a file when it was read."""
+    """``current`` is what is in force: what was recorded last, and every note since then; ``known`` is false until it
+    was read. ``problem``: why it cannot be read or written now, empty if it can. ``news``: what was wrong with a file
+    when it was read."""
 
     def __init__(
         self,
@@ -86,7 +102,7 @@ class RunFile:
         """``changed`` is called with each state that was read or recorded, in any thread."""
         self.path = directory / NAME
         self.run_id, self._workspace, self._clock, self._changed = run_id, workspace, clock, changed
-        self.current = RunState(run_id=run_id)
+        self.current = self._recorded = RunState(run_id=run_id)
         self.known = False
         self.problem = "run.json has not been read yet"
         self.news: list[str] = []
@@ -96,7 +112,7 @@ class RunFile:
         self._noted: list[Change] = []
         self._worker = Worker("run.json")
         self._recording: asyncio.Task[None] | None = None
-        self._copy = _Copy(workspace)
+        self._copy = _Copy(workspace, run_id)
 
     # -- read ---------------------------------------------------------------------------------------------------------
 
@@ -123,18 +139,27 @@ class RunFile:
             self.problem = f"the disk of {self.path} does not answer"
 
     def _load(self, *, looking: bool) -> RunState | None:
-        copy, unreachable = self._read_copy(looking=looking)
         try:
             own = self._read_own(looking=looking)
-            if own is None and unreachable is not None:
-                raise unreachable  # a run that is only not visible now must not begin anew
         except HostError as error:
             self.problem = str(error)
+            copy, _ = self._copy_as_read(None, looking=looking)
             self._adopt(copy)
             raise
-        found = copy if own is None or (copy is not None and copy.counter > own.counter) else own
+        copy, unreachable = self._copy_as_read(own, looking=looking)
+        if own is None and unreachable is not None:
+            self.problem = str(unreachable)
+            raise unreachable  # a run that is only not visible now must not begin anew
         self.problem, self.known = "", True
-        return self._adopt(found)
+        return self._adopt(copy if own is None or (copy is not None and copy.counter > own.counter) else own)
+
+    def _copy_as_read(self, own: RunState | None, *, looking: bool) -> tuple[RunState | None, HostError | None]:
+        """The copy, as far as it may decide anything; and why it may exist and cannot be read now."""
+        read = self._copy.read()
+        self.other_run = read.other_run
+        if read.unreadable and not looking:
+            self.news.append(read.unreadable)
+        return None if read.state is None else read.state.as_a_copy(own), read.unreachable
 
     def refuse_other_run(self) -> None:
         """Raises ConfigurationError where output_dir belongs to another run."""
@@ -146,14 +171,20 @@ class RunFile:
             )
 
     def _adopt(self, found: RunState | None) -> RunState | None:
-        if found is not None:
-            found = found.here(machine_id(), boot_id(), self._clock.monotonic(), self._clock.wall())
-            with self._swapping:
-                for noted in self._noted:
-                    found = noted(found)
-                self.current = found
-            self._changed(found)
-        return found
+        if found is None:
+            return None
+        found = found.here(machine_id(), boot_id(), self._clock.monotonic(), self._clock.wall())
+        with self._swapping:
+            current = self._settle(found, notes=0)
+        self._changed(current)
+        return current
+
+    def _settle(self, recorded: RunState, notes: int) -> RunState:
+        """What is in force with this version, which contains so many of the notes. With ``_swapping``."""
+        del self._noted[:notes]
+        self._recorded = recorded
+        self.current = reduce(lambda state, noted: noted(state), self._noted, recorded)
+        return self.current
 
     def _read_own(self, *, looking: bool) -> RunState | None:
         try:
@@ -176,34 +207,14 @@ class RunFile:
             self.news.append(f"{self.path} was unreadable ({_shortly(error)}); podwatch continues without it")
             return None
 
-    def _read_copy(self, *, looking: bool) -> tuple[RunState | None, HostError | None]:
-        """The copy beside output_dir, as far as it may decide anything: never a command, never a user. And why it may
-        exist and cannot be read now."""
-        self.other_run, where = "", self._workspace.run_copy
-        try:
-            copy = parse(self._workspace.tree.read_ours(where, MAX_BYTES))
-        except (FileNotFoundError, NotADirectoryError):
-            return None, None
-        except HostError as error:  # another user's, or of a newer podwatch
-            return None, error
-        except (OSError, IntegrityError) as error:
-            if isinstance(error, OSError) and error.errno not in _DAMAGED:
-                return None, HostError(f"the copy of run.json cannot be read: {error.strerror}", where=str(where))
-            if not looking:
-                self.news.append(f"the copy {where} was unreadable ({_shortly(error)})")
-            return None, None
-        if copy.run_id != self.run_id:
-            self.other_run = copy.run_id
-            return None, None
-        return copy.without_commands(), None
-
     # -- change -------------------------------------------------------------------------------------------------------
 
     async def edit(self, change: Change) -> RunState:
         """Change the state; durable when this returns. Edits take place one after the other. Raises HostError where it
-        cannot be recorded: then nothing has changed, and what depends on it must not happen."""
-        given_up = threading.Event()
-        call = asyncio.ensure_future(self._worker.call(self._edit, change, given_up, timeout=WRITE_SECONDS))
+        cannot be recorded: then nothing has changed, and what depends on it must not happen. Only a disk that hangs in
+        the last step leaves open whether it was recorded, and the error says so; ``current`` follows the disk."""
+        decided = threading.Semaphore()  # taken once: by the writer before its last step, or by a caller who gives up
+        call = asyncio.ensure_future(self._worker.call(self.edit_now, change, decided, timeout=WRITE_SECONDS))
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
@@ -212,41 +223,37 @@ class RunFile:
                 call.exception()  # retrieved: otherwise asyncio logs it
             raise
         except TimeoutError as error:
-            given_up.set()
-            self.problem = f"cannot record what podwatch does: the disk of {self.path} does not answer"
-            raise HostError(self.problem, fix="check that disk") from error
+            self.problem = self._silent()
+            if decided.acquire(blocking=False):
+                raise HostError(self.problem, fix="check that disk") from error
+            text = f"{self.problem}; whether this was recorded is not known yet"
+            raise HostError(text, fix="check that disk, then `podwatch status`") from error
 
-    def _edit(self, change: Change, given_up: threading.Event) -> RunState:
-        with self._writing:
-            before = self.current
-            after = self.edit_now(change)
-            if given_up.is_set():  # the disk hung; whoever asked was told that nothing has changed
-                return self.edit_now(lambda _: before)
-            return after
-
-    def edit_now(self, change: Change) -> RunState:
-        """The same for threads and for commands without a daemon. Blocks."""
+    def edit_now(self, change: Change, decided: threading.Semaphore | None = None) -> RunState:
+        """The same for threads and for commands without a daemon. Blocks. Where a caller has taken ``decided``, nothing
+        is changed."""
         with self._writing:
             if not self.known:
                 self.load()  # what cannot be read is not replaced
             self.refuse_other_run()
             with self._swapping:
-                self._noted.clear()
-                before = self.current
+                before, notes = self.current, len(self._noted)
             written = WrittenAt(
                 machine=machine_id(), boot=boot_id(), monotonic=self._clock.monotonic(), wall=self._clock.wall()
             )
-            after = change(before)
-            after = replace(after, counter=before.counter + 1, written=written, run_id=self.run_id)
+            counter = self._recorded.counter + 1
+            after = replace(change(before), counter=counter, written=written, run_id=self.run_id)
             data = _checked(after)
-            self._write(data)
+            self._write(data, decided)
             with self._swapping:
-                for noted in self._noted:
-                    after = noted(after)
-                self.current, self.known, self.problem = after, True, ""
-        self._changed(after)
+                current = self._settle(after, notes)
+            self.known, self.problem = True, ""
+        self._changed(current)
         self._copy.put(data)
-        return after
+        return current
+
+    def _silent(self) -> str:
+        return f"cannot record what podwatch does: the disk of {self.path} does not answer"
 
     def record_soon(self) -> None:
         """Record what was noted, without waiting. A failure shows as ``problem``."""
@@ -260,14 +267,18 @@ class RunFile:
     def note(self, change: Change) -> None:
         """Change the state in memory, at once; the next edit records it. For what costs little to lose."""
         with self._swapping:
-            self.current = change(self.current)
             self._noted.append(change)
+            self.current = change(self.current)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, decided: threading.Semaphore | None) -> None:
+        def permit() -> None:
+            if decided is not None and not decided.acquire(blocking=False):
+                raise HostError(self._silent(), fix="check that disk")
+
         try:
             if not self.path.parent.is_dir():
                 own_directory(self.path.parent, 0o700)
-            replace_in_reserved_space(self.path, data, RESERVED_BYTES, MODE)
+            replace_in_reserved_space(self.path, data, RESERVED_BYTES, MODE, permit)
         except HostError as error:
             self.problem = str(error)
             raise
@@ -283,6 +294,15 @@ class RunFile:
                 fix="free some space on its disk" if full else "check its disk",
             ) from error
 
+    @property
+    def copy_problem(self) -> str:
+        """Why the copy beside output_dir is older than the file; empty if it is not, or not known to be."""
+        return self._copy.problem
+
+    def write_copy_again(self) -> None:
+        """Try again to write the copy, if that failed. Does not block."""
+        self._copy.put_again()
+
     def close(self) -> None:
         """Let the copy follow, for a short time. Blocks."""
         self._worker.close()
@@ -290,40 +310,101 @@ class RunFile:
 
 
 class _Copy:
-    """Writes the newest version beside output_dir, best effort, in a thread that nothing waits for."""
+    """Reads the copy beside output_dir with a deadline, and writes the newest version there, best effort, in a thread
+    that nothing waits for."""
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+    def __init__(self, workspace: Workspace, run_id: str) -> None:
+        self._workspace, self._run_id = workspace, run_id
         self._wake = threading.Condition()
         self._newest: bytes | None = None
-        self._busy = self._closed = False
+        self._failed: bytes | None = None
+        self._busy_since: float | None = None
+        self._closed = False
         self._thread: threading.Thread | None = None
+        self._problem = ""
+
+    @property
+    def problem(self) -> str:
+        """Why the newest version is not there; empty if it is, or is just being written."""
+        since = self._busy_since
+        if since is not None and time.monotonic() - since > COPY_READ_SECONDS:
+            return f"the disk of {self._workspace.run_copy} does not answer"
+        return self._problem
+
+    def read(self) -> _ReadCopy:
+        """Blocks for at most COPY_READ_SECONDS."""
+        answer: list[_ReadCopy] = []
+        thread = threading.Thread(target=lambda: answer.append(self._read()), name="podwatch-run.json-copy-reader")
+        thread.daemon = True
+        thread.start()
+        thread.join(COPY_READ_SECONDS)
+        where = str(self._workspace.run_copy)
+        silent = HostError("the copy of run.json cannot be read: its disk does not answer", where=where)
+        return answer[0] if answer else _ReadCopy(unreachable=silent)
+
+    def _read(self) -> _ReadCopy:
+        where = self._workspace.run_copy
+        try:
+            copy = parse(self._workspace.tree.read_ours(where, MAX_BYTES))
+            if copy.counter > MOST_EDITS:
+                raise IntegrityError(f"no run has {copy.counter} edits")
+        except (FileNotFoundError, NotADirectoryError):
+            return _ReadCopy()
+        except HostError as error:  # another user's, or of a newer podwatch
+            return _ReadCopy(unreachable=error)
+        except (OSError, IntegrityError) as error:
+            if isinstance(error, OSError) and error.errno not in _DAMAGED:
+                what = f"the copy of run.json cannot be read: {error.strerror}"
+                return _ReadCopy(unreachable=HostError(what, where=str(where)))
+            return _ReadCopy(unreadable=f"the copy {where} was unreadable ({_shortly(error)})")
+        return _ReadCopy(copy) if copy.run_id == self._run_id else _ReadCopy(other_run=copy.run_id)
 
     def put(self, data: bytes) -> None:
         with self._wake:
-            self._newest = data
+            self._newest, self._failed = data, None
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="podwatch-run.json-copy", daemon=True)
                 self._thread.start()
             self._wake.notify_all()
 
+    def put_again(self) -> None:
+        with self._wake:
+            failed = self._failed
+        if failed is not None:
+            self.put(failed)
+
     def close(self, seconds: float) -> None:
         with self._wake:
-            self._wake.wait_for(lambda: self._newest is None and not self._busy, timeout=seconds)
+            self._wake.wait_for(lambda: self._newest is None and self._busy_since is None, timeout=seconds)
             self._closed = True
             self._wake.notify_all()
 
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._busy = False
+                self._busy_since = None
                 self._wake.notify_all()
                 self._wake.wait_for(lambda: self._newest is not None or self._closed)
-                if self._closed:
+                if self._newest is None or self._closed:
                     return
-                data, self._newest, self._busy = self._newest, None, True
-            with contextlib.suppress(OSError, HostError, RootReplaced):
-                _write_copy(self._workspace, data or b"")
+                data, self._newest, self._busy_since = self._newest, None, time.monotonic()
+            written, problem = _try_to_write(self._workspace, data)
+            with self._wake:
+                self._problem = problem
+                self._failed = None if written or self._newest is not None else data
+
+
+def _try_to_write(workspace: Workspace, data: bytes) -> tuple[bool, str]:
+    """Whether the copy was written; and why not, unless that is a replaced directory, which has its own finding."""
+    try:
+        _write_copy(workspace, data)
+    except RootReplaced:
+        return False, ""
+    except OSError as error:
+        return False, unwritable(workspace.run_copy, error)
+    except HostError as error:
+        return False, str(error)
+    return True, ""
 
 
 def _write_copy(workspace: Workspace, data: bytes) -> None:

@@ -113,20 +113,27 @@ def write_at(directory: int, name: str, data: bytes, mode: int, owner: tuple[int
     sync_descriptor(directory)
 
 
-def replace_in_reserved_space(path: Path, data: bytes, reserved: int, mode: int = 0o600) -> None:
+def replace_in_reserved_space(
+    path: Path, data: bytes, reserved: int, mode: int = 0o600, permit: Callable[[], None] = lambda: None
+) -> None:
     """``atomic_write`` that needs no free space after the first time, for data of at most ``reserved`` bytes.
 
     The new version is written into a spare file, whose blocks are allocated, and exchanges names with the old one,
     which becomes the next spare: no block is freed that another process could take. Both files are padded with spaces
     to ``reserved`` bytes. A file system that cannot exchange names gets a rename, and a new spare where it has the
-    space. Raises OSError.
+    space. ``permit`` is called when only the exchange is left; if it raises, the old version stays. Raises OSError.
     """
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     spare = f"{path.name}.spare"
     try:
         _overwrite(directory, spare, data.ljust(reserved), mode)
+        permit()
         if exchange_at(directory, spare, path.name):
-            sync_descriptor(directory)
+            try:
+                sync_descriptor(directory)
+            except OSError:
+                exchange_at(directory, spare, path.name)  # what is not durable must not be read as if it was
+                raise
             return
         os.rename(spare, path.name, src_dir_fd=directory, dst_dir_fd=directory)
         sync_descriptor(directory)
