@@ -127,7 +127,7 @@ async def test_old_checkpoints_of_nobody_are_not_used_unless_adopted(world: Worl
     await again.until(Phase.BLOCKED)
     await again.leave()
     adopted = Podwatch(world)
-    await adopted.recovery.begin(adopt_existing=True)
+    await adopted.recovery.begin(adopt_existing="id")
     await adopted.until(Phase.CONFIRMING)
     assert world.plans[0].step == 40
     await adopted.leave()

@@ -27,6 +27,7 @@ OPERATIONAL = frozenset(
         "PODWATCH_UNDER_INIT",
         "PODWATCH_BY_HAND",
         "PODWATCH_SILENT_SECONDS",
+        "PODWATCH_ADOPT",
         "PODWATCH_TAKE_OVER",
         "PODWATCH_FRESH",
         "PODWATCH_RETRY",

@@ -39,7 +39,7 @@ from podwatch.daemon.tick import Findings, LoadAgain, Reload, Reporters, Tick
 from podwatch.daemon.variables_of_own_processes import BY_HAND, UNDER_INIT
 from podwatch.daemon.wiring import build
 from podwatch.detection.learned import Learned
-from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.journal import Journal
@@ -75,10 +75,10 @@ PREEMPTED_TASKS_SECONDS, PREEMPTED_ACT_SECONDS = 0.3, 0.4
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How `podwatch run` starts the daemon. ``take_over`` is the id of an operator's `--take-over`, ``fresh`` that of a
-    `--fresh`, ``retry`` that of a `--retry`; each id is executed once."""
+    """How `podwatch run` starts the daemon. ``take_over`` is the id of an operator's `--take-over`, and likewise the
+    other flags; each id is executed once."""
 
-    adopt_existing: bool = False
+    adopt_existing: str = ""
     gpu_reader: GpuReader | None = None
     same_disk_store: bool = False
     take_over: str = ""
@@ -269,10 +269,8 @@ class Daemon:
             by_hand=os.environ.get(BY_HAND, ""),
             not_before_wall=self._ending.not_before_wall,
         )
-        if await self._first_time("--fresh", start.fresh):
-            await self._start_again("--fresh", fresh=True)
-        if await self._first_time("--retry", start.retry):
-            await self._start_again("--retry")
+        await self._start_again("--fresh", start.fresh, fresh=True)
+        await self._start_again("--retry", start.retry)
         self._commands.begun.set()
         self._host.bus.say(EventName.DAEMON_STARTED, self._status.opening(), version=__version__, pid=os.getpid())
         for warning in (*self.loaded.warnings, *await self._exposed()):
@@ -319,26 +317,19 @@ class Daemon:
         await self._parts.checkpoints.worker.call(refuse_beside_earlier_attempt, directory, self._in_job)
         return not await self._ending.forbidden()
 
-    async def _first_time(self, flag: str, given: str) -> bool:
-        """Whether this id of a flag of `run` is new, which is recorded: init passes it to each daemon."""
+    async def _start_again(self, flag: str, given: str, *, fresh: bool = False) -> None:
+        """Execute a flag of `run` as `podwatch start`, once: init passes it to each daemon. A running trainer is kept,
+        which is reported; that, too, answers the request, or a later daemon would carry it out unexpectedly."""
         file = self._parts.run.file
         if not given or file.current.executed.get(flag) == given:
-            return False
+            return
         try:
-            await file.edit(lambda run: replace(run, executed={**run.executed, flag: given}))
-        except HostError as error:
-            text = f"cannot start training ({flag}): {error}"
-            self._host.bus.say(EventName.START_WARNING, text, Severity.WARNING)
-            return False
-        return True
-
-    async def _start_again(self, flag: str, *, fresh: bool = False) -> None:
-        """Execute a flag of `run` as `podwatch start`. A running trainer is kept, which is reported."""
-        try:
-            await self._parts.recovery.requests.start(fresh=fresh)
+            await self._parts.recovery.requests.start(fresh=fresh, executed={flag: given})
         except PodwatchError as error:
             text = f"cannot start training ({flag}): {error}"
             self._host.bus.say(EventName.START_WARNING, text, Severity.WARNING)
+            file.note(lambda run: replace(run, executed={**run.executed, flag: given}))
+            file.record_soon()
 
     async def _exposed(self) -> tuple[str, ...]:
         """A warning where another user can move podwatch's directory away; reported once, not at each start."""

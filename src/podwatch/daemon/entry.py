@@ -20,7 +20,15 @@ from podwatch.config.last_good import load_or_last_good
 from podwatch.config.loading import LoadedSettings, load_settings, named_file
 from podwatch.config.settings import RecoverySettings, Settings
 from podwatch.daemon.paths_and_run_lock import RunPaths, guard_paths
-from podwatch.daemon.variables_of_own_processes import BY_HAND, FRESH, RETRY, SILENT_SECONDS, TAKE_OVER, UNDER_INIT
+from podwatch.daemon.variables_of_own_processes import (
+    ADOPT,
+    BY_HAND,
+    FRESH,
+    RETRY,
+    SILENT_SECONDS,
+    TAKE_OVER,
+    UNDER_INIT,
+)
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.node_from_engine import place_of
 from podwatch.system.child import few_arenas
@@ -64,12 +72,12 @@ def run_daemon(
     move_to_root(os.environ)
     loaded = seated(load_or_last_good(config_path, environ=os.environ, overrides=overrides, run=run_name), job=job)
     if (detach or job or os.getpid() == 1) and UNDER_INIT not in os.environ:
-        for name, given in ((TAKE_OVER, take_over), (FRESH, fresh), (RETRY, retry)):
+        for name, given in ((ADOPT, adopt_existing), (TAKE_OVER, take_over), (FRESH, fresh), (RETRY, retry)):
             if given:
                 os.environ[name] = secrets.token_hex(8)
         paths = guard_paths(loaded.settings.state_dir, loaded.settings.run_id, os.environ)
         return start_init(
-            _own_command(config_path, run_name, overrides, adopt_existing, job),
+            _own_command(config_path, run_name, overrides, job),
             detach=detach,
             log_path=_log_path(paths),
             run_dir=paths.runtime,
@@ -78,7 +86,7 @@ def run_daemon(
     from podwatch.daemon.daemon import Start, serve
 
     start = Start(
-        adopt_existing=adopt_existing,
+        adopt_existing=secrets.token_hex(8) if adopt_existing else os.environ.get(ADOPT, ""),
         take_over=secrets.token_hex(8) if take_over else os.environ.get(TAKE_OVER, ""),
         fresh=secrets.token_hex(8) if fresh else os.environ.get(FRESH, ""),
         retry=secrets.token_hex(8) if retry else os.environ.get(RETRY, ""),
@@ -154,17 +162,13 @@ def typed() -> bool:
         return False
 
 
-def _own_command(
-    config_path: Path | None, run_name: str, overrides: Mapping[str, object], adopt_existing: bool, job: bool
-) -> list[str]:
+def _own_command(config_path: Path | None, run_name: str, overrides: Mapping[str, object], job: bool) -> list[str]:
     command = [sys.executable, "-P", "-m", "podwatch"]
     if config_path is not None:
         command += ["--config", str(config_path)]
     if run_name:
         command += ["--run", run_name]
     command.append("run")
-    if adopt_existing:
-        command.append("--adopt-existing")
     if job:
         command.append("--job")
     for key, value in overrides.items():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts.base import Layout
@@ -84,6 +84,10 @@ class WandbIds:
             return
 
 
+TAKE_OVER: Final = "--take-over"
+"""Kind of request: a flag of `podwatch run`."""
+
+
 def this_pod(writer_id: str, output_dir: Path, environ: Mapping[str, str] = MappingProxyType({})) -> Pod:
     """``environ``: this process's, for the engine's job and attempt."""
     path = os.path.realpath(output_dir)
@@ -135,9 +139,19 @@ def no_backup(settings: Settings, same_disk_store: bool) -> str:
 class SyncedRun:
     """Implements sync's GuardedRun over the run record, recovery's view of the training and the guard."""
 
-    def __init__(self, settings: Settings, run: "Run", exits: Exits, wandb: WandbIds, rescans: "Rescans") -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        run: "Run",
+        exits: Exits,
+        wandb: WandbIds,
+        rescans: "Rescans",
+        *,
+        take_over: str = "",
+    ) -> None:
+        """``take_over``: id of an operator's `--take-over` that was not executed yet."""
         self._settings, self._run, self._exits, self._wandb = settings, run, exits, wandb
-        self._rescans = rescans
+        self._rescans, self._take_over = rescans, take_over
 
     def identity(self) -> RunIdentity:
         """With the lineage that is trained now. Never blocks."""
@@ -168,8 +182,9 @@ class SyncedRun:
         return self._run.file.current.claim
 
     def won(self, claim: WonClaim) -> None:
+        executed = {TAKE_OVER: self._take_over} if self._take_over else {}
         with contextlib.suppress(HostError):  # the next podwatch claims anew
-            self._run.file.edit_now(lambda run: replace(run, claim=claim))
+            self._run.file.edit_now(lambda run: replace(run, claim=claim, executed={**run.executed, **executed}))
 
     def must_not_train(self, why: str) -> None:
         """Another pod holds the run: exit without training; the caller can retry later."""

@@ -35,6 +35,7 @@ from podwatch.daemon.sensor_wiring import build_sensing
 from podwatch.daemon.settings_in_force import Configuration, TrainingEnvironment, learn_secrets, policies_from
 from podwatch.daemon.state_check import Exits, StateCheck
 from podwatch.daemon.store_wiring import (
+    TAKE_OVER,
     StoreRestore,
     SyncedRun,
     WandbIds,
@@ -191,9 +192,9 @@ def _store(
         return Store(None, None, "", wandb, elsewhere=True)
     if not settings.sync.store or refused:
         return Store(None, None, refused, wandb)
-    take_over = _first_time(run.file, "--take-over", choices.take_over)
-    synced = SyncedRun(settings, run, exits, wandb, checkpoints.rescans)
-    terms = _terms(settings, writer_id, take_over=take_over, stands_by=choices.job is not None)
+    take_over = choices.take_over if run.file.current.executed.get(TAKE_OVER) != choices.take_over else ""
+    synced = SyncedRun(settings, run, exits, wandb, checkpoints.rescans, take_over=take_over)
+    terms = _terms(settings, writer_id, take_over=bool(take_over), stands_by=choices.job is not None)
     syncer = _syncer(settings, run, checkpoints.catalogue, synced, terms, forecast)
     restorer = make_restorer(settings, run.layout, run.workspace, journal, writer_id)
     return Store(syncer, StoreRestore(restorer, Worker("restore"), checkpoints.catalogue), refused, wandb)
@@ -317,14 +318,6 @@ def _named(run: RunState) -> RunState:
     return replace(
         run, writer_id=run.writer_id or secrets.token_hex(16), ping_token=run.ping_token or secrets.token_hex(16)
     )
-
-
-def _first_time(file: RunFile, flag: str, given: str) -> bool:
-    """Whether this id is new: a daemon that init restarts must not take the run over again."""
-    if not given or file.current.executed.get(flag) == given:
-        return False
-    file.note(lambda run: replace(run, executed={**run.executed, flag: given}))
-    return True
 
 
 def _target(layout: Layout, command: tuple[str, ...]) -> int | None:

@@ -161,6 +161,8 @@ class RecoveryContext:
         self.attempt: Attempt | None = None
         self.recalled = False
         """run.json was read, and begun where the run had none: until then nothing is started or stopped."""
+        self.adopt = ""
+        """Id of the operator's `--adopt-existing`; empty without one."""
         self.adopted = False
         """podwatch found the watched trainer under a keeper; it may have ended already."""
         self.changed_at = float("-inf")

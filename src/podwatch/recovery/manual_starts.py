@@ -66,10 +66,12 @@ class ManualStarts:
             self.context.tools.say(EventName.RECOVERY_BLOCKED, look.kept, Severity.CRITICAL)
         return True
 
-    def sift(self, look: Look) -> Sifted[Candidate]:
-        """Return which of the processes seen can be our next trainer; the tree of the watched trainer cannot."""
+    def sift(self, look: Look, *, ignored: tuple[str, ...] | None = None) -> Sifted[Candidate]:
+        """Return which of the processes seen can be our next trainer; the tree of the watched trainer cannot.
+        ``ignored``: the starts that are not this run's training (None: as recorded)."""
         run, wall = self.context.run, self.context.tools.clock.wall()
-        return sift(look.candidates, look.pending, ended=run.ended_wall, wall=wall, ignored=run.ignored)
+        left_out = run.ignored if ignored is None else ignored
+        return sift(look.candidates, look.pending, ended=run.ended_wall, wall=wall, ignored=left_out)
 
     def _must_wait(self, there: Sifted[Candidate]) -> bool:
         """Return whether podwatch must not start a trainer beside these; if so, the finding shows what the operator can

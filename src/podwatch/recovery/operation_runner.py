@@ -26,19 +26,27 @@ from podwatch.recovery.resume_point import StoreUnknown
 from podwatch.recovery.state import Phase
 from podwatch.trainer.base import Candidate, Look, TrainerHandle
 
+ADOPT: Final = "--adopt-existing"
+"""Kind of request: a flag of `podwatch run`."""
+
 
 async def recall(context: RecoveryContext, *, adopt_existing: bool = False) -> None:
     """Read run.json if it is not known yet, and begin it where this run has none. Raises HostError while it cannot be
-    read or written: then nothing may be started, because the desired state is unknown."""
+    read or written: then nothing may be started, because the desired state is unknown. ``adopt_existing``: it replaces
+    that of another run. The operator's `--adopt-existing` does so too, and is executed here, once."""
+    adopt = context.adopt
     run_file = context.tools.run_file
     if not run_file.known:
         await context.tools.blocking(run_file.load)
-    other, run_file.other_run = run_file.other_run, "" if adopt_existing else run_file.other_run
+    other, run_file.other_run = run_file.other_run, "" if adopt_existing or adopt else run_file.other_run
     run_file.refuse_other_run()
-    changes: dict[str, Any] = {"adopted": True} if adopt_existing else {}
-    if other or not context.run.lineage.id:
-        changes |= {"lineage": Lineage(start_plan.new_id()), "first_seen_wall": context.tools.clock.wall()}
-    if changes:  # in one edit: no run begins without the adoption that allowed it
+    changes: dict[str, Any] = {}
+    done = adopt != "" and context.run.executed.get(ADOPT) == adopt
+    if (other and not done) or not context.run.lineage.id:
+        changes = {"lineage": Lineage(start_plan.new_id()), "first_seen_wall": context.tools.clock.wall()}
+    if adopt and not done:
+        changes |= {"adopted": True, "executed": {**context.run.executed, ADOPT: adopt}}
+    if changes:
         await context.edit(**changes)
     context.recalled = True
 

@@ -191,16 +191,16 @@ class Recovery:
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    async def begin(
-        self, *, adopt_existing: bool = False, by_hand: str = "", not_before_wall: float | None = None
-    ) -> None:
+    async def begin(self, *, adopt_existing: str = "", by_hand: str = "", not_before_wall: float | None = None) -> None:
         """Continue what an earlier podwatch left, then adopt, attach or start as wanted. Returns soon: longer work
-        continues as an operation. ``by_hand``: id of the `podwatch run` that an operator typed; the first begin
-        with it does not wait out a backoff. ``not_before_wall``: epoch second before which nothing is started, because
-        earlier attempts of the job failed. Raises ConfigurationError when output_dir belongs to another run."""
+        continues as an operation. ``adopt_existing``: id of the operator's `--adopt-existing`. ``by_hand``: id of the
+        `podwatch run` that an operator typed; the first begin with it does not wait out a backoff. ``not_before_wall``:
+        epoch second before which nothing is started, because earlier attempts of the job failed. Raises
+        ConfigurationError when output_dir belongs to another run."""
         tools = self.context.tools
         with contextlib.suppress(HostError):  # ``carry_on`` reads it later, before any start
-            await recall(self.context, adopt_existing=adopt_existing)
+            self.context.adopt = adopt_existing
+            await recall(self.context)
             if by_hand and by_hand != self.context.run.executed.get(BY_HAND):
                 await self._forget_giving_up(executed={**self.context.run.executed, BY_HAND: by_hand})
         run = self.context.run

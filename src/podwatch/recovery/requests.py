@@ -1,7 +1,9 @@
 """Operator requests: start, restart, stop, dry run. Each one is durable before it is answered."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from podwatch.checkpoints.layouts import write_trackers
@@ -42,13 +44,19 @@ class Requests:
         self.chooser, self.starter = operations.chooser, operations.starter
 
     async def start(
-        self, step: int | None = None, fresh: bool = False, attach: int | None = None, beside: int | None = None
+        self,
+        step: int | None = None,
+        fresh: bool = False,
+        attach: int | None = None,
+        beside: int | None = None,
+        executed: Mapping[str, str] = MappingProxyType({}),
     ) -> Started:
         """Record that training is wanted, then return. If an operator's trainer runs here, podwatch takes it over,
         names it in the answer and starts no second one; of several, ``attach`` (a pid) chooses one. ``beside`` is the
         pid of a process that is not this run's training, whatever it looks like: podwatch ignores it from now on.
-        A stop that still waits for the next save is cancelled. Raises Busy while a trainer is watched already,
-        UsageError when the step or the pid does not exist, ConfigurationError without a command."""
+        A stop that still waits for the next save is cancelled. ``executed`` (a flag of `podwatch run` -> its id) is
+        recorded in the edit that carries the request out. Raises Busy while a trainer is watched already, UsageError
+        when the step or the pid does not exist, ConfigurationError without a command."""
         self._only_on_node_0("start")
         async with self.runner.by_hand():
             look = await self._of_persons()  # a restarted podwatch may take a trainer over meanwhile
@@ -56,14 +64,15 @@ class Requests:
                 plain = step is None and not fresh and attach is None and beside is None
                 if not plain or not self._stop_waits():
                     raise self._runs_already(running)
-                if kept := await self._keep():
+                if kept := await self._keep(executed):
                     return kept
+            more: dict[str, Any] = {"executed": {**self.context.run.executed, **executed}} if executed else {}
             if beside is not None:
-                look = await self._ignore(look, beside)
-            there = self.manual.sift(look)
+                more["ignored"] = self._with_ignored(look, beside)
+            there = self.manual.sift(look, ignored=more.get("ignored"))
             if there.successors or attach is not None:
-                return await self._start_with(look, step, fresh, attach)
-            await self._want(step, fresh, beside_one=False)
+                return await self._start_with(look, step, fresh, attach, more)
+            await self._want(step, fresh, beside_one=False, **more)
             self.runner.spawn(lambda: self.operations.restart("start requested"))
             if waits := (*there.rivals, *there.pending):
                 return Started(f"the request is recorded; podwatch does not start training beside {listed(waits)}")
@@ -89,13 +98,17 @@ class Requests:
             fix="`podwatch restart` starts it again, `podwatch stop-training` stops it",
         )
 
-    async def _keep(self) -> Started | None:
+    async def _keep(self, executed: Mapping[str, str]) -> Started | None:
         """Cancel a stop that is recorded and not started. None if training has just ended."""
         stop = await self.runner.interrupt()
         if (handle := await self._running()) is None:
             return None
-        await self.context.edit(stop_cancelled_for=handle.start_id, stop_requested_for="")
-        await self.stops.set_desired(Desired.RUNNING)
+        await self.stops.set_desired(
+            Desired.RUNNING,
+            stop_cancelled_for=handle.start_id,
+            stop_requested_for="",
+            executed={**self.context.run.executed, **executed},
+        )
         if stop is not None:  # the save came at this moment
             self.runner.spawn(self.operations.carry_on)
             return Started("training is being stopped already: podwatch starts it again after that")
@@ -109,15 +122,14 @@ class Requests:
                 fix=f"run `podwatch {command}` on node 0",
             )
 
-    async def _ignore(self, look: Look, pid: int) -> Look:
-        """Record that process ``pid`` is not this run's training."""
+    def _with_ignored(self, look: Look, pid: int) -> tuple[str, ...]:
+        """Return the starts that are not this run's training, process ``pid`` among them. Raises UsageError."""
         seen = (*look.candidates, *look.pending)
         meant = [c for c in seen if c.launcher.pid == pid]
         if not meant:
             known = f"seen: {listed(seen)}" if seen else "podwatch waits for no process"
             raise UsageError(f"podwatch does not wait for process {pid}", fix=known)
-        await self.context.edit(ignored=(*self.context.run.ignored[-15:], meant[0].start_id))
-        return look
+        return (*self.context.run.ignored[-15:], meant[0].start_id)
 
     async def _of_persons(self) -> Look:
         """Return the trainers here that podwatch does not watch; leftovers of the watched one do not count."""
@@ -131,8 +143,10 @@ class Requests:
             pending=tuple(c for c in look.pending if c.launcher not in left),
         )
 
-    async def _start_with(self, look: Look, step: int | None, fresh: bool, attach: int | None) -> Started:
-        there = self.manual.sift(look).successors
+    async def _start_with(
+        self, look: Look, step: int | None, fresh: bool, attach: int | None, more: dict[str, Any]
+    ) -> Started:
+        there = self.manual.sift(look, ignored=more.get("ignored")).successors
         if attach is not None:  # an operator's decision needs no proof, but a terminal is never a trainer
             there = (*look.candidates, *(c for c in look.pending if c.attachable))
         chosen = there if attach is None else tuple(c for c in there if c.launcher.pid == attach)
@@ -151,9 +165,9 @@ class Requests:
             raise Busy(said, where='[trainer] supervise = "keeper"', fix='stop it, or set supervise = "auto"')
         await self.runner.interrupt()
         attached = await self._running()
-        ignored = tuple(name for name in self.context.run.ignored if name != one.start_id)
-        await self._forgive(None, False, ignored=ignored)
-        await self.stops.set_desired(Desired.RUNNING)
+        ignored = more.get("ignored", self.context.run.ignored)
+        more["ignored"] = tuple(name for name in ignored if name != one.start_id)
+        await self._forgive(None, False, **more)
         if attached is not None and attached.start_id == one.start_id:  # by the operation that was interrupted
             show_watching(self.context, f"watching pid {one.launcher.pid}, which podwatch did not start")
         else:
@@ -186,8 +200,7 @@ class Requests:
             if after_save:
                 await self.context.tools.blocking(self.context.tools.catalogue.rescan)
             above = self.stops.newest() if after_save else None
-            await self.stops.set_desired(Desired.STOPPED, above=above, of=self.context.watched)
-            await self.context.edit(next_try_wall=None, stop_requested_for=self.context.watched)
+            await self._record_stop(above)
             self.runner.spawn(lambda: self.stops.stop("stop requested", above=above))
 
     async def _stop_soon(self, above: int | None) -> None:
@@ -195,7 +208,7 @@ class Requests:
         minutes, in which podwatch or the pod may end. If the interruption fails, the record is undone and the operator
         gets the error; if it is cancelled, the record stays."""
         before = self.context.run
-        await self.stops.set_desired(Desired.STOPPED, above=above, of=self.context.watched)
+        await self._record_stop(above)
         try:
             await self.runner.interrupt()
         except Exception:
@@ -205,6 +218,8 @@ class Requests:
                     desired_wall=before.desired_wall,
                     stop_above=before.stop_above,
                     stop_of=before.stop_of,
+                    stop_requested_for=before.stop_requested_for,
+                    next_try_wall=before.next_try_wall,
                 )
                 text = (
                     f"podwatch could not carry out the stop request: training stays {before.desired}; request it again"
@@ -212,9 +227,13 @@ class Requests:
                 self.context.tools.say(EventName.DESIRED_CHANGED, text, desired=str(before.desired))
             raise
 
-    async def _want(self, step: int | None, fresh: bool, *, beside_one: bool = True) -> None:
-        """Record that training is wanted. ``beside_one`` False: Busy if a trainer was taken over meanwhile, which the
-        start would stop."""
+    async def _record_stop(self, above: int | None) -> None:
+        of = self.context.watched
+        await self.stops.set_desired(Desired.STOPPED, above=above, of=of, next_try_wall=None, stop_requested_for=of)
+
+    async def _want(self, step: int | None, fresh: bool, *, beside_one: bool = True, **more: Any) -> None:
+        """Record that training is wanted, and ``more``. ``beside_one`` False: Busy if a trainer was taken over
+        meanwhile, which the start would stop."""
         if step is not None and fresh:
             raise UsageError("a step and a fresh start exclude each other", fix="give one of --step and --fresh")
         standing = self.context.tools.standing
@@ -229,19 +248,26 @@ class Requests:
         await self.runner.interrupt()
         if not beside_one and (running := await self._running()) is not None:
             raise self._runs_already(running)
-        await self._forgive(step, fresh)
-        await self.stops.set_desired(Desired.RUNNING)
+        await self._forgive(step, fresh, **more)
 
     async def _forgive(self, step: int | None, fresh: bool, **more: Any) -> None:
-        """Reset the failure history for an operator's start, and record ``more``."""
+        """Record an operator's start in one edit: training is wanted, its failure history is reset, and ``more``. A
+        podwatch that is killed here has taken the whole request or nothing of it."""
         run = self.context.run
-        self.context.failure = None
         # A fresh start leaves the lineage of the refused steps; the new one reaches these numbers again.
         refused = {} if fresh else {n: why for n, why in run.refused.items() if n != step}
         history = RestartHistory(ever_worked=run.history.ever_worked)
-        await self.context.edit(
-            wanted=step, fresh=fresh, below=None, next_try_wall=None, history=history, refused=refused, **more
+        await self.stops.set_desired(
+            Desired.RUNNING,
+            wanted=step,
+            fresh=fresh,
+            below=None,
+            next_try_wall=None,
+            history=history,
+            refused=refused,
+            **more,
         )
+        self.context.failure = None
         self.context.notes.clear(FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
 
     async def dry_run(self, step: int | None = None) -> dict[str, object]:

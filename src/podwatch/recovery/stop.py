@@ -5,7 +5,7 @@ import shlex
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from podwatch.client.status_verdict import ENDS_ON_ITS_OWN
 from podwatch.domain.errors import HostError, PodwatchError
@@ -197,16 +197,16 @@ class Stops:
         self.context.show(Phase.FINISHED, finding.summary)
         self.context.tools.say(EventName.TRAINER_FINISHED, finding.summary)
 
-    async def set_desired(self, desired: Desired, *, above: int | None = None, of: str = "") -> None:
+    async def set_desired(self, desired: Desired, *, above: int | None = None, of: str = "", **more: Any) -> None:
         """Record the desired state; durable on return. ``above`` and ``of`` (a start id) describe a stop that is still
-        to be carried out: see RunState."""
+        to be carried out: see RunState. ``more``: fields of it that change with the desired state, or not at all."""
         await recall(self.context)
         run = self.context.run
-        if (run.desired, run.stop_above, run.stop_of) == (desired, above, of):
+        if not more and (run.desired, run.stop_above, run.stop_of) == (desired, above, of):
             return
         changed = run.desired is not desired
         wall = self.context.tools.clock.wall() if changed else run.desired_wall
-        await self.context.edit(desired=desired, stop_above=above, stop_of=of, desired_wall=wall)
+        await self.context.edit(desired=desired, stop_above=above, stop_of=of, desired_wall=wall, **more)
         if changed:
             self.context.tools.say(EventName.DESIRED_CHANGED, f"desired state: {desired}", desired=str(desired))
 
