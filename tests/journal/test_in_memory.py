@@ -4,16 +4,18 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import Event, EventName
-from podwatch.domain.run import IntentKind
+from podwatch.domain.run import FROM_STORE, IntentKind, IntentState
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import Journal
 from podwatch.journal.open_database import SCHEMA_VERSION
+from podwatch.journal.upload_records import BegunUpload, UploadedObject
 
 
 def note(number: int) -> Event:
@@ -187,4 +189,92 @@ def test_rows_are_trimmed_by_their_number_not_by_their_ids(tmp_path: Path, monke
     for number in range(3, 5):
         journal.add_event(note(number))
     assert [e.message for e in journal.events()] == [f"number {n}" for n in (1, 2, 3, 4)]
+    journal.close()
+
+
+FETCHED = PublishedSave(30, "f", "lin", 2, 3, "k", "f", "b" * 40, 1, 1, 9.0, restored=True)
+
+
+def test_what_was_fetched_meanwhile_is_known_after_the_return(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "journal.sqlite"
+    before(path)
+    remove = directory(path)
+    journal = Journal.open_for_guard(path)
+    intent = journal.open_intent(IntentKind.RESTORE, {"step": 30, "save_id": "f"})
+    journal.note_published(FETCHED)
+    journal.learn(FROM_STORE, {"shared": "of the fetch"})
+    remove()
+    journal.return_to_disk()
+    assert [p.step for p in journal.published()] == [10, 30]
+    assert journal.open_intents(IntentKind.RESTORE) == [intent], "the fetch goes on, and protects its save in the store"
+    assert journal.learned(FROM_STORE) == {"shared": "of the fetch"}
+    journal.settle(intent.id, IntentState.DONE)
+    assert journal.open_intents() == []
+    journal.close()
+
+
+SENT = UploadedObject("p/f", "p", 1, 1, 0o600, 1, 1, "k", "f", ())
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        lambda journal: journal.save_object(20, "s", SENT),
+        lambda journal: journal.save_begun(20, "s", BegunUpload("p/f", "u", "k", 1, 1, 1, 1, 1)),
+        lambda journal: journal.save_part("u", 1, "sha"),
+        lambda journal: journal.note_published(replace(FETCHED, restored=False)),
+        lambda journal: journal.forget_save(10, "s"),
+        lambda journal: journal.together([lambda j: j.save_object(20, "s", SENT)]),
+    ],
+)
+def test_what_was_sent_published_or_removed_is_never_recorded_in_memory(
+    tmp_path: Path, record: Callable[[Journal], object]
+) -> None:
+    """It would be lost at the return: the database would still call a removed save stored."""
+    path = tmp_path / "state" / "journal.sqlite"
+    before(path)
+    remove = directory(path)
+    journal = Journal.open_for_guard(path)
+    with pytest.raises(HostError, match="cannot record"):
+        record(journal)
+    remove()
+    journal.return_to_disk()
+    assert [p.step for p in journal.published()] == [10]
+    journal.close()
+
+
+def damage(journal: Journal, path: Path) -> None:
+    """As if the file were found damaged at the next access."""
+    journal._connection.close()
+    path.with_name("other").write_bytes(b"no database" * 1000)
+    journal._connection = sqlite3.connect(path.with_name("other"), isolation_level=None, check_same_thread=False)
+
+
+def test_an_intent_is_never_recorded_in_memory_by_a_second_try(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    journal = Journal.open_for_guard(path)
+    damage(journal, path)
+    with pytest.raises(HostError):
+        journal.open_intent(IntentKind.REMOTE_DELETE, {"step": 1, "save_id": "s"})
+    assert journal.obstacle is not None
+    assert journal.open_intents() == []
+    journal.close()
+
+
+def test_what_was_decided_before_the_database_was_opened_again_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    journal = Journal.open_for_guard(path)
+    journal.note_published(replace(FETCHED, restored=False))
+    damage(journal, path)
+    era = journal.era
+    assert journal.published() == [], "nothing is known now"
+    unread = journal.era
+    assert unread > era
+    journal.return_to_disk()
+    assert journal.era > unread
+    for old in (era, unread):
+        with pytest.raises(HostError, match="opened again"):
+            journal.open_intent(IntentKind.REMOTE_DELETE, {"step": 1, "save_id": "s"}, era=old)
+    assert journal.open_intents() == []
+    assert journal.open_intent(IntentKind.REMOTE_DELETE, {}, era=journal.era).id
     journal.close()

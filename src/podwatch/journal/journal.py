@@ -4,6 +4,11 @@ No decision about training depends on it: those stand in run.json. It may vanish
 goes on. Every method is small, synchronous and thread-safe. Records of *actions* (intents, uploads) raise HostError
 when they cannot be written, because an action without a record must not happen. Records that only *inform* (events,
 incidents, learned values) are dropped and counted instead.
+
+Where the database cannot be read, one in memory takes its place (``open_for_guard``). It holds what happened meanwhile
+(events, incidents, what was fetched from the store), and nothing about what was sent, published or removed: those
+records are refused. When the database can be used again, what happened moves there; of learned values only those that
+it lacks, because whoever learned them knew nothing of the ones before.
 """
 
 import contextlib
@@ -20,7 +25,7 @@ from typing import Any, Final
 from podwatch.domain.errors import HostError, InternalError
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Severity
-from podwatch.domain.run import Intent, IntentKind, IntentState
+from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState
 from podwatch.domain.secrets import scrub
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import open_database
@@ -76,7 +81,8 @@ class Journal:
     """Use ``Journal.open``. ``rebuilt`` says why an unreadable database was replaced; empty if it was not.
 
     ``dropped`` counts records that were lost because the disk was full or the database failed. ``obstacle``: why the
-    database cannot be written or read now (``open_for_guard``); None while it can.
+    database cannot be written or read now (``open_for_guard``); None while it can. ``era`` grows whenever another
+    database takes the place of this one: what was read before that must be read again.
     """
 
     obstacle: Obstacle | None = None
@@ -85,7 +91,7 @@ class Journal:
     def __init__(self, path: Path, connection: sqlite3.Connection, wall: Wall, rebuilt: str) -> None:
         self.path = path
         self.rebuilt = rebuilt
-        self.dropped = 0
+        self.dropped = self.era = 0
         self._connection = connection
         self._wall = wall
         self._lock = threading.RLock()
@@ -160,6 +166,7 @@ class Journal:
                 connection.execute("COMMIT")
                 old, self._connection = self._connection, connection
                 self.obstacle, self.rebuilt = None, rebuilt
+                self.era += 1
                 old.close()
         except BaseException:
             connection.close()
@@ -172,6 +179,7 @@ class Journal:
             if self._closed or self.obstacle is None:
                 return
             self._connection.close()
+            self.era += 1
             try:
                 self._connection, rebuilt = open_checked(self.path, lenient=False)
             except (HostError, OSError, sqlite3.Error) as error:
@@ -208,16 +216,27 @@ class Journal:
 
     # -- intents ------------------------------------------------------------------------------------------------------
 
-    def open_intent(self, kind: IntentKind, data: Mapping[str, object]) -> Intent:
-        """Durable when this returns. Raises HostError if it cannot be written: then the action must not happen."""
-        if (why := self.obstacle) is not None and why.in_memory and kind is not IntentKind.RESTORE:
-            raise HostError(f"cannot {kind} now: {why.what}", where=why.where, fix=why.fix)
-        now = self._wall()
-        number = self._write(
-            "INSERT INTO intents (kind, wall, data, state) VALUES (?, ?, ?, ?)",
-            (str(kind), now, _dump(dict(data)), str(IntentState.OPEN)),
-        )
+    def open_intent(self, kind: IntentKind, data: Mapping[str, object], *, era: int | None = None) -> Intent:
+        """Durable when this returns. Raises HostError if it cannot be written: then the action must not happen.
+        ``era``: that in which the action was decided; another one refuses it."""
+        now, restores = self._wall(), kind is IntentKind.RESTORE
+        with self._lock:
+            if not restores:
+                self.refuse_unread(self.era if era is None else era, f"cannot {kind} now")
+            number = self._write(
+                "INSERT INTO intents (kind, wall, data, state) VALUES (?, ?, ?, ?)",
+                (str(kind), now, _dump(dict(data)), str(IntentState.OPEN)),
+                or_in_memory=restores,
+            )
         return Intent(number, kind, now, dict(data))
+
+    def refuse_unread(self, era: int, what: str) -> None:
+        """Raises HostError, which begins with ``what``, unless the database of ``era`` is still in use: what was read
+        in another, or in memory, decides no removal and no publication."""
+        with self._lock:
+            self._refuse_in_memory(what)
+            if era != self.era:
+                raise HostError(f"{what}: the state database was opened again since this was decided")
 
     def amend_intent(self, intent_id: int, data: Mapping[str, object]) -> None:
         """Add facts learned during the action to an open intent. Raises HostError."""
@@ -304,7 +323,7 @@ class Journal:
 
     def save_object(self, step: int, save_id: str, obj: UploadedObject) -> None:
         """The file is in the store; records of its unfinished upload are removed."""
-        with self._transaction() as connection:
+        with self._transaction(or_in_memory=False) as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO objects (step, save_id, path, document) VALUES (?, ?, ?, ?)",
                 (step, save_id, obj.path, _dump(asdict(obj))),
@@ -313,7 +332,7 @@ class Journal:
 
     def save_begun(self, step: int, save_id: str, begun: BegunUpload) -> None:
         """A large file's upload has started in the store (again, if there was a record of an earlier one)."""
-        with self._transaction() as connection:
+        with self._transaction(or_in_memory=False) as connection:
             _forget_begun(connection, step, save_id, begun.path)
             connection.execute(
                 "INSERT INTO begun (step, save_id, path, document) VALUES (?, ?, ?, ?)",
@@ -323,7 +342,9 @@ class Journal:
     def save_part(self, upload: str, number: int, note: str) -> None:
         """``note``: the part's SHA-1, and what else the store needs to recognize it."""
         self._write(
-            "INSERT OR REPLACE INTO begun_parts (upload, number, sha1) VALUES (?, ?, ?)", (upload, number, note)
+            "INSERT OR REPLACE INTO begun_parts (upload, number, sha1) VALUES (?, ?, ?)",
+            (upload, number, note),
+            or_in_memory=False,
         )
 
     def together(self, writes: Sequence["Write"]) -> None:
@@ -374,6 +395,7 @@ class Journal:
             "INSERT OR REPLACE INTO published (step, save_id, generation, seq, wall, document)"
             " VALUES (?, ?, ?, ?, ?, ?)",
             (saved.step, saved.save_id, saved.generation, saved.seq, saved.wall, _dump(asdict(saved))),
+            or_in_memory=saved.restored,
         )
 
     def published(self) -> list[PublishedSave]:
@@ -383,7 +405,7 @@ class Journal:
 
     def forget_save(self, step: int, save_id: str) -> None:
         """Both the publication and its objects: the checkpoint was removed from the store, or its files changed."""
-        with self._transaction() as connection:
+        with self._transaction(or_in_memory=False) as connection:
             connection.execute("DELETE FROM objects WHERE step = ? AND save_id = ?", (step, save_id))
             _forget_begun(connection, step, save_id)
             connection.execute("DELETE FROM published WHERE step = ? AND save_id = ?", (step, save_id))
@@ -412,15 +434,16 @@ class Journal:
                     raise host_error(error, self.path) from error
                 return self._connection.execute(sql, arguments).fetchall()
 
-    def _write(self, sql: str, arguments: tuple[object, ...]) -> int:
-        """One statement, durable when it returns; returns the new row's id. Raises HostError."""
+    def _write(self, sql: str, arguments: tuple[object, ...], *, or_in_memory: bool = True) -> int:
+        """One statement, durable when it returns; returns the new row's id. Raises HostError. ``or_in_memory``: it may
+        be recorded in memory only, while the database cannot be read."""
         with self._lock:
             try:
-                return self._insert(sql, arguments)
+                return self._insert(sql, arguments, or_in_memory)
             except HostError as error:
                 if self._together or not self._helped(error):
                     raise
-            return self._insert(sql, arguments)  # there is space now, or an empty database
+            return self._insert(sql, arguments, or_in_memory)  # there is space now, or an empty database
 
     def _helped(self, error: HostError) -> bool:
         """Whether a second try can succeed: reserved space was freed, or an empty database took over."""
@@ -428,13 +451,17 @@ class Journal:
         full = isinstance(cause, sqlite3.Error) and open_database.is_full(cause)
         return self._in_memory or (full and self._ballast.drop())
 
-    def _insert(self, sql: str, arguments: tuple[object, ...]) -> int:
-        with self._transaction() as connection:
+    def _insert(self, sql: str, arguments: tuple[object, ...], or_in_memory: bool) -> int:
+        with self._transaction(or_in_memory=or_in_memory) as connection:
             return int(connection.execute(sql, arguments).lastrowid or 0)
 
     @property
     def _in_memory(self) -> bool:
         return self.obstacle is not None and self.obstacle.in_memory
+
+    def _refuse_in_memory(self, what: str) -> None:
+        if (why := self.obstacle) is not None and why.in_memory:
+            raise HostError(f"{what}: {why.what}", where=why.where, fix=why.fix)
 
     def _stand_by(self, error: sqlite3.Error) -> bool:
         """After the database could not be read, continue with an empty one in memory; returns whether that was done."""
@@ -442,6 +469,7 @@ class Journal:
             return False
         old, self._connection = self._connection, _empty_database(int(self._wall()))
         self.obstacle = Obstacle(*obstacle_of(error, self.path), in_memory=True)
+        self.era += 1
         with contextlib.suppress(sqlite3.Error):
             old.close()
         return True
@@ -470,8 +498,10 @@ class Journal:
             return 0
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, *, or_in_memory: bool = True) -> Iterator[sqlite3.Connection]:
         with self._lock:
+            if not or_in_memory:
+                self._refuse_in_memory("cannot record what was sent, published or removed")
             if self._together:
                 yield self._connection
                 return
@@ -529,9 +559,19 @@ def _empty_database(first_id: int) -> sqlite3.Connection:
     return connection
 
 
+_MOVES: Final = {
+    "events": "REPLACE", "incidents": "REPLACE", "intents": "REPLACE", "published": "IGNORE", "learned": "IGNORE",
+}  # fmt: skip
+
+
 def _move_rows(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
-    """Copy what happened, with its ids, and learned values that the target lacks."""
-    for table, how in (("events", "REPLACE"), ("incidents", "REPLACE"), ("learned", "IGNORE")):
+    """Copy what happened, with its ids (of intents and publications only those of a fetch can be there), and learned
+    values that the target lacks. The W&B ids of the last fetch are what happened, too."""
+    target.execute(
+        "DELETE FROM learned WHERE key = ? AND ?",
+        (FROM_STORE, bool(source.execute("SELECT 1 FROM learned WHERE key = ?", (FROM_STORE,)).fetchall())),
+    )
+    for table, how in _MOVES.items():
         rows = source.execute(f"SELECT * FROM {table}").fetchall()  # noqa: S608 - names of our schema
         if rows:
             marks = ", ".join("?" for _ in rows[0])

@@ -268,18 +268,21 @@ class Publisher:
         return checked_manifest(self.keys, data, step, save_id, where=where)
 
     def _move(self, manifest: Manifest | None, named: ManifestRef | None) -> Pointer:
+        era = self._journal.era
         current, stored = pointer_as_stored(self.store, self.keys)
         generation, seq, until = self._own(current)
-        return self._write(
-            _pointer_for(manifest, named, self._run.identity(), generation, seq, self._clock.wall()), until, stored
-        )
+        pointer = _pointer_for(manifest, named, self._run.identity(), generation, seq, self._clock.wall())
+        return self._write(pointer, until, stored, era)
 
-    def _write(self, pointer: Pointer, until: float, before: StoredObject | None) -> Pointer:
+    def _write(self, pointer: Pointer, until: float, before: StoredObject | None, era: int) -> Pointer:
         """``before``: the stored pointer that this one was derived from. Where the store can, only that one is
-        replaced, so that a writer that was frozen meanwhile cannot set the pointer back."""
+        replaced, so that a writer that was frozen meanwhile cannot set the pointer back. ``era``: the journal's at that
+        time."""
         data = pointer.to_bytes()
         intent = self._journal.open_intent(
-            IntentKind.PUBLISH, {"act": "pointer", "pointer": data.decode(), "sha1": hashlib.sha1(data).hexdigest()}
+            IntentKind.PUBLISH,
+            {"act": "pointer", "pointer": data.decode(), "sha1": hashlib.sha1(data).hexdigest()},
+            era=era,
         )
         if self.store.conditional:
             written = replace_before(self.store, self.keys.latest, data, until, self._clock, before)
@@ -308,7 +311,7 @@ class Publisher:
     def repair(self, seen: bytes) -> Pointer | None:
         """Restore our last pointer after another pod, frozen in the middle of a write, has set it back; ``seen`` is the
         pointer just read. None where there is nothing to repair. Raises as ``publish`` does."""
-        kept = self._journal.learned(LAST)
+        era, kept = self._journal.era, self._journal.learned(LAST)
         if not isinstance(kept, str):
             return None
         last = Pointer.from_bytes(kept.encode())
@@ -324,7 +327,7 @@ class Publisher:
             return None  # from before we took the lease over: others have written since
         if last.step is not None:
             self._verify_named(last)
-        return self._write(replace(last, seq=seq, created_at=rfc3339(self._clock.wall())), until, stored)
+        return self._write(replace(last, seq=seq, created_at=rfc3339(self._clock.wall())), until, stored, era)
 
     def _verify_named(self, pointer: Pointer) -> None:
         manifest = read_manifest(self.store, self.keys, pointer)
@@ -341,6 +344,7 @@ class Publisher:
         """Finish or undo every open publish intent, and record the checkpoint that the pointer names if the journal
         does not know it. Returns a line for each. Raises Superseded or RemoteError, with the intents left open for the
         next try."""
+        self._journal.refuse_unread(self._journal.era, "cannot finish interrupted publications")
         intents = self._journal.open_intents(IntentKind.PUBLISH)
         current = self._current()
         if intents:

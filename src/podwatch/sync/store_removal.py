@@ -74,6 +74,8 @@ class RemoteRetention:
         is not an error."""
         removed: list[tuple[int, str, str]] = []
         copied: list[int] = []
+        era = self._journal.era
+        self._journal.refuse_unread(era, "cannot remove checkpoints from the store")
         try:
             self._lease.confirm(self._store)
             for intent in self._journal.open_intents(IntentKind.REMOTE_DELETE):
@@ -103,7 +105,7 @@ class RemoteRetention:
                 if item.save_id in self._named():
                     continue
                 data = {"step": item.step, "save_id": item.save_id, "reason": item.reason}
-                intent = self._journal.open_intent(IntentKind.REMOTE_DELETE, data)
+                intent = self._journal.open_intent(IntentKind.REMOTE_DELETE, data, era=era)
                 if self._removed(intent, item.step, item.save_id):
                     removed.append((item.step, item.save_id, item.reason))
                 else:
@@ -245,7 +247,9 @@ class Sweeper:
     def carry_out(self, live_saves: Collection[tuple[int, str]] = ()) -> Swept:
         """Remove it. A key that cannot delete is not an error, and can still cancel uploads."""
         gone: list[Leftover] = []
+        era = self._journal.era
         for item in self.look(live_saves):
+            self._journal.refuse_unread(era, "cannot clean up the store")
             try:
                 self._remove(item)
             except RemoteError as error:

@@ -105,6 +105,8 @@ class StoreSession:
                 tell=tell,
                 retry=backoff,
             )
+        self.era = journal.sync.era
+        """The journal's, when it was read last."""
         self._publisher: Publisher | None = None
         self._opening = asyncio.Lock()
         self._told_trouble = ""
@@ -307,7 +309,9 @@ class StoreSession:
     # hands it the others, with their order, so that retention judges them as one pod would.
 
     async def load(self) -> None:
-        """Read what the journal knows of the store. Call once, first."""
+        """Read what the journal knows of the store. Call first, and again whenever its ``era`` is another one."""
+        self.era = self._journal.sync.era
+        self._close_store()  # interrupted publications are settled when it is opened again
         published = await self._journal.run(Journal.published)
         self.note_stored(published)
         kept = await self._journal.run(Journal.learned, EARLIER)
@@ -411,11 +415,14 @@ class StoreSession:
     def trouble(self, error: PodwatchError) -> None:
         """Reported when it begins and when its kind changes, not at every try. The store is opened again, with
         credentials read again."""
+        self._close_store()
+        if not isinstance(error, (Superseded, NotHolding)):  # not a store problem; reported where it was found
+            self.unwell(error)
+
+    def _close_store(self) -> None:
         store, self.store, self._publisher = self.store, None, None
         if store is not None:
             store.close()
-        if not isinstance(error, (Superseded, NotHolding)):  # not a store problem; reported where it was found
-            self.unwell(error)
 
     def unwell(self, error: PodwatchError) -> None:
         """Reported as ``trouble`` is; the open store stays."""

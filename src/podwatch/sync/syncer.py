@@ -417,6 +417,9 @@ class Syncer:
         if why := self._run.withheld():  # each rescan checks again
             self._answer(HostError(f"podwatch uploads nothing now: {why}"))
             return False
+        if self.session.era != self._journal.sync.era:  # the database was away meanwhile
+            await self.session.load()
+            self._unfinished = True
         publisher = await self.session.ready()
         await self._sender.drop_stored(self.session.known.stored)
         step = self._serving[0] if self._serving is not None else None
