@@ -119,6 +119,38 @@ def test_the_directory_of_the_machines_locks_is_ours_alone(tmp_path: Path, monke
         keeper.machine_locks()
 
 
+def test_another_users_directory_of_our_name_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for place in (first, second):
+        place.mkdir()
+    (first / f"podwatch-locks-{os.geteuid()}").symlink_to(second)
+    monkeypatch.setattr(keeper, "MACHINE", (str(first), str(second)))
+    assert Path(keeper.machine_locks()).parent == second
+
+
+def test_a_sandbox_that_hides_the_first_place_hides_no_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """podwatch under its unit can write in other directories than one that was started by hand."""
+    first, second, output = tmp_path / "first", tmp_path / "second", tmp_path / "outputs"
+    for path in (first, second, output, tmp_path / "a" / "keeper", tmp_path / "b" / "keeper"):
+        path.mkdir(parents=True)
+    monkeypatch.setattr(keeper, "MACHINE", (str(first), str(second)))
+    monkeypatch.chdir(tmp_path / "a" / "keeper")
+    locks = keeper.RunLocks(keeper.Warnings())
+    locks.take({"output_dir": str(output), "beside": ""})
+    assert {Path(path).parent.parent for path in locks.held} >= {first}
+    access = os.access
+    monkeypatch.setattr(keeper.os, "access", lambda path, how: first not in Path(path).parents and access(path, how))
+    monkeypatch.chdir(tmp_path / "b" / "keeper")
+    others = keeper.RunLocks(keeper.Warnings())
+    with pytest.raises(keeper.StartError, match="already kept"):
+        others.take({"output_dir": str(output), "beside": ""})
+    assert Path(others.machine).parent == second
+    with pytest.raises(LockHeldError):
+        keeper.refuse_beside_a_keeper("", "", str(output))
+    for fd in (*locks.held.values(), *others.held.values()):
+        os.close(fd)
+
+
 async def test_without_the_one_beside_training_starts_with_a_warning(pod: Pod) -> None:
     (pod.beside / "lock").mkdir()
     handle = await pod.launcher().start(pod.script("exec sleep 300"))

@@ -602,23 +602,43 @@ def names_a_trainer(record: dict[str, Any]) -> bool:
 
 
 MACHINE = ("/run", "/run/lock", "/tmp")
-"""Parents of our lock directory of this machine: the first that we can write in, the same for each of our keepers."""
+"""Parents of our lock directory of this machine. A keeper locks in the first that it can write in, which a sandbox
+changes, and looks for other keepers in all of them."""
 
 
 def machine_locks() -> str:
-    """Return our directory for locks of this machine. Raises OSError if there is none, or another user made it."""
-    parent = next((path for path in MACHINE if os.access(path, os.W_OK | os.X_OK)), MACHINE[-1])
-    path, uid = f"{parent}/podwatch-locks-{os.geteuid()}", os.geteuid()
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid:
-        raise OSError(errno.EPERM, f"it belongs to uid {found.st_uid}; remove it", path)
-    if found.st_mode & 0o077:
-        os.chmod(path, 0o700)
-    return path
+    """Return our directory for locks of this machine. Raises OSError if there is none, or another user made each."""
+    problem = OSError(errno.EACCES, "no directory there can be written", MACHINE[-1])
+    for parent in MACHINE:
+        path, uid = f"{parent}/podwatch-locks-{os.geteuid()}", os.geteuid()
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            pass
+        except OSError:
+            continue
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid:
+            problem = OSError(errno.EPERM, f"it belongs to uid {found.st_uid}; remove it", path)
+        elif os.access(path, os.W_OK | os.X_OK):
+            if found.st_mode & 0o077:
+                os.chmod(path, 0o700)
+            return path
+    raise problem
+
+
+def machine_places() -> list[str]:
+    """Return each of our directories for locks of this machine that exists. Makes nothing."""
+    found = []
+    for parent in MACHINE:
+        path = f"{parent}/podwatch-locks-{os.geteuid()}"
+        try:
+            status = os.lstat(path)
+        except OSError:
+            continue
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+            found.append(path)
+    return found
 
 
 def lock_paths(state: str, beside: str) -> list[str]:
@@ -641,13 +661,11 @@ def machine_paths(locks: str, output_dir: str) -> list[str]:
 
 def refuse_beside_a_keeper(state: str, beside: str, output_dir: str) -> None:
     """Raise LockHeldError while a keeper holds one of these locks: a start would end there. Blocks."""
-    paths = lock_paths(state, beside)
-    try:
-        paths += machine_paths(machine_locks(), output_dir)
-    except OSError:
-        pass  # a start warns of it
-    for path in paths:
+    for path in lock_paths(state, beside):
         refuse_held(path)
+    for place in machine_places():
+        for path in machine_paths(place, output_dir):
+            refuse_held(path)
 
 
 class RunLocks:
@@ -675,8 +693,19 @@ class RunLocks:
             self.machine = machine_locks()
         except OSError as error:
             self.warnings.add(f"cannot lock output_dir on this machine: {error.filename}: {error.strerror}")
+        self.refuse_elsewhere()
         for path in beside + self.missing():
             self.try_one(path)
+
+    def refuse_elsewhere(self) -> None:
+        """Raises StartError if a keeper that could not write in our place holds this output directory in another."""
+        for place in machine_places():
+            if place != self.machine:
+                for path in machine_paths(place, self.output_dir):
+                    try:
+                        refuse_held(path)
+                    except LockHeldError as error:
+                        raise StartError("busy", str(error), 0, error.path) from error
 
     def missing(self) -> list[str]:
         """Return the locks of this machine that are not held yet."""
