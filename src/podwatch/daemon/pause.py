@@ -22,7 +22,6 @@ class Maintenance:
     def __init__(self, file: RunFile, clock: Clock, emit: Emit, recovery: Recovery) -> None:
         self._file, self._clock, self._emit, self._recovery = file, clock, emit, recovery
         self._since = clock.monotonic()
-        recovery.context.pause(self.pause is not None)
 
     @property
     def pause(self) -> Pause | None:
@@ -37,7 +36,7 @@ class Maintenance:
         try:
             await self._file.edit(lambda run: replace(run, pause=pause))
         finally:
-            self._recovery.context.pause(self.pause is not None)
+            self._recovery.context.pause(False)  # now the record decides
         self._since = self._since if before is not None else self._clock.monotonic()
         self._say(EventName.PAUSED, f"{described(pause)}: podwatch stops and starts no training")
         return pause

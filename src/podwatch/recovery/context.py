@@ -194,7 +194,7 @@ class RecoveryContext:
         """The operator requested the current operation."""
         self.evaluation = ""
         """The evaluation that the operation in progress runs; empty if it runs none."""
-        self.paused = False
+        self._pausing = False
         self._unpaused = asyncio.Event()
         self.blame = Blame.UNKNOWN
         """Whose fault the last counted failure is."""
@@ -246,13 +246,16 @@ class RecoveryContext:
         """Id of the start that podwatch watches; empty if none."""
         return self.handle.start_id if self.handle is not None else ""
 
-    def pause(self, paused: bool) -> None:
-        """Start or end maintenance. An operation that is stopping or starting a trainer completes that first, then
-        waits."""
-        self.paused = paused
-        if paused:
-            self._unpaused.clear()
-        else:
+    @property
+    def paused(self) -> bool:
+        """Whether a pause is recorded, also by an earlier podwatch, or is being recorded now. An operation that is
+        stopping or starting a trainer completes that first, then waits."""
+        return self._pausing or self.run.pause is not None
+
+    def pause(self, pausing: bool) -> None:
+        """Begin or end what is not recorded yet. Call it with False once a pause has ended: operations wait for it."""
+        self._pausing = pausing
+        if not self.paused:
             self._unpaused.set()
 
     def held(self) -> str:
@@ -287,6 +290,7 @@ class RecoveryContext:
         while self.waits:
             if self.paused:
                 self.show(Phase.PAUSED, f"paused: {what} is pending until `podwatch unpause`")
+                self._unpaused.clear()
                 await self._unpaused.wait()
             else:
                 self.show(Phase.BLOCKED, f"{what} is pending: {self.blocked()}")
