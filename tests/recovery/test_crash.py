@@ -1,14 +1,17 @@
 """podwatch is killed at every point of a restart; the next one ends in the same state (promises 2, 4, 10)."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.run import Pause
 from podwatch.recovery import Phase, quarantine
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import PinnedTree
+from podwatch.trainer.base import Look
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, begun, death
 
 pytestmark = pytest.mark.slow
@@ -126,6 +129,49 @@ async def test_a_stop_that_was_asked_for_is_carried_out_after_a_crash(quick_dir:
         if done:
             return
     raise AssertionError("never got through")
+
+
+async def test_an_interrupted_quarantine_waits_while_another_keeper_holds_the_run(
+    quick_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await prepared(quick_dir)
+    world.kill()
+    world.kept = None
+    target = world.output / "checkpoints" / "step_15"
+    begun(Workspace(world.output), quarantine.plan([target], step=10, steps={}, lineage="l", wall=0.0, number=1))
+    heir = Podwatch(world)
+
+    async def look() -> Look:
+        return Look(kept="another container holds the run")
+
+    monkeypatch.setattr(heir.recovery.context.tools.launcher, "look", look)
+    await heir.recovery.begin()
+    await heir.until_phase(Phase.BLOCKED)
+    assert (target / "done").exists()
+    assert len(quarantine.unfinished(heir.workspace)) == 1
+    await heir.leave()
+    world.close()
+
+
+async def test_a_start_decides_anew_what_an_interrupted_quarantine_had_not_moved(quick_dir: Path) -> None:
+    """Else the next podwatch would move what that start has saved since."""
+    world = await prepared(quick_dir)
+    world.kill()
+    world.kept = None
+    target = world.output / "checkpoints" / "step_15"
+    begun(Workspace(world.output), quarantine.plan([target], step=10, steps={}, lineage="l", wall=0.0, number=1))
+    paused = Podwatch(world)
+    await paused.file.edit(lambda run: replace(run, pause=Pause(1.0)))
+    await paused.recovery.begin()
+    await paused.until_phase(Phase.PAUSED)
+    await paused.file.edit(lambda run: replace(run, pause=None))
+    paused.recovery.context.pause(False)
+    await paused.until(Phase.CONFIRMING)
+    assert world.plans[-1].step == 15
+    assert quarantine.unfinished(paused.workspace) == []
+    assert (target / "done").exists()
+    await paused.leave()
+    world.close()
 
 
 async def test_an_interrupted_quarantine_does_not_touch_a_living_trainer(quick_dir: Path) -> None:

@@ -123,8 +123,8 @@ async def _finish_quarantine(context: RecoveryContext, look: Look) -> None:
     """Finish the moves that were interrupted, unless a trainer runs: the files there now may be its new ones."""
     tools = context.tools
     unfinished = await tools.blocking(quarantine.unfinished, tools.workspace)
-    if not unfinished or context.held():
-        return  # a held podwatch must not move files
+    if not unfinished or context.held() or look.kept:
+        return  # nothing is moved while podwatch is held, or while another keeper holds the run
     alive = look.handle is not None and await look.handle.exit_status() is None
     for data in unfinished:
         if alive or look.candidates or look.pending:

@@ -181,6 +181,8 @@ class Starter:
             ahead = tuple(await tools.blocking(tools.layout.ahead_of, step))
             trackers = tuple(await tools.blocking(tools.layout.trackers, step))
         self.quarantine_number = None
+        for left in await tools.blocking(quarantine.unfinished, tools.workspace):  # what is ahead is decided anew here
+            await tools.blocking(quarantine.leave_as_it_is, tools.workspace, left)
         fresh_or_from = "a fresh start" if step is None else f"a start from step {step}"
         await self.set_aside(step, ahead, f"ahead of {fresh_or_from}")
         self.context.show(Phase.STARTING, fresh_or_from)
