@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import hashlib
+import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ from podwatch.sync.restore.restore import Restorer, StorePlace
 from podwatch.sync.restore.start_child import FetchProcess
 from podwatch.sync.syncer import Syncer
 from podwatch.system.clock import SystemClock
+from podwatch.system.files import atomic_write
 from podwatch.system.own_directories import Workspace
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.hurry import hurrying
@@ -125,7 +127,6 @@ class World:
     observing: bool = False
     parent_step: int | None = None
     has_parent: bool = False
-    won_claim: WonClaim | None = None
     pinned: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -183,10 +184,19 @@ class World:
         return False
 
     def claim(self) -> WonClaim | None:
-        return self.won_claim
+        """As run.json has it: it outlives a kill."""
+        try:
+            kept = json.loads(self._claim_file.read_bytes())
+        except FileNotFoundError:
+            return None
+        return WonClaim(**{**kept, "job": tuple(kept["job"])})
 
     def won(self, claim: WonClaim) -> None:
-        self.won_claim = claim
+        atomic_write(self._claim_file, json.dumps(asdict(claim)).encode())
+
+    @property
+    def _claim_file(self) -> Path:
+        return self.directory / "state" / "claim.json"
 
     def pins(self) -> dict[int, str]:
         return self.pinned
