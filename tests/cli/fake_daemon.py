@@ -57,7 +57,11 @@ async def serve(root: Path, state: str) -> None:
         return {"events": [event_document(e) for e in events if e.id > params["after_id"]]}
 
     async def list_incidents(params: dict) -> dict:
-        return {"incidents": [incident_document(views.incident(resolved=True))] if params["id"] in (None, 1) else []}
+        return {
+            "incidents": [incident_document(views.incident(resolved=True)).to_json()]
+            if params["id"] in (None, 1)
+            else []
+        }
 
     async def checkpoints(params: dict) -> dict:
         return {"sets": build_status(view)["checkpoints"]["sets"]}

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from podwatch.domain.account_document import AccountTotals, MoneyDocument
 from podwatch.domain.lease import Heartbeat
 from podwatch.domain.manifest import Keys
 from podwatch.journal.journal import Journal
@@ -96,7 +97,7 @@ def test_archive_refuses_what_it_must(stored):
 def test_a_run_as_a_record(stored):
     machine, _, config, _ = stored
     past_run(days_ago(machine, 3), Keys("past"), 10, 20)
-    account = {"since": "2026-11-20T00:00:00Z", "total_seconds": 3600, "money": {"so_far": 8.5, "currency": "EUR"}}
+    account = AccountTotals(1_795_132_800.0, 3600.0, money=MoneyDocument(so_far=8.5, currency="EUR"))
     beat = Heartbeat(outcome="finished", step=20, account=account).to_bytes()
     LocalStore(machine.directory / "store", writer_id="w").put_bytes(Keys("past").heartbeat, beat)
     shown = machine.podwatch("runs", "show", "past", "-c", config)

@@ -7,11 +7,12 @@ import pytest
 
 from podwatch.daemon.keep_run_cost import Accountant
 from podwatch.daemon.notifications import EventBus
+from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.event import EventName
 from podwatch.domain.snapshot import Desired, ProgressSample, ProgressSource, observed
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.run_cost import Price
-from podwatch.reporting.json_documents import account_document
+from podwatch.reporting.json_documents import account_totals
 from tests.reporting import views
 from tests.support.clock import ManualClock
 
@@ -109,17 +110,15 @@ async def test_a_pod_that_takes_over_adds_its_own(tmp_path: Path) -> None:
     first, second = await begun(tmp_path / "a", clock), await begun(tmp_path / "b", clock)
     first.looks(1, 600)
     await first.dies(down=60, lost_steps=0)
-    document = account_document(first.accountant.account(PRICE, 10.0), brief=True)
-    assert document is not None
+    document = account_totals(first.accountant.account(PRICE, 10.0))
     second.accountant.take_over(document, 2)
     clock.advance(340)
     found = second.accountant.account(PRICE, 10.0).run
     assert (found.seconds, found.failures, found.lost_seconds, found.so_far) == (1000.0, 1, 60.0, 1.0)
-    back = account_document(second.accountant.account(PRICE, 10.0), brief=True)
-    assert back is not None
+    back = account_totals(second.accountant.account(PRICE, 10.0))
     first.accountant.take_over(back, 3)
     assert first.accountant.account(PRICE, 10.0).run.failures == 1, "its own are in the other pod's figures"
-    second.accountant.take_over({"since": "x", "total_seconds": -1}, 4)
+    second.accountant.take_over(AccountTotals(total_seconds=1.0), 4)
     assert second.accountant.account(PRICE, 10.0).run == found
     await first.journal.close()
     await second.journal.close()
@@ -182,10 +181,10 @@ async def test_the_steps_of_an_open_incident_stay_known_over_a_restart(tmp_path:
 
 async def test_what_another_pod_writes_while_this_one_holds_the_run_replaces_nothing(tmp_path: Path) -> None:
     path, clock = tmp_path / "journal.sqlite", ManualClock()
-    foreign = {"since": "2026-01-01T00:00:00Z", "total_seconds": 7.0, "failures": 9, "lost_seconds": 1.0}
+    foreign = AccountTotals(1_767_225_600.0, 7.0, failures=9, lost_seconds=1.0)
     podwatch = await begun(path, clock)
-    podwatch.accountant.take_over({}, 0)
-    podwatch.accountant.take_over({}, 1)
+    podwatch.accountant.take_over(None, 0)
+    podwatch.accountant.take_over(None, 1)
     podwatch.looks(1, 600)
     podwatch.accountant.take_over(foreign, 1)
     assert podwatch.accountant.account(PRICE).run.seconds == 600
@@ -207,7 +206,7 @@ async def test_an_incident_that_is_open_when_the_run_is_taken_over_counts(tmp_pa
     podwatch.bus.say(
         EventName.INCIDENT_OPENED, "", incident=incident.id, kind="silent-death", began=clock.wall(), lost_steps=3
     )
-    earlier = {"since": "2026-01-01T00:00:00Z", "total_seconds": 9.0, "failures": 1, "lost_seconds": 1, "steps_lost": 2}
+    earlier = AccountTotals(1_767_225_600.0, 9.0, failures=1, lost_seconds=1.0, steps_lost=2)
     podwatch.accountant.take_over(earlier, 2)
     clock.advance(40)
     found = podwatch.accountant.account(PRICE, 10.0).run

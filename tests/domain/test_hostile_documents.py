@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.document import Document
 from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
 from podwatch.domain.engine_and_attempt import Instance
@@ -22,8 +23,11 @@ from podwatch.domain.lease import (
 from podwatch.domain.manifest import Manifest, ManifestFile, ManifestSymlink, Pointer, Proof
 from podwatch.domain.nodes import GangEnd, GangRecord, NodeFailure, Report
 from podwatch.domain.replacement import Billed, Record, Rules
+from podwatch.domain.status_document import Status
 from podwatch.policy.bootstrap import LeftOut, StartFile, StoredStart
+from podwatch.reporting.status import build_status
 from podwatch.sync.runs.archive import ArchivedSave, ArchiveRecord
+from tests.reporting import views
 
 HOST, SHA, WHERE = Host("m", "n", ("GPU-1",)), "a" * 40, Instance("slurm", "7", "0", "n1", "label")
 FILE = StartFile("/root/a.toml", "aa-a.toml", "a" * 64, 3, "0755", True)
@@ -37,7 +41,7 @@ SAMPLES: list[Document] = [
     ClaimDocument("w", "m", "b", "p", "pod-1", WHERE, "process", 3, "nonce", "now"),
     Heartbeat(
         "w", "m", "b", "p", "pod-1", WHERE, "process", step=40, step_wall=1.0, written_wall=2.0, outcome="stopped",
-        end=HeartbeatEnd("stopped", 65, "command", "text"), pins=(Pin(40, "best"),), account={"failures": 3},
+        end=HeartbeatEnd("stopped", 65, "command", "text"), pins=(Pin(40, "best"),), account=AccountTotals(failures=3),
         saves=HandedOverSaves(3, 7, (HandedOverSave(40, "save", "line", 3, 7, 1.0, 9),)), last_digest_at="now",
     ),
     Control("stopped", "pod-1", "why"),
@@ -54,6 +58,7 @@ SAMPLES: list[Document] = [
     StoredStart("run", "/app", FILE, (FILE,), (LeftOut("/x", "large"),), {"a": "b"}, "podwatch"),
     Rules(("vast",), 1.0, 2.0, 3.0, reason="why"),
     Record(3, "vast", 2.0, 1.0, "me", billed=(Billed("vast", "m1", 1.0, 2.0, 3.0, 4.0),), label="l", run_id="run"),
+    Status.from_json(build_status(views.after_recovery())),
 ]  # fmt: skip
 HOSTILE: list[Any] = [
     None, True, -1, 0, 2**63, 10**300, 0.5, -1e308, "", "x", "7", "\x1b[2J", "a\nb", "\u202ex", "../../etc", "/",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from podwatch.config.settings import SyncSettings
 from podwatch.daemon.store_wiring import attempt_ended, this_pod
+from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.event import EventName
@@ -199,7 +200,7 @@ class Contender:
         self.protocol.foreign_pins = {}
 
     @property
-    def foreign_account(self) -> Mapping[str, Any]:
+    def foreign_account(self) -> AccountTotals | None:
         """What the run costs by another pod's heartbeat, until it is taken over."""
         return self.protocol.foreign_account
 
@@ -209,7 +210,7 @@ class Contender:
         return self.protocol.claimed
 
     def take_over_account(self) -> None:
-        self.protocol.foreign_account = {}
+        self.protocol.foreign_account = None
 
     def note_digest(self, wall: float) -> None:
         self.protocol.note_digest(wall)

@@ -8,7 +8,8 @@ import pytest
 
 from tests.support import contract as rules
 from tests.support import outside
-from tests.support.contract import compare, contract
+from tests.support.contract import ROOT, compare, contract
+from tools import schemas
 
 
 def differences(listed: Mapping[str, str], found: Collection[str]) -> list[str]:
@@ -67,3 +68,8 @@ def test_fields_of_documents(name: str) -> None:
 
 def test_files_of_an_incident() -> None:
     rules.check_names("files", [f"incident/{name}" for name in outside.incident_files()])
+
+
+@pytest.mark.parametrize("name", schemas.texts())
+def test_a_published_schema_is_that_of_the_type(name: str) -> None:
+    assert (ROOT / "docs/schema" / name).read_text() == schemas.texts()[name], "run `python tools/schemas.py`"

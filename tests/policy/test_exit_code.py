@@ -1,5 +1,7 @@
 """The exit code of every end of a run: one test for each code that an engine acts on."""
 
+from dataclasses import asdict
+
 import pytest
 
 from podwatch.domain.errors import ExitCode
@@ -98,7 +100,7 @@ def test_a_command_is_to_blame_where_it_never_worked_and_the_machine_is_well() -
 
 
 def test_a_verdict_is_one_json_shape() -> None:
-    said = judge(JobEnd(Outcome.GAVE_UP, "an XID", Blame.MACHINE)).to_dict()
+    said = asdict(judge(JobEnd(Outcome.GAVE_UP, "an XID", Blame.MACHINE)).document)
     assert said == {
         "outcome": "gave-up",
         "exit_code": 86,

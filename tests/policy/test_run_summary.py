@@ -6,6 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.domain.account_document import AccountTotals, MoneyDocument
 from podwatch.domain.lease import Heartbeat, read_beat
 from podwatch.domain.safe_names import deceives
 from podwatch.policy.run_summary import Texts, difference, pairs, summarize
@@ -17,30 +18,31 @@ BEAT = Heartbeat(
     written_wall=10_600.0,
     step_wall=10_000.0,
     host="pod-1",
-    account={
-        "total_seconds": 7260.0,
-        "goodput_ratio": 0.98,
-        "failures": 1,
-        "lost_seconds": 60,
-        "steps_lost": 3,
-        "money": {"so_far": 8.47, "lost": 0.07, "currency": "EUR"},
-    },
+    account=AccountTotals(
+        since=4_000.0,
+        total_seconds=7260.0,
+        goodput_ratio=0.98,
+        failures=1,
+        lost_seconds=60.0,
+        steps_lost=3,
+        money=MoneyDocument(so_far=8.47, lost=0.07, currency="EUR"),
+    ),
 )
 
 
 def test_the_run_ended_with_its_last_step_by_the_clock_of_the_store() -> None:
-    found = summarize("r", BEAT, began_wall=5_000.0, written_wall=20_600.0, since=4_000.0)
+    found = summarize("r", BEAT, began_wall=5_000.0, written_wall=20_600.0)
     assert (found.started_wall, found.ended_wall, found.duration) == (4_000.0, 20_000.0, 16_000.0)
     assert (found.ended, found.step, found.cost, found.currency) == (True, 500, 8.47, "EUR")
     stored = replace(BEAT, step=None, last_stored_step=480)
-    assert summarize("r", stored, began_wall=1.0, written_wall=2.0, since=None).step == 480, (
+    assert summarize("r", stored, began_wall=1.0, written_wall=2.0).step == 480, (
         "its last start made no step; one of a gave-up run was shown as -"
     )
-    assert not summarize("r", replace(BEAT, outcome="preempted"), began_wall=1.0, written_wall=2.0, since=None).ended
+    assert not summarize("r", replace(BEAT, outcome="preempted"), began_wall=1.0, written_wall=2.0).ended
 
 
 def test_figures_that_a_heartbeat_does_not_say_are_unknown() -> None:
-    found = summarize("r", Heartbeat(account={"total_seconds": 60.0}), began_wall=None, written_wall=None, since=1.0)
+    found = summarize("r", Heartbeat(account=AccountTotals(1.0, 60.0)), began_wall=None, written_wall=None)
     assert (found.failures, found.steps_lost, found.lost_seconds) == (None, None, None)
 
 
@@ -56,7 +58,7 @@ def test_no_heartbeat_breaks_it(changes: dict[str, object], inner: object) -> No
     for change in (changes, {"account": {"money": inner, "total_seconds": inner}}):
         beat = read_beat(json.dumps(BEAT.to_json() | {"step_wall": None} | change).encode())
         assert beat is not None
-        found = summarize("r", beat.said, began_wall=None, written_wall=None, since=1.0)
+        found = summarize("r", beat.said, began_wall=None, written_wall=None)
         assert not any(deceives(text) for text in (found.outcome, found.host, found.currency))
 
 

@@ -83,7 +83,9 @@ class Read(html.parser.HTMLParser):
 
 
 def shown(view: Any, log: Any = ()) -> str:
-    return page.render(build_status(view), incidents=[incident_document(views.incident(resolved=True))], log=log)
+    return page.render(
+        build_status(view), incidents=[incident_document(views.incident(resolved=True)).to_json()], log=log
+    )
 
 
 def check(text: str) -> Read:
@@ -187,7 +189,7 @@ def test_no_text_is_ever_html(name: str, texts: list[str]) -> None:
     training = document["training"]["state"]
     document = poisoned(document, put) | kept
     document["training"]["state"] = training
-    incident = poisoned(incident_document(views.incident(resolved=False)), put)
+    incident = poisoned(incident_document(views.incident(resolved=False)).to_json(), put)
     check(page.render(document, incidents=[incident], log=texts))
 
 

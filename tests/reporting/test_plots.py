@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.policy.overall_status import TrainingState
+from podwatch.domain.status_document import TrainingState
 from podwatch.recording.last_day import DAY, Moment
 from podwatch.reporting.html import Html
 from podwatch.reporting.plots import BUCKET, BUCKETS, HEIGHT, path, plots, step_times

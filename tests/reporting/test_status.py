@@ -34,7 +34,7 @@ def test_why_this_layout_and_what_the_filesystem_tells():
     told = build_status(views.healthy())["daemon"]
     assert (told["layout"], told["layout_because"]) == ("prime-rl", "the command runs rl")
     assert told["capabilities"] == {"filesystem": "ext4", "slow": False, "holes": True, "inotify": True}
-    assert build_status(replace(views.healthy(), capabilities={}))["daemon"]["capabilities"] is None
+    assert build_status(replace(views.healthy(), capabilities=None))["daemon"]["capabilities"] is None
 
 
 def test_other_file_systems_by_what_lies_there():

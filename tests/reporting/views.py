@@ -37,6 +37,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
+from podwatch.domain.status_document import CapabilitiesDocument
 from podwatch.incidents.bundle import plain
 from podwatch.policy.overall_status import RecoveryView
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
@@ -178,7 +179,7 @@ def healthy() -> DaemonView:
         output_dir="/app/outputs",
         layout="prime-rl",
         layout_because="the command runs rl",
-        capabilities={"filesystem": "ext4", "slow": False, "holes": True, "inotify": True},
+        capabilities=CapabilitiesDocument("ext4", slow=False, holes=True, inotify=True),
         log_path="/var/lib/podwatch/bs4-qwen3-8b/trainer.log",
     )
 

@@ -24,19 +24,21 @@ def _paths(value: object, path: str, known: Collection[str]) -> Iterator[str]:
                 yield from _paths(inner, f"{path}[]", known)
 
 
-def schema_paths(schema: Schema, path: str = "") -> set[str]:
-    """Every path that a JSON schema names."""
+def schema_paths(schema: Schema, path: str = "", parts: Schema | None = None) -> set[str]:
+    """Every path that a JSON schema names. ``parts``: what ``$ref`` names."""
+    parts = schema.get("$defs", {}) if parts is None else parts
+    if "$ref" in schema:
+        schema = parts[schema["$ref"].rpartition("/")[2]]
     found: set[str] = set()
     below = f"{path}." if path else ""
     for name, inner in schema.get("properties", {}).items():
-        found |= {f"{below}{name}"} | schema_paths(inner, f"{below}{name}")
+        found |= {f"{below}{name}"} | schema_paths(inner, f"{below}{name}", parts)
     if path and isinstance(schema.get("additionalProperties"), dict):
-        found |= {f"{below}*"} | schema_paths(schema["additionalProperties"], f"{below}*")
-    items = schema.get("items")
-    if items and ("properties" in items or "items" in items):
-        found |= schema_paths(items, f"{path}[]")
-    for inner in schema.get("oneOf", ()):
-        found |= schema_paths(inner, path)
+        found |= {f"{below}*"} | schema_paths(schema["additionalProperties"], f"{below}*", parts)
+    if isinstance(schema.get("items"), dict):
+        found |= schema_paths(schema["items"], f"{path}[]", parts)
+    for inner in schema.get("anyOf", ()):
+        found |= schema_paths(inner, path, parts)
     return found
 
 

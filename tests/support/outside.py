@@ -26,11 +26,11 @@ from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import ExitCode
 from podwatch.domain.lease import LeaseAction
+from podwatch.domain.status_document import Overall, TrainingState
 from podwatch.hooks import hook_runner
 from podwatch.incidents import bundle
 from podwatch.policy.exit_code import Blame, Outcome
 from podwatch.policy.hooks import Occasion
-from podwatch.policy.overall_status import Overall, TrainingState
 from podwatch.policy.replacement import Action
 from podwatch.recovery.state import Phase
 from podwatch.reporting import deliver_notices
@@ -166,7 +166,6 @@ def incident_files() -> list[str]:
 def documents() -> dict[str, set[str]]:
     """The field paths of each JSON document that leaves the process."""
     found = {name: schema_paths(schema) for name, schema in schemas().items()}
-    found["status"] |= _below("incident.evidence[]", _of_status("reasons[].evidence[]"))
     found["endpoint"] = set(get_type_hints(Endpoint))
     return {**found, **command_documents(), **stored_documents(), **piped_documents()}
 
@@ -175,7 +174,7 @@ def command_documents() -> dict[str, set[str]]:
     """What each command prints with ``--json``, by its words. The page writes "as in the status schema" for some."""
     listed: dict[str, Any] = json.loads((ROOT / "docs/schema/commands.json").read_text())["commands"]
     checkpoint, finding_, pause = (_of_status(path) for path in ("checkpoints.sets[]", "reasons[]", "daemon.pause"))
-    incident = _of_status("incident") | _below("evidence[]", _of_status("reasons[].evidence[]"))
+    incident = _of_status("incident")
     borrowed: dict[str, set[str]] = {
         "checkpoints --json": _below("sets[]", checkpoint),
         "incidents --json": _below("incidents[]", incident),

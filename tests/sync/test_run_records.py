@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from podwatch.cli.runs_show_and_diff import _spent, completed_table, run_document
-from podwatch.client.times_and_sizes import rfc3339
+from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.errors import HostError
 from podwatch.domain.manifest import Keys
 from podwatch.policy.run_summary import difference
@@ -40,7 +40,7 @@ def stored(store: ObjectStore, name: str, tmp_path, *, lr: str) -> Keys:
     start = Start(name, text, str(tmp_path / "podwatch.toml"), str(tmp_path), (str(config),))
     for artefact in start_artefacts(start):
         store.put_bytes(f"{keys.artefacts('config')}{artefact.name}", artefact.data)
-    beat = replace(BEAT, account={**(BEAT.account or {}), "since": rfc3339(time.time())})
+    beat = replace(BEAT, account=replace(BEAT.account or AccountTotals(), since=time.time()))
     store.put_bytes(keys.heartbeat, beat.to_bytes())
     return keys
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.domain.account_document import AccountTotals
 from tests.drivers.lease import (
     MOST_PINS,
     Clock,
@@ -487,18 +488,18 @@ def test_a_heartbeat_that_cannot_be_read_takes_nothing_back(pods: Pods) -> None:
 
 def test_what_the_run_costs_is_handed_on_in_the_heartbeat(pods: Pods) -> None:
     first, second = pods.first.hold(), pods.second
-    first.beat(HolderState.RELEASED, Heartbeat(account={"failures": 3}))
+    first.beat(HolderState.RELEASED, Heartbeat(account=AccountTotals(failures=3)))
     first.start("another boot")
     first.look()
-    assert first.claims.foreign_account == {}, "its own is in its journal"
+    assert first.claims.foreign_account is None, "its own is in its journal"
     second.hold()
-    assert second.claims.foreign_account == {"failures": 3}
+    assert second.claims.foreign_account == AccountTotals(failures=3)
     assert second.claims.claimed == second.claims.generation > 0
     second.claims.take_over_account()
     second.beat(HolderState.RUNNING, Heartbeat())
-    assert second.claims.foreign_account == {}, "taken over once, although it read that heartbeat again"
+    assert second.claims.foreign_account is None, "taken over once, although it read that heartbeat again"
     first.look()
-    assert first.claims.foreign_account == {}, "of another pod, and no account"
+    assert first.claims.foreign_account is None, "of another pod, and no account"
 
 
 @given(

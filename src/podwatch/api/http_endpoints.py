@@ -164,7 +164,7 @@ class Pages:
             self._plots = stamp, history_of(await self._source.history(), view.now_wall, stamp)
         plots = None if request.query_params.get("drawn") == stamp else self._plots[1]
         log = scrub("\n".join(list(self._source.log_lines())[-LOG_LINES:])).splitlines()
-        incidents = [incident_document(one, view.account) for one in view.incidents]
+        incidents = [incident_document(one, view.account).to_json() for one in view.incidents]
         body = render(build_status(view), incidents=incidents, log=log, history=plots)
         return Response(body, media_type="text/html", headers=HEADERS | dict(headers()))
 

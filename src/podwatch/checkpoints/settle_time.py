@@ -100,14 +100,6 @@ class Capabilities:
     inotify: bool | None = None
     """File events work. Without them podwatch finds checkpoints by rescans alone."""
 
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "filesystem": self.filesystem,
-            "slow": self.slow,
-            "holes": self.holes,
-            "inotify": self.inotify,
-        }
-
 
 def probe(directory: Path, tree: PinnedTree | None = None) -> Capabilities:
     """Probe in ``directory`` (podwatch's own, on the checkpoints' filesystem). Blocks; never raises OSError; leaves no

@@ -144,7 +144,7 @@ def fetch(where: Where) -> dict[str, Any]:
     from podwatch.checkpoints.layouts import make_layout
     from podwatch.cli.offline import load, look, noted, recorded
     from podwatch.domain.checkpoint import newest_complete
-    from podwatch.reporting.json_documents import checkpoint_document, remote_document
+    from podwatch.reporting.json_documents import checkpoint_document, stored_document
 
     settings = load(where)
     kept = noted(settings)
@@ -159,10 +159,10 @@ def fetch(where: Where) -> dict[str, Any]:
     here = {(s.step, s.save_id) for s in sets}
     return {
         "sets": [
-            checkpoint_document(s, stored=stored, pins=pins, held=("newest complete",) if s is newest else ())
+            checkpoint_document(s, stored=stored, pins=pins, held=("newest complete",) if s is newest else ()).to_json()
             for s in sets
         ],
-        "remote": [remote_document(p, here) for p in published] if kept is not None else None,
+        "remote": [stored_document(p, here).to_json() for p in published] if kept is not None else None,
         "store_url": settings.sync.store,
         "problems": problems,
         **searched(make_layout(settings)),

@@ -120,8 +120,8 @@ def fetch_incidents(where: Where, incident_id: int | None) -> list[dict[str, Any
         account = kept_account(journal)
         if incident_id is not None:
             one = journal.incident(incident_id)
-            return [] if one is None else [incident_document(one, account)]
-        return [incident_document(i, account) for i in journal.incidents()]
+            return [] if one is None else [incident_document(one, account).to_json()]
+        return [incident_document(i, account).to_json() for i in journal.incidents()]
 
 
 def kept_account(journal: "Journal") -> "Account | None":

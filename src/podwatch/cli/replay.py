@@ -143,7 +143,7 @@ def _told(told: "Told") -> dict[str, Any]:
         "cleared_at": rfc3339(told.cleared_at),
         "acts": told.acts,
         "start_id": told.start_id,
-        **finding_document(told.finding, since_wall=told.since, for_seconds=seconds),
+        **finding_document(told.finding, since_wall=told.since, for_seconds=seconds).to_json(),
     }
 
 

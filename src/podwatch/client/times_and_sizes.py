@@ -1,27 +1,9 @@
-"""Format times and sizes, and convert RFC 3339. Standard library only."""
+"""Format times and sizes. Standard library only."""
 
-import math
 import time
-from datetime import datetime
 
-
-def rfc3339(wall: float | None) -> str | None:
-    """Epoch seconds as ``2026-01-31T03:00:00.250Z``; None for None and for unknown times (zero or below)."""
-    if wall is None or wall <= 0 or not math.isfinite(wall):
-        return None
-    whole = int(wall)
-    milliseconds = int((wall - whole) * 1000)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{milliseconds:03d}Z"
-
-
-def from_rfc3339(text: object) -> float | None:
-    """Epoch seconds of an RFC 3339 time in UTC with ``Z``; None for anything else."""
-    if not isinstance(text, str) or text[10:11] != "T" or text[16:17] != ":" or not text.endswith("Z"):
-        return None  # fromisoformat() reads other forms of ISO 8601, too
-    try:
-        return datetime.fromisoformat(text).timestamp()  # time.strptime() costs `status` 6 ms
-    except ValueError:
-        return None
+from podwatch.domain.times import from_rfc3339 as from_rfc3339
+from podwatch.domain.times import rfc3339 as rfc3339
 
 
 def between(low: float, high: float) -> str:

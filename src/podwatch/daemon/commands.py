@@ -12,9 +12,11 @@ from podwatch.daemon.pause import MOST_SECONDS, Maintenance, described
 from podwatch.daemon.status_view import StatusSource
 from podwatch.daemon.tick import Reload
 from podwatch.domain.checkpoint import HeldAs, newest_complete
+from podwatch.domain.document import of
 from podwatch.domain.errors import Busy, HostError, UsageError
 from podwatch.domain.finding import counted
 from podwatch.domain.run import Mutation, MutationGuard
+from podwatch.domain.status_document import CapabilitiesDocument, PauseDocument
 from podwatch.journal import Journal
 from podwatch.policy.store_retention import in_order
 from podwatch.recovery import quarantine
@@ -24,8 +26,7 @@ from podwatch.reporting.json_documents import (
     event_document,
     incident_document,
     inspection_document,
-    pause_document,
-    remote_documents,
+    stored_documents,
 )
 from podwatch.reporting.status import build_status
 from podwatch.retention.room_for_next_save import plan_document
@@ -131,14 +132,14 @@ class Commands:
             "sets": [
                 checkpoint_document(
                     s, stored=view.sync.stored, pins=view.facts.pins, uploading_step=sending, held=held.get(s.step, ())
-                )
+                ).to_json()
                 for s in found
             ],
-            "remote": remote_documents(in_order([*published, *earlier]), listed, here),
+            "remote": [one.to_json() for one in stored_documents(in_order([*published, *earlier]), listed, here)],
             "store_url": view.sync.store_url,
             "layout": self._parts.run.layout.name,
             "searched": [str(root) for root in self._parts.run.layout.watch_roots()],
-            "capabilities": self._parts.checkpoints.capabilities.to_dict(),
+            "capabilities": of(CapabilitiesDocument, self._parts.checkpoints.capabilities).to_json(),
         }
 
     async def pin(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -253,7 +254,7 @@ class Commands:
                 raise UsageError(f"incident {wanted} not found", fix="`podwatch incidents` lists them")
             found = [one]
         account = self._status.view().account
-        return {"incidents": [incident_document(i, account) for i in found]}
+        return {"incidents": [incident_document(i, account).to_json() for i in found]}
 
     async def reload(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"message": await self._reload.now()}
@@ -286,7 +287,7 @@ class Commands:
         text = {name: str(params.get(name) or "")[:200] for name in ("by", "reason")}
         begun = await self._maintenance.begin(seconds, **text)
         message = f"{described(begun)}: podwatch stops and starts no training{busy}"
-        return {"message": message, "pause": pause_document(begun)}
+        return {"message": message, "pause": of(PauseDocument, begun).to_json()}
 
     async def unpause(self, _: dict[str, Any]) -> dict[str, Any]:
         was = await self._maintenance.end("unpause")

@@ -1,16 +1,15 @@
 """Keeps in the journal what the run's costs (policy/run_cost.py) need besides incidents, and adds those of earlier
 pods."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from podwatch.client.times_and_sizes import from_rfc3339
 from podwatch.daemon.notifications import INCIDENTS_COUNTED, EventBus
+from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.status_document import TrainingState
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.overall_status import TrainingState
 from podwatch.policy.run_cost import (
     COST_KEY,
     Account,
@@ -73,14 +72,14 @@ class Accountant:
         self._at = now
         self._keep()
 
-    def take_over(self, document: Mapping[str, Any], claim: int) -> None:
-        """Continue the account in the last heartbeat of another pod (empty: there is none); it contains what this pod
+    def take_over(self, account: AccountTotals | None, claim: int) -> None:
+        """Continue the account in the last heartbeat of another pod (None: there is none); it contains what this pod
         had left before. Once for each ``claim`` (its generation) with which this pod holds the run: what another pod
         writes later does not replace what this pod has counted since."""
         if claim <= self._spent.claim:
             return
         self._spent = replace(self._spent, claim=claim)
-        if (earlier := totals_of(document, from_rfc3339(document.get("since")))) is not None:
+        if (earlier := totals_of(account)) is not None:
             closed = (one.id for one in self._incidents.values() if one.closed_wall is not None)
             self._spent = Spent(
                 self._clock.wall(),

@@ -7,7 +7,7 @@ from typing import Final
 
 from podwatch.daemon.notifications import EventBus
 from podwatch.domain.event import Event, EventName
-from podwatch.policy.overall_status import TrainingState
+from podwatch.domain.status_document import TrainingState
 from podwatch.recording.last_day import DAY, Moment, append, last_day
 from podwatch.reporting.daemon_view import DaemonView
 from podwatch.system.blocking_calls import Worker

@@ -24,13 +24,15 @@ from podwatch.detection.operator_ends import trainer_gone_at
 from podwatch.detection.progress import target_reached
 from podwatch.detection.run_detectors import DetectionState, second_signals
 from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.document import of
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.facts import StoreFacts
-from podwatch.domain.lease import Heartbeat, HeartbeatEnd, HolderState
+from podwatch.domain.lease import Heartbeat, HolderState
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Snapshot
+from podwatch.domain.status_document import CapabilitiesDocument
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.exit_code import Outcome, Verdict
+from podwatch.policy.exit_code import Outcome
 from podwatch.policy.lost_saves import not_stored, pin_not_stored
 from podwatch.policy.overall_status import RecoveryView
 from podwatch.policy.run_cost import Price
@@ -38,7 +40,7 @@ from podwatch.policy.steps_at_risk import steps_at_risk
 from podwatch.recording.last_day import Moment
 from podwatch.recovery.state import Phase, RecoveryState
 from podwatch.reporting.daemon_view import Counters, DaemonView
-from podwatch.reporting.json_documents import account_document
+from podwatch.reporting.json_documents import account_totals
 from podwatch.reporting.status import build_status
 
 if TYPE_CHECKING:
@@ -196,7 +198,7 @@ class StatusSource:
             last_log_line="".join(self.log_lines()[-1:]),
             layout=parts.run.layout.name,
             layout_because=parts.run.layout.chosen_because,
-            capabilities=parts.checkpoints.capabilities.to_dict(),
+            capabilities=of(CapabilitiesDocument, parts.checkpoints.capabilities),
             end=self._exit.verdict,
             nodes=() if parts.gang is None else parts.gang.view(),
             node_count=1 if parts.gang is None else parts.gang.place.count,
@@ -288,7 +290,7 @@ def heartbeat(view: DaemonView, own: Sequence[CheckpointSet], state: HolderState
         target=view.target_step,
         rate=None if not median else round(3600 / median, 3),
         outcome=ended or "",
-        end=None if view.end is None else _end(view.end),
+        end=None if view.end is None else view.end.document,
         desired=str(view.facts.run.desired),
         overall=status["overall"],
         reason=str(status["reasons"][0]["summary"]) if status["reasons"] else "",
@@ -299,12 +301,8 @@ def heartbeat(view: DaemonView, own: Sequence[CheckpointSet], state: HolderState
         unstored_since_wall=waiting.since_wall if waiting is not None else None,
         podwatch_version=view.version,
         best_result=view.best_result or "",
-        account=account_document(view.account, brief=True),
+        account=account_totals(view.account),
     )
-
-
-def _end(verdict: Verdict) -> HeartbeatEnd:
-    return HeartbeatEnd(str(verdict.outcome), int(verdict.code), str(verdict.blame), verdict.sentence)
 
 
 # -- texts of the daemon ---------------------------------------------------------------------------------------------

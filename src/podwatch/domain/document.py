@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, cast
 
 from podwatch.domain.errors import IntegrityError, InternalError
 from podwatch.domain.safe_names import check_relative_path, deceives, valid_run_id
+from podwatch.domain.times import from_rfc3339, rfc3339
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -119,7 +120,21 @@ def writable(value: Any) -> Any:
 
 def json_schema(kind: type[Document]) -> dict[str, Any]:
     """The JSON schema of what podwatch writes."""
-    return _adapter(kind).json_schema(mode="serialization")
+    schema = _adapter(kind).json_schema(mode="serialization")
+    if kind.KIND:
+        schema["properties"] |= {"kind": {"const": kind.KIND}, "schema_version": {"const": SCHEMA_VERSION}}
+        schema["required"] = [*schema.get("required", ()), "kind", "schema_version"]
+    return schema
+
+
+def of(kind: type[T], source: object, /, **others: Any) -> T:
+    """A ``kind`` of ``others`` and, for the rest of its fields, what ``source`` has under the same names."""
+    return kind(**{name: getattr(source, name) for name in _names(cast("Any", kind)) if name not in others}, **others)
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
 
 
 _adapters: "dict[type[Document], TypeAdapter[Any]]" = {}
@@ -182,7 +197,7 @@ def _check_kind(kind: type[Document], found: object, where: str) -> None:
 
 
 def _check_names(kind: type[Document], found: Any, where: str) -> None:
-    known = [one.name for one in fields(cast("Any", kind))] if kind.ONLY_KNOWN else list(found)
+    known = _names(cast("Any", kind)) if kind.ONLY_KNOWN else list(found)
     for name in found:
         if name not in known:
             raise _bad(kind, where, f"unknown field {_printable(name[:40])}", fix="known: " + ", ".join(known))
@@ -291,6 +306,9 @@ class or_null:  # noqa: N801 - reads like a word at a field
         written = core_schema.wrap_serializer_function_ser_schema(self._written)
         return core_schema.no_info_wrap_validator_function(self._read, handler(source), serialization=written)
 
+    def __get_pydantic_json_schema__(self, schema: "CoreSchema", handler: Callable[[Any], Any]) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "null"}]}
+
     def _read(self, found: Any, inner: Callable[[Any], Any]) -> Any:
         return self.value if found is None else inner(found)
 
@@ -340,6 +358,24 @@ class read_as:  # noqa: N801 - reads like words at a field
         return core_schema.no_info_after_validator_function(
             self.change, inner, serialization=inner.get("serialization")
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _TimeAsText:
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
+        from pydantic_core import core_schema
+
+        form = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$"
+        text = core_schema.nullable_schema(core_schema.str_schema(strict=True, pattern=form))
+        written = core_schema.plain_serializer_function_ser_schema(rfc3339, return_schema=text)
+        return core_schema.no_info_after_validator_function(_wall_of, text, serialization=written)
+
+
+def _wall_of(text: str | None) -> float | None:
+    wall = from_rfc3339(text)
+    if text is not None and wall is None:
+        raise ValueError("is no time")
+    return wall
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +430,10 @@ FileMode = Annotated[int, Strictly(0, 0o7777)]
 Real = Annotated[float, Strictly()]
 Wall = Annotated[float, Strictly(above=0.0, below=1e11)]
 """Epoch seconds; the limit is in the year 5138."""
+Size = Annotated[float, Strictly(0)]
+"""A duration, a share, an amount of money: never below zero."""
+At = Annotated[float | None, _TimeAsText()]
+"""Epoch seconds, which the document has in the form of RFC 3339; None: not known."""
 Text = Annotated[str, Strictly()]
 """Of any form: never a name, and not to be printed as it is."""
 Label = Annotated[str, shown(200)]

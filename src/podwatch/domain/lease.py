@@ -8,11 +8,11 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal, Self, TypeVar
 
+from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.document import (
     SCHEMA_VERSION,
     Document,
     Integer,
-    Json,
     Label,
     Many,
     Positive,
@@ -249,7 +249,7 @@ class Heartbeat(Pod, Document):
     unstored_since_wall: Real | None = None
     """Since when the store has got nothing although a checkpoint waits."""
     best_result: Annotated[str, shown(300), or_null(""), unreadable_as("")] = ""
-    account: Annotated[Json | None, unreadable_as(None)] = None
+    account: Annotated[AccountTotals | None, unreadable_as(None)] = None
     """What the run costs so far."""
     last_digest_at: Annotated[Label, or_null(""), unreadable_as("")] = ""
     """When the run's last digest was sent, or when a pod began to wait for the first."""

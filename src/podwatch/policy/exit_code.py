@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.errors import ExitCode
+from podwatch.domain.lease import HeartbeatEnd
 from podwatch.policy.uploads import PINNED
 
 
@@ -72,14 +73,10 @@ class Verdict:
     sentence: str
     blame: Blame = Blame.UNKNOWN
 
-    def to_dict(self) -> dict[str, object]:
-        """JSON-safe, for the status, the heartbeat and the incident."""
-        return {
-            "outcome": str(self.outcome),
-            "exit_code": int(self.code),
-            "blame": str(self.blame),
-            "summary": self.sentence,
-        }
+    @property
+    def document(self) -> HeartbeatEnd:
+        """For the status, the heartbeat and the incident."""
+        return HeartbeatEnd(str(self.outcome), int(self.code), str(self.blame), self.sentence)
 
 
 PERMANENT = frozenset({ExitCode.USAGE, ExitCode.DO_NOT_RUN, ExitCode.PERMISSION, ExitCode.CONFIGURATION})

@@ -5,10 +5,10 @@ Status, metrics, heartbeat and ``/healthz`` show this one judgement; reporting/ 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 from podwatch.domain.finding import DEATHS, NOTHING, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import Desired, Reading, SensorState, Snapshot
+from podwatch.domain.status_document import Overall, TrainingState
 
 DOWN_KINDS = frozenset({FindingKind.SILENT_DEATH, FindingKind.HANG, FindingKind.REQUIRED_CHILD_EXITED})
 """Findings that mean that training is down although the launcher runs."""
@@ -28,26 +28,6 @@ _SUGGESTIONS = {
     FindingKind.TRAINER_EXITED: "`podwatch logs` and `podwatch incidents` show the cause",
     FindingKind.BLOCKED: "podwatch continues automatically as soon as this ends",
 }
-
-
-class TrainingState(StrEnum):
-    RUNNING = "running"
-    STARTING = "starting"
-    RECOVERING = "recovering"
-    DOWN = "down"
-    STOPPED = "stopped"
-    EVALUATING = "evaluating"
-    FINISHED = "finished"
-    GAVE_UP = "gave-up"
-    BLOCKED = "blocked"
-    UNKNOWN = "unknown"
-
-
-class Overall(StrEnum):
-    OK = "ok"
-    WARNING = "warning"
-    CRITICAL = "critical"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

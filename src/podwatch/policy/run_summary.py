@@ -1,16 +1,16 @@
 """What the store says of a whole run: when it trained, for how long, at what cost, how it ended; and how the stored
 configurations of two runs differ. Data from a store is never trusted: what is not what it should be is left out."""
 
-import math
 import posixpath
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
+from podwatch.domain.account_document import AccountTotals
+from podwatch.domain.document import of
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance
 from podwatch.domain.lease import Heartbeat
-from podwatch.domain.safe_names import deceives
 from podwatch.domain.secrets import scrub
 from podwatch.policy.run_cost import RunCost
 
@@ -54,30 +54,26 @@ class Summary:
         return self.ended_wall - self.started_wall
 
 
-def totals_of(account: Mapping[str, Any], since: float | None) -> RunCost | None:
-    """The totals in ``account`` of a heartbeat; None without their times. ``since``: as epoch seconds."""
-    seconds, money = _number(account.get("total_seconds")), _mapping(account.get("money"))
-    if since is None or seconds is None:
+def totals_of(account: AccountTotals | None) -> RunCost | None:
+    """The totals in a heartbeat's account; None without their times."""
+    if account is None or account.since is None:
         return None
-    return RunCost(
-        since,
-        seconds,
-        _count(account.get("failures")),
-        _number(account.get("lost_seconds")),
-        _count(account.get("steps_lost")),
-        _number(money.get("so_far")),
-        _number(money.get("lost")),
-        _text(money.get("currency"))[:8],
+    return of(
+        RunCost,
+        account,
+        since=account.since,
+        seconds=account.total_seconds,
+        so_far=account.money.so_far,
+        lost=account.money.lost,
+        currency=account.money.currency[:8],
     )
 
 
-def summarize(
-    run_id: str, said: Heartbeat, *, began_wall: float | None, written_wall: float | None, since: float | None
-) -> Summary:
+def summarize(run_id: str, said: Heartbeat, *, began_wall: float | None, written_wall: float | None) -> Summary:
     """``said``: the heartbeat. ``began_wall``: the oldest time that the store shows; ``written_wall``: when
-    the heartbeat was written, by the store's clock; ``since``: of its account."""
-    account = said.account or {}
-    totals = totals_of(account, since)
+    the heartbeat was written, by the store's clock."""
+    account, totals = said.account, totals_of(said.account)
+    since = None if account is None else account.since
     written, last = said.written_wall, said.step_wall
     behind = None if written is None or last is None else max(0.0, written - last)
     ended = written_wall if written_wall is None or behind is None else written_wall - behind
@@ -93,7 +89,7 @@ def summarize(
         ended_wall=ended,
         step=stored if step is None else step,  # the last start made none: the run has at least what is stored
         target=said.target,
-        goodput=_number(account.get("goodput_ratio")),
+        goodput=None if account is None else account.goodput_ratio,
         failures=None if totals is None else totals.failures,
         lost_seconds=None if totals is None else totals.lost_seconds,
         steps_lost=None if totals is None else totals.steps_lost,
@@ -102,24 +98,6 @@ def summarize(
         currency="" if totals is None else totals.currency,
         best=said.best_result,
     )
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _text(value: object) -> str:
-    return value[:LONGEST] if isinstance(value, str) and not deceives(value) else ""
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**53:  # nor NaN
-        return None
-    return float(value) if math.isfinite(value) and value >= 0 else None
-
-
-def _count(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value < 10**18 else None
 
 
 # -- configuration ---------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from podwatch.domain.facts import Facts, StoreFacts
 from podwatch.domain.finding import Finding
 from podwatch.domain.nodes import NodeView
 from podwatch.domain.snapshot import Reading
+from podwatch.domain.status_document import CapabilitiesDocument
 from podwatch.policy.exit_code import Verdict
 from podwatch.policy.overall_status import Judgement, RecoveryView, Situation, judge
 from podwatch.policy.run_cost import Account
@@ -89,8 +90,8 @@ class DaemonView:
     """Of the trainer's log; secrets are not removed."""
     layout: str = ""
     layout_because: str = ""
-    capabilities: Mapping[str, object] = field(default_factory=dict)
-    """What this pod's filesystem and kernel can report about files being written; empty: not tested."""
+    capabilities: CapabilitiesDocument | None = None
+    """What this pod's filesystem and kernel can report about files being written; None: not tested."""
     end: Verdict | None = None
     """How the run ended here; None while it has not."""
     nodes: tuple[NodeView, ...] = ()

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Health, SensorState
-from podwatch.policy.overall_status import Overall, TrainingState
+from podwatch.domain.status_document import Overall, TrainingState
 from podwatch.policy.run_cost import Account
 from podwatch.reporting.daemon_view import DaemonView, ViewSource
 

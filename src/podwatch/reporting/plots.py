@@ -11,7 +11,7 @@ from typing import Final
 
 from podwatch.client.terminal_text import BEFORE_UNIT, NO_BREAK
 from podwatch.client.times_and_sizes import gib, size, span
-from podwatch.policy.overall_status import TrainingState
+from podwatch.domain.status_document import TrainingState
 from podwatch.recording.last_day import DAY, Moment
 from podwatch.reporting.html import Html, joined, tag
 

@@ -35,7 +35,7 @@ def command(where: Where, given: Given, throughput: bool, notify: bool, verbose:
 
     With a command after --, as `podwatch run --job` takes it, settings that are not given are detected and shown.
     """
-    from podwatch.cli.check.report import Line
+    from podwatch.cli.check.report import CheckReport, Line
     from podwatch.config.loading import load_settings
     from podwatch.config.problems import ConfigurationProblems
 
@@ -65,8 +65,7 @@ def command(where: Where, given: Given, throughput: bool, notify: bool, verbose:
                 _print(result)
         code = int(ExitCode.FAILED if any(x.level == "fail" for x in lines) else ExitCode.OK)
     if as_json:
-        checks = [{"name": x.name, "level": x.level, "text": x.text, "fix": x.fix} for x in lines]
-        print_json({"schema_version": 1, "ok": code == 0, "checks": checks})
+        print_json(CheckReport(code == 0, tuple(lines)).to_json())
     raise click.exceptions.Exit(code)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from podwatch.checkpoints.layouts import make_layout
-from podwatch.cli.check.report import Line, Sets, in_time, nearest
+from podwatch.cli.check.report import Level, Line, Sets, in_time, nearest
 from podwatch.client.times_and_sizes import size
 from podwatch.config.settings import Settings
 from podwatch.daemon.paths_and_run_lock import workspace_of
@@ -82,7 +82,7 @@ def disk(settings: Settings, all_sets: Sets) -> Iterator[Line]:
         capacity = settings.disk.capacity
         free = max(0, min(free, capacity - sum(found.size_bytes for found in sets)))
     ratio = 1 - free / capacity if capacity else 0.0
-    level = "warn" if ratio >= settings.disk.prune_above else "ok"
+    level: Level = "warn" if ratio >= settings.disk.prune_above else "ok"
     fix = f"nothing: above {settings.disk.prune_above:.0%} podwatch deletes old checkpoints" if level == "warn" else ""
     yield Line("disk", level, f"{ratio:.0%} of {size(capacity)} used, {size(free)} free", fix)
     newest = newest_complete(sets)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from podwatch.cli.check.report import DEADLINE_SECONDS, Line, failed, in_time
+from podwatch.cli.check.report import DEADLINE_SECONDS, Level, Line, failed, in_time
 from podwatch.client.times_and_sizes import gib
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
@@ -73,7 +73,7 @@ def gpus(settings: Settings, running: str) -> Iterator[Line]:
         else:
             # The same threshold as recovery before a start.
             fix = "`podwatch clean --gpu` lists the processes that hold it; a start waits until it is free"
-            level = "fail" if wanted else "warn"
+            level: Level = "fail" if wanted else "warn"
             yield Line("gpu", level, f"{text}, but this run's training is not running", fix)
     if devices and not settings.gpu.inference:
         fix = "set [gpu] inference to the GPUs that hold the inference engine"

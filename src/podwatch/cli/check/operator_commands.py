@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 
-from podwatch.cli.check.report import Line
+from podwatch.cli.check.report import Level, Line
 from podwatch.config.settings import CheckSettings, Settings
 
 WARNS = 10
@@ -53,7 +53,7 @@ def _result(check: CheckSettings, settings: Settings) -> Line:
     own = {"PODWATCH_HOOK_RUN_ID": settings.run_id, "PODWATCH_HOOK_OUTPUT_DIR": str(settings.trainer.output_dir)}
     order = order_for(check, settings, os.environ, own=own, document=document, title=check.name, state=None)
     result = asyncio.run(run(order))
-    level = {0: "ok", WARNS: "warn"}.get(result.code if result.code is not None else -1, "fail")
-    level = "fail" if result.timed_out or result.problem else level
+    levels: dict[int | None, Level] = {0: "ok", WARNS: "warn"}
+    level = "fail" if result.timed_out or result.problem else levels.get(result.code, "fail")
     text = result.why(check.timeout) if level == "fail" else result.last_line or f"exit code {result.code}"
     return Line(check.name, level, text, f"correct what it found, or [[checks]] {check.name}")

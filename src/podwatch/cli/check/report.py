@@ -5,14 +5,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.document import Document, Flag, Text
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.secrets import scrub
 
 T = TypeVar("T")
+Level = Literal["ok", "warn", "fail"]
 Sets = Callable[[], tuple[CheckpointSet, ...]]
 DEADLINE_SECONDS = 20.0
 """For calls that can hang: NVML, the store, a network file system."""
@@ -20,19 +22,31 @@ DEADLINE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One result. ``level`` is ok, warn or fail; ``fix`` is only shown for the last two. Scrubs its text."""
+    """One result. Scrubs its text."""
 
-    name: str
-    level: str
-    text: str
-    fix: str = ""
+    name: Text
+    level: Level
+    text: Text
+    fix: Text = ""
+    """Only shown where ``level`` is not ok."""
 
     def __post_init__(self) -> None:
         for name in ("text", "fix"):
             object.__setattr__(self, name, scrub(getattr(self, name)))
 
 
-def failed(name: str, error: PodwatchError, *, level: str = "fail", about: str = "") -> Line:
+@dataclass(frozen=True, slots=True)
+class CheckReport(Document):
+    """podwatch check --json."""
+
+    ok: Flag
+    """No check fails."""
+    checks: tuple[Line, ...]
+    """A name can occur several times."""
+    schema_version: Literal[1] = 1
+
+
+def failed(name: str, error: PodwatchError, *, level: Level = "fail", about: str = "") -> Line:
     """The line about an error. It names the setting or file that the error is about, which its fix does not repeat."""
     return Line(name, level, f"{about}{error.what}{f' ({error.where})' if error.where else ''}", error.fix)
 

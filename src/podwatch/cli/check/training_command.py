@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from podwatch.checkpoints.layouts import command_line, concerns, make_layout, recognised, site_of
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.checkpoints.layouts.prime_rl_run import hints
-from podwatch.cli.check.report import Line, Sets, failed, in_time
+from podwatch.cli.check.report import Level, Line, Sets, failed, in_time
 from podwatch.client.times_and_sizes import span
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
@@ -27,7 +27,7 @@ _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 def command(settings: Settings) -> Iterator[Line]:
     trainer = settings.trainer
     if not trainer.command:
-        level = "ok" if trainer.supervise == "attach" else "warn"
+        level: Level = "ok" if trainer.supervise == "attach" else "warn"
         yield Line("command", level, "not set: podwatch can watch a trainer but not start one", "set trainer.command")
         return
     cwd = trainer.cwd or trainer.output_dir.parent

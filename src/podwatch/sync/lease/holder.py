@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.errors import InternalError, PodwatchError, is_refusal
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
@@ -105,12 +106,12 @@ class LeaseHolder:
     def took_over_pins(self) -> None:
         self._claims.foreign_pins = {}
 
-    def take_account(self) -> tuple[Mapping[str, Any], int]:
-        """The account of the run in the same heartbeat, once, and the generation of this pod's claim. Empty and 0 while
+    def take_account(self) -> tuple[AccountTotals | None, int]:
+        """The account of the run in the same heartbeat, once, and the generation of this pod's claim. None and 0 while
         this pod does not write the heartbeat."""
         if not self.speaks:
-            return {}, 0
-        found, self._claims.foreign_account = self._claims.foreign_account, {}
+            return None, 0
+        found, self._claims.foreign_account = self._claims.foreign_account, None
         return found, self._claims.claimed
 
     @property

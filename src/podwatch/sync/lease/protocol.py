@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
@@ -214,7 +215,7 @@ class LeaseProtocol:
         """Pins (step: reason) in the last heartbeat of another podwatch, until they are taken over."""
         self.foreign_saves: KnownSaves | None = None
         """The saves that the same heartbeat lists."""
-        self.foreign_account: Mapping[str, Any] = {}
+        self.foreign_account: AccountTotals | None = None
         """Its account of the run, until it is taken over."""
         self.pointer: Pointer | None = None
         """As it was when this pod won the lease; None: absent or unusable."""
@@ -321,7 +322,7 @@ class LeaseProtocol:
         if beat.said.writer_id != self.me.writer_id and beat.mark != self._pins_from:
             self.foreign_pins, self._pins_from = beat.said.pinned, beat.mark
             self.foreign_saves = beat.said.saves.taken() if beat.said.saves is not None else None
-            self.foreign_account = beat.said.account or {}
+            self.foreign_account = beat.said.account
         return beat
 
     def _list(self) -> Generator[Request, Any, None]:

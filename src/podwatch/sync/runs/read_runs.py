@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from podwatch.client.times_and_sizes import from_rfc3339
 from podwatch.domain.earlier_attempts import LastEnd, parse_verdict
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.lease import Beat, Heartbeat, read_control
@@ -169,8 +168,7 @@ def read_summary(
     """The summary by the heartbeat, when that was written, and the heartbeat. ``began_wall``: the oldest object known.
     Raises RemoteError."""
     said, written = last_heartbeat(store, keys) or (Heartbeat(), None)
-    since = from_rfc3339((said.account or {}).get("since"))
-    return summarize(keys.run_id, said, began_wall=began_wall, written_wall=written, since=since), written, said
+    return summarize(keys.run_id, said, began_wall=began_wall, written_wall=written), written, said
 
 
 def read_run(store: ObjectStore, keys: Keys) -> StoredRun:
