@@ -4,7 +4,7 @@ A recording is a directory of segments (or one segment alone). A segment is JSON
 gzipped is read too): a header, then one line per turn with the changes since the turn before. The first turn is whole,
 so each segment can be read alone and the oldest can be removed. How a change is written: recording/codec.py. Times
 called ``at`` are seconds of CLOCK_MONOTONIC, ``boot_at`` of CLOCK_BOOTTIME, ``wall`` since the epoch; numbers that JSON
-lacks are "inf", "-inf", "nan". Readers ignore unknown fields.
+lacks are {"#": "inf"}, "-inf" and "nan". Readers ignore unknown fields.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from podwatch.detection.learned import Learned
 from podwatch.domain.document import Document, Label, Strictly, unreadable_as, written_as
 from podwatch.domain.errors import HostError, IntegrityError, UsageError
 from podwatch.domain.snapshot import Snapshot
-from podwatch.recording.codec import Codec, CodecError, Mask
+from podwatch.recording.codec import Mask, Turns, change
 
 SUFFIX = ".jsonl.gz"
 MAX_LINE = 8 << 20
@@ -37,22 +37,6 @@ _CHUNK = 1 << 16
 _LEVEL = 6
 _GZIP = zlib.MAX_WBITS | 16
 _EITHER = zlib.MAX_WBITS | 32
-
-FREE_TEXT = frozenset(
-    {
-        "ProcessSample.command",
-        "ProcessSample.name",
-        "RequiredExit.name",
-        "LogMatch.line",
-        "Reading.detail",
-        "GpuSample.detail",
-        "InferenceSample.url",
-    }
-)
-"""Text from outside that may hold a secret; it is masked before it is written (promise 11)."""
-
-TURNS = Codec(Snapshot, FREE_TEXT)
-
 
 Time = Annotated[float, Strictly(above=-LATEST_WALL, below=LATEST_WALL)]
 
@@ -112,7 +96,7 @@ class SegmentWriter:
             raise
 
     def turn(self, snapshot: Snapshot) -> None:
-        self._line(TURNS.change(self._last, snapshot, self._mask))
+        self._line(change(self._last, snapshot, self._mask))
         self._last = snapshot
         self.turns += 1
 
@@ -161,12 +145,12 @@ class Segment:
 
     def __iter__(self) -> Iterator[Snapshot]:
         """The turns, once. Ends at the first unreadable line; earlier turns stay valid."""
-        last: Snapshot | None = None
+        turns = Turns()
         for number, line in enumerate(self._lines, 2):
             try:
-                last = TURNS.apply(last, json.loads(line))
+                last = turns.next(line)
                 if not all(abs(t) < LATEST_WALL for t in (last.at, last.wall, last.boot_at or 0.0)):
-                    raise CodecError("its times are invalid")
+                    raise ValueError("its times are invalid")
             except (ValueError, TypeError, RecursionError) as error:
                 self.problem = f"line {number} cannot be read ({_short(error)}): the rest of this segment is left out"
                 return
