@@ -450,7 +450,7 @@ async def test_what_the_nodes_read_grows_with_their_number_and_not_with_its_squa
     await cluster.pass_time(count / READ_AT_ONCE + 2)
     for gang in (leader, others[0][0]):
         assert [view.rank for view in gang.view()] == list(range(count))
-        assert max(view.silent for view in gang.view()) <= count / READ_AT_ONCE + 2
+        assert max(view.silent_seconds for view in gang.view()) <= count / READ_AT_ONCE + 2
         assert gang.view()[-1].step == 77, "every node still hears of every other one"
     leader.end = GangEnd("gave-up", "node 7 failed", rank=7)
     await cluster.pass_time(2)

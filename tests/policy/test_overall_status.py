@@ -19,14 +19,12 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
+from podwatch.domain.status_document import Overall, RecoveryView, TrainingState
 from podwatch.policy.overall_status import (
     HOLDS_UP,
     STEP_LATE_K,
     STEP_LATE_SECONDS,
-    Overall,
-    RecoveryView,
     Situation,
-    TrainingState,
     judge,
     step_late,
 )

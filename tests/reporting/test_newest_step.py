@@ -12,7 +12,7 @@ from podwatch.client.status_screen import render
 from podwatch.client.status_verdict import verdict
 from podwatch.daemon.status_view import headline, heartbeat
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, observed
-from podwatch.policy.overall_status import RecoveryView
+from podwatch.domain.status_document import RecoveryView
 from podwatch.policy.steps_at_risk import steps_at_risk
 from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.metrics import exposition, make_registry

@@ -14,7 +14,7 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Desired, SensorState, observed, unobserved
-from podwatch.policy.overall_status import RecoveryView
+from podwatch.domain.status_document import RecoveryView
 from podwatch.reporting.json_documents import event_document
 from podwatch.reporting.status import build_status
 from tests.reporting import views

@@ -37,9 +37,8 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.domain.status_document import CapabilitiesDocument
+from podwatch.domain.status_document import Capabilities, RecoveryView
 from podwatch.incidents.bundle import plain
-from podwatch.policy.overall_status import RecoveryView
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
 from podwatch.policy.run_cost import Account, Price, Spent, account
 from podwatch.recovery.failure import given_up
@@ -179,7 +178,7 @@ def healthy() -> DaemonView:
         output_dir="/app/outputs",
         layout="prime-rl",
         layout_because="the command runs rl",
-        capabilities=CapabilitiesDocument("ext4", slow=False, holes=True, inotify=True),
+        capabilities=Capabilities("ext4", slow=False, holes=True, inotify=True),
         log_path="/var/lib/podwatch/bs4-qwen3-8b/trainer.log",
     )
 
@@ -312,7 +311,7 @@ def waiting() -> DaemonView:
             phase="backoff",
             waiting=True,
             attempts=3,
-            next_try_wall=WALL + 80,
+            next_try_at=WALL + 80,
             detail=failures(3, apart=300).reason,
         ),
         incident=incident(resolved=False, cause=crash()),
@@ -334,7 +333,7 @@ def gave_up() -> DaemonView:
             phase="gave-up",
             gave_up=True,
             attempts=decision.history.streak_count,
-            next_try_wall=WALL + decision.delay_seconds - 42,
+            next_try_at=WALL + decision.delay_seconds - 42,
             detail=decision.reason,
         ),
         checkpoints=(checkpoint(80, age=10_500), checkpoint(85, age=9300)),

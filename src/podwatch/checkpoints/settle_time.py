@@ -15,6 +15,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.layouts.base import Marker
 from podwatch.domain.errors import HostError
+from podwatch.domain.status_document import Capabilities
 from podwatch.system.pinned_directories import PinnedTree
 
 # -- settle times ----------------------------------------------------------------------------------------------------
@@ -86,19 +87,6 @@ def _look_up(device: int, mountinfo: Path) -> str:
 
 _HOLE = 1 << 20
 """Bytes; larger than any filesystem's block."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """``None`` means that it could not be tried. ``filesystem`` is empty where unknown."""
-
-    filesystem: str = ""
-    slow: bool = False
-    """Sizes and times become visible late: every settle time is doubled."""
-    holes: bool | None = None
-    """The filesystem reports ranges that were never written (SEEK_HOLE)."""
-    inotify: bool | None = None
-    """File events work. Without them podwatch finds checkpoints by rescans alone."""
 
 
 def probe(directory: Path, tree: PinnedTree | None = None) -> Capabilities:

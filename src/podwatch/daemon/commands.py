@@ -16,7 +16,7 @@ from podwatch.domain.document import of
 from podwatch.domain.errors import Busy, HostError, UsageError
 from podwatch.domain.finding import counted
 from podwatch.domain.run import Mutation, MutationGuard
-from podwatch.domain.status_document import CapabilitiesDocument, PauseDocument
+from podwatch.domain.status_document import PauseDocument
 from podwatch.journal import Journal
 from podwatch.policy.store_retention import in_order
 from podwatch.recovery import quarantine
@@ -139,7 +139,7 @@ class Commands:
             "store_url": view.sync.store_url,
             "layout": self._parts.run.layout.name,
             "searched": [str(root) for root in self._parts.run.layout.watch_roots()],
-            "capabilities": of(CapabilitiesDocument, self._parts.checkpoints.capabilities).to_json(),
+            "capabilities": self._parts.checkpoints.capabilities.to_json(),
         }
 
     async def pin(self, params: dict[str, Any]) -> dict[str, Any]:

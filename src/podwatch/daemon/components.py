@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Protocol
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
 from podwatch.checkpoints.layouts import Layout
-from podwatch.checkpoints.settle_time import Capabilities
 from podwatch.config.settings import Settings
 from podwatch.daemon.checkpoint_loop import Rescans
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
@@ -21,6 +20,7 @@ from podwatch.daemon.store_wiring import StoreRestore, WandbIds
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.run import MutationGuard
 from podwatch.domain.snapshot import Desired
+from podwatch.domain.status_document import Capabilities
 from podwatch.journal import AsyncJournal
 from podwatch.policy.disk_forecast import Forecast
 from podwatch.recovery.recovery import Recovery

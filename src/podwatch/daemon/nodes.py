@@ -579,7 +579,7 @@ class Gang:
                 s.report.host,
                 s.report.phase,
                 s.report.step,
-                s.unchanged,
+                round(s.unchanged, 1),
                 self.end is not None and self.end.rank == s.report.rank,
                 s.report.rank == self.place.rank,
             )

@@ -24,17 +24,15 @@ from podwatch.detection.operator_ends import trainer_gone_at
 from podwatch.detection.progress import target_reached
 from podwatch.detection.run_detectors import DetectionState, second_signals
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.document import of
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.facts import StoreFacts
 from podwatch.domain.lease import Heartbeat, HolderState
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Snapshot
-from podwatch.domain.status_document import CapabilitiesDocument
+from podwatch.domain.status_document import RecoveryView
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.lost_saves import not_stored, pin_not_stored
-from podwatch.policy.overall_status import RecoveryView
 from podwatch.policy.run_cost import Price
 from podwatch.policy.steps_at_risk import steps_at_risk
 from podwatch.recording.last_day import Moment
@@ -63,7 +61,7 @@ def recovery_view(state: RecoveryState, waits_for: str = "") -> RecoveryView:
         resumed_step=state.step,
         confirmed=None if state.phase is Phase.CONFIRMING else not state.unconfirmed,
         attempts=state.attempts,
-        next_try_wall=state.next_try_wall,
+        next_try_at=state.next_try_wall,
     )
 
 
@@ -198,7 +196,7 @@ class StatusSource:
             last_log_line="".join(self.log_lines()[-1:]),
             layout=parts.run.layout.name,
             layout_because=parts.run.layout.chosen_because,
-            capabilities=of(CapabilitiesDocument, parts.checkpoints.capabilities),
+            capabilities=parts.checkpoints.capabilities,
             end=self._exit.verdict,
             nodes=() if parts.gang is None else parts.gang.view(),
             node_count=1 if parts.gang is None else parts.gang.place.count,

@@ -18,7 +18,9 @@ class LossDocument(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class FinishDocument(Document):
+class Finish(Document):
+    """Seconds to the target step, saves included: without another failure, and with failures as so far."""
+
     low: Size
     high: Size
 
@@ -54,7 +56,7 @@ class AccountTotals(Document):
     lost_seconds: Size | None = None
     """By failures: time without training, and training that was lost; null if that is unknown."""
     steps_lost: Whole | None = None
-    finish_seconds: FinishDocument | None = None
+    finish_seconds: Finish | None = None
     """Time to the target step; null while target, step or pace is unknown."""
     money: MoneyDocument = MoneyDocument()
 

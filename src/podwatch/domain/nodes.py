@@ -3,7 +3,21 @@
 from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeVar
 
-from podwatch.domain.document import Document, Flag, Form, Label, Many, Real, Strictly, Whole, read_as, shown
+from podwatch.domain.document import (
+    Document,
+    Flag,
+    Form,
+    Integer,
+    Label,
+    Many,
+    Real,
+    Size,
+    Strictly,
+    Text,
+    Whole,
+    read_as,
+    shown,
+)
 from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.node_from_engine import MOST_NODES
@@ -100,17 +114,20 @@ class Report(_NodeDocument):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeView:
-    """A node as status shows it. ``silent``: seconds without a new report. ``reason``: it is the reason for the end of
-    this attempt. ``here``: the node that shows it."""
+class NodeView(Document):
+    """A node as status shows it."""
 
-    rank: int
-    host: str
-    phase: str
-    step: int | None
-    silent: float
-    reason: bool = False
-    here: bool = False
+    rank: Whole
+    host: Text
+    phase: Text
+    """As recovery.phase, of that node."""
+    step: Integer | None
+    silent_seconds: Size
+    """Without a new report."""
+    reason: Flag = False
+    """It is the reason for the end of this attempt."""
+    here: Flag = False
+    """The node that answers."""
 
 
 def document(said: GangRecord | Report, run_id: str) -> bytes:

@@ -14,6 +14,7 @@ from podwatch.domain.checkpoint import Completeness, PartState
 from podwatch.domain.document import At, Document, Flag, Integer, Positive, Real, Size, Text, Whole
 from podwatch.domain.finding import Evidence, Severity, Verdict
 from podwatch.domain.lease import HeartbeatEnd, LeaseAction
+from podwatch.domain.nodes import NodeView
 from podwatch.domain.snapshot import Desired, GpuState, Health, Liveness, SensorState, ServerKind, Supervision
 
 # -- findings, events, incidents -------------------------------------------------------------------------------------
@@ -155,14 +156,17 @@ class PauseDocument(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class CapabilitiesDocument(Document):
-    filesystem: Text
-    slow: Flag
-    """It shows changes late: settle times are doubled."""
-    holes: Flag | None
+class Capabilities(Document):
+    """What this pod's filesystem and kernel report about files being written."""
+
+    filesystem: Text = ""
+    """Empty: unknown."""
+    slow: Flag = False
+    """It shows changes of sizes and times late: settle times are doubled."""
+    holes: Flag | None = None
     """Ranges that were never written can be detected; null: could not be tested."""
-    inotify: Flag | None
-    """Events are available; null: could not be tested."""
+    inotify: Flag | None = None
+    """Events are available, else checkpoints are found by rescans alone; null: could not be tested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +191,7 @@ class DaemonDocument(Document):
     layout: Text
     layout_because: Text
     """Why layout "auto" chose this one; empty if the configuration names it."""
-    capabilities: CapabilitiesDocument | None
+    capabilities: Capabilities | None
     """What this pod's filesystem and kernel report about files being written; null: not tested."""
 
 
@@ -240,20 +244,25 @@ class TrainingDocument(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveryDocument(Document):
-    phase: Text
+class RecoveryView(Document):
+    """The state of recovery."""
+
+    phase: Text = "watching"
     """Watching while no operation is in progress."""
-    active: Flag
-    waiting: Flag
+    active: Flag = False
+    """podwatch is stopping, preparing, starting or confirming."""
+    waiting: Flag = False
     """The next attempt is due at next_try_at."""
-    blocked: Flag
-    gave_up: Flag
-    detail: Text
-    resumed_step: Whole | None
-    confirmed: Flag | None
-    """Null: not yet known."""
-    attempts: Whole
-    next_try_at: At
+    blocked: Flag = False
+    gave_up: Flag = False
+    evaluating: Flag = False
+    """Training is stopped for an evaluation, or starts again after it."""
+    detail: Text = ""
+    resumed_step: Whole | None = None
+    confirmed: Flag | None = None
+    """Null while a resume waits for its first step, false if no step was read in time."""
+    attempts: Whole = 0
+    next_try_at: At = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,21 +473,6 @@ class SyncDocument(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeDocument(Document):
-    rank: Whole
-    host: Text
-    phase: Text
-    """As recovery.phase, of that node."""
-    step: Integer | None
-    silent_seconds: Size
-    """Since its last report."""
-    reason: Flag
-    """It is the reason for the end of this attempt."""
-    here: Flag
-    """The node that answers."""
-
-
-@dataclass(frozen=True, slots=True)
 class CountersDocument(Document):
     turns: Whole
     restarts: Whole
@@ -512,7 +506,7 @@ class Status(Document):
     """Worst first."""
     daemon: DaemonDocument | None = None
     training: TrainingDocument | None = None
-    recovery: RecoveryDocument | None = None
+    recovery: RecoveryView | None = None
     learned: LearnedDocument | None = None
     """Learned from this run, kept across restarts, reset when the run or its GPUs change."""
     gpus: tuple[GpuDocument, ...] = ()
@@ -531,7 +525,7 @@ class Status(Document):
     end: HeartbeatEnd | None = None
     """How the run ended here, or this pod's part in it (docs/jobs.md); null while it has not."""
     incident: IncidentDocument | None = None
-    nodes: tuple[NodeDocument, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
     """The nodes of a run over several nodes that have reported, by rank; empty for a run on one node."""
     node_count: Positive = 1
     """How many nodes the run has."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from podwatch.domain.finding import DEATHS, NOTHING, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import Desired, Reading, SensorState, Snapshot
-from podwatch.domain.status_document import Overall, TrainingState
+from podwatch.domain.status_document import Overall, RecoveryView, TrainingState
 
 DOWN_KINDS = frozenset({FindingKind.SILENT_DEATH, FindingKind.HANG, FindingKind.REQUIRED_CHILD_EXITED})
 """Findings that mean that training is down although the launcher runs."""
@@ -31,28 +31,6 @@ _SUGGESTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveryView:
-    """The state of recovery. ``evaluating``: training is stopped for an evaluation, or starts again after it.
-
-    ``phase`` is a stable value (``watching`` while no operation is in progress). ``active``: podwatch is stopping,
-    preparing, starting or confirming. ``waiting``: the next attempt is due at ``next_try_wall``. ``confirmed`` is None
-    while a resume waits for its first step, False if no step was read in time.
-    """
-
-    phase: str = "watching"
-    active: bool = False
-    waiting: bool = False
-    blocked: bool = False
-    gave_up: bool = False
-    evaluating: bool = False
-    detail: str = ""
-    resumed_step: int | None = None
-    confirmed: bool | None = None
-    attempts: int = 0
-    next_try_wall: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Situation:
     """What the judgement rests on. ``now`` and ``trainer_ended_at`` are monotonic. ``acts``: podwatch acts by itself
     (mode ``act``); ``paused`` is maintenance. ``watchdog_ok``: the sensing loop ran within its deadline. ``healed``: no
@@ -62,7 +40,7 @@ class Situation:
     now: float
     findings: Sequence[Finding] = ()
     sensors: Mapping[str, Reading[object]] = field(default_factory=dict)
-    recovery: RecoveryView = RecoveryView()
+    recovery: RecoveryView = field(default_factory=RecoveryView)
     desired: Desired = Desired.RUNNING
     acts: bool = True
     paused: bool = False

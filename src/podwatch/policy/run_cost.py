@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
+from podwatch.domain.account_document import Finish
 from podwatch.domain.document import Document, Integer, Real, Text, Whole
 from podwatch.domain.event import Incident
 
@@ -82,14 +83,6 @@ class Spent(Document):
     after: Whole = 0
     unconfirmed: Mapping[str, Real] = field(default_factory=dict)
     claim: Whole = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Seconds to the target step, saves included: without another failure, and with failures as so far."""
-
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)

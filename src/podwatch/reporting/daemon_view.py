@@ -13,9 +13,9 @@ from podwatch.domain.facts import Facts, StoreFacts
 from podwatch.domain.finding import Finding
 from podwatch.domain.nodes import NodeView
 from podwatch.domain.snapshot import Reading
-from podwatch.domain.status_document import CapabilitiesDocument
+from podwatch.domain.status_document import Capabilities, RecoveryView
 from podwatch.policy.exit_code import Verdict
-from podwatch.policy.overall_status import Judgement, RecoveryView, Situation, judge
+from podwatch.policy.overall_status import Judgement, Situation, judge
 from podwatch.policy.run_cost import Account
 
 
@@ -90,7 +90,7 @@ class DaemonView:
     """Of the trainer's log; secrets are not removed."""
     layout: str = ""
     layout_because: str = ""
-    capabilities: CapabilitiesDocument | None = None
+    capabilities: Capabilities | None = None
     """What this pod's filesystem and kernel can report about files being written; None: not tested."""
     end: Verdict | None = None
     """How the run ended here; None while it has not."""

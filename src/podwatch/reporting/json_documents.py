@@ -8,7 +8,7 @@ from podwatch.domain.account_document import (
     AccountDocument,
     AccountTotals,
     CauseDocument,
-    FinishDocument,
+    Finish,
     LossDocument,
     MoneyDocument,
 )
@@ -54,7 +54,7 @@ def account_totals(account: Account | None) -> AccountTotals | None:
         failures=run.failures,
         lost_seconds=_rounded(run.lost_seconds, 1),
         steps_lost=run.steps_lost,
-        finish_seconds=None if finish is None else FinishDocument(round(finish.low), round(finish.high)),
+        finish_seconds=None if finish is None else Finish(round(finish.low), round(finish.high)),
         money=of(
             MoneyDocument,
             account.price,

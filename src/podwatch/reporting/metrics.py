@@ -263,7 +263,7 @@ def _nodes(view: DaemonView) -> Iterable[Metric]:
     phase = GaugeMetricFamily("podwatch_node_phase", "1 for the node's current phase", labels=[*labels, "phase"])
     for node in nodes:
         who = [str(node.rank), scrub(node.host)]
-        age.add_metric(who, node.silent)
+        age.add_metric(who, node.silent_seconds)
         reason.add_metric(who, float(node.reason))
         phase.add_metric([*who, node.phase], 1.0)
         if node.step is not None:

@@ -86,7 +86,7 @@ def view(minute: int) -> DaemonView:
     )  # fmt: skip
     nodes = views.gang(ended=minute in GAVE_UP).nodes[:2]
     if minute not in DEAD:
-        nodes = tuple(replace(node, silent=0.9) for node in nodes)
+        nodes = tuple(replace(node, silent_seconds=0.9) for node in nodes)
     return views.changed(
         here, nodes=nodes, node_count=2, snapshot=snapshot,
         sync=sync, counters=counters, checkpoints=checkpoints, steps_at_risk=step - saved,

@@ -9,7 +9,7 @@ from podwatch.domain.event import Event
 from podwatch.domain.facts import Facts
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Desired, Snapshot, observed
-from podwatch.policy.overall_status import RecoveryView
+from podwatch.domain.status_document import RecoveryView
 from podwatch.recording.last_day import Moment
 from podwatch.reporting.daemon_view import DaemonView
 from tests.reporting import views
