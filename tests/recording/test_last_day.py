@@ -37,10 +37,10 @@ def test_torn_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
         "{}",
         "[]",
         "null",
-        '{"t":1}',
-        '{"t":"x","u":1}',
-        '{"t":1e999,"u":"down"}',
-        '{"t":1,"u":"a","g":[1]}',
+        '{"at":1}',
+        '{"at":"x","state":"down"}',
+        '{"at":1e999,"state":"down"}',
+        '{"at":1,"state":"a","gpus":[1]}',
     ]
     path.write_bytes("\n".join([*foreign, line, "x" * 20_000]).encode() + b"\n\xff\n" + line[:40].encode())
     append(path, [Moment(NOW, "down")])  # after a torn line
@@ -80,7 +80,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
 
 
 def test_a_line_is_json_for_other_programs() -> None:
-    assert json.loads(to_line(Moment(NOW, "down"))) == {"t": NOW, "u": "down"}
+    assert json.loads(to_line(Moment(NOW, "down"))) == {"at": NOW, "state": "down"}
 
 
 @pytest.mark.parametrize("ahead", [86_400.0 * 365, pytest.param(3 * 86_400.0, marks=pytest.mark.slow)])

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.document import Document, Many, Size
 from podwatch.domain.lease import Decision
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Snapshot
@@ -24,36 +24,19 @@ class UploadOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(Document):
     """The last checkpoints, oldest first. ``upload_seconds``: how long the last upload took; ``save_seconds``: from one
     save to the next, as known then."""
 
-    outcomes: tuple[UploadOutcome, ...] = ()
-    upload_seconds: float | None = None
-    save_seconds: float | None = None
+    outcomes: Many[UploadOutcome] = ()
+    upload_seconds: Size | None = None
+    save_seconds: Size | None = None
 
     def adding(self, *outcomes: UploadOutcome) -> "Tally":
         return replace(self, outcomes=(*self.outcomes, *outcomes)[-OUTCOMES_KEPT:])
 
     def count(self, outcome: UploadOutcome) -> int:
         return Counter(self.outcomes)[outcome]
-
-    def to_list(self) -> list[object]:
-        return [[str(o) for o in self.outcomes], self.upload_seconds, self.save_seconds]
-
-    @classmethod
-    def from_list(cls, data: object) -> "Tally":
-        """The inverse of ``to_list``; unreadable data gives an empty tally."""
-        known: Any = data
-        try:
-            outcomes, upload, save = known
-            return cls(
-                tuple(UploadOutcome(o) for o in outcomes)[-OUTCOMES_KEPT:],
-                None if upload is None else float(upload),
-                None if save is None else float(save),
-            )
-        except (TypeError, ValueError):
-            return cls()
 
 
 @dataclass(frozen=True, slots=True)

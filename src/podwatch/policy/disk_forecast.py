@@ -15,6 +15,7 @@ from statistics import median, median_high
 from typing import Any
 
 from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.document import Document, Many, Real, Text, Whole
 
 SAVES_KEPT = 32
 """Enough for three milestones at every tenth save."""
@@ -38,19 +39,20 @@ class Save:
     """One save that was complete. ``bytes``: its largest size seen, including what podwatch deleted of it since.
     ``parts``: (name, bytes) of each part that was not empty."""
 
-    step: int
-    save_id: str
-    wall: float
-    bytes: int
-    files: int
-    parts: tuple[tuple[str, int], ...] = ()
+    step: Whole
+    save_id: Text
+    wall: Real
+    bytes: Whole
+    files: Whole
+    parts: tuple[tuple[Text, Whole], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Saves:
-    """The last saves, oldest first by time of writing."""
+class Saves(Document):
+    """The last saves, oldest first by time of writing. What cannot be read is learned again from the checkpoints on
+    disk."""
 
-    known: tuple[Save, ...] = ()
+    known: Many[Save] = ()
 
     def seeing(self, sets: Iterable[CheckpointSet]) -> "Saves":
         """A copy that includes the checkpoints complete now; the same object if nothing is new."""
@@ -62,22 +64,6 @@ class Saves:
             known[key] = _save(found) if before is None else _more(before, found)
         now = tuple(sorted(known.values(), key=lambda s: (s.wall, s.step)))[-SAVES_KEPT:]
         return self if now == self.known else Saves(now)
-
-    def to_list(self) -> list[object]:
-        return [[s.step, s.save_id, s.wall, s.bytes, s.files, [list(p) for p in s.parts]] for s in self.known]
-
-    @classmethod
-    def from_list(cls, data: object) -> "Saves":
-        """The inverse of ``to_list``. Unreadable data is dropped and learned again from the checkpoints on disk."""
-        rows: Any = data
-        try:
-            saves = [
-                Save(int(r[0]), str(r[1]), float(r[2]), int(r[3]), int(r[4]), tuple((str(n), int(b)) for n, b in r[5]))
-                for r in rows or ()
-            ]
-        except (TypeError, ValueError, IndexError, KeyError):
-            return cls()
-        return cls(tuple(saves)[-SAVES_KEPT:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +214,7 @@ class Forecast:
     ) -> None:
         known = kept if isinstance(kept, dict) else {}
         speed = known.get("bytes_per_second")
-        self.saves = Saves.from_list(known.get("saves"))
+        self.saves = Saves.kept(known.get("saves")) or Saves()
         self.bytes_per_second = float(speed) if isinstance(speed, int | float) and speed > 0 else 0.0
         self._keep = keep
         self._seen: object = None
@@ -266,4 +252,4 @@ class Forecast:
         return found
 
     def _remember(self) -> None:
-        self._keep({"saves": self.saves.to_list(), "bytes_per_second": self.bytes_per_second})
+        self._keep({"saves": self.saves.to_json(), "bytes_per_second": self.bytes_per_second})

@@ -9,8 +9,10 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from podwatch.domain.document import Document, Flag, Many, Real, Text, Whole, writable
+from podwatch.domain.errors import IntegrityError
 from podwatch.recording.recorder import MIN_FREE_BYTES
 
 DAY: Final = 86400.0
@@ -20,56 +22,35 @@ MAX_LINE: Final = 8 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Document):
     """The run at ``at`` (epoch seconds). ``state``: of training, until the next one.
     ``started``: a trainer is started now. ``gpus``: index -> (used, total) bytes. ``step_at``: epoch seconds of
     ``step``. Only ``at`` and ``state`` are known at a change between two looks."""
 
-    at: float
-    state: str
-    started: bool = False
-    gpus: tuple[tuple[int, int, int], ...] = ()
-    disk: tuple[int, int] | None = None
+    at: Real
+    state: Text
+    started: Flag = False
+    gpus: Many[tuple[Whole, Whole, Whole]] = ()
+    disk: tuple[Whole, Whole] | None = None
     """Used and capacity in bytes."""
-    next_save: int | None = None
-    step: int | None = None
-    step_at: float | None = None
-    reward: float | None = None
-    loss: float | None = None
-
-
-_SHORT: Final = {"started": "s", "gpus": "g", "disk": "d", "next_save": "n", "step": "i", "step_at": "j"}
+    next_save: Whole | None = None
+    step: Whole | None = None
+    step_at: Real | None = None
+    reward: Real | None = None
+    loss: Real | None = None
 
 
 def to_line(moment: Moment) -> str:
     """One line of JSON without what is not known."""
-    kept: dict[str, Any] = {"t": round(moment.at, 1), "u": moment.state}
-    for name in ("started", "gpus", "disk", "next_save", "step", "step_at", "reward", "loss"):
-        value = getattr(moment, name)
-        if value is not None and value is not False and value != ():
-            if name in ("reward", "loss"):
-                value = float(f"{value:.6g}")
-            kept[_SHORT.get(name, name)] = round(value, 1) if name == "step_at" else value
-    return json.dumps(kept, separators=(",", ":"))
+    known = {name: value for name, value in moment.to_json().items() if value or type(value) in (int, float)}
+    return json.dumps(writable(known), separators=(",", ":"))
 
 
 def from_line(line: str) -> Moment | None:
     """None for a line that is torn or not ours."""
     try:
-        found = json.loads(line)
-        disk, numbers = found.get("d"), {name: found.get(name) for name in ("reward", "loss")}
-        return Moment(
-            float(found["t"]),
-            str(found["u"]),
-            bool(found.get("s")),
-            tuple((int(index), int(used), int(total)) for index, used, total in found.get("g", ())),
-            None if disk is None else (int(disk[0]), int(disk[1])),
-            None if found.get("n") is None else int(found["n"]),
-            None if found.get("i") is None else int(found["i"]),
-            None if found.get("j") is None else float(found["j"]),
-            **{name: None if value is None else float(value) for name, value in numbers.items()},
-        )
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError):
+        return Moment.from_bytes(line.encode())
+    except IntegrityError:
         return None
 
 

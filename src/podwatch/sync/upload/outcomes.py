@@ -30,7 +30,7 @@ class CheckpointTally:
         self._lineage = ""
 
     async def load(self) -> None:
-        self.now = Tally.from_list(await self._journal.run(Journal.learned, TALLY))
+        self.now = Tally.kept(await self._journal.run(Journal.learned, TALLY)) or Tally()
 
     def see(self, sets: Sequence[CheckpointSet], stored: Collection[Key], lineage: str, last: int) -> None:
         """After a rescan. ``last``: the newest step of this lineage in the store; an earlier podwatch has counted the
@@ -80,4 +80,4 @@ class CheckpointTally:
             del self._counted[next(iter(self._counted))]
 
     def _keep(self) -> None:
-        self._journal.post(Journal.learn, TALLY, self.now.to_list())
+        self._journal.post(Journal.learn, TALLY, self.now.to_json())
