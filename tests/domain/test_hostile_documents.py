@@ -11,6 +11,8 @@ from podwatch.domain.document import Document
 from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import IntegrityError
+from podwatch.domain.facts import Tally, UploadOutcome
+from podwatch.domain.intents import PathToRemove, RemovalIntent, StoreIntent
 from podwatch.domain.lease import (
     ClaimDocument,
     Control,
@@ -25,6 +27,8 @@ from podwatch.domain.nodes import GangEnd, GangRecord, NodeFailure, Report
 from podwatch.domain.replacement import Billed, Record, Rules
 from podwatch.domain.status_document import Status
 from podwatch.policy.bootstrap import LeftOut, StartFile, StoredStart
+from podwatch.policy.disk_forecast import Save, Saves
+from podwatch.recording.last_day import Moment
 from podwatch.reporting.status import build_status
 from podwatch.sync.runs.archive import ArchivedSave, ArchiveRecord
 from tests.reporting import views
@@ -59,6 +63,11 @@ SAMPLES: list[Document] = [
     Rules(("vast",), 1.0, 2.0, 3.0, reason="why"),
     Record(3, "vast", 2.0, 1.0, "me", billed=(Billed("vast", "m1", 1.0, 2.0, 3.0, 4.0),), label="l", run_id="run"),
     Status.from_json(build_status(views.after_recovery())),
+    StoreIntent(40, "save", "old", ("/a",), ("/b",)),
+    RemovalIntent("stored-set", 40, "old", (PathToRemove("/a", 2**64 - 1, 1, 5),)),
+    Tally((UploadOutcome.STORED,), 1.0, 2.0),
+    Saves((Save(40, "save", 1.0, 9, 3, (("part", 9),)),)),
+    Moment(1.0, "running", True, ((0, 1, 2),), (1, 2), 3, 40, 1.0, 0.5, -0.5),
 ]  # fmt: skip
 HOSTILE: list[Any] = [
     None, True, -1, 0, 2**63, 10**300, 0.5, -1e308, "", "x", "7", "\x1b[2J", "a\nb", "\u202ex", "../../etc", "/",

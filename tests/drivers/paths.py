@@ -175,7 +175,9 @@ class Guard:
     def had_begun_to_remove(self, step: int, rows: Sequence[Sequence[object]]) -> str:
         """A podwatch that was killed between two renames. A row is (path, st_dev, st_ino) or, as today, (..., file
         type, mtime in seconds). Returns the name in the trash of the first one."""
-        kept = {"kind": "stored-set", "step": step, "paths": [list(row) for row in rows]}
+        names = ("path", "device", "inode", "kind", "mtime")
+        paths = [dict(zip(names, row, strict=False)) for row in rows]
+        kept = {"kind": "stored-set", "step": step, "reason": "test", "paths": paths}
         return f"{self.journal.open_intent(IntentKind.PRUNE, kept).id}.{step}.0"
 
     def sweep_trash(self) -> None:

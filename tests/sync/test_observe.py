@@ -31,6 +31,7 @@ async def test_mode_observe_deletes_nothing_in_the_store(
     store = local.store()
     store.put_bytes(local.keys.data(9, "gone", "p/a"), b"a")
     interrupted = next(p for p in local.journal.published() if p.step == 1)
+    local.journal.open_intent(IntentKind.REMOTE_DELETE, {"step": "all", "save_id": "../.."})  # cannot be read
     local.journal.open_intent(IntentKind.REMOTE_DELETE, {"step": 1, "save_id": interrupted.save_id, "reason": "old"})
     old = [(p.step, p.save_id) for p in local.journal.published()][:2]
     monkeypatch.setattr("tests.sync.conftest.SystemClock.wall", lambda _self: time.time() + 2 * DAY)
@@ -48,4 +49,5 @@ async def test_mode_observe_deletes_nothing_in_the_store(
     else:
         assert not [key for key in left if any(key.startswith(local.keys.save(*one)) for one in old)]
         assert not list(store.list(local.keys.step(9)))
+        assert local.journal.open_intents(IntentKind.REMOTE_DELETE) == []
     assert local.violations() == []

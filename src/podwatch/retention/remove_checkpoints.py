@@ -9,14 +9,16 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.config.units import format_size
+from podwatch.domain.document import of
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Severity, counted
+from podwatch.domain.intents import PathToRemove, RemovalIntent
 from podwatch.domain.run import Intent, IntentKind, IntentState, Mutation, MutationGuard
 from podwatch.journal.journal import Journal
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan
@@ -229,16 +231,15 @@ class Remover:
 
     def _finish(self, intent: Intent) -> None:
         """Finish a half-moved checkpoint. A path that is no longer the same directory was written again: it stays."""
-        rows, tree = _rows(intent.data), self._workspace.tree
-        found = [tree.lstat(removable(row.path, self._workspace)) for row in rows]
-        if not rows or found[0] is not None:
+        known, tree = RemovalIntent.from_json(intent.data, where=f"intent {intent.id}"), self._workspace.tree
+        found = [tree.lstat(removable(Path(one.path), self._workspace)) for one in known.paths]
+        if not found or found[0] is not None:
             self._settle(intent, IntentState.UNDONE, "nothing had been moved; planned again")
             return
-        step = intent.data.get("step")
-        prefix = f"{intent.id}.{step if isinstance(step, int) else 'x'}"
-        for n, (row, status) in enumerate(zip(rows, found, strict=True)):
-            if status is not None and row.is_still(status):
-                self._move(row.path, f"{prefix}.{n}", Identity.of(status))
+        prefix = f"{intent.id}.{known.step if known.step is not None else 'x'}"
+        for n, (one, status) in enumerate(zip(known.paths, found, strict=True)):
+            if status is not None and _is_still(one, status):
+                self._move(Path(one.path), f"{prefix}.{n}", Identity.of(status))
         self._settle(intent, IntentState.DONE, "finished after a restart")
 
     def _empty_trash(self, problems: list[str]) -> int:
@@ -261,14 +262,10 @@ class Remover:
         return sum(freed)
 
     def _open_intent(self, removal: Removal, wanted: Iterable[tuple[Path, os.stat_result]]) -> Intent | None:
-        data: dict[str, object] = {
-            "kind": str(removal.kind),
-            "step": removal.step,
-            "reason": removal.reason,
-            "paths": [[str(path), s.st_dev, s.st_ino, stat.S_IFMT(s.st_mode), int(s.st_mtime)] for path, s in wanted],
-        }
+        paths = tuple(PathToRemove(str(path), *_identity(status)) for path, status in wanted)
+        intent = of(RemovalIntent, removal, kind=str(removal.kind), paths=paths)
         try:
-            return self._journal.open_intent(IntentKind.PRUNE, data)
+            return self._journal.open_intent(IntentKind.PRUNE, intent.to_json())
         except Exception as error:  # a full or broken state disk must not block this: the rename is the intent
             if why := self._blocked_reason():  # without a journal nothing is judged or removed
                 raise HostError(f"podwatch removes nothing now: {why}") from error
@@ -355,30 +352,13 @@ def _delete(tree: PinnedTree, trash: Path, names: Iterable[str], freed: list[int
         problems.extend(f"{trash}/{problem}" for problem in removed.problems)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """The path's identity when its removal was journaled. The device number is kept in the journal and not compared:
-    those of NFS and FUSE change with each mount."""
-
-    path: Path
-    inode: int
-    kind: int
-    mtime: int
-
-    def is_still(self, status: os.stat_result) -> bool:
-        """A new directory of the same name may have the same inode number, but it is younger."""
-        return (
-            status.st_ino == self.inode
-            and self.kind == stat.S_IFMT(status.st_mode)
-            and self.mtime == int(status.st_mtime)
-        )
+def _is_still(known: PathToRemove, status: os.stat_result) -> bool:
+    """A new directory of the same name may have the same inode number, but it is younger."""
+    return (known.inode, known.kind, known.mtime) == _identity(status)
 
 
-def _rows(data: Mapping[str, object]) -> list[_Row]:
-    rows = data.get("paths")
-    if not isinstance(rows, list):
-        raise HostError("a removal in the journal names no paths", where=str(dict(data)), fix="podwatch ignores it")
-    return [_Row(Path(str(path)), int(inode), int(kind), int(mtime)) for path, _device, inode, kind, mtime in rows]
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, stat.S_IFMT(status.st_mode), int(status.st_mtime)
 
 
 def _explain(removal: Removal, error: Exception) -> str:

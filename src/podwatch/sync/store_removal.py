@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from podwatch.config.settings import SyncSettings
 from podwatch.domain.errors import IntegrityError, RemoteError
+from podwatch.domain.intents import StoreIntent
 from podwatch.domain.manifest import Keys, Manifest, Pointer
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.stored_checkpoint import PublishedSave
@@ -79,12 +80,14 @@ class RemoteRetention:
         try:
             self._lease.confirm(self._store)
             for intent in self._journal.open_intents(IntentKind.REMOTE_DELETE):
-                step, save_id = int(str(intent.data["step"])), str(intent.data["save_id"])
-                if save_id in self._named():
+                if (begun := StoreIntent.kept(intent.data)) is None:
+                    self._journal.settle(intent.id, IntentState.FAILED, "it cannot be read; planned again")
+                    continue
+                if begun.save_id in self._named():
                     self._journal.settle(intent.id, IntentState.UNDONE, "the pointer names it again")
                     continue
-                if self._removed(intent, step, save_id, "finished after a restart"):
-                    removed.append((step, save_id, str(intent.data.get("reason", ""))))
+                if self._removed(intent, begun.step, begun.save_id, "finished after a restart"):
+                    removed.append((begun.step, begun.save_id, begun.reason))
             others = frozenset[str]()
             if own_generation is not None and own_generation > 1:
                 # Another pod may have published, and may be restoring what it named.
@@ -104,7 +107,7 @@ class RemoteRetention:
                 self._lease.confirm(self._store)
                 if item.save_id in self._named():
                     continue
-                data = {"step": item.step, "save_id": item.save_id, "reason": item.reason}
+                data = StoreIntent(item.step, item.save_id, item.reason).to_json()
                 intent = self._journal.open_intent(IntentKind.REMOTE_DELETE, data, era=era)
                 if self._removed(intent, item.step, item.save_id):
                     removed.append((item.step, item.save_id, item.reason))
@@ -136,9 +139,11 @@ class RemoteRetention:
         return earlier_newest(published, identity.lineage, identity.parent_step) if identity.has_parent else frozenset()
 
     def _restored_now(self) -> frozenset[tuple[int, str]]:
-        """(step, save_id) that are fetched to this pod now, or were when podwatch was killed."""
+        """(step, save_id) that are fetched to this pod now, or were when podwatch was killed. Raises IntegrityError for
+        one that cannot be read: it could be any."""
         intents = self._journal.open_intents(IntentKind.RESTORE)
-        return frozenset((int(str(i.data["step"])), str(i.data.get("save_id", ""))) for i in intents)
+        begun = (StoreIntent.from_json(intent.data, where=f"intent {intent.id}") for intent in intents)
+        return frozenset((one.step, one.save_id) for one in begun)
 
     def _named(self) -> frozenset[str]:
         pointer = read_pointer(self._store, self._keys)
@@ -271,7 +276,7 @@ class Sweeper:
         match = re.fullmatch(r"step_(\d+)/([^/]+)/", item.key.removeprefix(f"{self._keys.root}/"))
         if match is None:
             return
-        data: dict[str, object] = {"step": int(match[1]), "save_id": match[2], "reason": item.reason}
+        data = StoreIntent(int(match[1]), match[2], item.reason).to_json()
         intent = self._journal.open_intent(IntentKind.REMOTE_DELETE, data)
         try:
             for version in list(self._store.versions(item.key)):

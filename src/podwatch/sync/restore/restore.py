@@ -16,6 +16,7 @@ from typing import Any
 from podwatch.checkpoints.layouts import write_trackers
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
+from podwatch.domain.intents import StoreIntent
 from podwatch.domain.manifest import Keys, ManifestRef, Pointer, sha1_hex
 from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState
 from podwatch.domain.safe_links import check_links
@@ -370,12 +371,12 @@ class Restorer:
 
     def _intent(self, save: StoredSave, job: FetchJob) -> Intent:
         """The intent that a killed restore of this checkpoint left open, or a new one."""
-        staging = sorted(set(job.staging.values()))
+        staging, targets = (tuple(sorted(set(paths.values()))) for paths in (job.staging, job.targets))
         for intent in self._journal.open_intents(IntentKind.RESTORE):
-            if intent.data.get("staging") == staging:
+            if (begun := StoreIntent.kept(intent.data)) is not None and begun.staging == staging:
                 return intent
-        data = {"step": save.step, "save_id": save.save_id, "staging": staging}
-        return self._journal.open_intent(IntentKind.RESTORE, data | {"targets": sorted(job.targets.values())})
+        data = StoreIntent(save.step, save.save_id, staging=staging, targets=targets).to_json()
+        return self._journal.open_intent(IntentKind.RESTORE, data)
 
     def _target(self, part: str, step: int, to: Path | None) -> Path:
         if not _PART.match(part):
