@@ -5,6 +5,7 @@ training user controls: attacks go through it, so that an operation which is add
 """
 
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -173,8 +174,8 @@ class Guard:
         self.remover().carry_out(plan, lambda _: paths)
 
     def had_begun_to_remove(self, step: int, rows: Sequence[Sequence[object]]) -> str:
-        """A podwatch that was killed between two renames. A row is (path, st_dev, st_ino) or, as today, (..., file
-        type, mtime in seconds). Returns the name in the trash of the first one."""
+        """A podwatch that was killed between two renames. A row is (path, st_dev, st_ino, file type, mtime in
+        seconds). Returns the name in the trash of the first one."""
         names = ("path", "device", "inode", "kind", "mtime")
         paths = [dict(zip(names, row, strict=False)) for row in rows]
         kept = {"kind": "stored-set", "step": step, "reason": "test", "paths": paths}
@@ -235,7 +236,9 @@ def _remove(guard: Guard) -> None:
 def _half_removed(guard: Guard) -> None:
     """A podwatch that was killed between two renames, and a full trash."""
     first, second = _ahead(guard)
-    name = guard.had_begun_to_remove(9, [(str(p), p.stat().st_dev, p.stat().st_ino) for p in (first, second)])
+    seen = [(p, p.stat()) for p in (first, second)]
+    rows = [(str(p), s.st_dev, s.st_ino, stat.S_IFMT(s.st_mode), int(s.st_mtime)) for p, s in seen]
+    name = guard.had_begun_to_remove(9, rows)
     first.rename(guard.workspace.probe().trash / name)
 
 
