@@ -170,9 +170,9 @@ def test_it_adopts_restarts_and_returns_to_disk(rig: Rig, elsewhere: Path, name:
     rig.never_two()
     assert len(rig.starts) == 3
     connection = sqlite3.connect(database(rig))
-    unsettled = connection.execute("SELECT kind FROM intents WHERE state = 'open' AND kind != 'hold'").fetchall()
+    unsettled = {kind for (kind,) in connection.execute("SELECT kind FROM intents WHERE state = 'open'")}
     connection.close()
-    assert unsettled == []
+    assert unsettled <= {"hold", "prune"}, "a removal that the end cut off is finished by the next podwatch"
     assert run_json(rig)["stopping"] is None
 
 

@@ -56,7 +56,7 @@ async def test_a_flag_that_could_not_be_recorded_has_changed_nothing(
     await podwatch.recovery.begin()
     await podwatch.until(Phase.STOPPED)
 
-    def write(data: bytes) -> None:
+    def write(*_: object) -> None:
         raise HostError("no space")
 
     with monkeypatch.context() as patch:
