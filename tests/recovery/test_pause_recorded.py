@@ -46,7 +46,7 @@ async def test_a_pause_that_is_read_late_holds_too_and_ends_by_the_operator(
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFile, "_read_own", unreadable)
-        patch.setattr(RunFile, "_read_copy", lambda self, looking: (None, None))
+        patch.setattr(RunFile, "_copy_as_read", lambda self, own, *, looking: (None, None))
         heir = Podwatch(world)
         pauses = maintenance(heir)
     assert not heir.file.known
@@ -65,7 +65,7 @@ async def test_a_pause_that_cannot_be_recorded_does_not_hold(world: World, monke
     podwatch = Podwatch(world)
     pauses = maintenance(podwatch)
 
-    def write(data: bytes) -> None:
+    def write(*_: object) -> None:
         raise HostError("no space")
 
     monkeypatch.setattr(podwatch.file, "_write", write)

@@ -112,7 +112,7 @@ class RunFile:
         self._noted: list[Change] = []
         self._worker = Worker("run.json")
         self._recording: asyncio.Task[None] | None = None
-        self._copy = _Copy(workspace, run_id)
+        self._copy = _CopyBesideOutput(workspace, run_id)
 
     # -- read ---------------------------------------------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class RunFile:
         self._copy.close(COPY_SECONDS)
 
 
-class _Copy:
+class _CopyBesideOutput:
     """Reads the copy beside output_dir with a deadline, and writes the newest version there, best effort, in a thread
     that nothing waits for."""
 
