@@ -237,9 +237,8 @@ class TableLayout:
         if not self.table.belongs:
             return True
         names = _listed(entry.top, files_too=True)
-        deeper = (n for name in names if (entry.top / name).is_dir() for n in _listed(entry.top / name, files_too=True))
-        if self.table.hook == "orbax":
-            deeper = iter(())
+        folders = [entry.top / name for name in names] if self.table.hook != "orbax" else []
+        deeper = [n for folder in folders if folder.is_dir() for n in _listed(folder, files_too=True)]
         return any(fnmatchcase(n, glob) for n in (*names, *deeper) for glob in self.table.belongs)
 
     # -- files --------------------------------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ class TrackerRule:
     """A file or a link by which the trainer finds its newest checkpoint, relative to output_dir as ``parts`` are.
     ``content``, or ``target`` of a link, holds ``{step}``. ``others``: more forms of it that name a step. ``part``: the
     part that it is about. ``covers``: files that must not be newer than the tracker. ``free``: a script can write
-    another text, which then proves nothing. ``proves``: a save is complete only once the tracker names it, or a later one."""
+    another text, which then proves nothing. ``proves``: a save is complete only once the tracker names it, or a later
+    one."""
 
     file: str
     content: str = ""
