@@ -1,11 +1,10 @@
-"""The tables in the shadow of the layouts: both judge the same files at every moment, and every difference is explained.
+"""The tables in the shadow of the layouts: both judge the same files, and every difference is explained.
 
 Real saves and made ones, stopped after each operation; a step beside another one; a step saved again over itself;
 every file of a complete checkpoint cut, removed, filled with zeros, replaced by something else.
 """
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,19 +12,15 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.tables.inspector import Inspector
-from tests.drivers.checkpoints import Judgement, Layout, judge, one_reader, open_layout
+from tests.drivers.checkpoints import Layout, judge, one_reader, open_layout
 from tests.support.golden import GOLDENS, Golden, files_of, replay, shift
 from tests.support.layout_checks import age
 from tests.support.layout_makers import Operation, core, more, run
-from tests.support.shadow import Shadow
+from tests.support.shadow import Shadow, is_explained
 
 pytestmark = pytest.mark.slow
 
-EXPLAINED: tuple[tuple[str, str], ...] = ()
-"""What differs, as ``case, moment: the layouts' verdict / the tables' verdict``, and why."""
-
 MAKERS = {**core.MAKERS, **more.MAKERS}
-ENDS = {"commit": "commit", "last-file": "last", "none": "none"}
 each_golden = pytest.mark.parametrize("golden", GOLDENS, ids=lambda g: g.name)
 each_maker = pytest.mark.parametrize("name", sorted(MAKERS))
 
@@ -45,20 +40,14 @@ class Comparison:
         self.compared = 0
 
     def at(self, moment: str, step: int) -> None:
-        old, new = judge(self.layout, step), self.shadow.inspect(step, compare=True)
-        one = ENDS[old.marker.value] if old is not None and old.whole else "no"
-        other = new.end.value if new is not None and new.whole else "no"
         self.compared += 1
-        if one != other:
-            why = (
-                (new.reason if new is not None else "not listed") if other == "no" else (old or Judgement(False)).reason
-            )
-            self.differences.append(f"{self.case}, {moment}: {one} / {other} ({why})")
+        difference = self.shadow.difference(judge(self.layout, step), step)
+        if difference:
+            self.differences.append(f"{self.case}, {moment}: {difference}")
 
     def check(self) -> None:
         assert self.compared
-        left = [d for d in self.differences if not any(re.match(pattern, d) for pattern, _ in EXPLAINED)]
-        assert left == []
+        assert [d for d in self.differences if not is_explained(d)] == []
 
 
 def of_golden(golden: Golden, out: Path, inspector: Inspector, layout: Layout) -> Comparison:

@@ -28,13 +28,15 @@ from podwatch.domain.errors import ConfigurationError
 from podwatch.sync.upload import optional_parts
 
 __all__ = [
-    "LAYOUTS", "READERS", "Catalogue", "CheckpointSet", "Completeness", "ConfigurationError", "Judgement", "Layout",
-    "Marker", "PartFiles", "Recognition", "before_the_child_reads", "catalogue_of", "chosen", "configured_layout",
+    "COMPARING", "LAYOUTS", "READERS", "Catalogue", "CheckpointSet", "Completeness", "ConfigurationError", "Judgement",
+    "Layout", "Marker", "PartFiles", "Recognition", "before_the_child_reads", "catalogue_of", "chosen", "configured_layout",
     "counts_saves", "file_problem", "index_problem", "is_legacy_torch_file", "judge", "legacy_torch_magic",
     "names_in_safetensors", "one_reader", "open_layout", "parse_dcp_index", "recognised", "recognised_as",
     "resume_argv", "scan", "torch_file_problem", "values_in_torch_file", "without_the_parents_reader",
 ]  # fmt: skip
 
+COMPARING: list[Callable[[Layout, int, Judgement | None], None]] = []
+"""They get every verdict of ``judge``."""
 LAYOUTS = tuple(KINDS)
 """The names of all layouts. ``custom`` needs a configuration."""
 
@@ -74,7 +76,10 @@ def judge(layout: Layout, step: int) -> Judgement | None:
     """The layout's word on one step as it lies there now: ``whole``, ``reason``, ``marker``, ``problems``,
     ``leftovers``, ``world_size``, ``save_token``. None if it does not see the step."""
     parts = layout.steps().get(step)
-    return None if parts is None else layout.judge(step, [scan_part(part).found for part in parts])
+    found = None if parts is None else layout.judge(step, [scan_part(part).found for part in parts])
+    for compare in COMPARING:
+        compare(layout, step, found)
+    return found
 
 
 def resume_argv(layout: Layout, command: Sequence[str], step: int | None) -> tuple[str, ...]:

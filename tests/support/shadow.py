@@ -1,5 +1,10 @@
-"""The verdict of the tables on a step, in the words of the layouts' verdict: to compare the two on the same files."""
+"""The tables in the shadow of the layouts: the verdict of both on the same files, and why it can differ.
 
+``PODWATCH_SHADOW_TABLES=1`` compares every verdict that a test below tests/checkpoints asks for.
+"""
+
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +14,28 @@ from podwatch.checkpoints.tables.rules import CheckpointInspection
 from podwatch.checkpoints.tables.special import prime_rl_variant
 from podwatch.checkpoints.tables.table import all_tables
 from podwatch.checkpoints.tables.templates import forms_of
+from tests.drivers.checkpoints import Judgement
+
+EXPLAINED = (
+    (
+        r".*: (?:commit|last|none) / no \(.* is missing, which the save before has\)",
+        "a save has every form of file that the save before had: for the layouts only where nothing marks the end",
+    ),
+    (
+        r".*, link .*latest.*: last / no \(.* is empty or garbled: it is being written\)",
+        "a tracker behind a link is not read: no trainer writes one, and links lead out",
+    ),
+    (
+        r"megatron(?:-legacy)?, save 3 .*: last / no \(.* is newer than latest_checkpointed_iteration.txt: .*\)",
+        "a step that is saved again below the tracker's is being overwritten: the layouts call the mixture whole",
+    ),
+)
+"""What differs, as ``case, moment: the layouts' verdict / the tables' verdict``, and why."""
+ENDS = {"commit": "commit", "last-file": "last", "none": "none"}
+
+
+def is_explained(difference: str) -> bool:
+    return any(re.fullmatch(pattern, difference) for pattern, _ in EXPLAINED)
 
 
 @dataclass
@@ -18,11 +45,28 @@ class Shadow:
     inspector: Inspector
     kind: str
     output_dir: Path
+    checkpoint_dir: Path | None = None
 
     @property
     def layout(self) -> TableLayout:
-        name = (prime_rl_variant(self.output_dir) or self.kind) if self.kind == "prime-rl" else self.kind
-        return TableLayout(name, all_tables()[name], self.output_dir, inspector=self.inspector)
+        name = (
+            (prime_rl_variant(self.output_dir, self.checkpoint_dir) or self.kind)
+            if self.kind == "prime-rl"
+            else self.kind
+        )
+        return TableLayout(
+            name, all_tables()[name], self.output_dir, checkpoint_dir=self.checkpoint_dir, inspector=self.inspector
+        )
+
+    def difference(self, old: Judgement | None, step: int) -> str:
+        """Empty where both say the same: whether it is whole, and what shows the end of the save."""
+        new = self.inspect(step, compare=True)
+        one = ENDS[old.marker.value] if old is not None and old.whole else "no"
+        other = new.end.value if new is not None and new.whole else "no"
+        if one == other:
+            return ""
+        refused: Judgement | CheckpointInspection | None = new if other == "no" else old
+        return f"{one} / {other} ({refused.reason if refused is not None else 'not listed'})"
 
     def inspect(self, step: int, *, compare: bool = False) -> CheckpointInspection | None:
         """``compare``: with the files of the whole save before it, too."""
@@ -33,7 +77,7 @@ class Shadow:
         before = self._forms_before(layout, steps, step) if compare else frozenset[str]()
         return self._judge(layout, steps, step, before)
 
-    def _forms_before(self, layout: TableLayout, steps: dict[int, StepPlaces], step: int) -> frozenset[str]:
+    def _forms_before(self, layout: TableLayout, steps: Mapping[int, StepPlaces], step: int) -> frozenset[str]:
         for other in sorted((s for s in steps if s != step), key=lambda s: (s > step, abs(s - step))):
             if (found := self._judge(layout, steps, other, frozenset())).whole:
                 unlisted = set(found.unlisted)
@@ -41,7 +85,7 @@ class Shadow:
         return frozenset()
 
     def _judge(
-        self, layout: TableLayout, steps: dict[int, StepPlaces], step: int, forms: frozenset[str]
+        self, layout: TableLayout, steps: Mapping[int, StepPlaces], step: int, forms: frozenset[str]
     ) -> CheckpointInspection:
         places = steps[step]
         return self.inspector.inspect(
