@@ -22,8 +22,10 @@ def tables_in_the_shadow(request: pytest.FixtureRequest) -> Iterator[None]:
 
         def compare(layout: Layout, step: int, old: Judgement | None) -> None:
             if layout.name in all_tables():
-                checkpoint_dir: Path | None = getattr(getattr(layout, "_site", None), "checkpoint_dir", None)
-                shadow = Shadow(inspector, layout.name, layout.output_dir, checkpoint_dir)
+                site = getattr(layout, "_site", None)
+                command = site.command if site is not None else getattr(layout, "_command", ())
+                place: Path | None = site.checkpoint_dir if site is not None else None
+                shadow = Shadow(inspector, layout.name, layout.output_dir, place, command)
                 if difference := shadow.difference(old, step):
                     differences.append(f"{layout.name}, {request.node.name}: {difference}")
 

@@ -58,11 +58,14 @@ def test_a_made_run(name: str, tmp_path: Path, inspector: Inspector) -> None:
     same_places(open_layout(kind, tmp_path, more.COMMANDS.get(name, ())), new, (10, 20))
 
 
-TABLES_OF_PRIME_RL = ("prime-rl-2025", "prime-rl-2025-nccl", "prime-rl-sft")
+VARIANTS = {
+    "prime-rl-2025", "prime-rl-2025-nccl", "prime-rl-sft", "skyrl-async", "skyrl-late", "openrlhf-with-critic",
+    "openrlhf-without-critic",
+}  # fmt: skip
 
 
 def test_every_trainer_has_a_table_with_its_facts(tmp_path: Path) -> None:
-    assert set(all_tables()) - set(TABLES_OF_PRIME_RL) == set(KINDS) - {"custom"}
+    assert set(all_tables()) - VARIANTS == set(KINDS) - {"custom"}
     for name in set(KINDS) - {"custom"}:
         old, table = open_layout(name, tmp_path), all_tables()[name]
         assert table.checked_against == tuple(f"{s.project} {s.file} {s.commit}" for s in old.sources)

@@ -58,7 +58,9 @@ def of_golden(golden: Golden, out: Path, inspector: Inspector, layout: Layout) -
 def of_maker(name: str, out: Path, inspector: Inspector) -> tuple[Comparison, Layout]:
     out.mkdir(parents=True, exist_ok=True)
     layout = open_layout(MAKERS[name][0], out, more.COMMANDS.get(name, ()))
-    return Comparison(name, layout, Shadow(inspector, MAKERS[name][0], out)), layout
+    return Comparison(
+        name, layout, Shadow(inspector, MAKERS[name][0], out, command=more.COMMANDS.get(name, ()))
+    ), layout
 
 
 # -- moments of a save -------------------------------------------------------------------------------------------------

@@ -29,10 +29,10 @@ from podwatch.sync.upload import optional_parts
 
 __all__ = [
     "COMPARING", "LAYOUTS", "READERS", "Catalogue", "CheckpointSet", "Completeness", "ConfigurationError", "Judgement",
-    "Layout", "Marker", "PartFiles", "Recognition", "before_the_child_reads", "catalogue_of", "chosen", "configured_layout",
-    "counts_saves", "file_problem", "index_problem", "is_legacy_torch_file", "judge", "legacy_torch_magic",
-    "names_in_safetensors", "one_reader", "open_layout", "parse_dcp_index", "recognised", "recognised_as",
-    "resume_argv", "scan", "torch_file_problem", "values_in_torch_file", "without_the_parents_reader",
+    "Layout", "Marker", "PartFiles", "Recognition", "before_the_child_reads", "catalogue_of", "chosen",
+    "configured_layout", "counts_saves", "file_problem", "index_problem", "is_legacy_torch_file", "judge",
+    "legacy_torch_magic", "names_in_safetensors", "one_reader", "open_layout", "parse_dcp_index", "recognised",
+    "recognised_as", "resume_argv", "scan", "torch_file_problem", "values_in_torch_file", "without_the_parents_reader",
 ]  # fmt: skip
 
 COMPARING: list[Callable[[Layout, int, Judgement | None], None]] = []

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,17 +46,25 @@ class Shadow:
     kind: str
     output_dir: Path
     checkpoint_dir: Path | None = None
+    command: Sequence[str] = ()
 
     @property
     def layout(self) -> TableLayout:
-        name = (
-            (prime_rl_variant(self.output_dir, self.checkpoint_dir) or self.kind)
-            if self.kind == "prime-rl"
-            else self.kind
-        )
-        return TableLayout(
-            name, all_tables()[name], self.output_dir, checkpoint_dir=self.checkpoint_dir, inspector=self.inspector
-        )
+        name, place = self._variant(), self.checkpoint_dir
+        return TableLayout(name, all_tables()[name], self.output_dir, checkpoint_dir=place, inspector=self.inspector)
+
+    def _variant(self) -> str:
+        """The table of the same trainer that fits its command, or the files on disk."""
+        words = " ".join(self.command)
+        if self.kind == "prime-rl":
+            found = prime_rl_variant(self.output_dir, self.checkpoint_dir)
+            return f"{found}-nccl" if found == "prime-rl-2025" and "nccl" in words else found or self.kind
+        if self.kind == "skyrl":
+            late = "async_dist_ckpt_save=true" in words
+            return "skyrl-async" if "fully_async" in words else "skyrl-late" if late else self.kind
+        if self.kind == "openrlhf" and "estimator" in words:
+            return "openrlhf-with-critic" if "gae" in words else "openrlhf-without-critic"
+        return self.kind
 
     def difference(self, old: Judgement | None, step: int) -> str:
         """Empty where both say the same: whether it is whole, and what shows the end of the save."""

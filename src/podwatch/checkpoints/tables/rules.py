@@ -1,7 +1,7 @@
 """Whether a save is complete, by the table of its trainer and by the structures in it. Pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from podwatch.checkpoints.tables import special
@@ -82,6 +82,7 @@ def inspect_save(table: TrainerTable, save: SaveFacts) -> CheckpointInspection:
     if refused or unreadable:
         return CheckpointInspection(InspectionOutcome.UNKNOWN, refused or f"cannot be read: {unreadable}")
     files = {n: f for n, f in save.files.items() if not matching((n,), table.not_part)}
+    files |= {n: replace(files[n], problem="") for n in matching(files, table.unchecked)}
     shape = SaveShape()
     found = list(_shortfalls(table, save, files, shape))
     missing = next((s for s in found if not s.damaged), None)
@@ -114,7 +115,7 @@ def _shortfalls(table: TrainerTable, save: SaveFacts, files: Files, shape: SaveS
     holes = [n for n, f in sorted(files.items()) if f.has_hole]
     if holes and table.ends is SaveEnd.NONE:
         yield Shortfall(f"{holes[0]} has ranges that were never written")
-    for form in sorted(save.forms - forms_of(files)):
+    for form in sorted(save.forms - forms_of(files) - set(matching(save.forms, table.unchecked))):
         yield Shortfall(f"{form} is missing, which the save before has")
 
 

@@ -114,6 +114,8 @@ class TrainerTable(Document):
     """Directories in which Megatron's ``metadata.json`` follows the index."""
     not_part: Globs = ()
     """Files that are deleted with the step and never stored."""
+    unchecked: Globs = ()
+    """Files that no resume reads: stored, but neither their content nor their absence matters."""
     trackers: tuple[TrackerRule, ...] = ()
     weak_if: Globs = ()
     """Nothing shows the end of a save that has such a file..."""
