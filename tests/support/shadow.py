@@ -29,6 +29,14 @@ EXPLAINED = (
         r"megatron(?:-legacy)?, save 3 .*: last / no \(.* is newer than latest_checkpointed_iteration.txt: .*\)",
         "a step that is saved again below the tracker's is being overwritten: the layouts call the mixture whole",
     ),
+    (
+        r"hf-deepspeed, older .*/latest: last / no \(.*mp_rank_00_model_states.pt is newer than latest: .*\)",
+        "rank 0 writes latest after its own files, whoever saves by DeepSpeed: for the layouts not below the HF Trainer",
+    ),
+    (
+        r"verl-automodel, \w+ global_step_20/model/consolidated/.*: last / no \(model/consolidated: .*\)",
+        "an index of weights and its shards are whole wherever they are, also in an export that no resume reads",
+    ),
 )
 """What differs, as ``case, moment: the layouts' verdict / the tables' verdict``, and why."""
 ENDS = {"commit": "commit", "last-file": "last", "none": "none"}
@@ -62,8 +70,9 @@ class Shadow:
         if self.kind == "skyrl":
             late = "async_dist_ckpt_save=true" in words
             return "skyrl-async" if "fully_async" in words else "skyrl-late" if late else self.kind
-        if self.kind == "openrlhf" and "estimator" in words:
-            return "openrlhf-with-critic" if "gae" in words else "openrlhf-without-critic"
+        if self.kind == "openrlhf" and ("estimator" in words or "--critic_pretrain" in words):
+            no_critic = "estimator" in words and "gae" not in words
+            return "openrlhf-without-critic" if no_critic else "openrlhf-with-critic"
         return self.kind
 
     def difference(self, old: Judgement | None, step: int) -> str:
