@@ -31,7 +31,7 @@ EXPLAINED = (
     ),
     (
         r"hf-deepspeed, older .*/latest: last / no \(.*mp_rank_00_model_states.pt is newer than latest: .*\)",
-        "rank 0 writes latest after its own files, whoever saves by DeepSpeed: for the layouts not below the HF Trainer",
+        "rank 0 writes latest after its own files, for HF too: the layouts do not ask it there",
     ),
     (
         r"verl-automodel, \w+ global_step_20/model/consolidated/.*: last / no \(model/consolidated: .*\)",
