@@ -1,5 +1,6 @@
 """The tables find what the layouts find: steps, what is ahead of a start, trackers, pins, facts of the trainer."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from podwatch.checkpoints.layouts import KINDS
 from podwatch.checkpoints.tables.inspector import Inspector
 from podwatch.checkpoints.tables.layout import TableLayout
 from podwatch.checkpoints.tables.rules import InspectionOutcome
+from podwatch.checkpoints.tables.special import prime_rl_wandb
 from podwatch.checkpoints.tables.table import SaveEnd, all_tables, custom_table, table_from
 from podwatch.checkpoints.tables.templates import name_of, number_in
 from podwatch.domain.errors import ConfigurationError
@@ -36,6 +38,7 @@ def same_places(old: Layout, new: TableLayout, steps: tuple[int, ...]) -> None:
             (t.path, t.content, t.target) for t in old.trackers(step)
         }
     assert set(new.newer_than(None)) == set(old.ahead_of(None))
+    assert new.by_products(steps[-1] + 1) == old.spare_paths(steps[-1] + 1)
     for step in steps:
         assert set(new.step_paths(step)) == set(old.step_paths(step))
     export = {s: w for s, w in old.pinned().items() if "export" in w or "best_model_path" in w}
@@ -56,6 +59,28 @@ def test_a_made_run(name: str, tmp_path: Path, inspector: Inspector) -> None:
         run(maker(tmp_path, step))
     new = Shadow(inspector, kind, tmp_path).layout
     same_places(open_layout(kind, tmp_path, more.COMMANDS.get(name, ())), new, (10, 20))
+
+
+def test_prime_rl_leaves_by_products_and_names_its_wandb_runs(tmp_path: Path, inspector: Inspector) -> None:
+    for name, table in (("prime-rl-a", "prime-rl-2025"), ("prime-rl-b", "prime-rl")):
+        out = tmp_path / name
+        run(core.MAKERS[name][1](out, 10))
+        own = out / "run_default" if table == "prime-rl-2025" else out
+        for step in (3, 7, 10):
+            (own / "rollouts" / f"step_{step}").mkdir(parents=True, exist_ok=True)
+            (own / "broadcasts" / f"step_{step}").mkdir(parents=True, exist_ok=True)
+        for place, run_id in ((out, "abc123"), (out / "run_default", "def456")):
+            (place / "wandb").mkdir(parents=True, exist_ok=True)
+            if table == "prime-rl-2025" or place == out:
+                (place / "wandb" / "latest-run").symlink_to(f"run-20260101_000000-{run_id}")
+        if table == "prime-rl":
+            shutil.rmtree(out / "run_default")
+        old, new = open_layout("prime-rl", out), Shadow(inspector, "prime-rl", out).layout
+        assert new.name == table
+        assert len(old.spare_paths(10)) == 4
+        assert new.by_products(10) == old.spare_paths(10)
+        assert set(new.newer_than(5)) == set(old.ahead_of(5))
+        assert prime_rl_wandb(out, table) == old.wandb_identity() != {}
 
 
 VARIANTS = {

@@ -111,9 +111,14 @@ class TableLayout:
     def steps(self) -> Mapping[int, StepPlaces]:
         """Every step of which a part exists. Each directory is listed once."""
         found = {part: self._entries(part) for part in self.table.parts}
-        numbers = sorted({step for entries in found.values() for step in entries})
+        numbers = sorted({step for part in self._makers for step in found[part]})
         existing = {p for p in self.table.if_any if found[p]}
         return {step: self._places(step, found, existing) for step in numbers}
+
+    @property
+    def _makers(self) -> Collection[str]:
+        """The parts whose existence makes a step: others exist for steps that were never saved."""
+        return self.table.identity or tuple(self.table.parts)
 
     def _places(self, step: int, found: Mapping[str, _Entries], existing: Collection[str]) -> StepPlaces:
         parts, twin = [], ""
@@ -154,7 +159,7 @@ class TableLayout:
 
     def by_products(self, below: int) -> tuple[tuple[int, Path], ...]:
         """(step, path) of by-products of lower steps that have no checkpoint, oldest first."""
-        existing = {step for part in self.table.parts for step in self._entries(part)}
+        existing = {step for part in self._makers for step in self._entries(part)}
         found = {
             (step, entry.top)
             for part in self.table.by_products

@@ -8,8 +8,7 @@ made again by an inspection and the starts, or from a manifest with equal files.
 import contextlib
 import re
 import secrets
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -224,13 +223,6 @@ class RecordFiles:
             else:
                 self.remove(record)
         return tuple(left)
-
-
-def by_step(records: Iterable[CheckpointRecord]) -> Mapping[int, Sequence[CheckpointRecord]]:
-    found: dict[int, list[CheckpointRecord]] = defaultdict(list)
-    for record in records:
-        found[record.step].append(record)
-    return found
 
 
 def _names(directory: Path | None) -> list[str]:
