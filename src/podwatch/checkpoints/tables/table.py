@@ -132,7 +132,6 @@ class TrainerTable(Document):
     """The file whose time is the time of the save; empty: the directory's."""
     first_step_after: int = 0
     """A resume from N first shows N + this. 0 also where that is uncertain."""
-    counts_saves: bool = False
     reshards: bool = False
     world_size_is_total: bool = False
     saves_block: bool = False
