@@ -43,6 +43,8 @@ def until(check: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 class Box:
+    program = (init.__file__,)
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -51,11 +53,15 @@ class Box:
         return [sys.executable, "-S", "-c", DAEMON, str(self.root), body]
 
     def start(self, body: str, *options: str, wrap: tuple[str, ...] = ()) -> "subprocess.Popen[bytes]":
-        base = [sys.executable, "-I", "-S", "-E", init.__file__, "--run-dir", str(self.root), "--backoff", "0.05"]
+        base = [sys.executable, "-I", "-S", "-E", *self.program, "--run-dir", str(self.root), "--backoff", "0.05"]
         with (self.root / "init.log").open("ab") as log:
             process = subprocess.Popen([*wrap, *base, *options, "--", *self.daemon(body)], stdout=log, stderr=log)
         self.processes.append(process)
         return process
+
+    def file(self) -> Path:
+        """What podwatch runs as its init."""
+        return Path(*self.program)
 
     @property
     def starts(self) -> list[int]:
@@ -283,8 +289,9 @@ def test_pid_one_tells_the_daemon_first_then_training(box: Box) -> None:
 
 def _detach(box: Box, body: str) -> "subprocess.CompletedProcess[str]":
     code = (
-        "import sys; from pathlib import Path; from podwatch.daemon.entry import start_init\n"
-        "r = Path(sys.argv[1]); sys.exit(start_init(sys.argv[2:], detach=True, log_path=r / 'l' / 'log', run_dir=r))"
+        f"import sys; from pathlib import Path; from podwatch.daemon import entry; entry.INIT = {str(box.file())!r}\n"
+        "r, argv = Path(sys.argv[1]), sys.argv[2:]\n"
+        "sys.exit(entry.start_init(argv, detach=True, log_path=r / 'l' / 'log', run_dir=r))"
     )
     command = [sys.executable, "-c", code, str(box.root), *box.daemon(body)]
     return subprocess.run(command, capture_output=True, text=True, timeout=40)
