@@ -40,7 +40,7 @@ class Run:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def request(self, *argv: str, start_id: str = "s1", **changes: Any) -> None:
-        base = {
+        base: dict[str, Any] = {
             "run_id": "r1", "argv": list(argv), "cwd": str(self.work), "env": {"PATH": os.environ["PATH"]}, "user": "",
             "nofile": 1024, "step": 40, "before": [], "before_deadline": 30.0, "output_dir": str(self.work / "out"),
             "log": str(self.log), "log_limit": 1 << 20, "log_count": 2, "lock_also": str(self.also), "grace": 20.0,
@@ -322,12 +322,12 @@ def test_after_a_clean_end_nothing_is_looked_for(run: Run) -> None:
 
 def test_a_record_of_another_boot_container_or_process_refuses_nothing(run: Run) -> None:
     leader = subprocess.Popen(["sleep", "300"], start_new_session=True)
-    record = {"pid": leader.pid, "ticks": supervise.own_ticks(leader.pid), "start_id": "s0"}
+    record: dict[str, Any] = {"pid": leader.pid, "ticks": supervise.own_ticks(leader.pid), "start_id": "s0"}
     record |= {"boot_id": supervise.boot_id(), "pid_namespace": supervise.pid_namespace()}
     (run.directory / "record.json").write_text(json.dumps(record))
     assert run.refused("true", start_id="s1")["kind"] == "busy"
-    for n, other in enumerate(({"boot_id": "other"}, {"pid_namespace": 1}, {"ticks": 1})):
-        (run.directory / "record.json").write_text(json.dumps(record | other))
+    for n, (key, other) in enumerate((("boot_id", "other"), ("pid_namespace", 1), ("ticks", 1))):
+        (run.directory / "record.json").write_text(json.dumps(record | {key: other}))
         assert ends(run.script("true", start_id=f"s{n + 2}"))
 
 

@@ -1,0 +1,130 @@
+"""Read the pod's processes as ``rules`` judges them. Blocks: use a worker, with ``procfs.patiently``."""
+
+import os
+import pwd
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from podwatch.domain.process import ProcessIdentity, ProcessRole
+from podwatch.system import procfs
+from podwatch.trainer.process_roles import Roles, Target, named_in_argv, named_in_files, program
+from podwatch.trainer.rules import FoundTree, PodProcess, SoughtRun, classify_trees
+
+if TYPE_CHECKING:
+    from podwatch.config.settings import Settings
+
+__all__ = ["find_trees", "read_pod", "sought_run"]
+
+_START_ID = "PODWATCH_START_ID"
+"""Variable of each process that a supervisor of podwatch started, also another podwatch's."""
+_RUNS_COMMANDS = "podwatch.hooks.child_main"
+"""What runs the command of a hook or an evaluation: all of it is below this process."""
+
+
+def sought_run(
+    settings: "Settings", start_ids: Collection[str] = (), attach: ProcessIdentity | None = None
+) -> SoughtRun:
+    """Return what the configuration says about the trainer. Resolves paths."""
+    trainer, gpu = settings.trainer, settings.gpu
+    return SoughtRun(
+        output_dir=os.path.realpath(trainer.output_dir),
+        users=_users(trainer.user),
+        checkpoint_dir=os.path.realpath(trainer.checkpoint_dir) if trainer.checkpoint_dir is not None else "",
+        gpus=frozenset((*gpu.inference, *gpu.trainer)),
+        command=trainer.command,
+        cwd=os.path.realpath(trainer.cwd or trainer.output_dir.parent),
+        start_ids=frozenset(start_ids),
+        attach=attach,
+    )
+
+
+def _users(user: str) -> frozenset[int]:
+    """Return whose processes can be the trainer: our own user's, and that of ``trainer.user``."""
+    found = {os.geteuid()}
+    if user:
+        try:
+            found.add(pwd.getpwnam(user).pw_uid)
+        except KeyError:
+            if user.isdigit():
+                found.add(int(user))
+    return frozenset(found)
+
+
+def find_trees(run: SoughtRun, roles: Roles) -> tuple[FoundTree, ...]:
+    return classify_trees(read_pod(run, roles), run)
+
+
+def read_pod(run: SoughtRun, roles: Roles) -> list[PodProcess]:
+    """Return every process of the pod that runs, kernel threads left out."""
+    own_pid = os.getpid()
+    own, above = {own_pid, *procfs.descendants(own_pid)}, _ancestors(own_pid)
+    found = [process for pid in procfs.all_pids() if (process := _read(pid, run, roles)) is not None]
+    target = Target(run.output_dir, follow_links=True)
+    return [
+        replace(
+            process,
+            podwatch=process.pid in own or program(process.argv)[0] == _RUNS_COMMANDS,
+            above_podwatch=process.pid in above,
+            names_output=_names_output(process, target) if _may_name(process, run, own) else "",
+        )
+        for process in found
+    ]
+
+
+def _read(pid: int, run: SoughtRun, roles: Roles) -> PodProcess | None:
+    """Return the facts that /proc shows of one process; None if it has ended, or is a kernel thread. One that is stuck
+    in the kernel has its name as its command."""
+    line = procfs.read_stat(pid)
+    if line is None or line.state in "ZXx":
+        return None
+    argv = procfs.command(pid)
+    if not argv and pid != 1:
+        if not procfs.hangs(pid):
+            return None
+        argv = (line.name,)
+    links = procfs.open_files(pid)
+    use = None if links is None else procfs.cuda_use_of(links.values())
+    inside = {fd: path for fd, path in (links or {}).items() if _inside(path, run)}
+    exe, role = procfs.executable(pid), roles.classify(line.name, argv)
+    return PodProcess(
+        identity=ProcessIdentity(pid, line.start_ticks, procfs.boot_id(), procfs.pid_namespace()),
+        parent_pid=line.parent_pid,
+        name=line.name,
+        argv=argv,
+        exe=exe,
+        cwd=procfs.working_directory(pid) or "",
+        users=procfs.users(pid) or (),
+        group=line.group,
+        session=line.session,
+        tty=line.tty,
+        role=role if roles.runs_program(exe, argv) else ProcessRole.OTHER,
+        cuda=None if use is None else use.context,
+        gpus=frozenset() if use is None else use.gpus,
+        writes=tuple(procfs.open_for_writing(pid, inside)),
+        start_id=procfs.environment_value(pid, _START_ID) or "",
+    )
+
+
+def _inside(path: str, run: SoughtRun) -> bool:
+    return any(root and path.startswith(root.rstrip("/") + "/") for root in (run.output_dir, run.checkpoint_dir))
+
+
+def _may_name(process: PodProcess, run: SoughtRun, own: Collection[int]) -> bool:
+    """Whether files that its command names are worth reading."""
+    users = run.users is None or (bool(process.users) and run.users.issuperset(process.users))
+    return users and process.pid not in own and len(process.argv) > 1
+
+
+def _names_output(process: PodProcess, target: Target) -> str:
+    """Return, as text, how a path that leads through links, or a configuration file, names output_dir."""
+    return named_in_argv(process.argv, process.cwd, target) or named_in_files(process.argv, process.cwd, target)
+
+
+def _ancestors(pid: int) -> set[int]:
+    found: set[int] = set()
+    line = procfs.read_stat(pid)
+    while line is not None and line.parent_pid not in (0, *found):
+        found.add(line.parent_pid)
+        line = procfs.read_stat(line.parent_pid)
+    return found

@@ -1,0 +1,493 @@
+"""Which process trees of the pod are this run's trainer: by a tie, never by a name alone. Pure.
+
+Ties, of processes of podwatch's user or ``trainer.user`` only: started by the run's supervisor (its start id in the
+environment); the process that an operator names; a path tie: a file of a checkpoint open for writing, output_dir as
+the value of an option that says where to write, or the run's configuration file without another output.
+
+A path tie attaches only together with a training role or a CUDA context. Names of programs make an answer more
+careful, never less: an evaluation, a tool, a server, a shell is never a trainer.
+
+A tree is the trainer's own part of a chain of processes: it ends below shells at which commands are typed, terminal
+and notebook servers, other users, and podwatch. It continues through a parent that trains, a shell that runs a script,
+and a parent whose command line ends with the child's (``uv run``, ``timeout 10h``, ``mpirun``).
+"""
+
+import posixpath
+import re
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from podwatch.domain.process import TICKS_PER_SECOND, ProcessIdentity, ProcessRole
+from podwatch.trainer.process_roles import looks_like_reader, program, repeats_command, script_of
+
+__all__ = [
+    "FoundTree",
+    "PodProcess",
+    "SoughtRun",
+    "TrainerChoice",
+    "TreeAnswer",
+    "choose_trainer",
+    "classify_trees",
+    "to_signal",
+]
+
+
+class TreeAnswer(StrEnum):
+    """What podwatch does about a tree. An ignored one has no entry: it is never waited for and never signalled."""
+
+    OWN = "own"
+    """The run's supervisor started it."""
+    ATTACH = "attach"
+    WAIT = "wait"
+    """It may be about to train: podwatch starts nothing beside it, and asks when that takes long."""
+    ASK = "ask"
+    """Unclear: an operator decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodProcess:
+    """Facts about one process. ``users``: real and effective user id, empty where unknown. ``exe``: the program that
+    the kernel runs, whatever argv says. ``tty``: 0 without a controlling terminal. ``role``: OTHER where the program
+    cannot be what argv says. ``cuda``: None where it cannot be read. ``writes``: files below the run's directories that
+    are open for writing. ``names_output``: says as text how a configuration file, or a path through links, names
+    output_dir. ``start_id``: the one in its environment. ``podwatch``: podwatch, its children and the commands that it
+    runs; ``above_podwatch``: its ancestors."""
+
+    identity: ProcessIdentity
+    parent_pid: int
+    name: str
+    argv: tuple[str, ...]
+    exe: str = ""
+    cwd: str = ""
+    users: tuple[int, ...] = ()
+    group: int = 0
+    session: int = 0
+    tty: int = 0
+    role: ProcessRole = ProcessRole.OTHER
+    cuda: bool | None = None
+    gpus: frozenset[int] = frozenset()
+    writes: tuple[str, ...] = ()
+    names_output: str = ""
+    start_id: str = ""
+    podwatch: bool = False
+    above_podwatch: bool = False
+
+    @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+
+@dataclass(frozen=True, slots=True)
+class SoughtRun:
+    """How this run's trainer is recognised. Real paths. ``users``: who may train (None: anyone). ``checkpoint_dir`` is
+    set where checkpoints are not below output_dir. ``gpus`` empty: any GPU counts. ``start_ids``: of the starts whose
+    end is not recorded. ``attach``: the process that an operator named."""
+
+    output_dir: str
+    users: frozenset[int] | None = None
+    checkpoint_dir: str = ""
+    gpus: frozenset[int] = frozenset()
+    command: tuple[str, ...] = ()
+    cwd: str = ""
+    start_ids: frozenset[str] = frozenset()
+    attach: ProcessIdentity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTree:
+    """``tied``: a tie to the run was seen. ``attachable``: an operator can declare it the trainer."""
+
+    top: PodProcess
+    answer: TreeAnswer
+    reason: str
+    tied: bool = False
+    attachable: bool = True
+    members: tuple[PodProcess, ...] = field(default=(), compare=False, repr=False)
+
+
+# -- one process -------------------------------------------------------------------------------------------------------
+
+_TRAINING: Final = frozenset({ProcessRole.LAUNCHER, ProcessRole.TRAINER, ProcessRole.ORCHESTRATOR})
+_SERVING: Final = frozenset({ProcessRole.INFERENCE, ProcessRole.ENGINE})
+_SHELLS: Final = frozenset({"sh", "bash", "rbash", "dash", "ash", "zsh", "ksh", "fish", "csh", "tcsh", "nu"})
+_SERVERS: Final = frozenset(
+    {"tmux", "tmate", "screen", "zellij", "dtach", "abduco", "sshd", "sshd-session", "dropbear", "mosh-server", "ttyd",
+     "jupyter", "jupyter-lab", "jupyter-notebook", "jupyter-noteboo", "jupyter-server", "jupyterlab", "jupyterhub",
+     "notebook", "marimo", "code-server"}
+)  # fmt: skip
+"""What serves terminals or notebooks, also by names that the kernel cut to 15 characters."""
+_CONSOLES: Final = frozenset({"ipykernel_launcher", "ipykernel", "colab_kernel_launcher", "pdb", "ipdb"})
+"""Python programs at which an operator types, whatever they run."""
+_TOOLS: Final = frozenset({"tensorboard", "tensorboard.main", "wandb", "podwatch", "pip", "http.server"})
+"""Python programs that read what training wrote; other tools have neither a role nor a script."""
+_VALUES: Final = frozenset({"-o", "+o", "-O", "+O", "-C", "-W", "-X", "--rcfile", "--init-file", "--init-command"})
+"""Options of shells and of Python whose value is the next word."""
+_STDIN: Final = frozenset({"-", "/dev/stdin", "/dev/tty", "/dev/fd/0", "/proc/self/fd/0"})
+_PYTHON: Final = re.compile(r"(?:python|pypy)[\d.]*t?")
+_CHECKPOINT: Final = re.compile(
+    r"(?i)(?:step|checkpoint|ckpt|iter|epoch|version|state)[a-z]*[-_=.]?\d|\.(?:ckpt|pth?|safetensors|distcp)(?:\W|$)"
+)
+"""Matches a checkpoint path below output_dir in any layout: the directory of a step, or a file of weights."""
+
+
+def _base(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _is_python(process: PodProcess) -> bool:
+    return any(_PYTHON.fullmatch(_base(word)) for word in (process.exe, *process.argv[:1]) if word)
+
+
+def _is_shell(process: PodProcess) -> bool:
+    """By what the kernel runs, where that is known: ``exec -a torchrun bash`` is a shell."""
+    if process.exe and _base(process.exe) != "busybox":
+        return _base(process.exe) in _SHELLS
+    return any(_base(word).lstrip("-") in _SHELLS for word in (process.name, *process.argv[:1]))
+
+
+def _runs_a_file(process: PodProcess) -> bool:
+    """Return whether a shell or Python was given a script or a command to run, so that it asks for none."""
+    words = iter(process.argv[2:] if _base((process.argv or ("",))[0]) == "busybox" else process.argv[1:])
+    for word in words:
+        if word in _VALUES:
+            next(words, None)
+        elif word in _STDIN or re.fullmatch(r"-[a-z]*s[a-z]*", word):
+            return False
+        elif re.match(r"-[a-zA-Z]*[cm]|--command", word) or not word.startswith(("-", "+")):
+            return True
+    return False
+
+
+def _is_operators(process: PodProcess) -> bool:
+    """Return whether an operator types commands there, or it serves terminals or notebooks."""
+    running, arguments = program(process.argv)
+    if _serves_terminals(process) or running in _CONSOLES:
+        return True
+    if _is_shell(process):
+        return not _runs_a_file(process)
+    if running.lower() in ("ipython", "ipython3", "ptpython", "bpython"):
+        return "-i" in arguments or not any(word.endswith((".py", ".ipy")) for word in arguments)
+    asks = any(re.fullmatch(r"-[a-zA-Z]*i[a-zA-Z]*", word) for word in process.argv[1:2])
+    return _is_python(process) and process.tty != 0 and (asks or not _runs_a_file(process)) and "-" not in process.argv
+
+
+def _serves_terminals(process: PodProcess) -> bool:
+    running, _ = program(process.argv)
+    names = (process.name.split(":")[0].lower(), _base(process.exe), running, running.partition(".")[0])
+    return not _SERVERS.isdisjoint(names)
+
+
+def _may_train(process: PodProcess) -> bool:
+    """Return whether it is a known trainer, or Python with a script that is no tool and reads like no evaluation."""
+    if program(process.argv)[0] in _TOOLS or looks_like_reader(process.argv) or _is_operators(process):
+        return False
+    return process.role in _TRAINING or (_is_python(process) and bool(script_of(process.argv)))
+
+
+def _below(path: str, root: str) -> bool:
+    return bool(path and root) and (path == root or path.startswith(root.rstrip("/") + "/"))
+
+
+# -- ties --------------------------------------------------------------------------------------------------------------
+
+_WRITES: Final = re.compile(
+    r"^o$|(?:^|[-_.])(?:out(?:put)?|save|sav(?:e|ing)|ckpts?|checkpoints?|run|work|default[-_.]root|logging)"
+    r"(?:[-_.]?(?:dir(?:ectory)?|path|folder|root|to|base))?$|hydra\.(?:run|sweep)\.dir$",
+    re.IGNORECASE,
+)
+"""Names of options that say where a program writes."""
+_READS: Final = re.compile(r"resume|load|from|init|model|input|data|eval|pretrained|restore", re.IGNORECASE)
+_RUN_NAME: Final = re.compile(r"(?:^|[-_.])(?:run|exp(?:eriment)?)[-_.]?name$", re.IGNORECASE)
+_CONFIGS: Final = (".toml", ".yaml", ".yml", ".json")
+
+
+def _words(argv: Sequence[str]) -> list[str]:
+    """The words of a command, those of the argument of ``sh -c`` included."""
+    found = list(argv)
+    for word in argv[1:]:
+        if " " in word:
+            try:
+                found += shlex.split(word)
+            except ValueError:
+                found += word.split()
+    return found
+
+
+def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(name, value) of ``--name value``, ``--name=value`` and ``name=value``."""
+    words = _words(argv)
+    for n, word in enumerate(words):
+        key, equals, value = word.partition("=")
+        if equals:
+            yield key.lstrip("-+~"), value.strip("\"'")
+        elif word.startswith("-") and n + 1 < len(words):
+            yield word.lstrip("-"), words[n + 1]
+
+
+def _writes_to(key: str) -> bool:
+    return bool(_WRITES.search(key)) and not _READS.search(key)
+
+
+def _path(value: str, cwd: str) -> str:
+    return posixpath.normpath(posixpath.join(cwd or "/", value))
+
+
+def _says_output(process: PodProcess, run: SoughtRun) -> str:
+    """Return the option that names output_dir, whole or with its last parts in other values (prime-rl: ``--output-dir
+    PARENT --run.name LAST``); empty if none does."""
+    options = list(_options(process.argv))
+    values = {value for _, value in options}
+    for key, value in options:
+        if not _writes_to(key) or not value or value.startswith("-"):
+            continue
+        if not process.cwd and not value.startswith("/"):  # its directory cannot be read: in doubt it matches
+            if run.output_dir.endswith("/" + posixpath.normpath(value)):
+                return f"its command says {key} {value}"
+            continue
+        path = _path(value, process.cwd)
+        rest = run.output_dir[len(path) :].strip("/").split("/") if _below(run.output_dir, path) else None
+        if path == run.output_dir or (rest is not None and path != "/" and values.issuperset(rest)):
+            return f"its command says {key} {value}"
+    return ""
+
+
+def _says_another_output(process: PodProcess, run: SoughtRun) -> bool:
+    parts = run.output_dir.split("/")
+    for key, value in _options(process.argv):
+        if _RUN_NAME.search(key) and value not in parts:
+            return True
+        if _writes_to(key) and "/" in value and not value.startswith("-"):
+            path = _path(value, process.cwd)
+            if not _below(path, run.output_dir) and not _below(run.output_dir, path):
+                return True
+    return False
+
+
+def _configuration_files(argv: Sequence[str], cwd: str) -> set[str]:
+    values = (word.rpartition("=")[2].lstrip("@") for word in _words(argv)[1:])
+    return {_path(value, cwd) for value in values if value.endswith(_CONFIGS)}
+
+
+def _saves(process: PodProcess, run: SoughtRun) -> str:
+    for path in process.writes:
+        inside = path[len(run.output_dir) :] if _below(path, run.output_dir) else ""
+        if _below(path, run.checkpoint_dir) or _CHECKPOINT.search(inside):
+            return path
+    return ""
+
+
+def path_tie(process: PodProcess, run: SoughtRun) -> str:
+    """Return, as text, what ties this process to the run; empty if nothing does."""
+    if saved := _saves(process, run):
+        return f"process {process.pid} ({process.name}) writes {saved}"
+    if said := _says_output(process, run) or process.names_output:
+        return said
+    known = _configuration_files(run.command, run.cwd)
+    if known & _configuration_files(process.argv, process.cwd) and not _says_another_output(process, run):
+        return "its command names this run's configuration"
+    return ""
+
+
+# -- trees -------------------------------------------------------------------------------------------------------------
+
+
+class _Pod:
+    """The processes of the pod, and what follows from all of them."""
+
+    def __init__(self, processes: Iterable[PodProcess], run: SoughtRun) -> None:
+        self.run = run
+        self.by_pid = {p.pid: p for p in processes}
+        self.below: dict[int, list[PodProcess]] = {}
+        for process in self.by_pid.values():
+            self.below.setdefault(process.parent_pid, []).append(process)
+        self.ties = {pid: path_tie(p, run) for pid, p in self.by_pid.items() if self.may_belong(p)}
+
+    def may_belong(self, process: PodProcess) -> bool:
+        """Whether it can be part of a trainer of this run at all."""
+        return _of_users(process, self.run) and not self.of_podwatch(process) and not _is_operators(process)
+
+    def of_podwatch(self, process: PodProcess) -> bool:
+        return any(p.podwatch for p in (process, *self.ancestors(process)) if p.pid != 1)
+
+    def ancestors(self, process: PodProcess) -> list[PodProcess]:
+        found: list[PodProcess] = []
+        parent = self.by_pid.get(process.parent_pid)
+        while parent is not None and parent not in found:
+            found.append(parent)
+            parent = self.by_pid.get(parent.parent_pid)
+        return found
+
+    def top(self, process: PodProcess) -> PodProcess:
+        seen = [process]
+        parent = self.by_pid.get(process.parent_pid)
+        while parent is not None and parent not in seen and self.continues(parent, seen[-1]):
+            seen.append(parent)
+            parent = self.by_pid.get(parent.parent_pid)
+        return seen[-1]
+
+    def continues(self, parent: PodProcess, child: PodProcess) -> bool:
+        """Whether a tree that has ``child`` has its parent, too."""
+        if not self.may_belong(parent):
+            return False
+        if parent.role is not ProcessRole.OTHER or parent.cuda or self.ties.get(parent.pid):
+            return True
+        if parent.pid == 1 or parent.above_podwatch:
+            return False
+        if _is_shell(parent):  # one with job control gives each job a group of its own
+            return child.group == parent.group or child.session == child.pid
+        return _wraps(parent, child)
+
+    def unclear_parent(self, top: PodProcess) -> PodProcess | None:
+        """The process above a tree if it may be part of it: an unknown Python program."""
+        parent = self.by_pid.get(top.parent_pid)
+        if parent is None or parent.pid == 1 or parent.above_podwatch or not self.may_belong(parent):
+            return None
+        return parent if _is_python(parent) else None
+
+
+def _wraps(parent: PodProcess, child: PodProcess) -> bool:
+    """``timeout 10h python train.py`` -> ``python train.py``; ``uv run rl @ x`` -> ``python /bin/rl @ x``."""
+    name, arguments = program(child.argv)
+    words = tuple(_base(word) for word in (name, *arguments))
+    return bool(name) and tuple(_base(word) for word in parent.argv[-len(words) :]) == words
+
+
+def _of_users(process: PodProcess, run: SoughtRun) -> bool:
+    return run.users is None or (bool(process.users) and run.users.issuperset(process.users))
+
+
+def classify_trees(processes: Iterable[PodProcess], run: SoughtRun) -> tuple[FoundTree, ...]:
+    """Return what trains this run, or may be about to, one entry for each tree, ordered by pid."""
+    pod = _Pod(processes, run)
+    trees: dict[int, list[PodProcess]] = {}
+    for pid in sorted(pod.ties):
+        trees.setdefault(pod.top(pod.by_pid[pid]).pid, []).append(pod.by_pid[pid])
+    found = [judged for pid, tree in trees.items() if (judged := _judge(pod.by_pid[pid], tree, pod)) is not None]
+    for process in pod.by_pid.values():
+        typed = _is_operators(process) and _of_users(process, run) and not pod.of_podwatch(process)
+        if typed and not _is_shell(process) and (path := _saves(process, run)):
+            reason = f"process {process.pid} ({process.name}) is interactive and writes {path}"
+            found.append(FoundTree(process, TreeAnswer.ASK, reason, tied=True, attachable=False))
+    return tuple(sorted(found, key=lambda tree: tree.top.pid))
+
+
+def _judge(top: PodProcess, tree: list[PodProcess], pod: _Pod) -> FoundTree | None:
+    """Return the answer about one tree; None if it is ignored."""
+    run = pod.run
+    tie = next((pod.ties[p.pid] for p in tree if pod.ties[p.pid]), "")
+    context = next((text for p in tree if (text := _context(p, run))), "")
+    training = any(p.role in _TRAINING for p in tree)
+    found = FoundTree(top, TreeAnswer.ASK, tie, bool(tie), members=tuple(tree))
+    if any(_was_started(p, top, run) for p in tree):
+        return replace(found, answer=TreeAnswer.OWN, reason="the run's supervisor started it")
+    if run.attach is not None and any(p.identity == run.attach for p in tree):
+        return replace(found, answer=TreeAnswer.ATTACH, reason="the operator named it")
+    if not training and any(p.role in _SERVING for p in tree):
+        return None
+    if any(p.start_id and p.tty == 0 for p in tree):
+        reason = f"another podwatch started it, and {tie}"
+        return replace(found, reason=reason, attachable=False) if tie else None
+    if _evaluates(tree) and not any(_saves(p, run) for p in tree):
+        return replace(found, reason=f"{context}, but it looks like an evaluation") if tie and context else None
+    if not tie:
+        return _untied(found, context, training, run)
+    if not (training or context):
+        return replace(found, answer=TreeAnswer.WAIT) if any(map(_may_train, tree)) else None
+    if (above := pod.unclear_parent(top)) is not None:
+        return replace(found, reason=f"{tie}, and process {above.pid} ({above.name}) may be part of it")
+    return replace(found, answer=TreeAnswer.ATTACH, reason=context or tie)
+
+
+def _untied(found: FoundTree, context: str, training: bool, run: SoughtRun) -> FoundTree | None:
+    """A tree without a tie is a stranger's: where it holds memory that training needs, the start waits for that. Unless
+    it runs our command or trains in our directories, and names no other output."""
+    if any(_says_another_output(p, run) for p in found.members):
+        return None
+    if run.command and any(repeats_command(p.argv, p.cwd, run.command, run.cwd) for p in found.members):
+        reason = "its command is this run's"
+    elif any(p.role in _TRAINING and _below(p.cwd, run.output_dir) for p in found.members):
+        reason = f"it trains in {run.output_dir}"
+    elif context and training and run.cwd and any(p.cwd == run.cwd for p in found.members):
+        reason = f"it trains in {run.cwd}"
+    else:
+        return None
+    if context:
+        return replace(found, reason=f"{context}, and {reason}")
+    return replace(found, answer=TreeAnswer.WAIT, reason=reason)
+
+
+def _was_started(process: PodProcess, top: PodProcess, run: SoughtRun) -> bool:
+    """By its start id. What an operator gave that environment to is on a terminal, or was executed into the container
+    (no parent); the supervisor's trees are neither."""
+    return process.start_id in run.start_ids and process.tty == 0 and top.parent_pid != 0
+
+
+def _context(process: PodProcess, run: SoughtRun) -> str:
+    if process.cuda and (not run.gpus or not process.gpus or process.gpus & run.gpus):
+        devices = ", ".join(f"/dev/nvidia{n}" for n in sorted(process.gpus)) or "a GPU"
+        return f"process {process.pid} ({process.name}) holds a CUDA context on {devices}"
+    return ""
+
+
+def _evaluates(tree: Sequence[PodProcess]) -> bool:
+    """By the names of its scripts or an option. A title of a trainer outweighs them: the script is then a wrapper."""
+    titled = any("::" in p.name or "::" in "".join(p.argv[:1]) for p in tree)
+    options = any("--eval_only" in p.argv or "--eval-only" in p.argv for p in tree)
+    return options or (not titled and any(looks_like_reader(p.argv) for p in tree))
+
+
+def to_signal(
+    processes: Iterable[PodProcess], top: PodProcess, run: SoughtRun, *, started: bool = False
+) -> frozenset[int]:
+    """Return the pids of the tree below ``top`` that a stop may signal: not where an operator types commands, with
+    everything below, nor the servers of terminals, nor other users. ``started``: our supervisor started it; a shell on
+    a terminal is then the trainer's sandbox, unless a terminal server is above it."""
+    below: dict[int, list[PodProcess]] = {}
+    for process in processes:
+        below.setdefault(process.parent_pid, []).append(process)
+    found: set[int] = set()
+    queue = [(top, not started)]
+    while queue:
+        process, served = queue.pop()
+        if process.pid in found or not _of_users(process, run) or process.podwatch:
+            continue
+        server = _serves_terminals(process)
+        if server or (served and _is_operators(process) and not (_is_shell(process) and process.tty == 0)):
+            if not (server and started):
+                continue
+        else:
+            found.add(process.pid)
+        queue += [(child, served or server) for child in below.get(process.pid, ())]
+    return frozenset(found)
+
+
+# -- which one ---------------------------------------------------------------------------------------------------------
+
+SEEN_LATE: Final = 30.0
+"""podwatch can notice the end of a trainer this many seconds after its operator started the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerChoice:
+    """``attach``: the one tree to attach to. ``waits_for``: what prevents a start; an operator decides."""
+
+    attach: FoundTree | None = None
+    waits_for: tuple[FoundTree, ...] = ()
+
+
+def choose_trainer(
+    trees: Iterable[FoundTree], *, ended: float | None, ignored: Collection[ProcessIdentity] = ()
+) -> TrainerChoice:
+    """Choose while no trainer of podwatch lives. ``ended``: when the last one ended (seconds since boot; None: none ran
+    in this boot). A tree that is older ran at the same time, so it does not continue the run: podwatch does not attach
+    to it, and waits for it only if it has a tie. ``ignored``: what an operator declared to be none of this run's."""
+    seen = [t for t in trees if t.top.identity not in ignored and t.answer is not TreeAnswer.OWN]
+    newer = [t for t in seen if ended is None or t.top.identity.start_ticks / TICKS_PER_SECOND > ended - SEEN_LATE]
+    attachable = [t for t in newer if t.answer is TreeAnswer.ATTACH]
+    rest = tuple(t for t in seen if t.tied or t in newer)
+    if len(attachable) == 1 and not any(t.answer is TreeAnswer.ATTACH for t in rest if t is not attachable[0]):
+        return TrainerChoice(attachable[0])
+    return TrainerChoice(None, rest)
