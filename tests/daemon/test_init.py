@@ -43,7 +43,7 @@ def until(check: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 class Box:
-    program = (init.__file__,)
+    program: tuple[str, ...] = (init.__file__,)
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -240,6 +240,8 @@ def test_what_podwatch_was_started_from_is_never_part_of_a_tree() -> None:
     script = proc(20, 10, "bash job.sh", above_podwatch=True)
     trainer = proc(21, 20, TRAIN, group=20, session=20, **GPU)
     assert [tree.top.pid for tree in classify_trees([INIT, SHELL, script, trainer], RUN)] == [21]
+    above = replace(trainer, above_podwatch=True)
+    assert classify_trees([INIT, SHELL, script, above], RUN) == (), "a stop would end podwatch, too"
 
 
 # -- where a tree ends -------------------------------------------------------------------------------------------------
@@ -319,9 +321,9 @@ def test_a_shell_that_a_trainer_turned_into_is_no_trainer_any_more() -> None:
 # -- which one ---------------------------------------------------------------------------------------------------------
 
 
-def tree(pid: int, answer: str, started: float, *, tied: bool = True) -> FoundTree:
+def tree(pid: int, answer: str, started: float, *, trains: bool = True) -> FoundTree:
     top = PodProcess(ProcessIdentity(pid, int(started * 100)), 1, "x", ("x",))
-    return FoundTree(top, TreeAnswer(answer), "because", tied)
+    return FoundTree(top, TreeAnswer(answer), "because", trains)
 
 
 @pytest.mark.parametrize(
@@ -335,9 +337,11 @@ def tree(pid: int, answer: str, started: float, *, tied: bool = True) -> FoundTr
         ([tree(1, "attach", 900 - SEEN_LATE + 1)], 1, []),
         ([tree(1, "attach", 900 - SEEN_LATE)], None, [1]),
         ([tree(1, "attach", 1000), tree(2, "attach", 100)], None, [1, 2]),
-        ([tree(1, "ask", 1000, tied=False)], None, [1]),
-        ([tree(1, "ask", 100, tied=False)], None, []),
-        ([tree(1, "wait", 100)], None, [1]),
+        ([tree(1, "ask", 1000, trains=False)], None, [1]),
+        ([tree(1, "ask", 100, trains=False)], None, []),
+        ([tree(1, "wait", 100, trains=False)], None, []),
+        ([tree(1, "wait", 1000, trains=False)], None, [1]),
+        ([tree(1, "ask", 100)], None, [1]),
         ([tree(1, "own", 1000)], None, []),
         ([tree(9, "attach", 1000)], None, []),
     ],
@@ -409,7 +413,7 @@ def test_a_tree_is_attached_to_only_with_a_tie_and_a_role_or_a_context(processes
     assert len({t.top.pid for t in found}) == len(found)
     for one in found:
         if one.answer is TreeAnswer.ATTACH:
-            assert one.tied
+            assert one.trains
             roles = {p.role for p in one.members}
             assert roles & {ProcessRole.LAUNCHER, ProcessRole.TRAINER} or any(p.cuda for p in one.members)
             assert not any(p.start_id == "s7" and not p.tty and one.top.parent_pid for p in one.members)

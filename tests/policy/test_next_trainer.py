@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.domain.process import ProcessIdentity
 from podwatch.policy.other_trainers import SEEN_LATE, sift
+from podwatch.trainer.rules import FoundTree, PodProcess, TreeAnswer, choose_trainer
 
 
 @dataclass(frozen=True)
@@ -54,3 +56,38 @@ def test_each_is_in_one_place_and_what_works_in_output_dir_is_never_forgotten(
             assert candidate in kept
     if ended is not None:
         assert all(NOW - s.age > ended - SEEN_LATE for s in (*found.successors, *found.pending))
+
+
+@given(
+    st.lists(seen, unique_by=lambda s: s.start_id),
+    st.lists(seen, unique_by=lambda s: s.start_id),
+    st.none() | st.floats(0, NOW),
+    st.sets(st.sampled_from("abcdef")),
+)
+def test_the_choice_by_ties_differs_only_where_several_could_be_attached_to(
+    candidates: list[Seen], pending: list[Seen], ended: float | None, ignored: set[str]
+) -> None:
+    """A candidate has a tie now, so it is ``of_run``; podwatch asks about several of them."""
+    candidates = [Seen(s.start_id, s.age, of_run=True) for s in candidates]
+    pending = [s for s in pending if s.start_id not in {c.start_id for c in candidates}]
+    found = sift(candidates, pending, ended=ended, wall=NOW, ignored=ignored)
+
+    def tree(one: Seen, answer: TreeAnswer) -> FoundTree:
+        return FoundTree(process(one), answer, "because", trains=answer is TreeAnswer.ATTACH)
+
+    def process(one: Seen) -> PodProcess:
+        return PodProcess(ProcessIdentity(ord(one.start_id), round((NOW - one.age) * 100)), 1, "x", ("x",))
+
+    trees = [tree(c, TreeAnswer.ATTACH) for c in candidates] + [tree(p, TreeAnswer.WAIT) for p in pending]
+    none_of_ours = [process(one).identity for one in (*candidates, *pending) if one.start_id in ignored]
+    chosen = choose_trainer(trees, ended=ended, ignored=none_of_ours)
+    close = any(abs(NOW - s.age - ((ended or 0) - SEEN_LATE)) < 0.02 for s in (*candidates, *pending))
+    if close:  # ticks are hundredths of a second
+        return
+    ids = {chr(t.top.pid) for t in chosen.waits_for}
+    if len(found.successors) == 1 and not found.rivals:
+        assert chosen.attach is not None
+        assert chr(chosen.attach.top.pid) == found.successors[0].start_id
+    else:
+        assert chosen.attach is None
+        assert ids == {s.start_id for s in (*found.successors, *found.rivals, *found.pending)}

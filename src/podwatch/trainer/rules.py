@@ -9,7 +9,7 @@ careful, never less: an evaluation, a tool, a server, a shell is never a trainer
 
 A tree is the trainer's own part of a chain of processes: it ends below shells at which commands are typed, terminal
 and notebook servers, other users, and podwatch. It continues through a parent that trains, a shell that runs a script,
-and a parent whose command line ends with the child's (``uv run``, ``timeout 10h``, ``mpirun``).
+a parent whose command line ends with the child's (``uv run``, ``timeout 10h``, ``mpirun``), and a ``train.py``.
 """
 
 import posixpath
@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Final
 
 from podwatch.domain.process import TICKS_PER_SECOND, ProcessIdentity, ProcessRole
-from podwatch.trainer.process_roles import looks_like_reader, program, repeats_command, script_of
+from podwatch.trainer.process_roles import looks_like_reader, looks_like_trainer, program, repeats_command, script_of
 
 __all__ = [
     "FoundTree",
@@ -98,12 +98,13 @@ class SoughtRun:
 
 @dataclass(frozen=True, slots=True)
 class FoundTree:
-    """``tied``: a tie to the run was seen. ``attachable``: an operator can declare it the trainer."""
+    """``trains``: it has a tie, and a training role or a CUDA context. ``attachable``: an operator can declare it the
+    trainer."""
 
     top: PodProcess
     answer: TreeAnswer
     reason: str
-    tied: bool = False
+    trains: bool = False
     attachable: bool = True
     members: tuple[PodProcess, ...] = field(default=(), compare=False, repr=False)
 
@@ -170,8 +171,10 @@ def _is_operators(process: PodProcess) -> bool:
         return not _runs_a_file(process)
     if running.lower() in ("ipython", "ipython3", "ptpython", "bpython"):
         return "-i" in arguments or not any(word.endswith((".py", ".ipy")) for word in arguments)
+    if not _PYTHON.fullmatch(_base((process.argv or ("",))[0])) or process.tty == 0:  # a title is no command
+        return False
     asks = any(re.fullmatch(r"-[a-zA-Z]*i[a-zA-Z]*", word) for word in process.argv[1:2])
-    return _is_python(process) and process.tty != 0 and (asks or not _runs_a_file(process)) and "-" not in process.argv
+    return asks or (not _runs_a_file(process) and "-" not in process.argv)
 
 
 def _serves_terminals(process: PodProcess) -> bool:
@@ -281,6 +284,8 @@ def _saves(process: PodProcess, run: SoughtRun) -> str:
 
 def path_tie(process: PodProcess, run: SoughtRun) -> str:
     """Return, as text, what ties this process to the run; empty if nothing does."""
+    if program(process.argv)[0] in _TOOLS:
+        return ""
     if saved := _saves(process, run):
         return f"process {process.pid} ({process.name}) writes {saved}"
     if said := _says_output(process, run) or process.names_output:
@@ -307,7 +312,9 @@ class _Pod:
 
     def may_belong(self, process: PodProcess) -> bool:
         """Whether it can be part of a trainer of this run at all."""
-        return _of_users(process, self.run) and not self.of_podwatch(process) and not _is_operators(process)
+        if process.above_podwatch or self.of_podwatch(process) or _is_operators(process):
+            return False
+        return _of_users(process, self.run)
 
     def of_podwatch(self, process: PodProcess) -> bool:
         return any(p.podwatch for p in (process, *self.ancestors(process)) if p.pid != 1)
@@ -334,16 +341,16 @@ class _Pod:
             return False
         if parent.role is not ProcessRole.OTHER or parent.cuda or self.ties.get(parent.pid):
             return True
-        if parent.pid == 1 or parent.above_podwatch:
+        if parent.pid == 1:
             return False
         if _is_shell(parent):  # one with job control gives each job a group of its own
             return child.group == parent.group or child.session == child.pid
-        return _wraps(parent, child)
+        return _wraps(parent, child) or (_is_python(parent) and looks_like_trainer(parent.argv))
 
     def unclear_parent(self, top: PodProcess) -> PodProcess | None:
         """The process above a tree if it may be part of it: an unknown Python program."""
         parent = self.by_pid.get(top.parent_pid)
-        if parent is None or parent.pid == 1 or parent.above_podwatch or not self.may_belong(parent):
+        if parent is None or parent.pid == 1 or not self.may_belong(parent):
             return None
         return parent if _is_python(parent) else None
 
@@ -368,9 +375,9 @@ def classify_trees(processes: Iterable[PodProcess], run: SoughtRun) -> tuple[Fou
     found = [judged for pid, tree in trees.items() if (judged := _judge(pod.by_pid[pid], tree, pod)) is not None]
     for process in pod.by_pid.values():
         typed = _is_operators(process) and _of_users(process, run) and not pod.of_podwatch(process)
-        if typed and not _is_shell(process) and (path := _saves(process, run)):
+        if typed and not _is_shell(process) and not _serves_terminals(process) and (path := _saves(process, run)):
             reason = f"process {process.pid} ({process.name}) is interactive and writes {path}"
-            found.append(FoundTree(process, TreeAnswer.ASK, reason, tied=True, attachable=False))
+            found.append(FoundTree(process, TreeAnswer.ASK, reason, attachable=False))
     return tuple(sorted(found, key=lambda tree: tree.top.pid))
 
 
@@ -380,7 +387,7 @@ def _judge(top: PodProcess, tree: list[PodProcess], pod: _Pod) -> FoundTree | No
     tie = next((pod.ties[p.pid] for p in tree if pod.ties[p.pid]), "")
     context = next((text for p in tree if (text := _context(p, run))), "")
     training = any(p.role in _TRAINING for p in tree)
-    found = FoundTree(top, TreeAnswer.ASK, tie, bool(tie), members=tuple(tree))
+    found = FoundTree(top, TreeAnswer.ASK, tie, bool(tie and (training or context)), members=tuple(tree))
     if any(_was_started(p, top, run) for p in tree):
         return replace(found, answer=TreeAnswer.OWN, reason="the run's supervisor started it")
     if run.attach is not None and any(p.identity == run.attach for p in tree):
@@ -391,7 +398,8 @@ def _judge(top: PodProcess, tree: list[PodProcess], pod: _Pod) -> FoundTree | No
         reason = f"another podwatch started it, and {tie}"
         return replace(found, reason=reason, attachable=False) if tie else None
     if _evaluates(tree) and not any(_saves(p, run) for p in tree):
-        return replace(found, reason=f"{context}, but it looks like an evaluation") if tie and context else None
+        reason = f"{context}, but it looks like an evaluation"
+        return replace(found, reason=reason, trains=False) if tie and context else None
     if not tie:
         return _untied(found, context, training, run)
     if not (training or context):
@@ -408,10 +416,10 @@ def _untied(found: FoundTree, context: str, training: bool, run: SoughtRun) -> F
         return None
     if run.command and any(repeats_command(p.argv, p.cwd, run.command, run.cwd) for p in found.members):
         reason = "its command is this run's"
-    elif any(p.role in _TRAINING and _below(p.cwd, run.output_dir) for p in found.members):
-        reason = f"it trains in {run.output_dir}"
+    elif any(p.role in _TRAINING and (p.writes or _below(p.cwd, run.output_dir)) for p in found.members):
+        reason = f"it is a trainer at work in {run.output_dir}"
     elif context and training and run.cwd and any(p.cwd == run.cwd for p in found.members):
-        reason = f"it trains in {run.cwd}"
+        reason = f"it is a trainer at work in {run.cwd}"
     else:
         return None
     if context:
@@ -483,11 +491,12 @@ def choose_trainer(
 ) -> TrainerChoice:
     """Choose while no trainer of podwatch lives. ``ended``: when the last one ended (seconds since boot; None: none ran
     in this boot). A tree that is older ran at the same time, so it does not continue the run: podwatch does not attach
-    to it, and waits for it only if it has a tie. ``ignored``: what an operator declared to be none of this run's."""
+    to it, and waits for it only if it trains this run. ``ignored``: what an operator declared to be none of this
+    run's."""
     seen = [t for t in trees if t.top.identity not in ignored and t.answer is not TreeAnswer.OWN]
     newer = [t for t in seen if ended is None or t.top.identity.start_ticks / TICKS_PER_SECOND > ended - SEEN_LATE]
     attachable = [t for t in newer if t.answer is TreeAnswer.ATTACH]
-    rest = tuple(t for t in seen if t.tied or t in newer)
+    rest = tuple(t for t in seen if t.trains or t in newer)
     if len(attachable) == 1 and not any(t.answer is TreeAnswer.ATTACH for t in rest if t is not attachable[0]):
         return TrainerChoice(attachable[0])
     return TrainerChoice(None, rest)
