@@ -41,7 +41,7 @@ def adopted(out: Path, *command: str, user: tuple[str, ...] = (), **env: str) ->
 
 
 def script(out: Path, *argv: str, **env: str) -> contextlib.AbstractContextManager[int]:
-    return adopted(out, sys.executable, "-S", "train.py", *argv, **env)
+    return adopted(out, sys.executable, "-S", "train.py", *argv, user=(), **env)
 
 
 def run(out: Path, **more: object) -> SoughtRun:

@@ -412,6 +412,7 @@ def test_whoever_is_killed_when_there_is_one_trainer_and_an_end_that_was_recorde
         (["true"], {"cwd": "/no/such/dir"}, "cwd", 2),
         (["true"], {"user": "no-such-user"}, "user", 0),
         (["true"], {"before": [["false"]]}, "before", 0),
+        (["true"], {"before": [["sh", "-c", "setsid sleep 300 & exit 1"]]}, "before", 0),
         (["true"], {"before": [["sleep", "300"]], "before_deadline": 0.2}, "before", 110),
         (["true"], {"expires": 1.0}, "superseded", 0),
     ],

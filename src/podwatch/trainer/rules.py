@@ -495,8 +495,8 @@ def choose_trainer(
     run's."""
     seen = [t for t in trees if t.top.identity not in ignored and t.answer is not TreeAnswer.OWN]
     newer = [t for t in seen if ended is None or t.top.identity.start_ticks / TICKS_PER_SECOND > ended - SEEN_LATE]
-    attachable = [t for t in newer if t.answer is TreeAnswer.ATTACH]
     rest = tuple(t for t in seen if t.trains or t in newer)
-    if len(attachable) == 1 and not any(t.answer is TreeAnswer.ATTACH for t in rest if t is not attachable[0]):
+    attachable = [t for t in rest if t.answer is TreeAnswer.ATTACH]
+    if len(attachable) == 1 and attachable[0] in newer:
         return TrainerChoice(attachable[0])
     return TrainerChoice(None, rest)
