@@ -45,10 +45,15 @@ def rig(make_rig: Callable[[], Rig]) -> Rig:
 
 
 @pytest.fixture
-def attaching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """podwatch attaches to training that it finds, which it does not do in other tests. Beside each of its decisions
-    the one by ties is made, and no difference is left unexplained."""
+def attaching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """podwatch attaches to training that it finds, which it does not do in other tests."""
     monkeypatch.setattr(Rig, "supervise", "auto")
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Beside each decision of podwatch about processes the one by ties is made, and no difference is left unexplained.
+    Its start takes longer."""
     root, report = Path(__file__).parents[2], tmp_path / "differences"
     monkeypatch.setenv("PYTHONPATH", f"{root / 'tests/support/shadow_site'}:{root}")
     monkeypatch.setenv("TEST_TIE_DIFFERENCES", str(report))
