@@ -64,6 +64,8 @@ def test_a_forged_directory_of_ours_stops_every_change_and_no_adoption(rig: Rig)
 def test_nothing_starts_in_an_output_directory_that_was_replaced(rig: Rig) -> None:
     daemon = rig.daemon().start()
     running(daemon, rig, step=5)
+    rig.order(wait=True)  # between two steps: it would end where it finds no directory to write to
+    daemon.wait_for((rig.control / "waits").exists, 20, "training waits")
     kept = rig.output.with_name("kept")
     other = rig.root / "other"
     other.mkdir()
@@ -73,6 +75,7 @@ def test_nothing_starts_in_an_output_directory_that_was_replaced(rig: Rig) -> No
     reason = wait_reason(daemon, "directory-replaced")
     assert str(rig.output) in reason["summary"]
     rig.kill("trainer")
+    rig.obey()
     wait_reason(daemon, "trainer-exited")
     assert len(rig.starts) == 1
     pruned = daemon.command("prune")
