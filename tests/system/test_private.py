@@ -132,7 +132,7 @@ def test_another_user_cannot_hold_up_a_restore(public: Path) -> None:
 @needs_root
 def test_another_users_lock_with_the_same_inode_number_is_no_podwatch(public: Path, tmp_path: Path) -> None:
     """Its environment would name the runtime directory, and so the control socket, that root is told to use."""
-    lock = tmp_path / "state" / "run" / "lock"
+    lock = tmp_path / "state" / "run" / "guard.lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
     locks = tmp_path / "locks"
