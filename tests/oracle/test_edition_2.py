@@ -102,7 +102,9 @@ def recordings(directory: Path) -> list[Path]:
     return sorted(directory.iterdir())
 
 
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 39")
 def test_replay_of_recorded_nights(tmp_path: Path) -> None:
+    """The turns of a recording have a form that edition 2 cannot read: it needs the nights written in its own."""
     pod = tmp_path / "pod"
     nights = recordings(pod / "nights")
     config = pod_with(GOLDENS[0], tmp_path / "other")
