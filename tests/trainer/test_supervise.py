@@ -252,7 +252,7 @@ def test_an_operators_terminal_is_left_alone_and_does_not_keep_the_tree(run: Run
     )
     eventually(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     shell, window = map(int, pids.read_text().split())
-    eventually(lambda: processes.children(window))
+    eventually(lambda: processes.children(window) and Path(f"/proc/{shell}/comm").read_text() == "bash\n")  # after exec
     supervisor.terminate()
     assert ends(supervisor)
     assert processes.alive(shell)
