@@ -2,8 +2,8 @@
 
     python benchmarks/recovery.py [--recoveries 100] [--peers 20]
 
-A real podwatch with its keeper, a trainer whose engine outlives it, and the NVML stand-in, all at default rhythms. The
-parts are named. The peers restart the same tree after the same kill: systemd where this is root and has
+A real podwatch with its supervisor, a trainer whose engine outlives it, and the NVML stand-in, all at default rhythms.
+The parts are named. The peers restart the same tree after the same kill: systemd where this is root and has
 systemd-nspawn, supervisord where it can be installed (a venv of its own, .venv-peers).
 """
 

@@ -242,7 +242,7 @@ def test_a_full_disk_at_the_first_start_is_guarded_and_used_once_there_is_room(r
     found = guards(daemon, "no space left")
     assert "does not restart training" in found["summary"]
     assert "free some space" in found["suggestion"]
-    assert not rig.starts, "the keeper's record cannot be written"
+    assert not rig.starts, "the supervisor's record cannot be written"
     (small_state / "filler").unlink()
     returned(daemon)
     running(daemon, rig, step=5)

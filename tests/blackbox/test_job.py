@@ -52,11 +52,11 @@ class Job:
             time.sleep(0.05)
         assert self.rig.members() == [], [processes.command(pid) for pid in self.rig.members()]
 
-    def keeper(self) -> int:
-        return int(self.record()["keeper"])
+    def supervisor(self) -> int:
+        return int(self.record()["supervisor"])
 
     def record(self) -> dict[str, Any]:
-        (path,) = self.rig.root.glob("state/*/keeper/record.json")
+        (path,) = self.rig.root.glob("state/*/supervisor/record.json")
         document: dict[str, Any] = json.loads(path.read_text())
         return document
 
@@ -160,14 +160,14 @@ def test_the_engines_signal_is_a_preemption_however_often_it_comes(
     assert job.ends() == 86
 
 
-def test_a_killed_job_takes_keeper_and_trainer_with_it(rig: Rig) -> None:
+def test_a_killed_job_takes_supervisor_and_trainer_with_it(rig: Rig) -> None:
     job = Job(rig).start()
     trainer = running(job.daemon, rig)
-    keeper = job.keeper()
+    supervisor = job.supervisor()
     job.process.kill()
     job.gone()
     assert not alive(trainer)
-    assert not alive(keeper)
+    assert not alive(supervisor)
     seen = len(job.daemon.events())
     job.start()
     running(job.daemon, rig, after=seen)
@@ -189,11 +189,11 @@ def test_a_daemon_that_crashes_is_started_again_and_takes_over_the_trainer(rig: 
     assert job.ends() == 86
 
 
-def test_neither_keeper_nor_trainer_holds_the_engines_output(rig: Rig) -> None:
+def test_neither_supervisor_nor_trainer_holds_the_engines_output(rig: Rig) -> None:
     job = Job(rig).start()
     trainer = running(job.daemon, rig)
     engines = job.daemon.log.stat()
-    for pid in (trainer, job.keeper(), *processes.descendants(job.keeper())):
+    for pid in (trainer, job.supervisor(), *processes.descendants(job.supervisor())):
         for link in Path(f"/proc/{pid}/fd").iterdir():
             try:
                 held = link.stat()
@@ -350,20 +350,22 @@ def test_no_file_an_empty_state_directory_and_a_probe(rig: Rig, elsewhere: Path)
 
 
 def test_an_attempt_waits_for_what_an_earlier_one_left(rig: Rig) -> None:
-    """The engine killed podwatch, and its keeper is stuck. The next attempt trains once that has ended."""
+    """The engine killed podwatch, and its supervisor is stuck. The next attempt trains once that has ended."""
     job = Job(rig, {"SLURM_JOB_ID": "7"}).start()
     trainer = running(job.daemon, rig)
-    keeper = job.keeper()
-    os.kill(keeper, signal.SIGSTOP)
+    supervisor = job.supervisor()
+    os.kill(supervisor, signal.SIGSTOP)
     job.process.kill()
     job.process.wait()
     seen = len(job.daemon.events())
     job.start()
-    job.daemon.wait_for(lambda: f"keeper {keeper}" in job.daemon.log.read_text(), 60, "it names what it waits for")
+    job.daemon.wait_for(
+        lambda: f"supervisor {supervisor}" in job.daemon.log.read_text(), 60, "it names what it waits for"
+    )
     assert alive(trainer)
-    os.kill(keeper, signal.SIGCONT)
+    os.kill(supervisor, signal.SIGCONT)
     running(job.daemon, rig, after=seen)
-    assert not alive(keeper)
+    assert not alive(supervisor)
     assert not alive(trainer)
     job.process.terminate()
     assert job.ends() == 86
@@ -372,15 +374,15 @@ def test_an_attempt_waits_for_what_an_earlier_one_left(rig: Rig) -> None:
 def test_an_attempt_that_waits_too_long_ends_with_86(rig: Rig) -> None:
     job = Job(rig, {"SLURM_JOB_ID": "7"}, recovery__standby="3s").start()
     trainer = running(job.daemon, rig)
-    keeper = job.keeper()
-    os.kill(keeper, signal.SIGSTOP)
+    supervisor = job.supervisor()
+    os.kill(supervisor, signal.SIGSTOP)
     job.process.kill()
     job.process.wait()
     job.start()
     assert job.process.wait(180) == 86, job.daemon.tail()
     assert alive(trainer)
     assert "an earlier attempt is still ending here" in job.daemon.log.read_text()
-    os.kill(keeper, signal.SIGCONT)
+    os.kill(supervisor, signal.SIGCONT)
     job.gone()
 
 

@@ -1,4 +1,4 @@
-"""SIGKILL for podwatch, its keeper and its upload child right before and after what they change: the promises hold.
+"""SIGKILL for podwatch, its supervisor and its upload child right before and after what they change: the promises hold.
 
 One life without a kill shows the points. Each round then repeats that life, ends one process at one point, starts the
 next podwatch, and holds it to the promises. The gate takes a few points spread over each role's life;
@@ -183,7 +183,7 @@ def spread(found: list[Moment], most: int) -> list[Moment]:
     return [found[n * len(found) // most] for n in range(most)] if len(found) > most else found
 
 
-@pytest.mark.parametrize("role", ["daemon", "keeper", "upload"])
+@pytest.mark.parametrize("role", ["daemon", "supervisor", "upload"])
 @pytest.mark.slow
 def test_a_kill_at_any_point_breaks_no_promise(lives: Callable[[], Life], role: str) -> None:
     first = lives()

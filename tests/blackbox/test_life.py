@@ -67,26 +67,26 @@ def written_down(rig: Rig) -> set[int]:
 
 
 @pytest.mark.slow
-def test_a_keeper_that_is_killed_is_reported_and_training_is_guarded_on(rig: Rig) -> None:
+def test_a_supervisor_that_is_killed_is_reported_and_training_is_guarded_on(rig: Rig) -> None:
     daemon = rig.daemon().start()
     trainer = running(daemon, rig, step=5)
-    (record,) = rig.root.glob("state/*/keeper/record.json")
-    os.kill(json.loads(record.read_text())["keeper"], signal.SIGKILL)
-    raised = daemon.wait_event("finding-raised", 20, finding="keeper-lost")
+    (record,) = rig.root.glob("state/*/supervisor/record.json")
+    os.kill(json.loads(record.read_text())["supervisor"], signal.SIGKILL)
+    raised = daemon.wait_event("finding-raised", 20, finding="supervisor-lost")
     assert raised["level"] == "warning"
     assert "which continues" in raised["event"]
-    assert "its keeper has ended" in " ".join(says(daemon, 1).split())
+    assert "its supervisor has ended" in " ".join(says(daemon, 1).split())
     assert (rig.trainer_pid, len(rig.starts)) == (trainer, 1)
 
     seen = len(daemon.events())
     daemon.stop(signal.SIGKILL)
     daemon.start()
-    daemon.wait_event("finding-raised", 20, after=seen, finding="keeper-lost")
+    daemon.wait_event("finding-raised", 20, after=seen, finding="supervisor-lost")
     rig.kill("trainer")
     daemon.wait_event("incident-closed", 30, after=seen)
-    daemon.wait_event("finding-cleared", 20, after=seen, finding="keeper-lost")
+    daemon.wait_event("finding-cleared", 20, after=seen, finding="supervisor-lost")
     assert len(rig.starts) == 2
-    assert "keeper-lost" not in reasons(daemon), "the next start has a keeper of its own"
+    assert "supervisor-lost" not in reasons(daemon), "the next start has a supervisor of its own"
 
 
 @pytest.mark.slow

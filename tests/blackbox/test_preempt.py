@@ -44,7 +44,7 @@ def test_preempt_says_goodbye_ends_training_and_leaves_and_the_next_one_goes_on(
 
 @pytest.mark.slow
 def test_what_training_saves_at_sigterm_is_stored_before_the_container_ends(rig: Rig, elsewhere: Path) -> None:
-    """The keeper, too, leaves it more time than ``trainer.stop_grace``."""
+    """The supervisor, too, leaves it more time than ``trainer.stop_grace``."""
     if subprocess.run([*PID1, "true"], capture_output=True).returncode != 0:
         pytest.skip("a pid namespace of its own needs root")
     rig.trainer_flags = ["--ckpt.interval", "4", "--save-at-sigterm", "4"]

@@ -202,10 +202,10 @@ def command_lines(rig: Rig) -> dict[str, bytes]:
 
 def files(rig: Rig, given: set[Path]) -> dict[str, bytes]:
     """Every file but those that hold the secrets (and the copy of the configuration), the trainer's own (moved ones,
-    too), and what the keeper needs to start it."""
+    too), and what the supervisor needs to start it."""
     found = {}
     state = rig.root / "state" / rig.run_id
-    own = [rig.control, rig.output / "logs", state / "logs", state / "keeper"]
+    own = [rig.control, rig.output / "logs", state / "logs", state / "supervisor"]
     kept = {state / "last-good.json", *rig.output.parent.glob(".podwatch/outputs/quarantine/*/*/inference.log")}
     for path in rig.root.rglob("*"):
         if path.is_file() and path not in given | kept and not any(part in path.parents for part in own):

@@ -301,7 +301,7 @@ def test_a_session_whose_number_is_another_processs_by_now_makes_no_leftover(car
         tmp_path,
         """
 from podwatch.system.procfs import identify
-from podwatch.trainer.keeper_client import KeeperRecord
+from podwatch.trainer.supervisor_files import SupervisorRecord
 import podwatch.cli.stray_gpu_processes as module
 stranger = subprocess.Popen([sys.executable, "-c", HOLD, "mild"], stdout=subprocess.PIPE, text=True,
                             start_new_session=True)
@@ -310,9 +310,9 @@ stranger.stdout.readline()
 mine = identify(stranger.pid)
 older = type(mine)(mine.pid, mine.start_ticks - 5, mine.boot_id, mine.pid_namespace)
 import inspect
-fields = {name: "" for name in inspect.signature(KeeperRecord).parameters}
-fields.update(keeper=older, launcher=older, directory=root, start_id="s1")
-module.read_record = lambda _: KeeperRecord(**fields)
+fields = {name: "" for name in inspect.signature(SupervisorRecord).parameters}
+fields.update(supervisor=older, launcher=older, directory=root, start_id="s1")
+module.read_record = lambda _: SupervisorRecord(**fields)
 (found,) = strays.look(settings).strays
 assert found.identity == mine and not found.leftover, found
 print("well")

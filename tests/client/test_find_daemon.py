@@ -61,12 +61,12 @@ def test_an_endpoint_that_is_no_file_holds_no_command_up(tmp_path):
 
 
 def test_training_of_a_start_after_the_last_document_lives(tmp_path):
-    """podwatch was killed just after it restarted training: only the keeper's record names the new launcher."""
+    """podwatch was killed just after it restarted training: only the supervisor's record names the new launcher."""
     record = {"boot_id": boot_id(), "pid": os.getpid(), "ticks": start_ticks(os.getpid())}
     document = {"training": {"pid": 2**22 + 1, "start_ticks": 5}, "daemon": {"state_dir": str(tmp_path)}}
     assert training_lives(document) is False
-    (tmp_path / "keeper").mkdir()
-    path = tmp_path / "keeper" / "record.json"
+    (tmp_path / "supervisor").mkdir()
+    path = tmp_path / "supervisor" / "record.json"
     for changed, lives in ({}, True), ({"ticks": 7}, False), ({"boot_id": "another"}, False), ({"pid": "x"}, False):
         path.write_text(json.dumps(record | changed))
         assert training_lives(document) is lives

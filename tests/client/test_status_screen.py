@@ -183,12 +183,12 @@ def test_first_line_is_the_verdict(name, words):
     assert words in render(build_status(views.ALL[name]())).splitlines()[0]
 
 
-def test_a_trainer_that_lost_its_keeper_is_not_called_somebody_elses():
+def test_a_trainer_that_lost_its_supervisor_is_not_called_somebody_elses():
     document = build_status(views.ALL["running"]())
     document["training"]["supervision"] = "attach"
     assert "not started by podwatch" in render(document, width=200)
-    document["reasons"] = [{"kind": "keeper-lost", "severity": "warning", "summary": "x", "suggestion": "y"}]
-    assert "started by podwatch, its keeper has ended" in render(document, width=200)
+    document["reasons"] = [{"kind": "supervisor-lost", "severity": "warning", "summary": "x", "suggestion": "y"}]
+    assert "started by podwatch, its supervisor has ended" in render(document, width=200)
 
 
 @pytest.mark.parametrize(("at_risk", "unknown"), [(0, False), (None, True)])

@@ -7,7 +7,7 @@ import pytest
 from podwatch.checkpoints.layouts.base import SAVES, Concern
 from podwatch.daemon.backup_findings import backup_findings, upload_findings
 from podwatch.daemon.entry import silent_seconds
-from podwatch.daemon.own_findings import freeze_findings, keeper_findings, saved_after_all
+from podwatch.daemon.own_findings import freeze_findings, saved_after_all, supervisor_findings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.facts import StoreFacts, Tally, UploadOutcome
 from podwatch.domain.finding import FindingKind, Severity, Verdict
@@ -44,13 +44,13 @@ def test_only_what_init_says_is_believed_and_only_once(given: dict[str, str], ex
 
 
 LAUNCHER = ProcessIdentity(4711, 100)
-KEPT = TrainerSample("s1", Supervision.KEEPER, alive=True, launcher=LAUNCHER)
+KEPT = TrainerSample("s1", Supervision.SUPERVISED, alive=True, launcher=LAUNCHER)
 LOST = replace(KEPT, supervision=Supervision.ATTACH)
 
 
-def test_a_trainer_whose_keeper_ended_is_a_warning_that_says_what_still_works() -> None:
-    (found,) = keeper_findings(observed(LOST, 5.0))
-    assert (found.kind, found.severity, found.verdict) == (FindingKind.KEEPER_LOST, Severity.WARNING, Verdict.NONE)
+def test_a_trainer_whose_supervisor_ended_is_a_warning_that_says_what_still_works() -> None:
+    (found,) = supervisor_findings(observed(LOST, 5.0))
+    assert (found.kind, found.severity, found.verdict) == (FindingKind.SUPERVISOR_LOST, Severity.WARNING, Verdict.NONE)
     assert "(pid 4711), which continues" in found.summary
     assert "restarts it as before" in found.summary
     assert "counts as a failure" in found.summary
@@ -68,8 +68,8 @@ def test_a_trainer_whose_keeper_ended_is_a_warning_that_says_what_still_works() 
     ],
     ids=["kept", "ended", "attached", "none", "unseen"],
 )
-def test_nothing_is_said_of_the_keeper_of(reading: Reading[TrainerSample]) -> None:
-    assert keeper_findings(reading) == ()
+def test_nothing_is_said_of_the_supervisor_of(reading: Reading[TrainerSample]) -> None:
+    assert supervisor_findings(reading) == ()
 
 
 def test_a_command_that_has_saved_does_not_save_nothing() -> None:

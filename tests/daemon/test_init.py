@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.daemon import init
 from podwatch.system import procfs
+from podwatch.trainer import supervise
 from tests.support import forking
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def until(check: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 class Box:
-    program: tuple[str, ...] = (init.__file__,)
+    program: tuple[str, ...] = (supervise.__file__, "init")
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -58,10 +58,6 @@ class Box:
             process = subprocess.Popen([*wrap, *base, *options, "--", *self.daemon(body)], stdout=log, stderr=log)
         self.processes.append(process)
         return process
-
-    def file(self) -> Path:
-        """What podwatch runs as its init."""
-        return Path(*self.program)
 
     @property
     def starts(self) -> list[int]:
@@ -216,16 +212,16 @@ def test_no_process_to_be_had_is_waited_for(box: Box) -> None:
 
 
 def test_detached_sigterm_leaves_other_children_alone(box: Box) -> None:
-    body = "import subprocess\np = subprocess.Popen(['sleep', '77'], start_new_session=True)\nopen(where + '/keeper', 'w').write(str(p.pid))\n"
+    body = "import subprocess\np = subprocess.Popen(['sleep', '77'], start_new_session=True)\nopen(where + '/supervisor', 'w').write(str(p.pid))\n"
     process = box.start(body + SERVE)
-    until(lambda: (box.root / "keeper").exists() and (box.root / "keeper").read_text())
-    keeper = int((box.root / "keeper").read_text())
+    until(lambda: (box.root / "supervisor").exists() and (box.root / "supervisor").read_text())
+    supervisor = int((box.root / "supervisor").read_text())
     process.terminate()
     assert process.wait(60) == 0
-    status = procfs.read_stat(keeper)
+    status = procfs.read_stat(supervisor)
     assert status is not None
     assert status.state != "Z"
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(supervisor, signal.SIGKILL)
 
 
 HELD = """
@@ -253,12 +249,12 @@ unshare = pytest.mark.skipif(
     reason="a pid namespace of its own needs root",
 )
 PID1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-KEEPER = "import subprocess\nif count == 1:\n    subprocess.Popen(['sh', '-c', 'trap \"echo term >> ' + where + '/training; exit\" TERM; touch ' + where + '/up; while :; do sleep 0.05; done'], start_new_session=True)\n    while not os.path.exists(where + '/up'): time.sleep(0.01)\n"
+SUPERVISOR = "import subprocess\nif count == 1:\n    subprocess.Popen(['sh', '-c', 'trap \"echo term >> ' + where + '/training; exit\" TERM; touch ' + where + '/up; while :; do sleep 0.05; done'], start_new_session=True)\n    while not os.path.exists(where + '/up'): time.sleep(0.01)\n"
 
 
 @unshare
 def test_pid_one_stays_for_training_when_the_configuration_is_bad_and_preempts_on_sigterm(box: Box) -> None:
-    outer = box.start(KEEPER + "sys.exit(78)", wrap=PID1)
+    outer = box.start(SUPERVISOR + "sys.exit(78)", wrap=PID1)
     until(lambda: "init stays" in box.said)
     assert "pid1" in (box.root / "starts").read_text()
     assert outer.poll() is None
@@ -278,7 +274,7 @@ def test_a_job_whose_daemon_is_killed_after_it_decided_returns_what_it_decided(b
 
 
 def test_pid_one_tells_the_daemon_first_then_training(box: Box) -> None:
-    outer = box.start(KEEPER + SERVE, wrap=PID1)
+    outer = box.start(SUPERVISOR + SERVE, wrap=PID1)
     until(lambda: (box.root / "up").exists())
     (inner,) = procfs.children(outer.pid)
     os.kill(inner, signal.SIGTERM)
@@ -289,7 +285,7 @@ def test_pid_one_tells_the_daemon_first_then_training(box: Box) -> None:
 
 def _detach(box: Box, body: str) -> "subprocess.CompletedProcess[str]":
     code = (
-        f"import sys; from pathlib import Path; from podwatch.daemon import entry; entry.INIT = {str(box.file())!r}\n"
+        "import sys; from pathlib import Path; from podwatch.daemon import entry\n"
         "r, argv = Path(sys.argv[1]), sys.argv[2:]\n"
         "sys.exit(entry.start_init(argv, detach=True, log_path=r / 'l' / 'log', run_dir=r))"
     )

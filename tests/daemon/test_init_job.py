@@ -17,11 +17,11 @@ pytestmark = pytest.mark.slow
 
 VERDICT = "tell('PODWATCH_END=1')\nsys.exit({code})"
 PIPE = "PODWATCH_JOB_PIPE"
-KEEPER = """
+SUPERVISOR = """
 import os, select, signal, sys, time
 fd, where = int(sys.argv[1]), sys.argv[2]
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a keeper, which only passes it on
-open(where + "/keeper", "w").write(str(os.getpid()))
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a supervisor, which only passes it on
+open(where + "/supervisor", "w").write(str(os.getpid()))
 poll = select.poll()
 poll.register(fd, 0)
 poll.poll()
@@ -34,19 +34,19 @@ class JobBox(Box):
     def job(self, body: str, *options: str, grace: float = 20.0) -> "subprocess.Popen[bytes]":
         return self.start(body, "--job", "--grace", str(grace), "--standby", "30", *options)
 
-    def keeper(self, seconds: float) -> str:
+    def supervisor(self, seconds: float) -> str:
         """Code of a daemon that leaves a process behind, which waits for the end of the pipe and so many seconds."""
-        (self.root / "keeper.py").write_text(KEEPER)
-        argv = [sys.executable, "-S", str(self.root / "keeper.py")]
+        (self.root / "supervise.py").write_text(SUPERVISOR)
+        argv = [sys.executable, "-S", str(self.root / "supervise.py")]
         words = f"{argv!r} + [os.environ['{PIPE}'], where, '{seconds}']"
         return (
             f"import subprocess\nsubprocess.Popen({words}, start_new_session=True,"
             f" pass_fds=(int(os.environ['{PIPE}']),))\n"
-            "while not os.path.exists(where + '/keeper') or not open(where + '/keeper').read(): time.sleep(0.01)\n"
+            "p = where + '/supervisor'\nwhile not os.path.exists(p) or not open(p).read(): time.sleep(0.01)\n"
         )
 
     def kept(self) -> int:
-        return int((self.root / "keeper").read_text())
+        return int((self.root / "supervisor").read_text())
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_daemon_that_is_never_ready_uses_up_the_standby(box: JobBox) -> None:
 
 
 def test_training_ends_before_the_job_and_gets_the_end_of_the_pipe(box: JobBox) -> None:
-    process = box.job(box.keeper(0.5) + VERDICT.format(code=0))
+    process = box.job(box.supervisor(0.5) + VERDICT.format(code=0))
     assert process.wait(60) == 0
     assert (box.root / "told").exists()
     assert procfs.read_stat(box.kept()) is None
@@ -111,7 +111,7 @@ def test_what_does_not_end_within_the_grace_is_killed(box: JobBox) -> None:
         "    open(where + '/orphan', 'w').write(str(os.getpid()))\n    time.sleep(300)\n"
         "while not os.path.exists(where + '/orphan'): time.sleep(0.01)\n"
     )
-    process = box.job(box.keeper(300) + orphan + VERDICT.format(code=0), grace=1.0)
+    process = box.job(box.supervisor(300) + orphan + VERDICT.format(code=0), grace=1.0)
     assert process.wait(60) == 0
     assert procfs.read_stat(box.kept()) is None
     assert procfs.read_stat(int((box.root / "orphan").read_text())) is None
@@ -121,9 +121,9 @@ def test_what_does_not_end_within_the_grace_is_killed(box: JobBox) -> None:
 def test_a_signal_reaches_daemon_and_training_at_once_and_repeats_change_nothing(
     box: JobBox, number: signal.Signals
 ) -> None:
-    body = box.keeper(1.0) + "signal.signal(signal.SIGTERM, lambda *_: None)\n" + SERVE
+    body = box.supervisor(1.0) + "signal.signal(signal.SIGTERM, lambda *_: None)\n" + SERVE
     process = box.job(body, grace=2.0)
-    until(lambda: len(box.starts) == 1 and (box.root / "keeper").exists())
+    until(lambda: len(box.starts) == 1 and (box.root / "supervisor").exists())
     for again in (number, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
         process.send_signal(again)
     until((box.root / "told").exists)
@@ -143,14 +143,14 @@ def test_a_verdict_that_was_reached_before_the_signal_counts(box: JobBox) -> Non
 
 
 def test_a_killed_init_takes_the_daemon_and_training_with_it(box: JobBox) -> None:
-    process = box.job(box.keeper(0.1) + SERVE)
-    until(lambda: len(box.starts) == 1 and (box.root / "keeper").exists() and (box.root / "keeper").read_text())
-    daemon, keeper = box.starts[0], box.kept()
+    process = box.job(box.supervisor(0.1) + SERVE)
+    until(lambda: len(box.starts) == 1 and (box.root / "supervisor").exists() and (box.root / "supervisor").read_text())
+    daemon, supervisor = box.starts[0], box.kept()
     process.kill()
     process.wait()
     until((box.root / "told").exists)
     until(lambda: procfs.read_stat(daemon) is None)
-    until(lambda: procfs.read_stat(keeper) is None)
+    until(lambda: procfs.read_stat(supervisor) is None)
 
 
 def test_the_daemon_knows_its_job(box: JobBox) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from podwatch.daemon import init
+from podwatch.trainer import supervise
 from tests.blackbox.conftest import make_rig, nvml_library, rig  # noqa: F401 - fixtures
 from tests.support.asking import reasons, running, says, status, wait_reason
 from tests.support.rig import Rig
@@ -19,7 +19,7 @@ def test_a_podwatch_that_init_restarted_after_a_freeze_says_so(rig: Rig) -> None
     daemon = rig.daemon()
     flags = ("--run-dir", str(rig.root / "init"), "--watchdog", "10", "--abort-wait", "1", "--backoff", "0.1")
     (rig.root / "init").mkdir()
-    daemon.wrapper = (sys.executable, "-I", "-S", "-E", init.__file__, *flags, "--")
+    daemon.wrapper = (sys.executable, "-I", "-S", "-E", supervise.__file__, "init", *flags, "--")
     daemon.start()
     trainer = running(daemon, rig)
     frozen = status(daemon)["daemon"]["pid"]

@@ -101,7 +101,7 @@ class World:
                 if server.generation_tokens_total is not None:
                     self.inference[url] = replace(server, generation_tokens_total=server.generation_tokens_total + 50)
         tree = (*self.others, *self.servers, *self.engines)
-        sample = TrainerSample(self.start_id, Supervision.KEEPER, True, 0.0, LAUNCHER.identity, None, tree)
+        sample = TrainerSample(self.start_id, Supervision.SUPERVISED, True, 0.0, LAUNCHER.identity, None, tree)
         gpus = tuple(
             GpuSample(
                 i, f"u{i}", "H100", memory_used_bytes=m, memory_total_bytes=80 * GIB,

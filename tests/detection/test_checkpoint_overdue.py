@@ -29,7 +29,7 @@ class Desk:
         self.progress = Progress(started_at=0.0)
         self.mark = CheckpointMark()
         self.stepping, self.saving, self.ending = True, False, False
-        self.trainer = TrainerSample("s", Supervision.KEEPER, alive=True)
+        self.trainer = TrainerSample("s", Supervision.SUPERVISED, alive=True)
         self.policies, self.told = POLICIES, ""
         self.step: int | None = None
 

@@ -15,7 +15,7 @@ from podwatch.domain.snapshot import (
 )
 
 NOW, WALL = 1000.0, 5000.0
-OLD = TrainerSample(start_id="old", supervision=Supervision.KEEPER, alive=True, started_at=NOW - 100)
+OLD = TrainerSample(start_id="old", supervision=Supervision.SUPERVISED, alive=True, started_at=NOW - 100)
 ATTACHED = Watched("attach-7-1", Supervision.ATTACH, ProcessIdentity(7, 1), WALL - 9.0)
 
 
@@ -46,7 +46,7 @@ def test_a_trainer_that_podwatch_has_stopped_since_does_not_run() -> None:
 
 
 def test_a_look_at_the_trainer_that_is_watched_stays_as_it_is() -> None:
-    same = Watched("old", Supervision.KEEPER, ProcessIdentity(1, 1), WALL - 100)
+    same = Watched("old", Supervision.SUPERVISED, ProcessIdentity(1, 1), WALL - 100)
     for before, watched in ((OLD, same), (TrainerSample(), None), (None, None)):
         seen = look(before)
         assert present(seen, watched, now=NOW, wall=WALL) == (seen, False)
@@ -55,7 +55,7 @@ def test_a_look_at_the_trainer_that_is_watched_stays_as_it_is() -> None:
 def test_what_cannot_be_observed_is_not_made_up() -> None:
     blind = Snapshot(at=NOW, wall=WALL, trainer=unobserved(SensorState.BLIND, NOW, "not looked for 12 s"))
     assert present(blind, ATTACHED, now=NOW, wall=WALL) == (blind, False)
-    found = Watched("old", Supervision.KEEPER, ProcessIdentity(1, 1), WALL - 100, adopted=True)  # it may have ended
+    found = Watched("old", Supervision.SUPERVISED, ProcessIdentity(1, 1), WALL - 100, adopted=True)  # it may have ended
     now, _ = present(look(None), found, now=NOW, wall=WALL)
     assert now.trainer.state is SensorState.PENDING
     assert now.trainer.value is None

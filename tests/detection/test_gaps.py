@@ -56,7 +56,7 @@ def snap(
         boot_at=at if boot is None else boot,
         gpus=observed(gpus, at),
         disk=observed(DiskSample("/d", 100, 1, 99, 100, 99), at),
-        trainer=observed(TrainerSample("s", Supervision.KEEPER, True, 1.0, TREE[0].identity, None, tree), at),
+        trainer=observed(TrainerSample("s", Supervision.SUPERVISED, True, 1.0, TREE[0].identity, None, tree), at),
         inference=observed((InferenceSample("http://e", Health.OK),), at),
         progress=observed((ProgressSample(ProgressSource.STEP_LINE, "trainer", step_at, step),), at),
     )

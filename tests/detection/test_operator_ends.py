@@ -105,7 +105,7 @@ def look(at: float, *, wall: float = 0.0, logs: tuple[LogMatch, ...] = ()) -> Sn
 
 
 def sample(*, by_hand: bool = False, used: float | None = None) -> TrainerSample:
-    start, how = (f"{ATTACHED_ID}10-1", Supervision.ATTACH) if by_hand else ("s1", Supervision.KEEPER)
+    start, how = (f"{ATTACHED_ID}10-1", Supervision.ATTACH) if by_hand else ("s1", Supervision.SUPERVISED)
     return TrainerSample(start, how, True, 0.0, ProcessIdentity(10, 1), terminal_used_wall=used)
 
 

@@ -115,13 +115,19 @@ def test_a_log_rule_is_shown_and_does_not_count() -> None:
         (None, True, "attach-7-70", 0, 10),
         (None, False, "s1", 0, 10),
     ],
-    ids=["no terminal", "terminal of an hour ago", "terminal in use", "killed for memory", "ours, its keeper killed"],
+    ids=[
+        "no terminal",
+        "terminal of an hour ago",
+        "terminal in use",
+        "killed for memory",
+        "ours, its supervisor killed",
+    ],
 )
 def test_a_person_has_time_to_start_what_they_stopped(
     used_before: float | None, oom: bool, start_id: str, low: int, high: int
 ) -> None:
     """Only where podwatch did not start it, and longer where somebody typed in its terminal lately. What the kernel
-    killed, no person did; and one that podwatch started has a person behind it as little as under its keeper."""
+    killed, no person did; and one that podwatch started has a person behind it as little as under its supervisor."""
     found = world()
     found.start_id, found.host = start_id, MEMORY
     found.quiet(60)

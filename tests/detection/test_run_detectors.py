@@ -65,7 +65,7 @@ def snap(
     **trainer: object,
 ) -> Snapshot:
     processes = [LAUNCHER, ORCHESTRATOR, TRAINER, *([ENGINE] if engine else []), *([SERVER] if server else [])]
-    sample = TrainerSample(start_id, Supervision.KEEPER, True, 0.0, LAUNCHER.identity, None, tuple(processes))
+    sample = TrainerSample(start_id, Supervision.SUPERVISED, True, 0.0, LAUNCHER.identity, None, tuple(processes))
     return Snapshot(
         at=at,
         wall=at,

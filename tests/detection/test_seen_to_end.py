@@ -249,7 +249,7 @@ def test_an_engine_that_nobody_saw_alive_for_long_was_not_seen_to_end() -> None:
     found.quiet(LONG)
 
 
-def test_by_hand_is_by_hand_whatever_its_keeper() -> None:
+def test_by_hand_is_by_hand_whatever_its_supervisor() -> None:
     found = healthy()
     found.start_id = f"{ATTACHED_ID}1"
     found.trainer = {"supervision": Supervision.ATTACH}

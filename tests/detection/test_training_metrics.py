@@ -39,7 +39,7 @@ class Desk:
     def turn(self) -> None:
         at = float(self.step)
         snapshot = Snapshot(at=at, wall=at, training=observed(tuple(self.window), at))
-        trainer = TrainerSample("s", Supervision.KEEPER, alive=True)
+        trainer = TrainerSample("s", Supervision.SUPERVISED, alive=True)
         look = Look(
             snapshot, Progress(), Learned(), self.policies, trainer=trainer, wanted=self.wanted, ending=self.ending
         )

@@ -29,7 +29,7 @@ from podwatch.policy.overall_status import (
     step_late,
 )
 
-RUNNING = TrainerSample("a", Supervision.KEEPER, alive=True, started_at=0.0, launcher=ProcessIdentity(7, 1, "boot"))
+RUNNING = TrainerSample("a", Supervision.SUPERVISED, alive=True, started_at=0.0, launcher=ProcessIdentity(7, 1, "boot"))
 BLIND: Reading[TrainerSample] = unobserved(SensorState.BLIND, 100.0, "no answer")
 
 

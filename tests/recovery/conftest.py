@@ -24,7 +24,7 @@ def quick_dir() -> Iterator[Path]:
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as name:
         yield Path(name)
-        end_all(lambda: naming(Path(name)))  # a keeper writes the end of its trainer into what is removed here
+        end_all(lambda: naming(Path(name)))  # a supervisor writes the end of its trainer into what is removed here
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_another_directory_is_a_difference(attached: Handle, make: Make, tmp_pat
 
 
 def test_one_of_ours_is_compared_with_what_it_was_started_from(make: Make, tmp_path: Path) -> None:
-    handle = Handle(os.getpid(), Supervision.KEEPER, "s1")
+    handle = Handle(os.getpid(), Supervision.SUPERVISED, "s1")
     record = StartRecord(
         "s1", 0.0, ("rl",), f"{tmp_path}/app", command=("rl", "--max-steps 99", "--wandb.api-key [removed]")
     )

@@ -131,7 +131,7 @@ async def test_a_stop_that_was_asked_for_is_carried_out_after_a_crash(quick_dir:
     raise AssertionError("never got through")
 
 
-async def test_an_interrupted_quarantine_waits_while_another_keeper_holds_the_run(
+async def test_an_interrupted_quarantine_waits_while_another_supervisor_holds_the_run(
     quick_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = await prepared(quick_dir)

@@ -1,5 +1,5 @@
-"""SIGKILL to podwatch and to the keeper, at every journal point of a restart and at random moments: never two trainers,
-never an orphan, and the next podwatch finishes or undoes it (promises 4 and 10)."""
+"""SIGKILL to podwatch and to the supervisor, at every journal point of a restart and at random moments: never two
+trainers, never an orphan, and the next podwatch finishes or undoes it (promises 4 and 10)."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def rounds(directory: Path, what: str, count: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("victim", ["podwatch", "keeper"])
+@pytest.mark.parametrize("victim", ["podwatch", "supervisor"])
 def test_killed_at_every_point_of_a_restart(quick_dir: Path, victim: str) -> None:
     said = rounds(quick_dir, victim)
     assert said["rounds"] >= 30, "the restart passed fewer points than it has: the test does not reach it"

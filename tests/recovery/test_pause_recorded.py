@@ -50,7 +50,7 @@ async def test_a_pause_that_is_read_late_holds_too_and_ends_by_the_operator(
         heir = Podwatch(world)
         pauses = maintenance(heir)
     assert not heir.file.known
-    world.kept = None  # the trainer has ended, and its keeper too
+    world.kept = None  # the trainer has ended, and its supervisor too
     await heir.recovery.begin()
     await heir.until_phase(Phase.PAUSED)
     await asyncio.sleep(0.05)

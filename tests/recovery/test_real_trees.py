@@ -1,4 +1,4 @@
-"""Recovery with the real keeper and real trees that misbehave, one after the other; never two trainers."""
+"""Recovery with the real supervisor and real trees that misbehave, one after the other; never two trainers."""
 
 import asyncio
 import contextlib
@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.recovery.test_with_supervisor import RealTime, running_trainers
 
 from podwatch.domain.finding import FindingKind
 from podwatch.recovery import Phase
 from podwatch.system.own_directories import Workspace
-from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
-from tests.recovery.test_with_keeper import RealTime, running_trainers
+from podwatch.trainer.start_and_adopt import SupervisorLauncher, SupervisorOptions
 from tests.support.known_trainers import ROLES
 from tests.support.recovery_world import GIB, Podwatch, World, death
 
@@ -47,7 +47,7 @@ time.sleep(600)
 
 
 class Pod:
-    """A world whose trainers are kept by the real keeper."""
+    """A world whose trainers are kept by the real supervisor."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -56,9 +56,9 @@ class Pod:
         self.mode("steady")
         command = [sys.executable, "-S", str(self.script), str(world.output)]
         world.settings_extra["trainer"] = {"command": command, "stop_grace": 0.3, "save_grace": 0.3}
-        self.launcher = KeeperLauncher(
+        self.launcher = SupervisorLauncher(
             "r1", world.output, world.root / "state", RealTime(), use_systemd=False, roles=ROLES,
-            options=KeeperOptions(beside=Workspace(world.output).outside, grace=1.0, linger=5.0),
+            options=SupervisorOptions(beside=Workspace(world.output).outside, grace=1.0, linger=5.0),
         )  # fmt: skip
         self.podwatch = Podwatch(world)
         object.__setattr__(self.podwatch.recovery.context.tools, "launcher", self.launcher)

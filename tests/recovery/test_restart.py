@@ -130,11 +130,11 @@ async def test_a_save_that_settles_when_the_trainer_dies_is_resumed_from_at_once
 
 
 async def test_a_new_podwatch_waits_until_the_newest_save_has_settled(world: World) -> None:
-    """Daemon, keeper and trainer killed together, a second after a save: nobody saw the writer end."""
+    """Daemon, supervisor and trainer killed together, a second after a save: nobody saw the writer end."""
     podwatch = await running(world)
     await podwatch.die()
     world.kill()
-    world.kept = None  # the keeper too
+    world.kept = None  # the supervisor too
     world.save(20)
     settled = world.settles_at[20] = world.clock.monotonic() + 60.0
     heir = Podwatch(world)
@@ -150,7 +150,7 @@ async def test_a_save_that_never_settles_asks_instead_of_being_thrown_away(world
     podwatch = await running(world)
     await podwatch.die()
     world.kill()
-    world.kept = None  # the keeper too
+    world.kept = None  # the supervisor too
     world.save(20)
     world.settles_at[20] = float("inf")
     heir = Podwatch(world)

@@ -1,4 +1,4 @@
-"""Recovery with the real keeper and a real trainer script: a death, a SIGKILLed podwatch, a stop."""
+"""Recovery with the real supervisor and a real trainer script: a death, a SIGKILLed podwatch, a stop."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ import pytest
 from podwatch.domain.event import EventName
 from podwatch.recovery import Phase
 from podwatch.system.clock import Clock
-from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
+from podwatch.trainer.start_and_adopt import SupervisorLauncher, SupervisorOptions
 from tests.support.known_trainers import ROLES
 from tests.support.recovery_world import Podwatch, World, death
 
@@ -44,14 +44,14 @@ class RealTime(Clock):
 
 
 def life(world: World, root: Path) -> Podwatch:
-    launcher = KeeperLauncher(
+    launcher = SupervisorLauncher(
         "r1",
         world.output,
         root / "state",
         RealTime(),
         use_systemd=False,
         roles=ROLES,
-        options=KeeperOptions(beside=root, grace=1.0, linger=60.0),
+        options=SupervisorOptions(beside=root, grace=1.0, linger=60.0),
     )
     podwatch = Podwatch(world)
     object.__setattr__(podwatch.recovery.context.tools, "launcher", launcher)
@@ -115,7 +115,7 @@ async def test_a_lock_that_cannot_be_used_is_reported_and_training_starts(world:
 
 
 async def test_death_crash_and_stop(world: World, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # as long as the keeper's linger, and longer than this test waits for anything
+    # as long as the supervisor's linger, and longer than this test waits for anything
     monkeypatch.setattr("podwatch.trainer.trainer_handle._EXIT_RECORD_WAIT", 60.0)
     root = world.root
     world.settings_extra = {"trainer": {"command": [sys.executable, str(script), str(world.output)], "stop_grace": 1}}

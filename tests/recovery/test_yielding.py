@@ -85,7 +85,7 @@ async def test_what_podwatch_starts_itself_is_always_its_own_to_end(world: World
     await podwatch.until(Phase.CONFIRMING)
     assert len(world.alive()) == 1
     assert podwatch.recovery.handle is not None
-    podwatch.recovery.handle.supervision = Supervision.ATTACH  # its keeper was killed
+    podwatch.recovery.handle.supervision = Supervision.ATTACH  # its supervisor was killed
     standing.now = LOST
     await settled(podwatch)
     assert world.alive() == []

@@ -85,7 +85,7 @@ def trainer(*, alive: bool = True, started_ago: float = 11_520.0, exit_code: int
     )
     return TrainerSample(
         start_id="a",
-        supervision=Supervision.KEEPER,
+        supervision=Supervision.SUPERVISED,
         alive=alive,
         started_at=NOW - started_ago,
         launcher=LAUNCHER,

@@ -235,7 +235,7 @@ def test_hits_are_counted_within_the_window() -> None:
 def test_a_line_in_two_logs_counts_once_and_for_who_wrote_it() -> None:
     clock = ManualClock()
     sensor = LogRulesSensor(clock, [STORM])
-    feed(sensor, clock, "keeper.log", *["ERROR lost"] * 5)
+    feed(sensor, clock, "supervisor.log", *["ERROR lost"] * 5)
     feed(sensor, clock, "logs/orchestrator.log", *["ERROR lost"] * 5)
     assert (only(sensor).count, only(sensor).role) == (5, "orchestrator")
 

@@ -1,4 +1,5 @@
-"""Ends of real processes: told the moment they come, with the exit status where the kernel or the keeper knows it."""
+"""Ends of real processes: told the moment they come, with the exit status where the kernel or the supervisor knows
+it."""
 
 import asyncio
 import os
@@ -138,7 +139,7 @@ async def test_an_exit_code(tmp_path: Path) -> None:
         engine.close()
 
 
-async def test_what_the_keeper_reaped_is_known_from_it(engine: Grandchild) -> None:
+async def test_what_the_supervisor_reaped_is_known_from_it(engine: Grandchild) -> None:
     ends = Ends(SystemClock(), Told())
     ends.look([engine.sample], {})
     status = ExitStatus(signal=15)

@@ -202,7 +202,7 @@ def test_nothing_alive_is_ever_reported_and_nothing_twice(history: list[set[Proc
 class RealHandle:
     """A launcher with children, as real processes; roles by the last argument."""
 
-    supervision = Supervision.KEEPER
+    supervision = Supervision.SUPERVISED
 
     def __init__(self, start_id: str, *roles: ProcessRole) -> None:
         self.start_id = start_id
@@ -301,12 +301,12 @@ async def test_nothing_watched_is_a_good_reading() -> None:
     await sensor.stop()
 
 
-async def test_a_keeper_that_ends_shows_in_the_next_look() -> None:
+async def test_a_supervisor_that_ends_shows_in_the_next_look() -> None:
     async with watching(ProcessRole.TRAINER) as (sensor, handle):
-        await until(lambda: sensor.latest().ok and value(sensor).supervision is Supervision.KEEPER)
+        await until(lambda: sensor.latest().ok and value(sensor).supervision is Supervision.SUPERVISED)
         handle.supervision = Supervision.ATTACH
         await until(lambda: value(sensor).supervision is Supervision.ATTACH)
-        assert value(sensor).keeper_lost
+        assert value(sensor).supervisor_lost
 
 
 async def test_a_living_tree_then_its_end() -> None:

@@ -71,11 +71,11 @@ async def mark_start(sensor: ProgressSensor, wall: float) -> bool:
 class Pod:
     def __init__(self, output: Path, clock: SystemClock) -> None:
         self.output = output
-        self.keeper_log = output.parent / "keeper.log"
+        self.supervisor_log = output.parent / "supervisor.log"
         self.clock = clock
         self.inbox = PingInbox(clock)
         self.sensor = ProgressSensor(
-            clock, markers(output), logs=Sources(output, ("logs/**/*.log",), (self.keeper_log,)), inbox=self.inbox,
+            clock, markers(output), logs=Sources(output, ("logs/**/*.log",), (self.supervisor_log,)), inbox=self.inbox,
             steps=step_reader, finish_lines=FINISH, poll=0.02,
         )  # fmt: skip
 
@@ -127,7 +127,7 @@ async def test_only_what_is_newer_than_the_start_counts(tmp_path: Path) -> None:
     output = tmp_path / "out"
     mark(output, 80, wall=time.time() - 500)
     log(output / "logs" / "trainer.log", step_line(80), f"SUCCESS {FINISH[0]}", f"SUCCESS {FINISH[1]}")
-    log(tmp_path / "keeper.log", step_line(80))
+    log(tmp_path / "supervisor.log", step_line(80))
     async with pod(tmp_path) as p:
         p.inbox.ping("trainer")
         assert await mark_start(p.sensor, p.clock.wall())
@@ -142,17 +142,17 @@ async def test_only_what_is_newer_than_the_start_counts(tmp_path: Path) -> None:
 async def test_a_second_start_wipes_the_first(tmp_path: Path) -> None:
     async with pod(tmp_path) as p:
         await mark_start(p.sensor, p.clock.wall())
-        log(p.keeper_log, step_line(15))
+        log(p.supervisor_log, step_line(15))
         mark(p.output, 15)
         await until(lambda: p.step(ProgressSource.STEP_LINE) == 15 and p.step(ProgressSource.MARKER) == 15)
-        log(p.keeper_log, step_line(16))  # the last words of the first start, perhaps not read yet
+        log(p.supervisor_log, step_line(16))  # the last words of the first start, perhaps not read yet
         await mark_start(p.sensor, p.clock.wall() + 0.1)
         await p.looks()
         assert p.step(ProgressSource.STEP_LINE) is None
         assert p.step(ProgressSource.MARKER) is None
         (p.output / "broadcasts" / "step_15").rename(tmp_path / "quarantine")
         await asyncio.sleep(0.11)
-        log(p.keeper_log, step_line(11))
+        log(p.supervisor_log, step_line(11))
         mark(p.output, 11)
         await until(lambda: p.step(ProgressSource.STEP_LINE) == 11 and p.step(ProgressSource.MARKER) == 11)
 
@@ -197,12 +197,12 @@ async def test_the_wall_clock_set_back_hides_no_progress(tmp_path: Path) -> None
 async def test_a_log_that_lags_does_not_take_a_step_back(tmp_path: Path) -> None:
     async with pod(tmp_path) as p:
         await mark_start(p.sensor, p.clock.wall())
-        log(p.keeper_log, step_line(20), step_line(21))
+        log(p.supervisor_log, step_line(20), step_line(21))
         await until(lambda: p.step(ProgressSource.STEP_LINE) == 21)
         log(p.output / "logs" / "trainer.log", step_line(20))
         await p.looks()
         assert p.step(ProgressSource.STEP_LINE) == 21
-        log(p.keeper_log, step_line(3))  # but what the same log says later is the truth about it
+        log(p.supervisor_log, step_line(3))  # but what the same log says later is the truth about it
         await until(lambda: p.step(ProgressSource.STEP_LINE) == 3)
 
 
@@ -212,17 +212,17 @@ async def test_finish_lines(tmp_path: Path) -> None:
         log(p.output / "logs" / "orchestrator.log", f"12:00:00 SUCCESS {FINISH[1]}")
         await until(lambda: p.sensor.finished_roles == {ProcessRole.ORCHESTRATOR})
         assert not p.sensor.finish_line_seen
-        log(p.keeper_log, f"\x1b[2m12:00:00\x1b[0m SUCCESS {FINISH[0]}")
+        log(p.supervisor_log, f"\x1b[2m12:00:00\x1b[0m SUCCESS {FINISH[0]}")
         await until(lambda: p.sensor.finish_line_seen)
         await mark_start(p.sensor, p.clock.wall())
         assert not p.sensor.finish_line_seen
 
 
-async def test_last_lines_come_from_the_keepers_log_first(tmp_path: Path) -> None:
+async def test_last_lines_come_from_the_supervisors_log_first(tmp_path: Path) -> None:
     log(tmp_path / "out" / "logs" / "trainer.log", "from the trainer's own log")
     async with pod(tmp_path) as p:
         await until(lambda: p.sensor.last_lines() == ("from the trainer's own log",))
-        log(p.keeper_log, *(f"\x1b[31mline {n}\x1b[0m" for n in range(100)), "[trainer0]: error: unknown argument")
+        log(p.supervisor_log, *(f"\x1b[31mline {n}\x1b[0m" for n in range(100)), "[trainer0]: error: unknown argument")
         await until(lambda: len(p.sensor.last_lines(3)) == 3)
         await until(lambda: p.sensor.last_lines(2) == ("line 99", "[trainer0] error: unknown argument"))
         assert len(p.sensor.last_lines()) == 30
@@ -252,10 +252,10 @@ async def test_a_hung_file_system_is_blind_even_if_pings_come(tmp_path: Path) ->
 
 
 async def test_an_unreadable_log_is_named(tmp_path: Path) -> None:
-    (tmp_path / "keeper.log").mkdir()
+    (tmp_path / "supervisor.log").mkdir()
     async with pod(tmp_path) as p:
         await until(lambda: p.sensor.latest().ok)
-        assert "keeper.log: not a regular file" in p.sensor.latest().detail
+        assert "supervisor.log: not a regular file" in p.sensor.latest().detail
 
 
 def test_the_inbox_takes_no_odd_and_no_endless_roles() -> None:

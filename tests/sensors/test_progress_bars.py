@@ -1,7 +1,7 @@
 """Steps from progress bars and from the step lines of trainers other than prime-rl.
 
 The files in captured/ were written by transformers 5.x, accelerate and lightning 2.6 on torch 2.13 (CPU), standard
-output and standard error in one file as the keeper's log has them.
+output and standard error in one file as the supervisor's log has them.
 """
 
 import re

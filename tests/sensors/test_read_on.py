@@ -139,7 +139,7 @@ async def test_a_look_that_was_under_way_takes_nothing_back(tmp_path: Path) -> N
 
 
 class Handle:
-    start_id, supervision, started_wall = "s1", Supervision.KEEPER, 0.0
+    start_id, supervision, started_wall = "s1", Supervision.SUPERVISED, 0.0
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self.process = process

@@ -21,15 +21,15 @@ from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.trainer.base import StartPlan
 from podwatch.trainer.process_roles import Roles
-from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
+from podwatch.trainer.start_and_adopt import SupervisorLauncher, SupervisorOptions
 
 RUN = f"crash-{os.getpid()}"  # inherited by the forks
 NEVER = {"grace": 10.0, "save_grace": 10.0, "saving": lambda: False}
 
 
-def launcher(root: Path, state: str) -> KeeperLauncher:
-    options = KeeperOptions(beside=root, linger=0.2)
-    return KeeperLauncher(
+def launcher(root: Path, state: str) -> SupervisorLauncher:
+    options = SupervisorOptions(beside=root, linger=0.2)
+    return SupervisorLauncher(
         RUN, root / "out", root / state, SystemClock(), use_systemd=False, roles=Roles(process_names()), options=options
     )
 
@@ -64,7 +64,7 @@ async def settle(root: Path, states: list[str], number: int) -> tuple[int, str]:
     left = [p for p in left if (s := procfs.read_stat(p)) is not None and s.state != "Z"]
     assert not left, f"round {number}: processes that no look() found: {left}"
     deadline = time.monotonic() + 60
-    while True:  # a keeper that had nothing to keep may hold the lock for another moment
+    while True:  # a supervisor that had nothing to keep may hold the lock for another moment
         try:
             handle = await launcher(root, states[0]).start(plan(root, f"final-{number}"))
             break
@@ -96,20 +96,20 @@ def main(root: Path, rounds: int, seed: int) -> None:
         states = ["state"] if chance.random() < 0.6 else ["state", "state2"]  # two may have state apart
         starters = [fork(podwatch(root, states[n % len(states)], f"r{number}-{n}")) for n in range(2)]
         time.sleep(chance.choice([chance.uniform(0.0, 0.3), chance.uniform(0.2, 0.8)]))
-        victims = chance.choice(["one", "both", "keepers", "all", "none"])
+        victims = chance.choice(["one", "both", "supervisors", "all", "none"])
         if victims in ("one", "both", "all"):
             for pid in starters[: 1 if victims == "one" else 2]:
                 os.kill(pid, signal.SIGKILL)
-        if victims in ("keepers", "all"):
+        if victims in ("supervisors", "all"):
             for pid in procfs.all_pids():
                 line = " ".join(procfs.command(pid))
-                if "keeper.py" in line and str(root) in line:
+                if "supervise.py" in line and str(root) in line:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
         for pid in starters:
             os.waitpid(pid, 0)
         time.sleep(0.05 if victims != "none" else 0)
-        wait_for_keepers(root)
+        wait_for_supervisors(root)
         count, outcome = asyncio.run(settle(root, states, number))
         assert count <= 1, f"round {number} ({victims}): {outcome}"
         assert not (root / "double").exists(), f"round {number} ({victims}): {(root / 'double').read_text()}"
@@ -118,19 +118,19 @@ def main(root: Path, rounds: int, seed: int) -> None:
     print(json.dumps({"rounds": rounds, "seed": seed, "outcomes": dict(sorted(outcomes.items()))}))
 
 
-def wait_for_keepers(root: Path) -> None:
-    """Until every keeper still alive has decided: its result is written."""
+def wait_for_supervisors(root: Path) -> None:
+    """Until every supervisor still alive has decided: its result is written."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         undecided = False
         for pid in procfs.all_pids():
             argv = procfs.command(pid)
-            if len(argv) > 3 and "keeper.py" in argv[-3] and argv[-2].startswith(str(root)):
+            if len(argv) > 3 and "supervise.py" in argv[-4] and argv[-2].startswith(str(root)):
                 undecided |= not Path(argv[-2], f"result-{argv[-1]}.json").exists()
         if not undecided:
             return
         time.sleep(0.01)
-    raise AssertionError("a keeper never decided")
+    raise AssertionError("a supervisor never decided")
 
 
 if __name__ == "__main__":

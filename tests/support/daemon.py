@@ -145,13 +145,13 @@ class DaemonProcess:
             self.thaw()
 
     def end_training(self) -> None:
-        """Kill daemon, keeper and everything it kept: for a test's own cleanup."""
+        """Kill daemon, supervisor and everything it kept: for a test's own cleanup."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        for record in self.directory.glob("state/*/keeper/record.json"):
+        for record in self.directory.glob("state/*/supervisor/record.json"):
             document = json.loads(record.read_text())
-            for pid in (document.get("keeper"), document.get("pid")):
+            for pid in (document.get("supervisor"), document.get("pid")):
                 _kill_tree(int(pid))
 
 

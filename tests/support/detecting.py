@@ -46,7 +46,7 @@ async def watch_a_death(
         now = time.monotonic()
         step += 1
         tree = (LAUNCHER, ENGINE) if engine_alive() else (LAUNCHER,)
-        trainer = TrainerSample("start", Supervision.KEEPER, True, began, LAUNCHER.identity, None, tree)
+        trainer = TrainerSample("start", Supervision.SUPERVISED, True, began, LAUNCHER.identity, None, tree)
         progress = (ProgressSample(ProgressSource.STEP_LINE, "trainer", now, step),)
         snapshot = Snapshot(
             at=now,

@@ -11,7 +11,7 @@ import pytest
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.trainer.base import StartPlan
-from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
+from podwatch.trainer.start_and_adopt import SupervisorLauncher, SupervisorOptions
 from tests.support.known_trainers import ROLES
 
 
@@ -25,24 +25,24 @@ class Pod:
         """podwatch's directory beside the output directory."""
         self.beside.mkdir()
         self.run_id = f"t-{os.getpid()}-{time.monotonic_ns()}"
-        self.launchers: list[KeeperLauncher] = []
+        self.launchers: list[SupervisorLauncher] = []
 
     @property
     def directory(self) -> Path:
-        return self.state / self.run_id / "keeper"
+        return self.state / self.run_id / "supervisor"
 
-    def launcher(self, **changes: object) -> KeeperLauncher:
+    def launcher(self, **changes: object) -> SupervisorLauncher:
         options: dict[str, object] = {"beside": self.beside, "grace": 2.0, "linger": 30.0}
         state, output = changes.pop("state", self.state), changes.pop("output", self.output)
         options.update(changes)
-        made = KeeperLauncher(
+        made = SupervisorLauncher(
             self.run_id,
             output,  # type: ignore[arg-type]
             state,  # type: ignore[arg-type]
             SystemClock(),
             use_systemd=False,
             roles=ROLES,
-            options=KeeperOptions(**options),  # type: ignore[arg-type]
+            options=SupervisorOptions(**options),  # type: ignore[arg-type]
         )
         self.launchers.append(made)
         return made
@@ -63,16 +63,16 @@ class Pod:
         """Without those in the middle of an exec, which take long on a busy machine: wait with ``eventually``."""
         return [p for p in procfs.all_pids() if procfs.environment_value(p, "PODWATCH_RUN") == self.run_id]
 
-    def keepers(self) -> list[int]:
+    def supervisors(self) -> list[int]:
         return [
             p
             for p in procfs.all_pids()
-            if str(self.root) in " ".join(procfs.command(p)) and "keeper.py" in " ".join(procfs.command(p))
+            if str(self.root) in " ".join(procfs.command(p)) and "supervise.py" in " ".join(procfs.command(p))
         ]
 
     def cleanup(self) -> None:
         for _ in range(100):
-            left = self.keepers() + self.members()
+            left = self.supervisors() + self.members()
             if not left:
                 return
             for pid in left:

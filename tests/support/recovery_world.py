@@ -1,7 +1,7 @@
 """A small pod for recovery tests: real directories, real child processes, and a place where everything can be killed.
 
-The launcher here plays the keeper: what it knows outlives the podwatch that used it, and it never allows a second
-trainer. The real keeper has its own tests; here it is the order of acts that is tested.
+The launcher here plays the supervisor: what it knows outlives the podwatch that used it, and it never allows a second
+trainer. The real supervisor has its own tests; here it is the order of acts that is tested.
 """
 
 import asyncio
@@ -140,7 +140,7 @@ class WorldLauncher:
         self.killer.point("start")
         world = self.world
         if world.kept is not None and not world.kept.released:
-            raise Busy("another keeper holds the run")
+            raise Busy("another supervisor holds the run")
         if world.start_error:
             raise world.start_error if isinstance(world.start_error, Exception) else HostError(world.start_error)
         world.alive_check()
@@ -362,7 +362,7 @@ class Even(Random):
 
 @dataclass
 class World:
-    """The pod. ``kept`` is the trainer under "the keeper", ``foreign`` those that a person started."""
+    """The pod. ``kept`` is the trainer under "the supervisor", ``foreign`` those that a person started."""
 
     root: Path
     clock: AutoClock = field(default_factory=AutoClock)
@@ -393,7 +393,7 @@ class World:
     def launch(self, start_id: str, script: str = "sleep 1000") -> Handle:
         process = subprocess.Popen(["/bin/sh", "-c", script], start_new_session=True)
         self.processes.append(process)
-        self.kept = Handle(self, start_id, process, Supervision.KEEPER)
+        self.kept = Handle(self, start_id, process, Supervision.SUPERVISED)
         return self.kept
 
     def person_starts(self, *flags: str, of_run: bool = True, age: float = 0.0, awaits: str = "") -> Candidate:

@@ -1,10 +1,11 @@
-"""Rounds of one restart with a real keeper and a real process tree, in which somebody is SIGKILLed (promises 4, 10).
+"""Rounds of one restart with a real supervisor and a real process tree, in which somebody is SIGKILLed (promises 4,
+10).
 
 A program of its own (it forks before any thread exists): ``python restart_rounds.py DIRECTORY WHAT COUNT SEED``.
-``podwatch`` kills podwatch at each point where its journal or its record is written, ``keeper`` kills the keeper there,
-until the restart goes through without being hit; ``random`` kills either, both, or the trainer too, at COUNT random
-moments. After each kill the next podwatch must end with one trainer, resumed from the same step, nothing lost, nothing
-left open; and when it then stops training, no process of the run may live.
+``podwatch`` kills podwatch at each point where its journal or its record is written, ``supervisor`` kills the
+supervisor there, until the restart goes through without being hit; ``random`` kills either, both, or the trainer too,
+at COUNT random moments. After each kill the next podwatch must end with one trainer, resumed from the same step,
+nothing lost, nothing left open; and when it then stops training, no process of the run may live.
 
 The trainer starts a daemon that leaves its session. Both hold one lock: a trainer that finds it taken (a second
 trainer, or an orphan of the first) says so in ``double``.
@@ -31,7 +32,7 @@ from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.system.pinned_directories import PinnedTree
 from podwatch.system.procfs import is_alive
-from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
+from podwatch.trainer.start_and_adopt import SupervisorLauncher, SupervisorOptions
 from tests.support import forking
 from tests.support.known_trainers import ROLES
 from tests.support.recovery_world import Killer, Podwatch, World, death
@@ -49,7 +50,7 @@ PATIENCE = 60.0
 
 
 class Striker(Killer):
-    """Really kills, once, at point ``target``: podwatch itself, or its keeper."""
+    """Really kills, once, at point ``target``: podwatch itself, or its supervisor."""
 
     def __init__(self, root: Path, target: int, victim: str) -> None:
         super().__init__()
@@ -61,13 +62,13 @@ class Striker(Killer):
             (self.root / "struck").write_text(name)
             if self.victim == "podwatch":
                 os.kill(os.getpid(), signal.SIGKILL)
-            kill_keepers(self.root)
+            kill_supervisors(self.root)
 
 
-def kill_keepers(root: Path) -> None:
+def kill_supervisors(root: Path) -> None:
     for pid in procfs.all_pids():
         argv = procfs.command(pid)
-        if any(a.endswith("keeper.py") for a in argv) and any(a.startswith(f"{root}/") for a in argv):
+        if any(a.endswith("supervise.py") for a in argv) and any(a.startswith(f"{root}/") for a in argv):
             forking.kill(pid)
 
 
@@ -79,8 +80,8 @@ def a_life(root: Path, killer: Killer | None = None) -> Podwatch:
     world = World(root)
     command = ["sh", str(root / "trainer.sh"), str(world.output)]
     world.settings_extra = {"trainer": {"command": command, "stop_grace": 5}}
-    options = KeeperOptions(beside=root, grace=1.0, linger=2.0)
-    launcher = KeeperLauncher(
+    options = SupervisorOptions(beside=root, grace=1.0, linger=2.0)
+    launcher = SupervisorLauncher(
         run_id(root), world.output, root / "state", SystemClock(), use_systemd=False, roles=ROLES, options=options
     )
     life = Podwatch(world, killer=killer)
@@ -145,7 +146,7 @@ async def heir(root: Path) -> None:
     life.see(SAVED + 1)
     assert recovery.state.phase is Phase.RUNNING, recovery.state
     assert recovery.context.run.history.streak_count <= 2, (
-        "one death, and at most one trainer that died with its keeper"
+        "one death, and at most one trainer that died with its supervisor"
     )
     await recovery.requests.stop()
     await life.until(Phase.STOPPED, seconds=PATIENCE)
@@ -195,7 +196,7 @@ def one_round(root: Path, strike: Callable[[Path], str]) -> str:
     try:
         return the_round(root, strike)
     finally:
-        kill_keepers(root)
+        kill_supervisors(root)
         for pid in living(root):
             forking.kill(pid)
 
@@ -235,13 +236,13 @@ def at_point(target: int, who: str) -> Callable[[Path], str]:
 def at_random(chance: random.Random) -> Callable[[Path], str]:
     def strike(root: Path) -> str:
         delay = chance.uniform(0.0, 0.5)
-        whom = chance.choice(["podwatch", "podwatch", "keeper", "both", "trainer", "all"])
+        whom = chance.choice(["podwatch", "podwatch", "supervisor", "both", "trainer", "all"])
         pid = fork(lambda: victim(root))
         time.sleep(delay)
         if whom in ("podwatch", "both", "all"):
             os.kill(pid, signal.SIGKILL)
-        if whom in ("keeper", "both", "all"):
-            kill_keepers(root)
+        if whom in ("supervisor", "both", "all"):
+            kill_supervisors(root)
         if whom in ("trainer", "all"):
             for other in living(root):
                 if procfs.command(other)[:1] == ("sleep",):

@@ -86,7 +86,7 @@ class Cards(threading.Thread):
 class Rig:
     """``daemon`` is not started yet. ``settings`` are TOML tables merged over quick ones."""
 
-    supervise = "keeper"
+    supervise = "start"
     """podwatch attaches to nothing; the fixture ``attaching`` is for tests of that."""
 
     def __init__(self, root: Path, library: Path) -> None:
@@ -244,7 +244,7 @@ class Rig:
         return sorted(int(p.parts[-3][5:]) for p in self.output.glob("checkpoints/step_*/trainer/.metadata"))
 
     def members(self) -> list[int]:
-        """Everything that was started for this run: trainer, engine, keeper."""
+        """Everything that was started for this run: trainer, engine, supervisor."""
         return members_of(self.run_id, self.root)
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 """What podwatch reads back from its state directory, cut off at every length or filled with zeros: never an error and
-never half of the truth. The keeper's program has tests of its own (tests/trainer/test_keeper_program.py)."""
+never half of the truth. The supervisor's program has tests of its own (tests/trainer/test_supervisor_program.py)."""
 
 import json
 from collections.abc import Callable
@@ -10,11 +10,11 @@ import pytest
 from podwatch.client.find_daemon import own_endpoint, read_endpoint, write_endpoint
 from podwatch.config.last_good import last_good_path, load_last_good, save_last_good
 from podwatch.config.loading import load_settings
-from podwatch.trainer.keeper_client import read_end, read_exit, read_record, read_result
+from podwatch.trainer.supervisor_files import read_end, read_exit, read_record, read_result
 
 RECORD = {
-    "version": 1, "run_id": "r", "start_id": "s1", "boot_id": "b", "pid_namespace": 4026531836, "keeper": 10,
-    "keeper_ticks": 11, "pid": 12, "ticks": 13, "argv": ["python", "train.py"], "cwd": "/", "user": "",
+    "version": 1, "run_id": "r", "start_id": "s1", "boot_id": "b", "pid_namespace": 4026531836, "supervisor": 10,
+    "supervisor_ticks": 11, "pid": 12, "ticks": 13, "argv": ["python", "train.py"], "cwd": "/", "user": "",
     "output_dir": "/out", "log": "/log", "step": None, "started_wall": 1.5, "warnings": [],
 }  # fmt: skip
 EXIT = {"start_id": "s1", "code": 3, "signal": None, "at_wall": 1.5, "stopped": False, "at_boot": 2.5}
@@ -35,7 +35,7 @@ def damaged(whole: bytes) -> list[bytes]:
         ("result-s1.json", {"ok": True, "pid": 12, "warnings": []}, lambda directory: read_result(directory, "s1")),
     ],
 )
-def test_what_the_keeper_left(
+def test_what_the_supervisor_left(
     tmp_path: Path, name: str, content: dict[str, object], read: Callable[[Path], object]
 ) -> None:
     whole = json.dumps(content).encode()

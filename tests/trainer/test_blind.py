@@ -60,7 +60,7 @@ async def test_without_descriptors_of_our_own_a_trainer_has_not_ended(pod: Pod) 
             with pytest.raises(OSError, match="Too many open files"):
                 await launcher.look()
             await until(lambda: not sensor.latest().ok)
-            assert handle.supervision is Supervision.KEEPER
+            assert handle.supervision is Supervision.SUPERVISED
         await until(lambda: sensor.latest().ok)
         sample = sensor.latest().value
         assert sample is not None

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from podwatch.system import procfs
-from podwatch.trainer import keeper
+from podwatch.trainer import supervise
 
 ROUNDS = 40
 
 
-def by_the_keeper(start_id: str, pid: int) -> bool:
-    return pid in keeper.marked([start_id])[0]
+def by_the_supervisor(start_id: str, pid: int) -> bool:
+    return supervise.with_start_id([pid], {start_id}) == ([pid], [])
 
 
 def by_procfs(start_id: str, pid: int) -> bool:
@@ -24,13 +24,12 @@ def by_procfs(start_id: str, pid: int) -> bool:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine an exec may take much longer than the milliseconds that it works for."""
-    for module in (keeper, procfs):
-        monkeypatch.setattr(module, "EXEC_LOOKS", 500)
-    monkeypatch.setattr(keeper, "READ_PATIENCE", 10.0)
-    monkeypatch.setattr(keeper, "READ_DEADLINE", 20.0)
+    monkeypatch.setattr(procfs, "EXEC_LOOKS", 500)
+    monkeypatch.setattr(supervise, "EXEC_READS", 500)
+    monkeypatch.setattr(supervise, "READ_SECONDS", 10.0)
 
 
-@pytest.mark.parametrize("seen", [by_the_keeper, by_procfs])
+@pytest.mark.parametrize("seen", [by_the_supervisor, by_procfs])
 def test_a_process_in_the_middle_of_an_exec_is_known_by_its_mark(seen: Callable[[str, int], bool]) -> None:
     start_id = uuid.uuid4().hex
     for _ in range(ROUNDS):

@@ -20,10 +20,10 @@ from podwatch.system import procfs
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import boot_id, patiently, pid_namespace
-from podwatch.trainer import find_trainers, keeper
+from podwatch.trainer import find_trainers, supervise
 from podwatch.trainer.base import Candidate
 from podwatch.trainer.process_tree import AllOurs, LocalTree, Process, in_session, marked
-from podwatch.trainer.start_and_adopt import KeeperLauncher
+from podwatch.trainer.start_and_adopt import SupervisorLauncher
 from tests.support.known_trainers import ROLES
 from tests.support.pod import eventually
 
@@ -49,6 +49,7 @@ class FakeProc:
         (home / "task" / str(pid) / "children").write_text("")
         (home / "fd").mkdir()
         (home / "stat").write_text(f"{pid} (name {pid}) D {os.getpid()} 0 {session} 0 {'0 ' * 14} {ticks} 0\n")
+        (home / "status").write_text(f"Uid:\t{os.geteuid()}\t{os.geteuid()}\t0\t0\n")
         (home / "fd" / "0").symlink_to("/dev/nvidia-uvm" if cuda else "/dev/null")
         for name, value in (("cmdline", b"python\0x.py\0"), ("environ", MARK), ("maps", b"")):
             if stuck:
@@ -91,17 +92,14 @@ def _opened(fifo: Path) -> bool:
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProc]:
     made = FakeProc(tmp_path)
-    monkeypatch.setattr(keeper, "PROC", str(tmp_path))
+    monkeypatch.setattr(supervise, "PROC", str(tmp_path))
     monkeypatch.setattr(procfs, "PROC", str(tmp_path))
-    monkeypatch.setattr(keeper, "READER", keeper.Reader())
-    monkeypatch.setattr(keeper, "READ_PATIENCE", 0.4)
-    monkeypatch.setattr(keeper, "READ_DEADLINE", 20.0)
     yield made
     end = time.monotonic() + 60
-    while (keeper.READER.hung or procfs._avoided or procfs._reading) and time.monotonic() < end:
+    while (procfs._avoided or procfs._reading) and time.monotonic() < end:
         made.free()
         time.sleep(0.005)
-    assert (keeper.READER.hung, procfs._avoided, procfs._reading) == (set(), {}, {}), "what came back is forgotten"
+    assert (procfs._avoided, procfs._reading) == ({}, {}), "what came back is forgotten"
 
 
 def took(call: Callable[[], object]) -> float:
@@ -110,86 +108,41 @@ def took(call: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-# --- the keeper ------------------------------------------------------------------------------------------------------
-
-
-def test_the_keeper_tells_of_it_and_answers(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
-    for pid in (101, 102, 103, 104):
-        proc.add(pid, stuck=pid in (102, 104), cuda=True)
-    kept = keeper.Keeper("s1")
-    tree: dict[int, dict[str, object]] = {}
-    assert took(lambda: tree.update({p["pid"]: p for p in kept.tree.processes()})) < 15
-    assert sorted(tree) == [101, 102, 103, 104], "it is there, whatever cannot be read of it"
-    assert {pid: p["cuda"] for pid, p in tree.items()} == {101: True, 102: None, 103: True, 104: None}
-    assert tree[102]["cmdline"] == ["name 102"]
-    assert tree[103]["cmdline"] == ["python", "x.py"]
-    assert tree[102]["state"] == "D"
-    asked: list[int] = []
-    look_into = keeper.look_into
-    monkeypatch.setattr(keeper, "look_into", lambda pid: asked.append(pid) or look_into(pid))  # type: ignore[func-returns-value]
-    assert len(kept.tree.processes()) == 4
-    assert sorted(asked) == [101, 103], "it is not asked again while it hangs"
-    assert kept.answer({"do": "sockets", "pids": [101, 102]})["sockets"] == {"101": [], "102": None}
-    proc.free()
-    eventually(lambda: not keeper.READER.hung)
-
-
-def test_the_command_it_had_before_is_remembered(proc: FakeProc) -> None:
-    proc.add(101)
-    kept = keeper.Keeper("s1")
-    assert kept.tree.processes()[0]["cmdline"] == ["python", "x.py"]
-    path = proc.root / "101" / "cmdline"
-    path.unlink()
-    os.mkfifo(path)
-    proc.stuck.add(101)
-    assert kept.tree.processes()[0]["cmdline"] == ["python", "x.py"]
-
-
-def test_too_many_that_hang_cost_no_more_time_or_threads(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "MAX_HUNG", 3)
-    for pid in range(200, 220):
-        proc.add(pid, stuck=True)
-    kept = keeper.Keeper("s1")
-    before = len(list(Path("/proc/self/task").iterdir()))
-    for _ in range(3):
-        assert len(kept.tree.processes()) == 20
-    assert len(keeper.READER.hung) <= 3
-    assert len(list(Path("/proc/self/task").iterdir())) <= before + 3
+# --- the supervisor --------------------------------------------------------------------------------------------------
 
 
 def test_survivors_are_found_beside_one_that_hangs_and_by_their_session(proc: FakeProc) -> None:
     proc.add(301, stuck=True)
     proc.add(302)
-    assert keeper.marked(["s1"]) == ([302], [(301, 5)])
+    assert supervise.with_start_id([301, 302], {"s1"}) == ([302], [301])
     proc.add(303, session=300, stuck=True)
     proc.add(304, session=300, ticks=3)
-    assert keeper.in_session(300, 5) == [303], "a stuck survivor of a start whose launcher is gone"
+    assert supervise.in_session(300, 5) == [303], "a stuck survivor of a start whose launcher is gone"
     proc.add(300, ticks=9, session=300)
-    assert keeper.in_session(300, 5) == [], "the number is another process's by now"
+    assert supervise.in_session(300, 5) == [], "the number is another process's by now"
 
 
-@pytest.mark.parametrize(
-    ("state", "cuda", "ticks", "refused"),
-    [("D", False, 7, True), ("S", True, 7, True), ("S", False, 7, False), ("D", True, 3, False)],
-)
+@pytest.mark.parametrize(("state", "ticks", "refused"), [("D", 7, True), ("S", 7, False), ("D", 3, False)])
 def test_nothing_is_started_beside_one_that_may_be_a_survivor_and_does_not_answer(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, state: str, cuda: bool, ticks: int, refused: bool
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, state: str, ticks: int, refused: bool
 ) -> None:
-    """Stuck, or with a CUDA context, and begun since that earlier start."""
-    monkeypatch.setattr(keeper, "SURVIVOR_DEADLINE", 0.3)
-    earlier = {"boot_id": keeper.boot_id(), "pid_namespace": keeper.pid_namespace(), "start_id": "s0"}
-    monkeypatch.setattr(keeper, "read_json", lambda _: earlier | {"pid": 700, "ticks": 5})
-    proc.add(701, ticks=ticks, stuck=True, cuda=cuda)
+    """Stuck in the kernel, and begun since that earlier start."""
+    monkeypatch.setattr(supervise, "SURVIVOR_SECONDS", 0.3)
+    machine = {"boot_id": supervise.boot_id(), "pid_namespace": supervise.pid_namespace()}
+    earlier = [machine | {"start_id": "s0", "pid": 700, "ticks": 5, "directory": str(proc.root)}]
+    proc.add(701, ticks=ticks, stuck=True)
     stat = proc.root / "701" / "stat"
     stat.write_text(stat.read_text().replace(") D ", f") {state} "))
-    locks = keeper.RunLocks(keeper.Warnings())
     if refused:
-        with pytest.raises(keeper.StartError, match="process 701") as caught:
-            keeper.refuse_beside_survivors(locks.records())
+        with pytest.raises(supervise.StartRefusedError, match="process 701") as caught:
+            supervise.refuse_beside_survivors(earlier, {os.geteuid()})
         assert caught.value.kind == "busy"
-        monkeypatch.setattr(keeper, "SURVIVOR_DEADLINE", 10.0)
+        monkeypatch.setattr(supervise, "SURVIVOR_SECONDS", 20.0)
         threading.Timer(0.2, proc.answer, (701,)).start()  # and it was nobody of ours
-    keeper.refuse_beside_survivors(locks.records())
+    supervise.refuse_beside_survivors(earlier, {os.geteuid()})
+
+
+# --- podwatch --------------------------------------------------------------------------------------------------------
 
 
 def test_a_session_that_began_after_the_launchers_end_is_a_strangers(proc: FakeProc) -> None:
@@ -199,8 +152,6 @@ def test_a_session_that_began_after_the_launchers_end_is_a_strangers(proc: FakeP
     proc.add(312, session=310, ticks=8 * second)
     launcher = ProcessIdentity(310, 5, boot_id(), pid_namespace())
     for ended, found in ((7.0, []), (8.0, [311, 312]), (None, [311, 312])):
-        ticks = None if ended is None else int(ended * second) + 1
-        assert sorted(keeper.in_session(310, 5, ticks)) == found, ended
         assert sorted(i.pid for i in in_session(launcher, ended)) == found, ended
     known = ProcessIdentity(311, 9 * second, boot_id(), pid_namespace())
     assert len(in_session(launcher, 7.0, {known})) == 2, "one that was seen while it was ours holds the number"
@@ -211,42 +162,6 @@ def test_a_session_that_began_after_the_launchers_end_is_a_strangers(proc: FakeP
     assert tree.living(sweep=True) == ()
     proc.add(313, session=310, ticks=int(time.clock_gettime(time.CLOCK_BOOTTIME) * second) + 9 * second)
     assert tree.living(sweep=True) == ()
-
-
-def test_a_look_that_is_only_slow_is_not_given_up_for_good(proc: FakeProc) -> None:
-    go = threading.Event()
-
-    def look(pid: int) -> int:
-        if pid == 2:
-            go.wait(10)
-        return pid
-
-    reader = keeper.Reader()
-    assert reader.each([(1, 1), (2, 1), (3, 1)], look) == {1: 1, 3: 3}
-    go.set()
-    eventually(lambda: not reader.hung)
-    assert reader.each([(2, 1)], look) == {2: 2}
-
-
-def test_without_a_thread_to_be_had_they_stay_unknown_and_the_keeper_lives(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At the limit of processes of a container or a user."""
-
-    def refused(*_: object) -> int:
-        raise RuntimeError("can't start new thread")
-
-    proc.add(101, cuda=True)
-    kept = keeper.Keeper("s1")
-    monkeypatch.setattr(keeper._thread, "start_new_thread", refused)
-    answer = kept.socket.reply(b'{"do": "tree"}')
-    assert answer["ok"]
-    assert [(p["pid"], p["cuda"]) for p in answer["processes"]] == [(101, None)]
-    monkeypatch.setattr(kept, "answer", refused)
-    assert not kept.socket.reply(b'{"do": "status"}')["ok"], "no question ends it"
-
-
-# --- podwatch --------------------------------------------------------------------------------------------------------
 
 
 async def test_podwatch_looks_at_all_others(proc: FakeProc, tmp_path: Path) -> None:
@@ -294,7 +209,7 @@ async def test_a_tree_with_a_stuck_process_is_seen_whole(proc: FakeProc) -> None
 
 async def test_a_trainer_that_is_stuck_is_attached(proc: FakeProc, tmp_path: Path) -> None:
     proc.add(551, ticks=7, stuck=True)
-    launcher = KeeperLauncher("r1", tmp_path / "out", tmp_path / "state", SystemClock(), roles=ROLES)
+    launcher = SupervisorLauncher("r1", tmp_path / "out", tmp_path / "state", SystemClock(), roles=ROLES)
     stuck = ProcessIdentity(551, 7, boot_id(), pid_namespace())
     handle = await asyncio.wait_for(launcher.attach(Candidate(stuck, "python x.py", "holds gpu0")), 20)
     assert handle.launcher == stuck

@@ -1,4 +1,4 @@
-"""Job mode: the keeper ends with its owner, and an attempt does not train beside an earlier one that still ends."""
+"""Job mode: the supervisor ends with its owner, and an attempt does not train beside an earlier one that still ends."""
 
 import asyncio
 import os
@@ -13,9 +13,9 @@ from podwatch.daemon.end_of_run import refuse_beside_earlier_attempt
 from podwatch.domain.errors import Busy
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
-from podwatch.trainer import keeper_client
-from podwatch.trainer.keeper_client import read_record
-from podwatch.trainer.start_and_adopt import KeeperJob
+from podwatch.trainer import supervisor_files
+from podwatch.trainer.start_and_adopt import SupervisorJob
+from podwatch.trainer.supervisor_files import read_record
 from tests.support.pod import Pod, eventually
 
 
@@ -29,8 +29,8 @@ class Owner:
         self.identity: ProcessIdentity = found
         self.read, self.write = os.pipe()
 
-    def job(self, grace: float = 5.0) -> KeeperJob:
-        return KeeperJob(self.read, grace, self.identity)
+    def job(self, grace: float = 5.0) -> SupervisorJob:
+        return SupervisorJob(self.read, grace, self.identity)
 
     def die(self) -> None:
         self.process.kill()
@@ -58,9 +58,9 @@ async def test_the_end_of_the_pipe_ends_the_tree_by_sigterm(pod: Pod, owner: Own
     eventually(ready.exists)
     assert await handle.exit_status() is None
     owner.let_go()
-    eventually(lambda: not pod.members() and not pod.keepers())
+    eventually(lambda: not pod.members() and not pod.supervisors())
     assert said.read_text() == "saved\n", "training could save"
-    assert keeper_client.was_stopped(pod.directory, pod.start_id())
+    assert supervisor_files.was_stopped(pod.directory, pod.start_id())
 
 
 async def test_a_tree_that_ignores_sigterm_is_killed_after_the_grace(pod: Pod, owner: Owner) -> None:
@@ -69,7 +69,7 @@ async def test_a_tree_that_ignores_sigterm_is_killed_after_the_grace(pod: Pod, o
     await pod.launcher(job=owner.job(grace=0.5)).start(pod.script(script))
     eventually(ready.exists)
     owner.let_go()
-    eventually(lambda: not pod.members() and not pod.keepers())
+    eventually(lambda: not pod.members() and not pod.supervisors())
 
 
 async def test_a_start_whose_job_ends_meanwhile_leaves_nothing(pod: Pod, owner: Owner) -> None:
@@ -78,7 +78,7 @@ async def test_a_start_whose_job_ends_meanwhile_leaves_nothing(pod: Pod, owner: 
     while not (pod.output.parent / "begun").exists():
         await asyncio.sleep(0.01)
     owner.let_go()
-    eventually(lambda: not pod.members() and not pod.keepers())
+    eventually(lambda: not pod.members() and not pod.supervisors())
     assert not (pod.output.parent / "started").exists()
     start.cancel()
     await asyncio.wait([start])
@@ -106,24 +106,24 @@ async def test_the_trainer_inherits_neither_the_pipe_nor_any_output(pod: Pod, ow
 # -- what an earlier attempt left ------------------------------------------------------------------------------------
 
 
-def next_job() -> KeeperJob:
-    return KeeperJob(-1, 5.0, ProcessIdentity(1, 1, procfs.boot_id(), procfs.pid_namespace()))
+def next_job() -> SupervisorJob:
+    return SupervisorJob(-1, 5.0, ProcessIdentity(1, 1, procfs.boot_id(), procfs.pid_namespace()))
 
 
-async def test_an_attempt_is_refused_while_the_keeper_of_an_earlier_one_lives(pod: Pod, owner: Owner) -> None:
+async def test_an_attempt_is_refused_while_the_supervisor_of_an_earlier_one_lives(pod: Pod, owner: Owner) -> None:
     await pod.launcher(job=owner.job()).start(pod.script("exec sleep 300"))
     refuse_beside_earlier_attempt(pod.directory, owner.job())  # a daemon that its init has restarted takes it over
     owner.die()
-    (keeper,) = pod.keepers()
-    with pytest.raises(Busy, match=f"earlier attempt is still ending here .keeper {keeper}"):
+    (supervisor,) = pod.supervisors()
+    with pytest.raises(Busy, match=f"earlier attempt is still ending here .supervisor {supervisor}"):
         refuse_beside_earlier_attempt(pod.directory, next_job())
-    with pytest.raises(Busy, match=f"kept by keeper {keeper}"):  # with another state directory: the lock
+    with pytest.raises(Busy, match=f"supervised by process {supervisor} "):  # with another state directory: the lock
         await pod.launcher(state=pod.root / "other").start(pod.script("exit 0", start_id="s2"))
     eventually(pod.members)
     owner.let_go()
     kept = read_record(pod.directory)
     assert kept is not None
-    eventually(lambda: not pod.members() and not procfs.is_alive(kept.keeper))
+    eventually(lambda: not pod.members() and not procfs.is_alive(kept.supervisor))
     refuse_beside_earlier_attempt(pod.directory, next_job())
     assert read_record(pod.directory) is None, "its end is no failure of training"
 
@@ -131,7 +131,7 @@ async def test_an_attempt_is_refused_while_the_keeper_of_an_earlier_one_lives(po
 async def test_one_that_ended_before_its_owner_keeps_its_record(pod: Pod, owner: Owner) -> None:
     """A trainer that finished in the moment in which podwatch was killed has finished."""
     await pod.launcher(job=owner.job(), linger=0.1).start(pod.script("exit 0"))
-    eventually(lambda: not pod.keepers())
+    eventually(lambda: not pod.supervisors())
     owner.die()
     refuse_beside_earlier_attempt(pod.directory, next_job())
     assert read_record(pod.directory) is not None

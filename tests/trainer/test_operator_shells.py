@@ -328,7 +328,7 @@ def test_a_shell_that_a_trainer_turned_into_is_no_trainer_any_more() -> None:
     assert spared([after, proc(30, 20, "vim notes", tty=TTY, session=20)], None, known=known) == {20, 30}
 
 
-def test_under_a_keeper_only_an_operators_terminal_is_spared() -> None:
+def test_under_a_supervisor_only_an_operators_terminal_is_spared() -> None:
     """A shell in a sandbox of the trainer is the trainer's, whatever it waits for; one in a tmux that the command
     started is an operator's, and so is what runs in it."""
     sandbox = [proc(20, 1, "uv run rl"), proc(21, 20, "python env.py"), proc(22, 21, "bash --norc", tty=TTY)]

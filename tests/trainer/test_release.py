@@ -1,4 +1,4 @@
-"""Letting a keeper go while the last process of its tree is half gone."""
+"""Letting a supervisor go while the last process of its tree is half gone."""
 
 import sys
 import time
@@ -33,7 +33,7 @@ async def test_a_process_that_is_half_gone_is_waited_for(pod: Pod, monkeypatch: 
     await handle.stop(grace=2, save_grace=2, saving=lambda: False)
     await handle.release()
     took = time.monotonic() - began
-    assert took < 30, f"let go {took:.1f} s later: the keeper had to be killed"
+    assert took < 30, f"let go {took:.1f} s later: the supervisor had to be killed"
     status = await handle.exit_status()
     assert status is not None
     assert status.code == 3

@@ -57,7 +57,7 @@ async def test_a_failure_is_told_and_leaves_nothing(pod: Pod, command: tuple[str
         await launcher.start(plan)
     assert caught.value.where == "trainer.start_before"
     assert not (pod.output.parent / "started").exists(), "the trainer was not started"
-    eventually(lambda: not cluster(pod) and not pod.members() and not pod.keepers())
+    eventually(lambda: not cluster(pod) and not pod.members() and not pod.supervisors())
     handle = await launcher.start(pod.script("exec sleep 300", start_id="s2"))  # and the next start is free to begin
     assert await handle.exit_status() is None
 

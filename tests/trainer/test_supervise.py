@@ -21,7 +21,7 @@ from podwatch.trainer import supervise
 from tests.support import processes
 from tests.support.mounts import small_mount
 from tests.support.pod import eventually
-from tests.trainer.test_keeper_program import PAGE, fill
+from tests.trainer.test_supervisor_program import PAGE, fill
 
 PROGRAM = [sys.executable, "-I", "-S", "-E", supervise.__file__, "keep"]
 

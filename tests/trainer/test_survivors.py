@@ -1,4 +1,5 @@
-"""What is left of a tree whose keeper was killed: found by marker and by session, ended, and never started beside."""
+"""What is left of a tree whose supervisor was killed: found by marker and by session, ended, and never started
+beside."""
 
 import os
 import signal
@@ -15,7 +16,7 @@ from podwatch.domain.errors import Busy
 from podwatch.system import procfs
 from podwatch.system.procfs import identify
 from podwatch.trainer.base import Candidate
-from podwatch.trainer.keeper_client import read_end
+from podwatch.trainer.supervisor_files import read_end
 from tests.support.pod import Pod, eventually
 from tests.support.ptys import terminal
 
@@ -42,7 +43,7 @@ def living(pids: list[int]) -> list[int]:
     return found
 
 
-async def test_without_keeper_and_launcher_everything_is_still_found(pod: Pod) -> None:
+async def test_without_supervisor_and_launcher_everything_is_still_found(pod: Pod) -> None:
     """One that lost its environment (session tells), one that left the session (environment tells), one with a zombie
     child that it never reaps; nobody of the family is left to ask."""
     pids, ready = pod.root / "pids", pod.root / "ready"
@@ -53,8 +54,8 @@ async def test_without_keeper_and_launcher_everything_is_still_found(pod: Pod) -
     (forker,) = [pid for pid in tree if "os.fork()" in " ".join(procfs.command(pid))]
     (zombie,) = procfs.children(forker)
     eventually(lambda: (status := procfs.read_stat(zombie)) is not None and status.state == "Z")
-    os.kill(handle.record.keeper.pid, signal.SIGKILL)
-    eventually(lambda: not handle.keeper_lives())
+    os.kill(handle.record.supervisor.pid, signal.SIGKILL)
+    eventually(lambda: not handle.supervisor_lives())
     os.kill(handle.launcher.pid, signal.SIGKILL)
     eventually(lambda: procfs.read_stat(handle.launcher.pid) is None)
 
@@ -118,11 +119,13 @@ async def test_a_port_of_an_engine_that_outlived_its_server_is_free_after_the_st
     assert (report.killed, report.survivors) == (1, ())
     socket.create_server(("127.0.0.1", port)).close()
     await handle.release()
-    eventually(lambda: not Path(f"/proc/{handle.record.keeper.pid}").exists())  # it has ended, and is reaped after that
+    eventually(
+        lambda: not Path(f"/proc/{handle.record.supervisor.pid}").exists()
+    )  # it has ended, and is reaped after that
 
 
 async def test_the_end_of_the_launcher_is_recorded_and_its_survivors_are_found_by_it(pod: Pod) -> None:
-    """The session's opener has ended and its keeper too: who began before that end is still of this start."""
+    """The session's opener has ended and its supervisor too: who began before that end is still of this start."""
     pid = pod.root / "pid"
     left = f"env -i sh -c 'echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 300' &"
     handle = await pod.launcher().start(pod.script(f"{left} until [ -e {pid} ]; do sleep 0.01; done; exit 3"))
@@ -130,8 +133,8 @@ async def test_the_end_of_the_launcher_is_recorded_and_its_survivors_are_found_b
     at = read_end(pod.directory, pod.start_id())
     assert at is not None
     assert 0 <= time.clock_gettime(time.CLOCK_BOOTTIME) - at < 60
-    os.kill(handle.record.keeper.pid, signal.SIGKILL)
-    eventually(lambda: not handle.keeper_lives())
+    os.kill(handle.record.supervisor.pid, signal.SIGKILL)
+    eventually(lambda: not handle.supervisor_lives())
     with pytest.raises(Busy, match=pid.read_text().strip()):
         await pod.launcher().start(pod.script("exec sleep 300", start_id="s2"))
     found = (await pod.launcher().look()).handle
@@ -148,8 +151,8 @@ def with_environment_of(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in words}
 
 
-@pytest.mark.parametrize("keeper", ["lives", "was killed"])
-async def test_an_operators_terminal_with_the_trainers_environment_is_not_ended(pod: Pod, keeper: str) -> None:
+@pytest.mark.parametrize("supervisor", ["lives", "was killed"])
+async def test_an_operators_terminal_with_the_trainers_environment_is_not_ended(pod: Pod, supervisor: str) -> None:
     """A shell and what runs in it; what it starts in another session; and what an unmarked shell runs."""
     launcher = pod.launcher()
     handle = await launcher.start(pod.script("sleep 300 & wait"))
@@ -164,9 +167,9 @@ async def test_an_operators_terminal_with_the_trainers_environment_is_not_ended(
         eventually(lambda: all(note.exists() and note.read_text().strip() for note in notes))
         theirs = [marked.pid, plain.pid, *(int(note.read_text()) for note in notes)]
         try:
-            if keeper == "was killed":
-                os.kill(handle.record.keeper.pid, signal.SIGKILL)
-                eventually(lambda: not handle.keeper_lives())
+            if supervisor == "was killed":
+                os.kill(handle.record.supervisor.pid, signal.SIGKILL)
+                eventually(lambda: not handle.supervisor_lives())
             seen = (await handle.tree()).value
             assert seen is not None
             assert not {p.identity.pid for p in seen} & set(theirs)
@@ -181,7 +184,7 @@ async def test_an_operators_terminal_with_the_trainers_environment_is_not_ended(
 
 
 async def test_a_task_that_a_service_starts_with_the_trainers_environment_is_ours(pod: Pod) -> None:
-    """As Slurm's step daemon does for `srun` in a training command: it is not below the keeper."""
+    """As Slurm's step daemon does for `srun` in a training command: it is not below the supervisor."""
     note = pod.root / "task"
     handle = await pod.launcher().start(pod.script("sleep 300 & wait"))
     task = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(300)"
@@ -191,8 +194,8 @@ async def test_a_task_that_a_service_starts_with_the_trainers_environment_is_our
     try:
         eventually(lambda: note.exists() and bool(note.read_text()))
         pid = int(note.read_text())
-        os.kill(handle.record.keeper.pid, signal.SIGKILL)
-        eventually(lambda: not handle.keeper_lives())
+        os.kill(handle.record.supervisor.pid, signal.SIGKILL)
+        eventually(lambda: not handle.supervisor_lives())
         report = await handle.stop(grace=5.0, save_grace=5.0, saving=lambda: False)
         assert report.survivors == ()
         assert living([pid]) == []

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from podwatch.trainer.start_and_adopt import KeeperOptions, own_unit, runs_as_service, systemd_argv
+from podwatch.trainer.start_and_adopt import SupervisorOptions, own_unit, runs_as_service, systemd_argv
 
 
 def test_the_unit_has_a_fixed_name_and_stands_apart_from_podwatch() -> None:
-    keeper = ["/usr/bin/python3", "-I", "-S", "-E", "/s/keeper.pyc", "/s", "id-1"]
-    argv = systemd_argv("demo", Path("/s"), keeper, KeeperOptions(grace=30), 131_072)
+    supervisor = ["/usr/bin/python3", "-I", "-S", "-E", "/s/supervisor.pyc", "/s", "id-1"]
+    argv = systemd_argv("demo", Path("/s"), supervisor, SupervisorOptions(grace=30), 131_072)
     assert argv[:2] == ["systemd-run", "--unit=podwatch-train-demo"]
-    assert argv[argv.index("--") + 1 :] == keeper
+    assert argv[argv.index("--") + 1 :] == supervisor
     for wanted in ("Before=podwatch.service", "KillMode=mixed", "TimeoutStopSec=45", "LimitNOFILE=131072"):
         assert f"--property={wanted}" in argv
     assert "--scope" not in argv  # a scope inherits the sandbox
@@ -28,5 +28,5 @@ def test_training_is_ordered_before_the_very_unit_that_guards_it() -> None:
     assert own_unit(v1) == "podwatch.service"
     assert own_unit("0::/user.slice/session-1.scope\n") == "podwatch.service"
     unit = own_unit(v2)
-    argv = systemd_argv("demo", Path("/s"), ["keeper"], KeeperOptions(), 65_536, unit)
+    argv = systemd_argv("demo", Path("/s"), ["supervisor"], SupervisorOptions(), 65_536, unit)
     assert f"--property=Before={unit}" in argv

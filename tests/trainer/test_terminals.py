@@ -325,10 +325,10 @@ def test_terminals_are_read_as_they_are(desk: Desk) -> None:
         assert shell.users == (os.geteuid(), os.geteuid())
 
 
-# --- under a keeper ---------------------------------------------------------------------------------------------------
+# --- under a supervisor -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["stop", "keeper is told", "keeper was killed"])
+@pytest.mark.parametrize("how", ["stop", "supervisor is told", "supervisor was killed"])
 async def test_a_terminal_that_the_training_command_opened_stays_with_its_operator(pod: Pod, how: str) -> None:
     """``start.sh`` starts tmux, and an operator works in it when training is restarted."""
     if shutil.which("tmux") is None:
@@ -346,13 +346,13 @@ async def test_a_terminal_that_the_training_command_opened_stays_with_its_operat
         eventually(lambda: procfs.command(shell)[:1] == ("bash",))
         eventually(lambda: len(commands(pod, "sleep")) == 2)
         assert shell not in [p.identity.pid for p in (await handle.tree()).value or ()]
-        if how == "keeper is told":
-            os.kill(handle.record.keeper.pid, signal.SIGTERM)
-            eventually(lambda: not handle.keeper_lives())
+        if how == "supervisor is told":
+            os.kill(handle.record.supervisor.pid, signal.SIGTERM)
+            eventually(lambda: not handle.supervisor_lives())
         else:
-            if how == "keeper was killed":
-                os.kill(handle.record.keeper.pid, signal.SIGKILL)
-                eventually(lambda: not handle.keeper_lives())
+            if how == "supervisor was killed":
+                os.kill(handle.record.supervisor.pid, signal.SIGKILL)
+                eventually(lambda: not handle.supervisor_lives())
             report = await handle.stop(grace=0.2, save_grace=0.2, saving=lambda: False)
             assert report.survivors == ()
             await handle.release()

@@ -81,10 +81,10 @@ def running_training(settings: "Settings") -> str:
     from podwatch.checkpoints.layouts import process_names
     from podwatch.system.procfs import is_alive
     from podwatch.trainer import find_trainers
-    from podwatch.trainer.keeper_client import read_record
     from podwatch.trainer.process_roles import Roles
+    from podwatch.trainer.supervisor_files import read_record
 
-    record = read_record(settings.state_dir / settings.run_id / "keeper")
+    record = read_record(settings.state_dir / settings.run_id / "supervisor")
     if record is not None and is_alive(record.launcher):
         return f"training is running (pid {record.launcher.pid})"
     run = find_trainers.run_of(settings)

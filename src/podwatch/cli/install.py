@@ -2,7 +2,7 @@
 
 The shipped unit file is the same everywhere. The values of this machine (executable, paths, configuration file) are in
 the unit's ExecStart line and in one drop-in. Installing again changes nothing, or brings an upgrade into effect: the
-keeper of the running trainer is not part of the service, so training continues.
+supervisor of the running trainer is not part of the service, so training continues.
 """
 
 import contextlib

@@ -26,10 +26,10 @@ from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import boot_id, from_here, is_alive, open_pidfd, pid_namespace, send_signal
 from podwatch.trainer import process_tree
 from podwatch.trainer.find_trainers import users_of
-from podwatch.trainer.keeper_client import KeeperRecord, read_end, read_record
 from podwatch.trainer.operator_shells import find_interactive, terminal_server
 from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.process_tree import read
+from podwatch.trainer.supervisor_files import SupervisorRecord, read_end, read_record
 
 TERM_SECONDS, KILL_SECONDS = 10.0, 5.0
 STUCK = "still running after SIGKILL: stuck in the kernel; reboot the machine"
@@ -86,8 +86,8 @@ class Found:
 
 def look(settings: Settings, *, attached: int = 0) -> Found:
     """All strays. ``attached``: the pid of a trainer that a daemon watches but did not start; 0 for none. Blocks."""
-    record = read_record(settings.state_dir / settings.run_id / "keeper")
-    record = record if record is not None and from_here(record.keeper) else None
+    record = read_record(settings.state_dir / settings.run_id / "supervisor")
+    record = record if record is not None and from_here(record.supervisor) else None
     ours = _tree(record, attached)
     left = _left_in_session(record)
     users = users_of(settings.trainer.user)
@@ -122,13 +122,14 @@ def look(settings: Settings, *, attached: int = 0) -> Found:
     return Found(tuple(sorted(strays, key=lambda s: s.identity.pid)), unseen, *_devices(wanted))
 
 
-def _tree(record: KeeperRecord | None, attached: int) -> set[int]:
-    """The pids of running training: all processes below a living keeper and trainer, or below the attached trainer."""
+def _tree(record: SupervisorRecord | None, attached: int) -> set[int]:
+    """The pids of running training: all processes below a living supervisor and trainer, or below the attached
+    trainer."""
     roots = [attached] if attached else []
     if record is not None and is_alive(record.launcher):
         roots.append(record.launcher.pid)
-        if is_alive(record.keeper):
-            roots.append(record.keeper.pid)
+        if is_alive(record.supervisor):
+            roots.append(record.supervisor.pid)
     return {pid for root in roots for pid in (root, *procfs.descendants(root))}
 
 
@@ -140,16 +141,18 @@ def _interactive() -> frozenset[ProcessIdentity]:
     return frozenset(p.identity for p in seen if p.pid in pids or terminal_server(p))
 
 
-def _left_in_session(record: KeeperRecord | None) -> frozenset[ProcessIdentity]:
+def _left_in_session(record: SupervisorRecord | None) -> frozenset[ProcessIdentity]:
     """The processes in the sessions of this run's last start. Compares identities: session numbers are reused."""
     if record is None:
         return frozenset()
     ended = read_end(record.directory, record.start_id)
-    return frozenset((*process_tree.in_session(record.launcher, ended), *process_tree.in_session(record.keeper, ended)))
+    return frozenset(
+        (*process_tree.in_session(record.launcher, ended), *process_tree.in_session(record.supervisor, ended))
+    )
 
 
 def _whose(
-    identity: ProcessIdentity, left: Container[ProcessIdentity], record: KeeperRecord | None, run_id: str
+    identity: ProcessIdentity, left: Container[ProcessIdentity], record: SupervisorRecord | None, run_id: str
 ) -> tuple[str, bool]:
     """The owner as text, and whether it is a leftover. An environment marker outranks the session. A re-parented
     process of living training is not a leftover."""

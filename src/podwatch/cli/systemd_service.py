@@ -134,9 +134,9 @@ def require_systemd(command: list[str]) -> None:
         )
     if any(line.split()[4] == BOOT_ID for line in Path("/proc/self/mountinfo").read_text().splitlines()):
         # systemd-nspawn mounts over it. A sandboxed service has its own /proc with the real boot id, so podwatch and
-        # its keeper would compare different boot ids.
+        # its supervisor would compare different boot ids.
         raise HostError(
-            "a mount in this container hides the boot id, but not from sandboxed services: podwatch and its keeper"
+            "a mount in this container hides the boot id, but not from sandboxed services: podwatch and its supervisor"
             " would read different boot ids",
             where=BOOT_ID,
             fix=f"umount {BOOT_ID} at each boot of the container, or use `podwatch run --detach`",
@@ -257,7 +257,7 @@ def guard_elsewhere(run_id: str, state_dir: Path, unit: str) -> int:
 
 def ends_training(pid: int) -> bool:
     """Whether a SIGTERM to this podwatch, of ``guard_elsewhere``, also ends training: it is PID 1 of a container, or
-    an engine's job (daemon/init.py). False if it cannot be read."""
+    an engine's job (trainer/supervise.py). False if it cannot be read."""
     if pid == 1:
         return True
     try:

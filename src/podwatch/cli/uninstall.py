@@ -72,9 +72,9 @@ def _load(where: Where, service: Service) -> "tuple[Settings | None, Path | None
 def _stop_training(settings: "Settings", where: Where, config: Path | None, *, say: bool) -> None:
     """End training and wait for its end. Raises HostError where it does not end."""
     from podwatch.system.procfs import is_alive
-    from podwatch.trainer.keeper_client import read_record
+    from podwatch.trainer.supervisor_files import read_record
 
-    record = read_record(settings.state_dir / settings.run_id / "keeper")
+    record = read_record(settings.state_dir / settings.run_id / "supervisor")
     here = Where(str(config) if config else where.config, "")
     if find_daemon(here) is None:
         unit = f"podwatch-train-{settings.run_id}.service"
@@ -89,7 +89,7 @@ def _stop_training(settings: "Settings", where: Where, config: Path | None, *, s
         return
     ask(here, "stop_training", {"after_save": False}, purpose="stop training")
     end = time.monotonic() + settings.trainer.stop_grace + settings.trainer.save_grace + STOP_SECONDS
-    while record is not None and (is_alive(record.launcher) or is_alive(record.keeper)):
+    while record is not None and (is_alive(record.launcher) or is_alive(record.supervisor)):
         if time.monotonic() > end:
             raise HostError("training did not end", where=f"pid {record.launcher.pid}", fix="see `podwatch status`")
         time.sleep(0.2)

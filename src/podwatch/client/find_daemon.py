@@ -196,12 +196,12 @@ class Found:
 
 
 def training_lives(document: Mapping[str, Any]) -> bool | None:
-    """Whether the launcher in a status document, or the one that the keeper recorded since, is alive; None if neither
-    is known."""
+    """Whether the launcher in a status document, or the one that the supervisor recorded since, is alive; None if
+    neither is known."""
     training, daemon = (document.get(key) for key in ("training", "daemon"))
     launchers = [training] if isinstance(training, dict) else []
     if isinstance(daemon, dict) and isinstance(daemon.get("state_dir"), str):
-        record = read_document(Path(daemon["state_dir"]) / "keeper" / "record.json")
+        record = read_document(Path(daemon["state_dir"]) / "supervisor" / "record.json")
         if record is not None and record.get("boot_id") == boot_id():
             launchers.append({"pid": record.get("pid"), "start_ticks": record.get("ticks")})
     known = [(one["pid"], one.get("start_ticks") or 0) for one in launchers if isinstance(one.get("pid"), int)]

@@ -223,9 +223,9 @@ def _living_trainer(document: Document, training: Document) -> str:
     up = age_of(document, training.get("started_at"))
     parts += [f"up {span(up)}"] if up is not None else []
     parts += [_counted(training["processes"], "process", "processes")] if training.get("processes") else []
-    how = {"keeper": "started by podwatch", "attach": "not started by podwatch"}
-    if any(r.get("kind") == "keeper-lost" for r in entries(document, "reasons")):
-        parts += ["started by podwatch, its keeper has ended"]
+    how = {"supervised": "started by podwatch", "attach": "not started by podwatch"}
+    if any(r.get("kind") == "supervisor-lost" for r in entries(document, "reasons")):
+        parts += ["started by podwatch, its supervisor has ended"]
     elif training.get("supervision") in how:
         parts += [how[training["supervision"]]]
     parts += ["saving now"] if training.get("saving") else []

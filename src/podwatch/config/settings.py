@@ -118,10 +118,10 @@ class TrainerSettings(Section):
     max_steps: int | None = Field(
         None, ge=1, json_schema_extra=LIVE, description="target step, if command and its config do not name one"
     )
-    supervise: Literal["auto", "keeper", "attach"] = Field(
+    supervise: Literal["auto", "start", "attach"] = Field(
         "auto",
         json_schema_extra=LIVE,
-        description='"auto": attach to running training, else start it; "keeper": never attach; "attach": never start',
+        description='"auto": attach to running training, else start it; "start": never attach; "attach": never start',
     )
     start_before: tuple[tuple[str, ...], ...] = Field(
         (),

@@ -37,7 +37,7 @@ from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.own_directories import Workspace
 from podwatch.trainer.base import TrainerHandle
-from podwatch.trainer.start_and_adopt import KeeperJob, KeeperLauncher
+from podwatch.trainer.start_and_adopt import SupervisorJob, SupervisorLauncher
 
 if TYPE_CHECKING:
     from podwatch.sync.syncer import Syncer
@@ -69,7 +69,7 @@ class Choices:
     gpu_reader: GpuReader | None = None
     same_disk_store: bool = False
     take_over: str = ""
-    job: KeeperJob | None = None
+    job: SupervisorJob | None = None
 
 
 class Run:
@@ -152,7 +152,7 @@ class Sensing:
 class Training:
     """The trainer, and what its starts use. ``environment`` is that of a start."""
 
-    launcher: KeeperLauncher
+    launcher: SupervisorLauncher
     environment: TrainingEnvironment
     two_writers: TwoWriters
 

@@ -20,7 +20,7 @@ from podwatch.daemon.checkpoint_loop import ANNOUNCED, Announced
 from podwatch.daemon.commands import Commands
 from podwatch.daemon.components import LEARNED as LEARNED
 from podwatch.daemon.components import READ_SO_FAR, Choices, Components
-from podwatch.daemon.end_of_run import EndOfRun, FinalSync, end_grace, keeper_job, refuse_beside_earlier_attempt
+from podwatch.daemon.end_of_run import EndOfRun, FinalSync, end_grace, refuse_beside_earlier_attempt, supervisor_job
 from podwatch.daemon.end_pod import make_pod_ender
 from podwatch.daemon.entry import silent_seconds
 from podwatch.daemon.host_and_endpoints import STEP_SECONDS, Endpoints, Host, open_host
@@ -51,7 +51,7 @@ from podwatch.system.blocking_calls import Worker
 from podwatch.system.child import give_back, settle
 from podwatch.system.clock import Clock, SystemClock
 from podwatch.system.sd_notify import make_notifier
-from podwatch.trainer.start_and_adopt import KeeperJob
+from podwatch.trainer.start_and_adopt import SupervisorJob
 
 if TYPE_CHECKING:
     from podwatch.hooks.evaluation import Evaluations
@@ -126,7 +126,7 @@ async def build_daemon(
 ) -> "Daemon":
     """The daemon with all that its parts remember of an earlier podwatch; starts nothing."""
     journal, paths = host.journal, host.foundation.paths
-    job = keeper_job(loaded.settings.recovery, os.environ)
+    job = supervisor_job(loaded.settings.recovery, os.environ)
     choices = Choices(start.gpu_reader, start.same_disk_store, start.take_over, job)
     parts = await host.disk.call(build, loaded.settings, host.foundation, choices)
     parts.run.config.problem = loaded.refused
@@ -192,7 +192,7 @@ class Outlets:
     recorder: Recorder | None
     artifacts: "Artifacts | None"
     ending: EndOfRun
-    job: KeeperJob | None
+    job: SupervisorJob | None
     hooks: "Hooks | None" = None
     evaluations: "Evaluations | None" = None
 
@@ -313,7 +313,7 @@ class Daemon:
         if self._in_job is None:
             return True
         settings = self._parts.settings
-        directory = settings.state_dir / settings.run_id / "keeper"
+        directory = settings.state_dir / settings.run_id / "supervisor"
         await self._parts.checkpoints.worker.call(refuse_beside_earlier_attempt, directory, self._in_job)
         return not await self._ending.forbidden()
 

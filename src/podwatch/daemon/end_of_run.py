@@ -1,7 +1,7 @@
 """The end of a run: decided once, its last data stored, reported, and turned into an exit code (docs/jobs.md).
 
 ``EndOfRun`` is the one place where it is decided that the run has ended here; ``policy/exit_code.py`` decides how, and
-which code that is. In job mode (`podwatch run --job`) podwatch's init (``daemon/init.py``) is the engine's process: it
+which code that is. In job mode (`podwatch run --job`) podwatch's init (``trainer/supervise.py``) is the engine's process: it
 ends the trainer and returns the code.
 """
 
@@ -34,8 +34,8 @@ from podwatch.recovery.state import Phase
 from podwatch.sync.interfaces import Unstored
 from podwatch.system import procfs
 from podwatch.system.clock import until_beat
-from podwatch.trainer.keeper_client import read_record, retire_record, was_stopped
-from podwatch.trainer.start_and_adopt import KeeperJob
+from podwatch.trainer.start_and_adopt import SupervisorJob
+from podwatch.trainer.supervisor_files import read_record, retire_record, was_stopped
 
 if TYPE_CHECKING:
     from podwatch.daemon.ask_and_record_attempts import JobVerdicts
@@ -57,7 +57,7 @@ KEEP_SECONDS: Final = 10.0
 """Time for recording a verdict in the store."""
 OF_GRACE: Final = 0.85
 """Share of the engine's grace that podwatch uses: the rest is for its own exit."""
-OF_KEEPER: Final = 0.8
+OF_SUPERVISOR: Final = 0.8
 """Share of podwatch's own grace that training gets before SIGKILL: the rest is for the last words to the store."""
 
 STUCK: Final = "end.stuck"
@@ -89,8 +89,8 @@ def end_grace(settings: RecoverySettings, environ: Mapping[str, str]) -> float:
     return settings.end_grace if settings.end_grace is not None else OF_GRACE * grace_seconds(environ)
 
 
-def keeper_job(settings: RecoverySettings, environ: Mapping[str, str]) -> KeeperJob | None:
-    """What keepers need in job mode; None without it. Raises HostError if init's pipe is not there."""
+def supervisor_job(settings: RecoverySettings, environ: Mapping[str, str]) -> SupervisorJob | None:
+    """What supervisors need in job mode; None without it. Raises HostError if init's pipe is not there."""
     if not in_job(environ):
         return None
     owner = procfs.identify(os.getppid())
@@ -103,23 +103,23 @@ def keeper_job(settings: RecoverySettings, environ: Mapping[str, str]) -> Keeper
         ) from error
     if owner is None:
         raise HostError("podwatch's init has ended")
-    return KeeperJob(pipe, OF_KEEPER * end_grace(settings, environ), owner)
+    return SupervisorJob(pipe, OF_SUPERVISOR * end_grace(settings, environ), owner)
 
 
-def refuse_beside_earlier_attempt(keeper_directory: Path, job: KeeperJob) -> None:
-    """Raise Busy while the keeper of an earlier attempt ends its training: podwatch must not take that over. (With
+def refuse_beside_earlier_attempt(supervisor_directory: Path, job: SupervisorJob) -> None:
+    """Raise Busy while the supervisor of an earlier attempt ends its training: podwatch must not take that over. (With
     another state directory, the run lock says the same at the start.) Of a start that was told to end, nothing is left
     to judge: its exit is no failure of training. Blocks."""
-    record = read_record(keeper_directory)
-    if record is None or record.job_owner in (None, job.owner) or not procfs.from_here(record.keeper):
+    record = read_record(supervisor_directory)
+    if record is None or record.job_owner in (None, job.owner) or not procfs.from_here(record.supervisor):
         return
-    if procfs.is_alive(record.keeper):
+    if procfs.is_alive(record.supervisor):
         raise Busy(
-            f"training of an earlier attempt is still ending here (keeper {record.keeper.pid})",
+            f"training of an earlier attempt is still ending here (supervisor {record.supervisor.pid})",
             fix="wait until it has ended",
         )
-    if was_stopped(keeper_directory, record.start_id):
-        retire_record(keeper_directory)
+    if was_stopped(supervisor_directory, record.start_id):
+        retire_record(supervisor_directory)
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from podwatch.daemon.variables_of_own_processes import (
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.node_from_engine import place_of
 from podwatch.system.child import few_arenas
+from podwatch.trainer.supervisor_files import PROGRAM
 
 
 def silent_seconds(environ: MutableMapping[str, str]) -> float:
@@ -179,7 +180,6 @@ def _own_command(config_path: Path | None, run_name: str, overrides: Mapping[str
 
 # -- init -------------------------------------------------------------------------------------------------------------
 
-INIT = Path(__file__).absolute().with_name("init.py")
 READY_WAIT = 30.0
 
 
@@ -195,7 +195,7 @@ def start_init(argv: list[str], *, detach: bool, log_path: Path, run_dir: Path, 
             directory.mkdir(parents=True, exist_ok=True)
         except OSError:
             pass  # init works without init.pid and without a log
-    command = [getattr(sys, "_base_executable", "") or sys.executable, "-I", "-S", "-E", str(INIT)]
+    command = [getattr(sys, "_base_executable", "") or sys.executable, "-I", "-S", "-E", str(PROGRAM), "init"]
     command += ["--run-dir", str(run_dir)]
     if not detach:
         sys.stdout.flush()

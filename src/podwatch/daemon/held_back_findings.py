@@ -31,7 +31,7 @@ from podwatch.system.procfs import identify, is_alive
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.other_writers import Other, Others, Run, program_of
 from podwatch.trainer.process_roles import Roles
-from podwatch.trainer.trainer_handle import KeptTrainer, started_wall
+from podwatch.trainer.trainer_handle import SupervisedTrainer, started_wall
 
 if TYPE_CHECKING:
     from podwatch.daemon import components
@@ -103,8 +103,8 @@ class TwoWriters:
     def _described(self, handle: TrainerHandle, sample: TrainerSample | None) -> Run:
         tree = sample.descendants if sample is not None and sample.start_id == handle.start_id else ()
         kin = {handle.launcher, *(process.identity for process in tree)}
-        if isinstance(handle, KeptTrainer):
-            kin.add(handle.record.keeper)
+        if isinstance(handle, SupervisedTrainer):
+            kin.add(handle.record.supervisor)
         programs = {program_of(process.command.split()) for process in tree if process.identity == handle.launcher}
         return Run(
             output_dir=os.path.realpath(self._output_dir),

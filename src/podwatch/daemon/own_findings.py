@@ -1,4 +1,4 @@
-"""Findings about podwatch itself and its surroundings: keeper, clock, configuration, command and directory. Pure."""
+"""Findings about podwatch itself and its surroundings: supervisor, clock, configuration, command and directory."""
 
 import time
 from collections.abc import Sequence
@@ -67,22 +67,22 @@ def freeze_findings(silent: float, *, now: float, wall: float, since: float) -> 
     )
 
 
-def keeper_findings(trainer: Reading[TrainerSample]) -> tuple[Finding, ...]:
-    """A finding if the keeper has ended while its training runs."""
-    if not trainer.ok or trainer.value is None or not trainer.value.keeper_lost:
+def supervisor_findings(trainer: Reading[TrainerSample]) -> tuple[Finding, ...]:
+    """A finding if the supervisor has ended while its training runs."""
+    if not trainer.ok or trainer.value is None or not trainer.value.supervisor_lost:
         return ()
     launcher = trainer.value.launcher
     return (
         Finding(
-            FindingKind.KEEPER_LOST,
+            FindingKind.SUPERVISOR_LOST,
             Severity.WARNING,
-            "the keeper, the small process that podwatch starts training under, ended before the training"
+            "the supervisor, the small process that podwatch starts training under, ended before the training"
             f"{f' (pid {launcher.pid})' if launcher is not None else ''}, which continues. podwatch watches it"
             " directly, and stops or restarts it as before. It can no longer read how training ends: an end without the"
             " trainer's finish line counts as a failure. The training log is no longer rotated",
             trainer.at,
-            "nothing: the next start of training gets a new keeper (`podwatch restart` does that now). If you did not"
-            " end the keeper, look for an out-of-memory kill: `dmesg`",
+            "nothing: the next start of training gets a new supervisor (`podwatch restart` does that now)."
+            " If you did not end the supervisor, look for an out-of-memory kill: `dmesg`",
         ),
     )
 

@@ -25,7 +25,7 @@ GUARD_LOCK = "guard.lock"
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """``state`` is durable (database, keeper, incidents), ``runtime`` lasts as long as the machine is up."""
+    """``state`` is durable (database, supervisor, incidents), ``runtime`` lasts as long as the machine is up."""
 
     state: Path
     runtime: Path

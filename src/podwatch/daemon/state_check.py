@@ -38,8 +38,8 @@ RETRY_MIN, RETRY_MAX = 2.0, 60.0
 """Seconds between two attempts to use what does not work."""
 RECOVERED: Final = "podwatch's own files can be used again"
 START_BYTES: Final = 512 << 10
-"""What a start writes in the state directory: the keeper's source and bytecode, the plan with the environment, records,
-the begin of a log."""
+"""What a start writes in the state directory: the supervisor's source and bytecode, the plan with the environment,
+records, the begin of a log."""
 
 
 async def take_ground(settings: Settings) -> tuple[RunPaths, RunLock]:

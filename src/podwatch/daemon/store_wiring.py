@@ -103,8 +103,8 @@ def this_pod(writer_id: str, output_dir: Path, environ: Mapping[str, str] = Mapp
 
 def attempt_ended(process: str) -> bool:
     """Whether an earlier attempt of this job has provably ended: its process was on this boot of this machine, in this
-    PID namespace, and is gone. Anything else proves nothing. Its keeper ends with it; while it has not, it holds the
-    run lock, and no start happens here."""
+    PID namespace, and is gone. Anything else proves nothing. Its supervisor ends with it; while it has not, it holds
+    the run lock, and no start happens here."""
     identity = ProcessIdentity.from_text(process)
     if identity is None or not from_here(identity):
         return False

@@ -26,9 +26,9 @@ from podwatch.daemon.own_findings import (
     concern_findings,
     config_findings,
     freeze_findings,
-    keeper_findings,
     linked_findings,
     saved_after_all,
+    supervisor_findings,
 )
 from podwatch.daemon.pause import Maintenance
 from podwatch.daemon.settings_in_force import learn_secrets, policies_from
@@ -147,7 +147,7 @@ class Findings:
         config = (*config, *branch_findings(sets, run, sync, snapshot.at, snapshot.wall))
         config += linked_findings(parts.checkpoints.catalogue.linked, since=self._started)
         config += freeze_findings(self._silent, now=snapshot.at, wall=snapshot.wall, since=self._started)
-        config += keeper_findings(snapshot.trainer)
+        config += supervisor_findings(snapshot.trainer)
         if parts.gang is not None:
             config += parts.gang.findings()
         if parts.store.elsewhere:

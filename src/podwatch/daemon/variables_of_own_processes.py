@@ -6,7 +6,7 @@ UNDER_INIT: Final = "PODWATCH_UNDER_INIT"
 """By init: ``pid1`` or ``job`` (SIGTERM means preemption), or ``detached`` (SIGTERM means that podwatch exits). The
 daemon starts no other init."""
 JOB_PIPE: Final = "PODWATCH_JOB_PIPE"
-"""By init in job mode: the descriptor that the daemon passes to keepers."""
+"""By init in job mode: the descriptor that the daemon passes to supervisors."""
 JOB_PROCESS: Final = "PODWATCH_JOB_PROCESS"
 """By init in job mode: "boot id:pid namespace:pid:start ticks" of init, the identity of this attempt."""
 SILENT_SECONDS: Final = "PODWATCH_SILENT_SECONDS"

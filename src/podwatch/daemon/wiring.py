@@ -63,7 +63,7 @@ from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import boot_id
 from podwatch.trainer.find_trainers import run_of
 from podwatch.trainer.process_roles import Roles
-from podwatch.trainer.start_and_adopt import KeeperLauncher, KeeperOptions
+from podwatch.trainer.start_and_adopt import SupervisorLauncher, SupervisorOptions
 
 if TYPE_CHECKING:
     from podwatch.sync.lease.protocol import LeaseTerms
@@ -81,15 +81,16 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
     held = held_back_findings.recalled_spans(foundation.journal.sync.learned(held_back_findings.TWO_WRITERS_KEY))
     run, missing = _run(settings, foundation, held)
     checkpoints = _checkpoints(settings, run, held, foundation.rescans)
-    launcher = KeeperLauncher(
+    launcher = SupervisorLauncher(
         settings.run_id,
         settings.trainer.output_dir,
         settings.state_dir,
         run.clock,
         roles=Roles(process_names(settings)),
         run=lambda: run_of(run.config.settings),
-        # At a preemption the keeper, too, leaves training the whole grace for its last save, and what init adds to it.
-        options=KeeperOptions(
+        # At a preemption the supervisor, too, leaves training the whole grace for its last save, and what init adds to
+        # it.
+        options=SupervisorOptions(
             beside=run.workspace.outside,
             grace=max(settings.trainer.stop_grace, settings.recovery.preempt_grace + MORE_SECONDS),
             job=choices.job,
@@ -227,7 +228,7 @@ def _syncer(
 
 
 def _training(
-    settings: Settings, run: Run, checkpoints: Checkpoints, sensing: Sensing, launcher: KeeperLauncher
+    settings: Settings, run: Run, checkpoints: Checkpoints, sensing: Sensing, launcher: SupervisorLauncher
 ) -> Training:
     token = run.file.current.ping_token
     register(token)

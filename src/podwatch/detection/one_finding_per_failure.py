@@ -199,7 +199,7 @@ def _evidence(finding: Finding) -> Evidence:
 @dataclass(frozen=True, slots=True)
 class Watched:
     """The trainer that recovery watches now. ``started_wall``: epoch seconds. ``adopted``: podwatch found it under a
-    keeper, and it may have ended; otherwise podwatch has just started it or attached to it while it lived."""
+    supervisor, and it may have ended; otherwise podwatch has just started it or attached to it while it lived."""
 
     start_id: str
     supervision: Supervision

@@ -148,7 +148,7 @@ def perhaps_intended(endings: Endings, snapshot: Snapshot, trainer: TrainerSampl
     """Why the end of the engine at ``since`` (monotonic) may have been intended or be part of the end of the whole run;
     empty if all evidence is against it. Used for a verdict without a window, so anything that cannot be observed counts
     as a reason. Pure."""
-    if trainer.supervision is not Supervision.KEEPER:
+    if trainer.supervision is not Supervision.SUPERVISED:
         return "podwatch did not start this trainer, or does not see how it ends"
     if others := [name for name, _ in endings.gone if name not in _ENGINE_ROLES]:
         return f"the whole run may be ending ({', '.join(others)} ended too)"

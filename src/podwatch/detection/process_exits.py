@@ -198,8 +198,8 @@ def _finished(what: str, since: float, evidence: list[Evidence]) -> Finding:
 
 
 def _still_training(look: Look, trainer: TrainerSample, since: float) -> Evidence | None:
-    """Evidence from the steps, where the topmost process of an attached trainer (or one whose keeper was killed) may
-    have been a script that ended while training continues below it. None if nothing of it lives."""
+    """Evidence from the steps, where the topmost process of an attached trainer (or one whose supervisor was killed)
+    may have been a script that ended while training continues below it. None if nothing of it lives."""
     if trainer.supervision is not Supervision.ATTACH:
         return None
     living = [

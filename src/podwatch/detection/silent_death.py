@@ -118,7 +118,7 @@ def confirming(state: SilentDeathState, look: Look) -> bool:
     """Whether podwatch should poll faster now, because evidence accumulates that the engine was seen to end
     (``corroborating_signals.seen_to_end``): for at most ``CONFIRM_SECONDS`` after the end of one engine process."""
     trainer, at = look.trainer, look.snapshot.at
-    if trainer is None or not trainer.alive or look.ending or trainer.supervision is not Supervision.KEEPER:
+    if trainer is None or not trainer.alive or look.ending or trainer.supervision is not Supervision.SUPERVISED:
         return False
     armed = [watch for watch in state.gpus if f"gpu{watch.index}" in look.learned.seen]
     if not armed or also.memory_may_fall(look):

@@ -167,8 +167,8 @@ class Supervision(StrEnum):
     """How podwatch supervises the trainer."""
 
     NONE = "none"
-    KEEPER = "keeper"
-    """Started by this or an earlier podwatch under the keeper: exit status known."""
+    SUPERVISED = "supervised"
+    """Started by this or an earlier podwatch under the supervisor: exit status known."""
     ATTACH = "attach"
     """Started by an operator or another program; podwatch attached to it: exit status unknown."""
 
@@ -191,8 +191,8 @@ class RequiredExit:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """A process of the tree that ended, with the exit status that its keeper or the kernel reported. ``seen_at``: when
-    podwatch learned of it (monotonic)."""
+    """A process of the tree that ended, with the exit status that its supervisor or the kernel reported. ``seen_at``:
+    when podwatch learned of it (monotonic)."""
 
     identity: ProcessIdentity
     role: ProcessRole
@@ -231,13 +231,13 @@ class TrainerSample:
 
     @property
     def by_hand(self) -> bool:
-        """Whether podwatch did not start it. False for one whose keeper was killed: podwatch started it, and only its
-        exit status is lost."""
+        """Whether podwatch did not start it. False for one whose supervisor was killed: podwatch started it, and only
+        its exit status is lost."""
         return self.supervision is Supervision.ATTACH and self.start_id.startswith(ATTACHED_ID)
 
     @property
-    def keeper_lost(self) -> bool:
-        """Whether podwatch started it and it still lives after its keeper ended."""
+    def supervisor_lost(self) -> bool:
+        """Whether podwatch started it and it still lives after its supervisor ended."""
         return self.alive and self.supervision is Supervision.ATTACH and not self.by_hand
 
 
@@ -329,7 +329,7 @@ class ProgressSample:
     at: float
     step: int | None = None
     own: bool = False
-    """Read from the log that podwatch's keeper writes for this start: no other process can have made it."""
+    """Read from the log that podwatch's supervisor writes for this start: no other process can have made it."""
 
     @property
     def trained(self) -> bool:

@@ -80,7 +80,7 @@ REPAIRED_OR_NOTES = frozenset(
         FindingKind.COMMAND_CHANGED,
         FindingKind.EARLIER_BRANCH,
         FindingKind.IMPLAUSIBLE_STEP,
-        FindingKind.KEEPER_LOST,
+        FindingKind.SUPERVISOR_LOST,
         FindingKind.GPU_MIG,
         FindingKind.GPU_THROTTLED,
         FindingKind.MEMORY_MAY_FALL,

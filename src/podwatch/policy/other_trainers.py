@@ -114,8 +114,8 @@ ALONE = Beside()
 
 
 def made_by_us(sample: ProgressSample, beside: Beside) -> bool | None:
-    """Whether podwatch's own trainer made this progress sample. True for the log that its keeper writes; for a file or
-    another log only if no other process existed at that time. None: unknown until the next look at the processes."""
+    """Whether podwatch's own trainer made this progress sample. True for the log that its supervisor writes; for a file
+    or another log only if no other process existed at that time. None: unknown until the next look at the processes."""
     if sample.own:
         return True
     if any(span.meets(sample.at, sample.at) for span in beside.spans):

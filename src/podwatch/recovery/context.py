@@ -164,7 +164,7 @@ class RecoveryContext:
         self.adopt = ""
         """Id of the operator's `--adopt-existing`; empty without one."""
         self.adopted = False
-        """podwatch found the watched trainer under a keeper; it may have ended already."""
+        """podwatch found the watched trainer under a supervisor; it may have ended already."""
         self.changed_at = float("-inf")
         """Monotonic time at which the watched trainer was started, or the last one released."""
         self.free_since = 0.0

@@ -41,7 +41,7 @@ class ManualStarts:
                 await adopt(self.context, look.handle)
                 return True
             there = self.sift(look)
-            if len(there.successors) == 1 and tools.settings.trainer.supervise != "keeper":
+            if len(there.successors) == 1 and tools.settings.trainer.supervise != "start":
                 if await self.guard(there.successors[0]):
                     return True
                 look = await tools.launcher.look()
@@ -53,7 +53,7 @@ class ManualStarts:
             look = await tools.launcher.look()
 
     def _kept(self, look: Look) -> bool:
-        """Return whether another keeper holds the run lock: nothing is moved or started while its training may run.
+        """Return whether another supervisor holds the run lock: nothing is moved or started while its training may run.
         Report it once."""
         known = self.context.notes.has("kept")
         if not look.kept:
@@ -173,7 +173,7 @@ class ManualStarts:
         pending = [c for c in look.candidates if c.start_id == run.stop_of]
         if pending:  # podwatch ended while it waited for the save, or before it started to stop it
             return await self.guard(pending[0])
-        if len(mine) == 1 and self.context.tools.settings.trainer.supervise != "keeper":
+        if len(mine) == 1 and self.context.tools.settings.trainer.supervise != "start":
             before = self.context.desired
             if await self.guard(mine[0]):
                 self.context.tools.say(
@@ -254,7 +254,7 @@ class Lookout:
                 return None
             self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS)
             there = self.manual.sift(look)
-            if len(there.successors) == 1 and self.context.tools.settings.trainer.supervise != "keeper":
+            if len(there.successors) == 1 and self.context.tools.settings.trainer.supervise != "start":
                 if await self.manual.take_over(look):
                     self.context.note(next_try_wall=None)
                     self.context.notes.clear(FindingKind.GAVE_UP, FindingKind.FOREIGN_CHECKPOINTS)
@@ -273,7 +273,7 @@ class Lookout:
         there = sift(look.candidates, look.pending, ended=ended, wall=wall, ignored=self.context.run.ignored)
         ours = there.successors or tuple(c for c in there.pending if c.of_run)
         fresh = [c for c in ours if c.launcher not in left]
-        if len(fresh) != 1 or self.context.tools.settings.trainer.supervise == "keeper":
+        if len(fresh) != 1 or self.context.tools.settings.trainer.supervise == "start":
             return
         self.context.tools.say(
             EventName.TRAINER_STOPPED,

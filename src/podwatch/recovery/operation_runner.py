@@ -52,8 +52,8 @@ async def recall(context: RecoveryContext, *, adopt_existing: bool = False) -> N
 
 
 async def adopt(context: RecoveryContext, handle: TrainerHandle) -> None:
-    """Watch a trainer under a keeper, alive or ended (the sensing loop then judges its end). For one that is watched
-    already, only read what run.json knows of its start: what was seen of it stays known."""
+    """Watch a trainer under a supervisor, alive or ended (the sensing loop then judges its end). For one that is
+    watched already, only read what run.json knows of its start: what was seen of it stays known."""
     tools, watched = context.tools, context.handle
     if watched is not None and (watched.start_id, watched.launcher) == (handle.start_id, handle.launcher):
         context.attempt = await _attempt_of(context, handle, context.attempt)
@@ -124,7 +124,7 @@ async def _finish_quarantine(context: RecoveryContext, look: Look) -> None:
     tools = context.tools
     unfinished = await tools.blocking(quarantine.unfinished, tools.workspace)
     if not unfinished or context.held() or look.kept:
-        return  # nothing is moved while podwatch is held, or while another keeper holds the run
+        return  # nothing is moved while podwatch is held, or while another supervisor holds the run
     alive = look.handle is not None and await look.handle.exit_status() is None
     for data in unfinished:
         if alive or look.candidates or look.pending:
@@ -220,7 +220,7 @@ class OperationRunner:
         mine = self.context.handle
         if look.handle is not None and (mine is None or mine.start_id != look.handle.start_id):
             await adopt(self.context, look.handle)  # the cancelled operation had just started it
-        elif look.handle is None and mine is not None and mine.supervision is Supervision.KEEPER:
+        elif look.handle is None and mine is not None and mine.supervision is Supervision.SUPERVISED:
             self.context.forget()  # the cancelled operation had just stopped it
         return stop
 

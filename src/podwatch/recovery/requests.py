@@ -161,8 +161,8 @@ class Requests:
         said = f"a trainer that podwatch did not start is running (pid {one.launcher.pid}: {one.command[:80]})"
         if step is not None or fresh:
             raise Busy(said, where="start", fix="stop it first: two would train at once")
-        if self.context.tools.settings.trainer.supervise == "keeper":
-            raise Busy(said, where='[trainer] supervise = "keeper"', fix='stop it, or set supervise = "auto"')
+        if self.context.tools.settings.trainer.supervise == "start":
+            raise Busy(said, where='[trainer] supervise = "start"', fix='stop it, or set supervise = "auto"')
         await self.runner.interrupt()
         attached = await self._running()
         ignored = more.get("ignored", self.context.run.ignored)

@@ -83,7 +83,7 @@ class Operations:
         look = await self.context.tools.launcher.look()
         if look.handle is not None:
             await adopt(self.context, look.handle)
-        elif self.context.tools.settings.trainer.supervise != "keeper":
+        elif self.context.tools.settings.trainer.supervise != "start":
             there = self.manual.sift(look)
             if len(there.successors) == 1:
                 await self.manual.guard(there.successors[0])
@@ -97,7 +97,7 @@ class Operations:
             await self.as_recorded()
         elif look.handle is not None:
             await adopt(self.context, look.handle)
-            if look.handle.supervision is Supervision.KEEPER:
+            if look.handle.supervision is Supervision.SUPERVISED:
                 await self.as_recorded()
         elif self.context.desired is not Desired.RUNNING:
             finished = self.context.desired is Desired.FINISHED

@@ -167,8 +167,9 @@ class Starter:
     # -- start --------------------------------------------------------------------------------------------------------
 
     async def start(self, choice: Choice) -> tuple[TrainerHandle, Attempt]:
-        """Move what is ahead of the step to quarantine, record the start, and start. Raises Busy when another keeper
-        holds the run, StartFailed when the command cannot be executed, HostError when recording or moving failed."""
+        """Move what is ahead of the step to quarantine, record the start, and start. Raises Busy when another
+        supervisor holds the run, StartFailed when the command cannot be executed, HostError when recording or moving
+        failed."""
         tools = self.context.tools
         step = choice.step
         # Start nothing in a directory that another user put in the place of output_dir.
@@ -236,7 +237,7 @@ class Starter:
         return handle, Attempt(handle.start_id, began, step, prepared.first_step)
 
     async def _launch(self, prepared: start_plan.Prepared) -> TrainerHandle:
-        """Start the keeper and the trainer. Raises as ``start``."""
+        """Start the supervisor and the trainer. Raises as ``start``."""
         tools = self.context.tools
         if tools.reserve is not None:
             await tools.blocking(tools.reserve.drop)

@@ -133,7 +133,7 @@ class RecoveryState:
     evaluation: str = ""
     """What training is stopped for, from the begin of that stop until training is started again."""
     adopted: bool = False
-    """``handle`` was found under a keeper, and may have ended."""
+    """``handle`` was found under a supervisor, and may have ended."""
     changed_at: float = float("-inf")
     """Monotonic time at which the watched trainer was started, or the last one released; older readings are of the
     trainer before."""

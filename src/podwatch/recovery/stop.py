@@ -24,7 +24,7 @@ from podwatch.system.child import run_child
 from podwatch.system.procfs import send_signal
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.environment import for_training
-from podwatch.trainer.trainer_handle import KeptTrainer
+from podwatch.trainer.trainer_handle import SupervisedTrainer
 
 SAVE_POLL: Final = 1.0
 JUDGE_POLL: Final = 0.5
@@ -220,7 +220,7 @@ class Stops:
         before: Callable[[], Awaitable[None]] | None = None,
         evaluation: bool = False,
     ) -> None:
-        """Record the stop, run ``before`` (evidence), stop the whole tree, then release the keeper. ``evaluation``:
+        """Record the stop, run ``before`` (evidence), stop the whole tree, then release the supervisor. ``evaluation``:
         the time until the next start belongs to an evaluation."""
         await self.context.edit(stopping=stopping(handle, why))
         if before is not None:
@@ -308,8 +308,8 @@ async def tell_to_end(tools: Tools, handle: TrainerHandle | None, why: str) -> b
     Records the stop, then sends SIGTERM to the trainer. Returns False if none runs.
 
     The stop stays recorded: the next podwatch here finishes it, and this end does not count as a failure. The
-    desired state does not change. If a keeper runs the trainer, only the keeper gets the signal: it passes the signal
-    on, outlives podwatch, and sends SIGKILL to processes that do not end.
+    desired state does not change. If a supervisor runs the trainer, only the supervisor gets the signal: it passes the
+    signal on, outlives podwatch, and sends SIGKILL to processes that do not end.
     """
     if handle is None:  # podwatch may have been starting it
         handle = (await tools.launcher.look()).handle
@@ -326,7 +326,11 @@ async def tell_to_end(tools: Tools, handle: TrainerHandle | None, why: str) -> b
 
 
 async def _sigterm(handle: TrainerHandle) -> None:
-    if isinstance(handle, KeptTrainer) and handle.keeper_lives() and send_signal(handle.record.keeper, signal.SIGTERM):
+    if (
+        isinstance(handle, SupervisedTrainer)
+        and handle.supervisor_lives()
+        and send_signal(handle.record.supervisor, signal.SIGTERM)
+    ):
         return
     refused: PodwatchError | None = None
     for process in (await handle.tree()).value or ():

@@ -18,7 +18,7 @@ from podwatch.trainer.process_roles import RolePatterns
 
 # -- ends that are seen at once --------------------------------------------------------------------------------------
 # A descriptor of each process of the run (pidfd) becomes readable when it ends, which costs an idle daemon nothing. The
-# exit status is known where the kernel provides it (Linux 6.15) or the keeper reaped the process.
+# exit status is known where the kernel provides it (Linux 6.15) or the supervisor reaped the process.
 
 FOLLOWED = 64
 """Maximum number of descriptors: engine workers, servers, orchestrator and trainer ranks of one machine."""
@@ -56,8 +56,8 @@ class Ends:
         return tuple(self._known)
 
     def look(self, tree: Iterable[ProcessSample], ended: Mapping[tuple[int, int], ExitStatus]) -> None:
-        """Process one reading of the tree. ``ended`` has the exit status of processes that the keeper reaped, by (pid,
-        ticks)."""
+        """Process one reading of the tree. ``ended`` has the exit status of processes that the supervisor reaped, by
+        (pid, ticks)."""
         now = self._clock.monotonic()
         living = set()
         for sample in tree:
@@ -467,7 +467,7 @@ class ProcessSensor:
         exits = tuple(gone for gone in self._exits.so_far if gone.role not in finished)
         sample = replace(
             self._base,
-            supervision=handle.supervision,  # changes when a keeper ends
+            supervision=handle.supervision,  # changes when a supervisor ends
             alive=exit_status is None,
             exit=exit_status,
             descendants=descendants,

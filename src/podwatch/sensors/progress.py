@@ -138,7 +138,7 @@ class ProgressSensor:
         taps: tuple[Tap, ...] = (),
     ) -> None:
         """``files`` is a layout's progress(): it can block. The single paths of ``logs`` come first for last_lines():
-        pass the keeper's log there. ``steps`` creates the reader of one file's step lines."""
+        pass the supervisor's log there. ``steps`` creates the reader of one file's step lines."""
         self._clock = clock
         self._files = files
         self._sources = logs

@@ -1,6 +1,6 @@
 """The service manager's notify protocol (sd_notify(3)), without a library.
 
-systemd and podwatch's own init (daemon/init.py) use the same protocol. Sending never blocks and never raises: a service
+systemd and podwatch's own init (trainer/supervise.py) use the same protocol. Sending never blocks and never raises: a service
 manager that went away must not stop the guard.
 """
 

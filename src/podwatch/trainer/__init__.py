@@ -1,1 +1,1 @@
-"""Find, start, adopt and stop the trainer; the keeper that outlives podwatch."""
+"""Find, start, adopt and stop the trainer; the supervisor that outlives podwatch."""

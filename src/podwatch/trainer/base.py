@@ -76,14 +76,17 @@ class StopReport:
 
 
 class TrainerHandle(Protocol):
-    """One trainer, running or just ended, under a keeper or attached."""
+    """One trainer, running or just ended, supervised or attached."""
 
     start_id: str
     supervision: Supervision
     launcher: ProcessIdentity
     started_wall: float
-    warnings: tuple[str, ...]
-    """Problems of the start that did not prevent it."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Problems of the start that did not prevent it."""
+        ...
 
     async def exit_status(self) -> ExitStatus | None:
         """Return how the launcher ended; None while it lives."""
@@ -102,13 +105,13 @@ class TrainerHandle(Protocol):
         ...
 
     async def release(self) -> None:
-        """Release the keeper once the tree has ended and the end is recorded, so that the run lock is free."""
+        """Wait until the supervisor has recorded the end and has ended, so that the run lock is free."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What runs on this pod now. ``handle`` is the keeper of this run: living, or ended and not yet released.
+    """What runs on this pod now. ``handle`` is the supervised trainer of this run, living or ended.
     ``holders`` are all processes with a CUDA context on the run's GPUs, as text. ``pending`` are no trainers yet, and
     podwatch starts none beside them: see ``Candidate.awaits``. An interrupted stop of one of ``eligible`` can be
     finished even if the process no longer looks like training. ``kept``: who holds the run lock while no trainer is
@@ -126,7 +129,7 @@ class Launcher(Protocol):
     """Starts and finds trainers of one run."""
 
     async def look(self) -> Look:
-        """Return the keeper of this run if there is one, else candidates. Never starts anything."""
+        """Return the supervised trainer of this run if there is one, else candidates. Never starts anything."""
         ...
 
     async def attach(self, candidate: Candidate) -> TrainerHandle:
@@ -134,7 +137,7 @@ class Launcher(Protocol):
         ...
 
     async def start(self, plan: StartPlan) -> TrainerHandle:
-        """Start under a new keeper. Raises Busy when another keeper holds the run lock, CannotExecute when the command
+        """Start under a new supervisor. Raises Busy when another one holds the run lock, CannotExecute when the command
         does not exist or its directory is missing, HostError for any other obstacle. Returns once the launcher
         has been executed."""
         ...

@@ -35,7 +35,7 @@ def as_given(base: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def for_training(env: Mapping[str, str]) -> dict[str, str]:
-    """Return ``env`` without podwatch's own settings and secrets: the last filter before the keeper, whatever the
+    """Return ``env`` without podwatch's own settings and secrets: the last filter before the supervisor, whatever the
     source."""
     kept = scrubbed_environment(env)
     kept.update((k, v) for k, v in env.items() if k in ALLOWED or k.startswith("PODWATCH_HEARTBEAT_"))
@@ -64,7 +64,7 @@ def build_environment(
     try:
         entry = pwd.getpwnam(user) if user else pwd.getpwuid(os.geteuid())
     except KeyError:
-        entry = None  # the keeper reports a user that does not exist
+        entry = None  # the supervisor reports a user that does not exist
     if entry is not None and (user or not result.get("HOME")):
         names = {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name, "SHELL": entry.pw_shell}
         result.update({name: value for name, value in names.items() if value})

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["Judged", "Process", "Run", "copied_environment", "gather", "holders", "judge", "run_of"]
 
 _START = "PODWATCH_START_ID"
-"""Variable of each process of a keeper's tree."""
+"""Variable of each process of a supervisor's tree."""
 _WORKER = "podwatch.hooks.child_main"
 """What runs the command of a hook or an evaluation: all of it is below this process."""
 _TOOLS = frozenset(
@@ -317,8 +317,8 @@ def _below(path: str, root: str) -> bool:
 
 
 def gather(run: Run, roles: Roles, *, own_pid: int) -> list[Process]:
-    """Read every process of the pod. Processes with a keeper's marker, podwatch's own tree, and the worker of a hook or
-    an evaluation, also of another podwatch's, are ``ours``."""
+    """Read every process of the pod. Processes with a supervisor's marker, podwatch's own tree, and the worker of a
+    hook or an evaluation, also of another podwatch's, are ``ours``."""
     roots = tuple(root for root in (run.output_dir, run.checkpoint_dir) if root)
     own = {own_pid, *procfs.descendants(own_pid)}
     above = _ancestors(own_pid)
@@ -352,8 +352,8 @@ def gather(run: Run, roles: Roles, *, own_pid: int) -> list[Process]:
 
 
 def copied_environment(pids: Collection[int]) -> frozenset[int]:
-    """Those of ``pids``, which have a keeper's marker, that an operator gave it (``operator_shells.copied``). Blocks:
-    reads every process of the pod."""
+    """Those of ``pids``, which have a supervisor's marker, that an operator gave it (``operator_shells.copied``).
+    Blocks: reads every process of the pod."""
     above = _ancestors(os.getpid())
     roles = Roles(())
     seen = [found for pid in procfs.all_pids() if (found := read(pid, roles)) is not None]

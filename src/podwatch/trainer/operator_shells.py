@@ -265,14 +265,9 @@ def terminal_server(process: Process) -> bool:
     return _named(process, _TERMINALS_CUT) or program(process.argv)[0] in _MODULES - {"podwatch"}
 
 
-def is_server_name(name: str) -> bool:
-    """The same by the kernel's process name alone: a cheap first check."""
-    return name.split(":")[0].lower() in _TERMINALS_CUT
-
-
 def keeps(process: Process) -> bool:
-    """Return whether it is a keeper, whatever started podwatch."""
-    return any(_base(word) in ("keeper.py", "keeper.pyc") for word in process.argv)
+    """Return whether it is a supervisor, whatever started podwatch."""
+    return "keep" in process.argv and any(_base(word) in ("supervise.py", "supervise.pyc") for word in process.argv)
 
 
 def copied(marked: Collection[int], processes: Collection[Process]) -> frozenset[int]:
@@ -354,8 +349,8 @@ def spared(
 
 
 def served(processes: Collection[Process]) -> frozenset[int]:
-    """Return the pids of a keeper's tree that must not be signalled. By descent all of it is ours, including shells in
-    the trainer's sandbox. The exception is an operator's terminal, if the command started a terminal server (tmux,
+    """Return the pids of a supervisor's tree that must not be signalled. By descent all of it is ours, including shells
+    in the trainer's sandbox. The exception is an operator's terminal, if the command started a terminal server (tmux,
     Jupyter): the interactive shell, everything below it, and the server."""
     by_pid = {p.pid: p for p in processes}
     servers = {p.pid for p in processes if terminal_server(p)}

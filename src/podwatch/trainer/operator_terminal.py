@@ -35,8 +35,8 @@ def device_of(number: int) -> int:
 
 
 def terminal_of(pid: int) -> Terminal | None:
-    """Return the controlling terminal of ``pid``; None if it has none (a service, a keeper's child, nohup with setsid),
-    or if that terminal is not visible from here."""
+    """Return the controlling terminal of ``pid``; None if it has none (a service, a supervisor's child, nohup with
+    setsid), or if that terminal is not visible from here."""
     status = procfs.read_stat(pid)
     if status is None or status.tty == 0:
         return None

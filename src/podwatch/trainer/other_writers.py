@@ -38,7 +38,7 @@ _ENGINES = frozenset({ProcessRole.ENGINE, ProcessRole.INFERENCE})
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What ``judge`` needs to know of our run. ``ours`` are the processes of our tree and its keeper, ``own`` is
+    """What ``judge`` needs to know of our run. ``ours`` are the processes of our tree and its supervisor, ``own`` is
     podwatch; ``roots`` are the directories of step directories, ``users`` those whose trainers count: ours, and
     ``trainer.user``. ``programs`` are what our tree runs (``program_of``)."""
 

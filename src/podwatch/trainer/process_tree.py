@@ -1,6 +1,4 @@
-"""Processes and process trees seen from outside, through /proc: for attached trainers and for keepers that do not
-answer.
-"""
+"""Processes and process trees, read from /proc."""
 
 import os
 import signal
@@ -27,7 +25,7 @@ class Process:
     whatever argv says (empty where denied). ``tty`` is 0 without a controlling terminal; ``foreground`` is the process
     group that this terminal is given to. ``stdin`` is what descriptor 0 points at. ``cuda`` is None where it cannot be
     read. ``writes`` are files of the run open for writing. ``names_run`` says as text how it names the run's
-    output directory or repeats its command. ``ours`` marks podwatch, its children, and trees of any keeper;
+    output directory or repeats its command. ``ours`` marks podwatch, its children, and trees of any supervisor;
     ``above_us`` the ancestors of podwatch. ``age`` is in seconds.
     """
 
@@ -217,8 +215,8 @@ _ALL_OURS = AllOurs()
 class LocalTree:
     """A tree in which every descendant ever seen stays ours until it ends. Blocks: use a worker.
 
-    ``keeper`` is a living keeper: its descendants are ours, it is not. ``start_id`` adds the processes with that
-    marker, ``own_session`` those in the session that the launcher opened: orphans of a keeper that was killed.
+    ``supervisor`` is a living supervisor: its descendants are ours, it is not. ``start_id`` adds the processes with
+    that marker, ``own_session`` those in the session that the launcher opened: orphans of a supervisor that was killed.
     """
 
     def __init__(
@@ -227,7 +225,7 @@ class LocalTree:
         roles: Roles,
         *,
         start_id: str = "",
-        keeper: ProcessIdentity | None = None,
+        supervisor: ProcessIdentity | None = None,
         own_session: bool = False,
         rules: TreeRules = _ALL_OURS,
     ) -> None:
@@ -238,14 +236,10 @@ class LocalTree:
         self._spares: frozenset[int] = frozenset()
         self._missed_at: float | None = None
         self._start_id = start_id
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._known: set[ProcessIdentity] = {launcher}
         self._copies: set[ProcessIdentity] = set()
         """Processes with the marker that an operator gave it, as judged when they were first seen."""
-
-    def remember(self, identities: Iterable[ProcessIdentity]) -> None:
-        """Add processes that the keeper saw in the tree."""
-        self._known.update(identities)
 
     def _ended(self) -> float | None:
         """Return when the launcher ended: as recorded, or as first missed here. None at that first look: all processes
@@ -269,13 +263,13 @@ class LocalTree:
                 self._known.discard(identity)
         pids: set[int] = set()
         roots = [identity.pid for identity in list(self._known)]
-        if self._keeper is not None and is_alive(self._keeper):
-            roots.append(self._keeper.pid)
+        if self._supervisor is not None and is_alive(self._supervisor):
+            roots.append(self._supervisor.pid)
         for root in roots:
             pids.update(procfs.descendants(root))
         pids.update(identity.pid for identity in list(self._known))
-        if self._keeper is not None and from_here(self._keeper):
-            pids.discard(self._keeper.pid)
+        if self._supervisor is not None and from_here(self._supervisor):
+            pids.discard(self._supervisor.pid)
         samples = [found for pid in sorted(pids) if (found := sample(pid, self._roles)) is not None]
         spared = self._spared(samples, fresh=sweep)
         samples = [found for found in samples if found.identity.pid not in spared]
@@ -284,12 +278,12 @@ class LocalTree:
         return tuple(sorted(samples, key=lambda found: found.identity != self._launcher))
 
     def _marked(self) -> set[ProcessIdentity]:
-        """Return the processes that the marker proves to be ours. One that is not below the keeper, or below a process
-        that was, can have a copy of the environment: a shell or a debugger of an operator."""
+        """Return the processes that the marker proves to be ours. One that is not below the supervisor, or below a
+        process that was, can have a copy of the environment: a shell or a debugger of an operator."""
         found = set(marked(self._start_id)) - self._copies
         roots = [identity.pid for identity in self._known if is_alive(identity)]
-        if self._keeper is not None and is_alive(self._keeper):
-            roots.append(self._keeper.pid)
+        if self._supervisor is not None and is_alive(self._supervisor):
+            roots.append(self._supervisor.pid)
         below = {pid for root in roots for pid in (root, *procfs.descendants(root))}
         if outside := {identity for identity in found if identity.pid not in below}:
             earlier = {one for one in outside if one.start_ticks < self._launcher.start_ticks}

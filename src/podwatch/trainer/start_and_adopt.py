@@ -1,4 +1,4 @@
-"""Start, find and adopt trainers through keepers."""
+"""Start trainers under supervisors, find them, and attach to others."""
 
 import contextlib
 import errno
@@ -20,22 +20,20 @@ from podwatch.system.clock import Clock
 from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.system.files import atomic_write, read_small
 from podwatch.system.procfs import command, environment_items, from_here, is_alive, patiently
-from podwatch.trainer import find_trainers, keeper_client, process_tree
+from podwatch.trainer import find_trainers, process_tree, supervisor_files
 from podwatch.trainer.base import Candidate, CannotExecute, Look, MayNotExecute, StartPlan
 from podwatch.trainer.environment import for_training
 from podwatch.trainer.find_trainers import Run, users_of
-from podwatch.trainer.keeper import LockHeldError, refuse_beside_a_keeper
-from podwatch.trainer.keeper_client import (
-    KeeperClient,
-    KeeperRecord,
-    KeeperSilent,
+from podwatch.trainer.process_roles import Roles
+from podwatch.trainer.supervisor_files import (
+    SupervisorRecord,
+    lock_holder,
     read_exit,
     read_record,
     read_result,
     record_by_processes,
 )
-from podwatch.trainer.process_roles import Roles
-from podwatch.trainer.trainer_handle import AttachedTrainer, KeptTrainer, started_wall
+from podwatch.trainer.trainer_handle import AttachedTrainer, SupervisedTrainer, started_wall
 
 T = TypeVar("T")
 
@@ -49,9 +47,9 @@ _REFUSED_ENDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperJob:
-    """Job mode: the keeper ends with its owner (docs/jobs.md). ``pipe``: the read end of a pipe whose other end only
-    ``owner``, podwatch's init, holds. ``grace``: seconds from its end of file to SIGKILL for the tree."""
+class SupervisorJob:
+    """Job mode: the supervisor ends with its owner (docs/jobs.md). ``pipe``: the read end of a pipe whose other end
+    only ``owner``, podwatch's init, holds. ``grace``: seconds from its end of file to SIGKILL for the tree."""
 
     pipe: int
     grace: float
@@ -63,24 +61,24 @@ class KeeperJob:
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperOptions:
-    """Options of a keeper.
+class SupervisorOptions:
+    """Options of a supervisor.
 
-    ``beside``: podwatch's directory beside output_dir, for the run lock that other podwatches meet; None: none.
-    ``grace``: seconds from a SIGTERM to the keeper (its unit is stopped) to SIGKILL for the tree. ``linger``: seconds
-    that the keeper stays after the tree's end unless podwatch releases it. ``job``: None unless podwatch runs in job
-    mode."""
+    ``beside``: podwatch's directory beside output_dir, for the lock that other podwatches meet; None: none.
+    ``grace``: seconds from a SIGTERM to the supervisor (its unit is stopped) to SIGKILL for the tree. ``linger``:
+    seconds that it tries to record the end of the tree where the disk refuses. ``job``: None unless podwatch runs in
+    job mode."""
 
     beside: Path | None = None
     grace: float = 30.0
     linger: float = 10.0
     log_limit: int = 64 << 20
     log_count: int = 3
-    job: KeeperJob | None = None
+    job: SupervisorJob | None = None
 
 
 def runs_as_service(environ: Mapping[str, str]) -> bool:
-    """Return whether podwatch is a root service under systemd: the keeper then gets a transient service of its own,
+    """Return whether podwatch is a root service under systemd: the supervisor then gets a transient service of its own,
     outside our sandbox and cgroup."""
     return "INVOCATION_ID" in environ and Path("/run/systemd/system").is_dir() and os.geteuid() == 0
 
@@ -96,13 +94,18 @@ def own_unit(cgroups: str) -> str:
 
 
 def systemd_argv(
-    run_id: str, directory: Path, keeper: list[str], options: KeeperOptions, nofile: int, unit: str = "podwatch.service"
+    run_id: str,
+    directory: Path,
+    supervisor: list[str],
+    options: SupervisorOptions,
+    nofile: int,
+    unit: str = "podwatch.service",
 ) -> list[str]:
     """Return the ``systemd-run`` command for a transient *service* (a scope would inherit the sandbox). The fixed name
     is a lock of its own. OOMPolicy: one child killed by the kernel must not end the unit. KillMode=mixed: SIGTERM goes
-    only to the keeper, which passes it on to the tree."""
+    only to the supervisor, which passes it on to the tree."""
     properties = {
-        "Description": f"training of run {run_id}, kept for podwatch",
+        "Description": f"training of run {run_id}, supervised for podwatch",
         "Before": unit,
         "WorkingDirectory": str(directory),
         "LimitNOFILE": str(max(nofile, 65_536)),
@@ -111,20 +114,20 @@ def systemd_argv(
         "TasksMax": "infinity",
         "KillMode": "mixed",
         "TimeoutStopSec": str(int(options.grace) + 15),
-        "StandardOutput": f"append:{directory}/keeper.log",
-        "StandardError": f"append:{directory}/keeper.log",
+        "StandardOutput": f"append:{directory}/supervisor.log",
+        "StandardError": f"append:{directory}/supervisor.log",
         "UMask": "0077",
     }
     argv = ["systemd-run", f"--unit=podwatch-train-{run_id}", "--collect", "--no-ask-password", "--quiet"]
-    return [*argv, *(f"--property={name}={value}" for name, value in properties.items()), "--", *keeper]
+    return [*argv, *(f"--property={name}={value}" for name, value in properties.items()), "--", *supervisor]
 
 
-class KeeperLauncher:
+class SupervisorLauncher:
     """The Launcher of one run. ``run`` returns, for each look, how to recognise its trainer; by default any process of
     our user counts.
 
     ``python`` defaults to the base interpreter behind our virtual environment, so that removing the environment
-    (an upgrade) does not touch a running keeper.
+    (an upgrade) does not touch a running supervisor.
     """
 
     def __init__(
@@ -138,12 +141,12 @@ class KeeperLauncher:
         run: Callable[[], Run] | None = None,
         use_systemd: bool | None = None,
         python: str | None = None,
-        options: KeeperOptions = KeeperOptions(),
+        options: SupervisorOptions = SupervisorOptions(),
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._run_id = run_id
         self._output_dir = Path(os.path.realpath(output_dir))
-        self._directory = state_dir / run_id / "keeper"
+        self._directory = state_dir / run_id / supervisor_files.DIRECTORY
         self._log = state_dir / run_id / "logs" / "train.log"
         self._clock = clock
         default = Run(str(self._output_dir), users=users_of(""))
@@ -154,7 +157,7 @@ class KeeperLauncher:
         self._systemd = use_systemd
         self._python = python or getattr(sys, "_base_executable", "") or sys.executable
         self._compiled = python is None
-        """Whether to run the compiled keeper; not after one that ended without an answer."""
+        """Whether to run the compiled supervisor; not after one that ended without an answer."""
         self._program_note = ""
         self._options = options
         self._worker = Worker("trainer")
@@ -167,7 +170,7 @@ class KeeperLauncher:
         except TimeoutError:
             raise
         except OSError:  # a running trainer is found by its processes; only a start needs this directory
-            if (handle := await self._kept_without_record()) is not None:
+            if (handle := await self._found_without_record()) is not None:
                 return Look(handle=handle)
             record = None
         if record is not None and from_here(record.launcher):
@@ -175,61 +178,52 @@ class KeeperLauncher:
             if handle is not None:
                 return Look(handle=handle)
         kept = await patiently(self._worker, self._kept, timeout=_CALL_DEADLINE)
-        if kept and (handle := await self._kept_without_record()) is not None:
+        if kept and (handle := await self._found_without_record()) is not None:
             return Look(handle=handle)  # its record was removed
         return replace(await patiently(self._worker, self._survey, timeout=_CALL_DEADLINE), kept=kept)
 
-    async def _kept_without_record(self) -> KeptTrainer | None:
+    async def _found_without_record(self) -> SupervisedTrainer | None:
         record = await patiently(self._worker, record_by_processes, self._directory, timeout=_CALL_DEADLINE)
         if record is None:
             return None
         await patiently(self._worker, _learn_secrets, record.launcher.pid, timeout=_CALL_DEADLINE)
-        return KeptTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
+        return SupervisedTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
 
     def _kept(self) -> str:
         """Return who holds a lock of this run or its output directory, although no trainer of it is seen."""
-        beside = str(self._options.beside or "")
-        try:
-            refuse_beside_a_keeper(str(self._directory.parent), beside, str(self._output_dir))
-        except LockHeldError as held:
-            return str(held)
-        return ""
+        beside = self._options.beside
+        return lock_holder((self._directory, *(() if beside is None else (beside,))))
 
-    async def _adopt(self, record: KeeperRecord) -> KeptTrainer | None:
+    async def _adopt(self, record: SupervisorRecord) -> SupervisedTrainer | None:
         """Return a handle for the trainer in the record; None if it never ran."""
-        handle = KeptTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
+        handle = SupervisedTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
         if is_alive(record.launcher):
             await patiently(self._worker, _learn_secrets, record.launcher.pid, timeout=_CALL_DEADLINE)
-        if is_alive(record.keeper):
-            await self._wait_until_kept(record)
+        if is_alive(record.supervisor):
+            await self._wait_until_started(record)
             # Was it released, or did it fail, in the meantime?
             again = await self._call(read_record, self._directory)
             if again is None or again.start_id != record.start_id:
                 return None if again is None else await self._adopt(again)
-            if is_alive(record.keeper):
+            if is_alive(record.supervisor):
                 return handle
         if await self._call(read_exit, self._directory, record.start_id) is not None or is_alive(record.launcher):
-            handle.keeper_lives()
+            handle.supervisor_lives()
             return handle
         marked = await patiently(self._worker, process_tree.marked, record.start_id, timeout=_CALL_DEADLINE)
         if record.executed or marked:
-            handle.keeper_lives()
+            handle.supervisor_lives()
             return handle
-        return None  # its keeper was killed before the command was executed, and the waiting child went with it
+        return None  # its supervisor was killed before the command was executed, and the waiting child went with it
 
-    async def _wait_until_kept(self, record: KeeperRecord) -> None:
-        """Wait until a keeper in the middle of a start answers, which takes a moment. Return without an answer if it is
-        stuck."""
-        client = KeeperClient(self._directory, self._roles)
+    async def _wait_until_started(self, record: SupervisorRecord) -> None:
+        """Wait until a supervisor in the middle of a start has answered. Returns without an answer if it is stuck, or
+        if a command before the start takes long."""
         deadline = self._clock.monotonic() + 5.0
-        while is_alive(record.keeper) and self._clock.monotonic() < deadline:
-            try:
-                answer = await client.hello()
-            except KeeperSilent:
-                await self._clock.sleep(0.05)
-                continue
-            if answer.get("start_id") == record.start_id:
+        while is_alive(record.supervisor) and self._clock.monotonic() < deadline:
+            if await self._call(read_result, self._directory, record.start_id) is not None:
                 return
+            await self._clock.sleep(0.05)
 
     def _survey(self) -> Look:
         """Blocks: reads every process of the pod."""
@@ -259,7 +253,7 @@ class KeeperLauncher:
 
     # -- starting
 
-    async def start(self, plan: StartPlan) -> KeptTrainer:
+    async def start(self, plan: StartPlan) -> SupervisedTrainer:
         if not plan.start_id or not all(c.isalnum() or c in "-_" for c in plan.start_id):
             raise ValueError(f"not a start id: {plan.start_id!r}")
         if not plan.argv:
@@ -273,12 +267,15 @@ class KeeperLauncher:
         record = await self._call(read_record, self._directory)
         if record is None or record.start_id != plan.start_id:
             raise HostError("the trainer ended and was released while it was being started", where=str(self._directory))
-        return KeptTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
+        handle = SupervisedTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
+        with contextlib.suppress(OSError, TimeoutError):
+            await handle.read_state()
+        return handle
 
     def _prepare(self, plan: StartPlan) -> list[str]:
-        """Write the keeper's files; return its argv. The environment travels in a file that only the keeper and we can
+        """Write the supervisor's files; return its argv. The environment travels in a file that only it and we can
         read."""
-        spec = {
+        request = {
             "run_id": self._run_id,
             "argv": list(plan.argv),
             "cwd": plan.cwd,
@@ -292,7 +289,7 @@ class KeeperLauncher:
             "log": str(self._log),
             "log_limit": self._options.log_limit,
             "log_count": self._options.log_count,
-            "beside": str(self._options.beside or ""),
+            "lock_also": str(self._options.beside or ""),
             "grace": self._options.grace,
             "linger": self._options.linger,
             "job": self._options.job.to_dict() if self._options.job is not None else None,
@@ -301,33 +298,33 @@ class KeeperLauncher:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._directory.chmod(0o700)
-            keeper_client.remove_unfinished(self._directory)
-            program, self._program_note = keeper_client.place(self._directory, compiled=self._compiled)
-            for stale in self._directory.glob("spec-*.json"):
+            supervisor_files.remove_unfinished(self._directory)
+            program, self._program_note = supervisor_files.place(self._directory, compiled=self._compiled)
+            for stale in self._directory.glob("start-*.json"):
                 stale.unlink(missing_ok=True)  # of a start that an earlier podwatch requested
             atomic_write(self._directory / "wanted", plan.start_id)
-            atomic_write(self._directory / f"spec-{plan.start_id}.json", json.dumps(spec))
+            atomic_write(self._directory / f"start-{plan.start_id}.json", json.dumps(request))
         except OSError as error:
             raise HostError(
-                f"cannot write the keeper's files: {error.strerror}",
+                f"cannot write the supervisor's files: {error.strerror}",
                 where=str(self._directory),
                 fix="free disk space, or correct the owner of this directory",
             ) from error
-        return [self._python, "-I", "-S", "-E", str(program), str(self._directory), plan.start_id]
+        return [self._python, "-I", "-S", "-E", str(program), "keep", str(self._directory), plan.start_id]
 
-    def _spawn(self, keeper: list[str], nofile: int) -> "subprocess.Popen[bytes]":
+    def _spawn(self, supervisor: list[str], nofile: int) -> "subprocess.Popen[bytes]":
         environment = scrubbed_environment(os.environ, keep_python=False)
-        with _keeper_log(self._directory / "keeper.log") as log:
+        with _supervisor_log(self._directory / "supervisor.log") as log:
             if self._program_note:
                 with contextlib.suppress(OSError):
                     log.write(f"podwatch: {self._program_note}\n".encode())
             if self._systemd:
                 unit = own_unit(_cgroups())
-                argv = systemd_argv(self._run_id, self._directory, keeper, self._options, nofile, unit)
+                argv = systemd_argv(self._run_id, self._directory, supervisor, self._options, nofile, unit)
             else:
                 keep = ("PATH", "LANG", "LC_ALL", "TZ")
                 environment = {name: value for name, value in environment.items() if name in keep}
-                argv = keeper
+                argv = supervisor
             try:
                 process = subprocess.Popen(
                     argv,
@@ -342,33 +339,33 @@ class KeeperLauncher:
             except OSError as error:
                 raise HostError(f"cannot run {argv[0]}: {error.strerror}", where=argv[0]) from error
         # Reaps the process when it ends, so that it never stays a zombie.
-        threading.Thread(target=process.wait, name="podwatch-keeper-reaper", daemon=True).start()
+        threading.Thread(target=process.wait, name="podwatch-supervisor-reaper", daemon=True).start()
         return process
 
     async def _result(self, plan: StartPlan, process: "subprocess.Popen[bytes]") -> dict[str, object]:
         deadline = self._clock.monotonic() + _START_DEADLINE + _BEFORE_DEADLINE * len(plan.before)
         ended = False
         while True:
-            # The order matters: a keeper that ends after this read has written its result by the next read.
+            # The order matters: a supervisor that ends after this read has written its result by the next read.
             result = await self._call(read_result, self._directory, plan.start_id)
             if result is not None:
                 return result
             if (self._directory / f"executed-{plan.start_id}").exists() and ended:
                 return {"ok": True}
             if ended or self._clock.monotonic() >= deadline:
-                said = await self._call(_last_line, self._directory / "keeper.log")
+                said = await self._call(_last_line, self._directory / "supervisor.log")
                 if ended and self._systemd and "already loaded" in said:
                     raise Busy(
                         f"training of run {self._run_id} already runs under a systemd unit: {said}", fix="stop it first"
                     )
                 self._compiled = self._compiled and not ended
-                what = "the keeper ended without an answer" if ended else "the keeper did not answer in time"
+                what = "the supervisor ended without an answer" if ended else "the supervisor did not answer in time"
                 raise HostError(f"{what}: {said}" if said else what, where=str(self._directory))
             ended = process.returncode is not None and (not self._systemd or process.returncode != 0)
             await self._clock.sleep(0.01)
 
     async def _ended(self, process: "subprocess.Popen[bytes]") -> None:
-        """Wait until a keeper that refused has ended: until then its locks would block the next start."""
+        """Wait until a supervisor that refused has ended: until then its locks would block the next start."""
         deadline = self._clock.monotonic() + _REFUSED_ENDS
         while process.returncode is None and self._clock.monotonic() < deadline:
             await self._clock.sleep(0.01)
@@ -391,7 +388,7 @@ def _learn_secrets(pid: int) -> None:
 
 
 def _start_error(plan: StartPlan, result: Mapping[str, object]) -> PodwatchError:
-    """Return the keeper's refusal as an error with a fix."""
+    """Return the supervisor's refusal as an error with a fix."""
     kind, text = result.get("kind"), str(result.get("text", ""))
     code, where = result.get("errno"), str(result.get("where", ""))
     if kind in ("busy", "superseded"):
@@ -458,8 +455,8 @@ def _last_line(path: Path) -> str:
     return lines[-1][:300] if lines else ""
 
 
-def _keeper_log(path: Path) -> BinaryIO:
-    """Open the file for the keeper's own output; /dev/null if the disk cannot hold even its name."""
+def _supervisor_log(path: Path) -> BinaryIO:
+    """Open the file for the supervisor's own output; /dev/null if the disk cannot hold even its name."""
     try:
         return path.open("ab", buffering=0)
     except OSError:

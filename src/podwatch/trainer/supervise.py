@@ -361,6 +361,8 @@ def take_lock(directory: str) -> int:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid not in (0, os.geteuid()):
             raise OSError(errno.EPERM, f"it is not podwatch's file (uid {found.st_uid})", path)
+        if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+            os.fchmod(fd, 0o600)  # who can read a file can lock it
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.lstat(path), found):
             raise OSError(errno.ESTALE, "the lock file was replaced", path)
@@ -485,7 +487,7 @@ def answers_of_child(pids: list[int], wanted: set[bytes]) -> list[bytes]:
             break
         answers += chunk
     os.close(read)
-    send_signal(child, own_ticks(child), signal.SIGKILL)
+    os.kill(child, signal.SIGKILL)
     if len(answers) == len(pids):
         os.waitpid(child, 0)  # else it may be stuck as well; it is reaped with the tree
     return [answers[n : n + 1] for n in range(len(answers))]

@@ -1,9 +1,9 @@
-"""Handles of trainers, under a keeper or attached, with one way to stop them."""
+"""Handles of trainers, supervised or attached, with one way to stop them."""
 
 import contextlib
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from podwatch.domain.errors import Busy
@@ -15,25 +15,25 @@ from podwatch.system.clock import Clock
 from podwatch.system.procfs import is_alive, patiently
 from podwatch.trainer.base import Saving, StopReport, attached_id
 from podwatch.trainer.find_trainers import copied_environment
-from podwatch.trainer.keeper_client import (
-    KeeperClient,
-    KeeperRecord,
-    KeeperSilent,
+from podwatch.trainer.operator_shells import ProcessKey, served, spared
+from podwatch.trainer.operator_terminal import terminal_of
+from podwatch.trainer.process_roles import Roles
+from podwatch.trainer.process_tree import LocalTree, Process, leads_session
+from podwatch.trainer.supervisor_files import (
+    SupervisorRecord,
+    SupervisorState,
     read_end,
     read_exit,
     read_record,
+    read_state,
     retire_record,
 )
-from podwatch.trainer.operator_shells import ProcessKey, is_server_name, served, spared
-from podwatch.trainer.operator_terminal import terminal_of
-from podwatch.trainer.process_roles import Roles
-from podwatch.trainer.process_tree import LocalTree, Process, leads_session, read
 
 _PROC_DEADLINE = 10.0
 _SWEEP_EVERY = 10.0
 """Seconds between two searches for the start marker while nothing is being stopped; each reads every process."""
 _EXIT_RECORD_WAIT = 5.0
-"""A living keeper records its child's end within milliseconds; after this it counts as stuck."""
+"""A living supervisor records its child's end within milliseconds; after this it counts as stuck."""
 
 
 def started_wall(identity: ProcessIdentity, clock: Clock) -> float:
@@ -43,7 +43,7 @@ def started_wall(identity: ProcessIdentity, clock: Clock) -> float:
 
 
 class _Trainer(ABC):
-    """The common part of kept and attached trainers."""
+    """The common part of supervised and attached trainers."""
 
     def __init__(
         self,
@@ -59,7 +59,6 @@ class _Trainer(ABC):
     ) -> None:
         self.start_id = start_id
         self.supervision = supervision
-        self.warnings: tuple[str, ...] = ()
         self.launcher = launcher
         self.started_wall = started_wall
         self._local, self._roles = local, roles
@@ -76,9 +75,6 @@ class _Trainer(ABC):
     async def _living(self, *, sweep: bool) -> tuple[ProcessSample, ...]:
         return await patiently(self._worker, lambda: self._local.living(sweep=sweep), timeout=_PROC_DEADLINE)
 
-    async def _signal(self, targets: list[ProcessIdentity], number: int) -> None:
-        await self._worker.call(self._local.signal, targets, number, timeout=_PROC_DEADLINE)
-
     async def tree(self, *, sweep: bool = False) -> Reading[tuple[ProcessSample, ...]]:
         now = self._clock.monotonic()
         sweep = sweep or now - self._swept_at >= _SWEEP_EVERY
@@ -91,9 +87,13 @@ class _Trainer(ABC):
         return observed(living, now)
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def ended(self) -> Mapping[tuple[int, int], ExitStatus]:
-        """How processes of the tree ended, by (pid, start ticks). Known only for those that the keeper reaped, because
-        their own parent had ended before."""
+        """How processes of the tree ended, by (pid, start ticks). Known only for those that the supervisor reaped,
+        because their own parent had ended before."""
         return {}
 
     async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
@@ -121,14 +121,14 @@ class _Trainer(ABC):
             if kill_since is None:
                 fresh = [p.identity for p in living if p.identity not in told]
                 if fresh and not (told and saving()):
-                    await self._signal(fresh, signal.SIGTERM)
+                    await self._worker.call(self._local.signal, fresh, signal.SIGTERM, timeout=_PROC_DEADLINE)
                     told.update(fresh)
             elif now - kill_since >= max_kill_wait:
                 survivors = tuple(_describe(p) for p in living)
                 break
             else:
                 targets = [p.identity for p in living]
-                await self._signal(targets, signal.SIGKILL)
+                await self._worker.call(self._local.signal, targets, signal.SIGKILL, timeout=_PROC_DEADLINE)
                 killed.update(targets)
             await self._clock.sleep(pause)
             pause = min(pause * 1.5, 0.25)
@@ -141,8 +141,8 @@ class _Trainer(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class _KeptTree:
-    record: KeeperRecord
+class _SupervisedTree:
+    record: SupervisorRecord
 
     def launcher_ended(self) -> float | None:
         with contextlib.suppress(OSError):
@@ -156,42 +156,41 @@ class _KeptTree:
         return copied_environment(pids)
 
 
-class KeptTrainer(_Trainer):
-    """A trainer under a keeper. It continues as an attached one if its keeper is killed."""
+class SupervisedTrainer(_Trainer):
+    """A trainer under a supervisor. It continues as an attached one if its supervisor is killed."""
 
-    def __init__(self, record: KeeperRecord, *, roles: Roles, worker: Worker, clock: Clock) -> None:
+    def __init__(self, record: SupervisorRecord, *, roles: Roles, worker: Worker, clock: Clock) -> None:
         super().__init__(
             start_id=record.start_id,
-            supervision=Supervision.KEEPER,
+            supervision=Supervision.SUPERVISED,
             launcher=record.launcher,
             started_wall=started_wall(record.launcher, clock),
             local=LocalTree(
                 record.launcher,
                 roles,
                 start_id=record.start_id,
-                keeper=record.keeper,
+                supervisor=record.supervisor,
                 own_session=True,
-                rules=_KeptTree(record),
+                rules=_SupervisedTree(record),
             ),
             roles=roles,
             worker=worker,
             clock=clock,
         )
         self.record = record
-        self.warnings = record.warnings
-        self._client = KeeperClient(record.directory, roles)
-        self._gone_since: float | None = None
-        self.keeper_lives()
+        self._state = SupervisorState()
+        self._missed_since: float | None = None
+        self.supervisor_lives()
 
-    def keeper_lives(self) -> bool:
-        alive = is_alive(self.record.keeper)
+    def supervisor_lives(self) -> bool:
+        alive = is_alive(self.record.supervisor)
         with contextlib.suppress(OSError):  # whether it recorded the end is not known then
             if not alive and read_exit(self.record.directory, self.start_id) is None:
                 self.supervision = Supervision.ATTACH
         return alive
 
     async def exit_status(self) -> ExitStatus | None:
-        self.keeper_lives()
+        self.supervisor_lives()
         try:
             found = await self._worker.call(read_exit, self.record.directory, self.start_id, timeout=_PROC_DEADLINE)
         except OSError:
@@ -202,12 +201,12 @@ class KeptTrainer(_Trainer):
             return found
         now = self._clock.monotonic()
         while not is_alive(self.launcher):
-            if not self.keeper_lives():
+            if not self.supervisor_lives():
                 # it may have recorded the end between our two reads
                 return read_exit(self.record.directory, self.start_id) or ExitStatus(at_wall=self._clock.wall())
-            if self._gone_since is None:
-                self._gone_since = now
-            if self._clock.monotonic() - self._gone_since >= _EXIT_RECORD_WAIT:
+            if self._missed_since is None:
+                self._missed_since = now
+            if self._clock.monotonic() - self._missed_since >= _EXIT_RECORD_WAIT:
                 return ExitStatus(at_wall=self._clock.wall())
             await self._clock.sleep(0.02)
             found = await self._worker.call(read_exit, self.record.directory, self.start_id, timeout=_PROC_DEADLINE)
@@ -217,58 +216,34 @@ class KeptTrainer(_Trainer):
 
     @property
     def ended(self) -> Mapping[tuple[int, int], ExitStatus]:
-        return self._client.ended
+        return self._state.ended
 
-    async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
-        """Ask the keeper first: it is not sandboxed."""
-        if self.keeper_lives():
-            try:
-                return await self._client.sockets(pids)
-            except KeeperSilent:
-                pass
-        return await super().sockets(pids)
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self._state.warnings
 
     async def _living(self, *, sweep: bool) -> tuple[ProcessSample, ...]:
-        if self.keeper_lives():
-            try:
-                found = await self._client.tree()
-            except KeeperSilent:
-                pass
-            else:
-                if any(is_server_name(sample.name) for sample in found):
-                    found = await self._worker.call(_without_terminals, found, self._roles, timeout=_PROC_DEADLINE)
-                self._local.remember(sample.identity for sample in found)
-                return tuple(sorted(found, key=lambda sample: sample.identity != self.launcher))
-        return await super()._living(sweep=sweep)
+        living = await super()._living(sweep=sweep)
+        with contextlib.suppress(OSError, TimeoutError):  # what it shows is detail; the processes are what counts
+            await self.read_state()
+        return living
 
-    async def _signal(self, targets: list[ProcessIdentity], number: int) -> None:
-        if self.keeper_lives():
-            try:
-                await self._client.signal(number, targets)
-                return
-            except KeeperSilent:
-                pass
-        await super()._signal(targets, number)
+    async def read_state(self) -> None:
+        """Read the supervisor's warnings and what it reaped. Raises OSError or TimeoutError."""
+        state = await self._worker.call(read_state, self.record.directory, self.start_id, timeout=_PROC_DEADLINE)
+        self._state = state or self._state
 
     async def release(self) -> None:
-        """Release the keeper. Raises Busy while a process of the tree still runs. The keeper also refuses while a
-        process has ended only in part (its main thread is gone, another one still frees memory in the driver): the
-        request is repeated."""
-        started, released = self._clock.monotonic(), False
-        while self.keeper_lives():
-            if not released:
-                try:
-                    await self._client.request("release")
-                    released = True
-                except KeeperSilent as error:
-                    if self.keeper_lives() and await self._living(sweep=False):
-                        raise Busy(
-                            "the trainer has not ended completely",
-                            where=str(self.record.directory),
-                            fix="stop it first",
-                        ) from error
+        """Wait until the supervisor has ended: it does once it has recorded that nothing of the tree lives. A process
+        that has ended only in part (its main thread is gone, another one still frees memory in the driver) keeps it for
+        a moment longer. Raises Busy while a process of the tree still runs."""
+        started = self._clock.monotonic()
+        while self.supervisor_lives():
+            if await super()._living(sweep=False):
+                where = str(self.record.directory)
+                raise Busy("the trainer has not ended completely", where=where, fix="stop it first")
             if self._clock.monotonic() - started >= _EXIT_RECORD_WAIT:
-                await self._worker.call(self._local.signal, [self.record.keeper], signal.SIGKILL)
+                await self._worker.call(self._local.signal, [self.record.supervisor], signal.SIGKILL)
             await self._clock.sleep(0.01)
         await self._worker.call(self._retire, timeout=_PROC_DEADLINE)
 
@@ -345,12 +320,6 @@ class AttachedTrainer(_Trainer):
 
     async def release(self) -> None:
         """Nothing to release."""
-
-
-def _without_terminals(samples: Sequence[ProcessSample], roles: Roles) -> tuple[ProcessSample, ...]:
-    """Return the samples without those of an operator's terminal. Blocks: reads /proc."""
-    apart = served([found for sample in samples if (found := read(sample.identity.pid, roles)) is not None])
-    return tuple(sample for sample in samples if sample.identity.pid not in apart)
 
 
 def _local_sockets(pids: list[int]) -> dict[int, frozenset[int] | None]:

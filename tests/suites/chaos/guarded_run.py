@@ -105,13 +105,13 @@ format = "json"
         return pid if alive(pid) else 0
 
     @property
-    def keeper(self) -> int:
+    def supervisor(self) -> int:
         """0 while none lives."""
         try:
-            found = json.loads((self.root / "state" / self.run_id / "keeper" / "record.json").read_text())
+            found = json.loads((self.root / "state" / self.run_id / "supervisor" / "record.json").read_text())
         except (OSError, ValueError):
             return 0
-        return int(found["keeper"]) if alive(int(found["keeper"])) else 0
+        return int(found["supervisor"]) if alive(int(found["supervisor"])) else 0
 
     def starts(self, after: float = 0.0) -> list[dict[str, Any]]:
         """Launchers that began after this second: pid, at, argv, and ``resumed`` (None: fresh)."""

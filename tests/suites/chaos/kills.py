@@ -43,7 +43,7 @@ def kill(run: GuardedRun, blow: Blow, *roles: str) -> None:
     for role in roles:
         if run.daemon.status() is not None:
             wait_known(run, role)
-    pids = [pid for role in roles if (pid := run.keeper if role == "keeper" else run.pid(role))]
+    pids = [pid for role in roles if (pid := run.supervisor if role == "supervisor" else run.pid(role))]
     blow.finished, blow.whole, blow.saving = run.finished_steps(), run.whole(), run.saving
     blow.at = time.time()
     for pid in pids:
@@ -77,24 +77,24 @@ def trainer_mid_save(run: GuardedRun, dice: random.Random, blow: Blow) -> None:
     kill(run, blow, "trainer")
 
 
-def keepers_child(run: GuardedRun, dice: random.Random, blow: Blow) -> None:
-    """The launcher: its whole tree is orphaned to the keeper."""
+def supervisors_child(run: GuardedRun, dice: random.Random, blow: Blow) -> None:
+    """The launcher: its whole tree is orphaned to the supervisor."""
     kill(run, blow, "rl")
 
 
-def keeper(run: GuardedRun, dice: random.Random, blow: Blow) -> None:
+def supervisor(run: GuardedRun, dice: random.Random, blow: Blow) -> None:
     """Training goes on; nobody is left to know its exit code."""
-    if pid := run.keeper:
+    if pid := run.supervisor:
         forking.kill(pid)
-        blow.words.append("SIGKILL keeper: training goes on")
+        blow.words.append("SIGKILL supervisor: training goes on")
     else:
-        blow.words.append("the keeper was gone already")
+        blow.words.append("the supervisor was gone already")
     pause(dice, 0.5, 1.5)
 
 
-def keeper_and_launcher(run: GuardedRun, dice: random.Random, blow: Blow) -> None:
+def supervisor_and_launcher(run: GuardedRun, dice: random.Random, blow: Blow) -> None:
     """Both parents at once: engine, orchestrator and trainer become orphans of PID 1."""
-    kill(run, blow, "keeper", "rl")
+    kill(run, blow, "supervisor", "rl")
 
 
 def podwatch(run: GuardedRun, dice: random.Random, blow: Blow) -> None:
@@ -116,7 +116,7 @@ def podwatch_mid_recovery(run: GuardedRun, dice: random.Random, blow: Blow) -> N
 
 
 def podwatch_away(run: GuardedRun, dice: random.Random, blow: Blow) -> None:
-    """Training dies while no podwatch runs: the next one learns of it from the keeper, or from silence."""
+    """Training dies while no podwatch runs: the next one learns of it from the supervisor, or from silence."""
     role = dice.choice(FATAL_ROLES)
     wait_known(run, role)
     run.kill_podwatch()
@@ -148,9 +148,9 @@ DECK: dict[str, Kill] = {
     "trainer, mid-save": trainer_mid_save,
     "orchestrator": orchestrator,
     "inference server": server,
-    "keeper's child": keepers_child,
-    "keeper": keeper,
-    "keeper + its child": keeper_and_launcher,
+    "supervisor's child": supervisors_child,
+    "supervisor": supervisor,
+    "supervisor + its child": supervisor_and_launcher,
     "podwatch": podwatch,
     "podwatch, mid-recovery": podwatch_mid_recovery,
     "training while podwatch is away": podwatch_away,

@@ -16,7 +16,7 @@ from tests.support.daemon import PATIENCE
 
 RUN = "pod-1"
 OUTPUT = "/srv/work/outputs"
-KEEPER = f"/var/lib/podwatch/{RUN}/keeper"
+SUPERVISOR = f"/var/lib/podwatch/{RUN}/supervisor"
 LOG = f"/var/lib/podwatch/{RUN}/podwatch.log"
 # A volume of its own for the store: podwatch refuses one on the checkpoints' filesystem.
 MOUNTS = """
@@ -173,13 +173,13 @@ class Container:
     @property
     def daemon(self) -> int:
         for pid, (state, command, _) in self.processes().items():
-            if "podwatch run" in command.replace("podwatch --config", "podwatch") and "init.py" not in command:
+            if "podwatch run" in command.replace("podwatch --config", "podwatch") and "supervise.py" not in command:
                 return pid if state not in "ZX" else 0
         return 0
 
     @property
     def init(self) -> int:
-        return self.find("daemon/init.py")
+        return self.find("supervise.py init")
 
     def said(self) -> str:
         return self.log.read_text(errors="replace") + self.read(LOG)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.suites.container.container import KEEPER, LOG, Container, configuration
+from tests.suites.container.container import LOG, SUPERVISOR, Container, configuration
 from tests.suites.container.images import IMAGE_MISSING, MISSING, Rootfs, built_image, own_root
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
@@ -55,7 +55,7 @@ def test_pid_1_reaps_restarts_its_daemon_and_answers(container: Container) -> No
     container.start()
     trainer = container.wait_running()
     first = container.processes()[1]
-    assert "daemon/init.py" in first[1], first
+    assert "supervise.py init" in first[1], first
     assert container.find("sleep 987") == 0
     container.run("sh", "-c", "sh -c 'sleep 0.3 & sleep 987 & kill -9 $!; kill -9 $$'", check=False)
     container.wait(lambda: not container.find("sleep ") and not zombies(container), 10, "orphans are reaped")
@@ -109,7 +109,7 @@ def test_stopping_the_container_is_a_preemption(container: Container) -> None:
     assert took < 9.0, "docker stop gives ten seconds"
     assert heartbeat["state"] == "preempted"
     assert "requests training to end" in container.said()
-    (ended,) = Path(container.rootfs.path, KEEPER.lstrip("/")).glob("exit-*.json")
+    (ended,) = Path(container.rootfs.path, SUPERVISOR.lstrip("/")).glob("exit-*.json")
     # 143 is the fake trainer's own answer to SIGTERM; signal 15, that a second one came while it was leaving. Not 9.
     document = json.loads(ended.read_text())
     assert document["code"] == 143 or document["signal"] == signal.SIGTERM, document
@@ -136,7 +136,7 @@ def test_as_a_job_a_stop_of_the_container_is_86_even_with_other_processes_in_it(
     began = time.monotonic()
     assert container.stop() == 86, container.said()
     assert time.monotonic() - began < 9.5, "docker stop gives ten seconds"
-    (ended,) = Path(container.rootfs.path, KEEPER.lstrip("/")).glob("exit-*.json")
+    (ended,) = Path(container.rootfs.path, SUPERVISOR.lstrip("/")).glob("exit-*.json")
     document = json.loads(ended.read_text())
     assert document["code"] == 143 or document["signal"] == signal.SIGTERM, document
 

@@ -152,7 +152,7 @@ def test_runpod_podwatch_is_process_1_and_waits_for_you_where_it_cannot_start(po
     pod.variables["POD_TRUST"] = "--trust"
     pod.start("sh", pod.text("runpod-start.sh"))
     pod.wait_guarded()
-    assert "daemon/init.py" in pod.processes()[1][1]
+    assert "supervise.py init" in pod.processes()[1][1]
     assert pod.read("/workspace/podwatch/podwatch.toml")
     assert pod.stop() == 0, "SIGTERM is a preemption"
 

@@ -77,7 +77,7 @@ def live(tmp_path: Path) -> Iterator[Rig]:
 def test_two_runs_of_the_suite_beside_a_live_podwatch_touch_nothing(
     tmp_path: Path, live: Rig, holder: subprocess.Popen[str]
 ) -> None:
-    daemon = live.daemon(trainer__supervise="keeper")
+    daemon = live.daemon(trainer__supervise="start")
     runtime = Path("/run/podwatch")
     subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)  # in this namespace
     daemon.environ["PODWATCH_RUNTIME_DIR"] = str(runtime)

@@ -323,7 +323,7 @@ def a_killed_podwatch(run: GangTraining, root: Path, node: str) -> None:
     job = run.submit()
     run.wait_stored(INTERVAL, job)
     running = lab.nodes[node].processes()
-    podwatch = next((pid for pid, command in running.items() if "init.py" in command), None)
+    podwatch = next((pid for pid, command in running.items() if "supervise.py init" in command), None)
     assert podwatch is not None, f"no podwatch on {node}: {running}"
     os.kill(podwatch, signal.SIGKILL)
     run.wait(lambda: lab.state(job) in ("FAILED", "PENDING"), "the job ends", job)

@@ -142,8 +142,8 @@ def test_a_typo_is_held_and_continues_once_corrected(run: SlurmTraining, lab: La
 @nightly
 @pytest.mark.parametrize("lab", ["linuxproc", cgroup], indirect=True)
 def test_podwatch_killed_takes_training_with_it(run: SlurmTraining, lab: Lab, tmp_path: Path) -> None:
-    """SIGKILL for podwatch alone: where Slurm tracks by cgroup it kills the rest, else podwatch's keeper does. Slurm
-    does not rerun this job (0:9); a new one continues."""
+    """SIGKILL for podwatch alone: where Slurm tracks by cgroup it kills the rest, else podwatch's supervisor does.
+    Slurm does not rerun this job (0:9); a new one continues."""
     job = run.submit()
     run.wait_stored(EARLY, job)
     node = lab.nodes["n1"]

@@ -185,7 +185,7 @@ def test_exposure(pod: Pod) -> None:
     found = re.search(r"Overall exposure level for podwatch.service: ([\d.]+)", report)
     assert found, report
     print(f"\nsystemd-analyze security podwatch: exposure {found[1]}")
-    assert float(found[1]) < 3.4, report
+    assert float(found[1]) <= 3.4, report
 
 
 def test_a_command_of_the_operator_runs_as_another_user_under_the_sandbox(pod: Pod) -> None:
@@ -374,7 +374,7 @@ def wheel_of(version: str, into: Path) -> Path:
     return next(into.glob(f"podwatch-{version}-*.whl"))
 
 
-def test_an_upgrade_keeps_the_keeper_and_the_trainer(pod: Pod, tmp_path: Path) -> None:
+def test_an_upgrade_keeps_the_supervisor_and_the_trainer(pod: Pod, tmp_path: Path) -> None:
     """Two versions of the wheel, one after the other, in one environment: what `pip install --upgrade` does."""
     new = "/opt/podwatch/bin/podwatch"
     wheels = pod.machine.root / "srv/pod/wheels"
@@ -383,14 +383,14 @@ def test_an_upgrade_keeps_the_keeper_and_the_trainer(pod: Pod, tmp_path: Path) -
     pod.run(sys.executable, "-m", "venv", "/opt/podwatch")
     site = pod.run("/opt/podwatch/bin/python", "-c", "import site; print(site.getsitepackages()[0])").strip()
     pod.machine.write(f"{site}/dependencies.pth", f"{sysconfig.get_path('purelib')}\n")
-    trainer, keeper = pod.wait_running(), keeper_of(pod)
+    trainer, supervisor = pod.wait_running(), supervisor_of(pod)
     for name, said in zip(names, ("podwatch 0.1.0.dev1 ", "podwatch 0.1.0.dev2 (was 0.1.0.dev1) "), strict=True):
         pod.run("/opt/podwatch/bin/pip", "install", "-q", "--no-index", "--no-deps", f"/srv/pod/wheels/{name}")
         shown = pod.run(new, "install")
         assert "restarted podwatch: " in shown
         assert said in shown
         assert pod.wait_running() == trainer
-        assert keeper_of(pod) == keeper
+        assert supervisor_of(pod) == supervisor
         assert "nothing to do" in pod.run(new, "install")
     endpoint = json.loads(pod.run("cat", f"/run/podwatch/{RUN}/endpoint.json"))
     assert endpoint["version"] == "0.1.0.dev2"
@@ -398,9 +398,9 @@ def test_an_upgrade_keeps_the_keeper_and_the_trainer(pod: Pod, tmp_path: Path) -
     assert pod.events("trainer-adopted")[-1]["PID"] == str(trainer)
 
 
-def keeper_of(pod: Pod) -> int:
-    keeper: int = json.loads(pod.run("cat", f"/var/lib/podwatch/{RUN}/keeper/record.json"))["keeper"]
-    return keeper
+def supervisor_of(pod: Pod) -> int:
+    supervisor: int = json.loads(pod.run("cat", f"/var/lib/podwatch/{RUN}/supervisor/record.json"))["supervisor"]
+    return supervisor
 
 
 # -- removed again
@@ -458,6 +458,6 @@ def test_a_machine_that_is_shut_down_is_a_preemption(pod: Pod) -> None:
     assert ("daemon-stopping", said) in last, last
     assert run["stopping"]["start_id"] == run["last_start"]["start_id"], "the next podwatch finishes it"
     assert run["history"].get("streak_count", 0) == 0, "and counts no failure"
-    ended = [json.loads(path.read_text()) for path in (state / "keeper").glob("exit-*.json")]
+    ended = [json.loads(path.read_text()) for path in (state / "supervisor").glob("exit-*.json")]
     newest = max(ended, key=lambda document: document["at_wall"])
     assert newest["code"] == 143 or newest["signal"] == signal.SIGTERM, newest

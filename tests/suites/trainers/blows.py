@@ -79,7 +79,7 @@ def everything(run: GuardedTraining, dice: random.Random, blow: Blow) -> None:
         saves = len(run.told("saves"))
         run.wait(lambda: len(run.told("saves")) > saves, "a save")
     time.sleep(dice.uniform(0, 1))
-    _hit(run, blow, run.kill_everything, "SIGKILL for podwatch, keeper and trainer")
+    _hit(run, blow, run.kill_everything, "SIGKILL for podwatch, supervisor and trainer")
     away = dice.uniform(0, 1.5)
     time.sleep(away)
     run.daemon.start()

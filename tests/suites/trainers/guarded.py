@@ -179,9 +179,9 @@ format = "json"
         self.daemon.process.wait()
 
     def kill_everything(self) -> None:
-        """podwatch, keeper and trainer, in one moment."""
-        record = json.loads((self.root / "state" / self.run_id / "keeper" / "record.json").read_text())
-        pids = [int(record["keeper"]), *self.processes()]
+        """podwatch, supervisor and trainer, in one moment."""
+        record = json.loads((self.root / "state" / self.run_id / "supervisor" / "record.json").read_text())
+        pids = [int(record["supervisor"]), *self.processes()]
         assert self.daemon.process is not None
         self.daemon.process.kill()
         for pid in pids:

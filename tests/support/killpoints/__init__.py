@@ -12,7 +12,7 @@ without a kill enumerates the points::
 and the following runs end the process at one of them, once::
 
     points.kill(role="daemon", at=17, when="before")                      # the 17th call of all
-    points.kill(role="keeper", at=1, call="rename", path="*/record.json") # the first one of these
+    points.kill(role="supervisor", at=1, call="rename", path="*/record.json") # the first one of these
     ...
     assert points.fired
 
@@ -38,7 +38,7 @@ from tests.support.nvml import NoCompiler
 SOURCE = Path(__file__).with_name("killpoints.c")
 ROLES = {
     "daemon": "*-m podwatch -c * run*",
-    "keeper": "*-I -S -E */keeper.py* *",
+    "supervisor": "*-I -S -E */supervise.py* keep *",
     "upload": "*-m podwatch.sync.upload.child_main *",
     "restore": "*-m podwatch.sync.restore.child_main *",
 }
@@ -46,7 +46,7 @@ ROLES = {
 CALLS = ("rename", "unlink", "open", "link", "mkdir", "fsync", "truncate", "kill", "fork", "exec", "connect", "request")
 """All but ``write``, of which there are very many. ``open`` counts only for writing or creating; ``request`` is one of
 HTTP without TLS, by its first line (and the object's name, which B2 has in a header)."""
-ASIDE = ("__pycache__", ".pyc", "podwatch.log", "keeper.log")
+ASIDE = ("__pycache__", ".pyc", "podwatch.log", "supervisor.log")
 When = Literal["before", "after"]
 
 

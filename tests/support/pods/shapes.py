@@ -57,7 +57,7 @@ class Shape:
     """Who holds a CUDA context can be read."""
     utilization: bool = True
     sources: tuple[ProgressSource, ...] = (STEP, MARK)
-    supervision: Supervision = Supervision.KEEPER
+    supervision: Supervision = Supervision.SUPERVISED
     noise_gib: float = 0.3
     person: float = 0.03
     """Restarts by a person, per hour."""

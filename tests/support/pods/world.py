@@ -129,7 +129,7 @@ class World:
         self.alive = False
         self.start_id = ""
         self.started_at = BEGIN
-        self.supervision = Supervision.KEEPER
+        self.supervision = Supervision.SUPERVISED
         self.exit: ExitStatus | None = None
         self.finish_line = False
         self.desired = Desired.RUNNING

@@ -19,7 +19,7 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.recovery.gpus_and_ports_free import port_taken
 from podwatch.system import procfs
 from podwatch.system.procfs import is_alive
-from podwatch.trainer.keeper_client import read_record
+from podwatch.trainer.supervisor_files import read_record
 
 # -- GPUs: present, and free before a start --------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ for pair in ((wanted, max(hard, wanted)), (min(wanted, hard), hard)):
         pass
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
-"""The keeper's ``raise_nofile``, tried in a short-lived process."""
+"""The supervisor's ``raise_nofile``, tried in a short-lived process."""
 
 
 def limits(settings: Settings) -> Iterator[Line]:
@@ -140,9 +140,9 @@ def _tried(wanted: int) -> int:
 
 
 def _running_limit(settings: Settings) -> tuple[int, str] | None:
-    """The lowest soft limit in the keeper's process tree, and the process that has it. None if no training runs or
+    """The lowest soft limit in the supervisor's process tree, and the process that has it. None if no training runs or
     nothing is readable."""
-    record = read_record(settings.state_dir / settings.run_id / "keeper")
+    record = read_record(settings.state_dir / settings.run_id / "supervisor")
     if record is None or not is_alive(record.launcher):
         return None
     try:
@@ -215,10 +215,7 @@ def signals(settings: Settings) -> Iterator[Line]:
 
 
 def _may_see_contexts(settings: Settings) -> bool:
-    """Whether CUDA contexts of training are visible: the keeper sees those of its own trainer; for an attached trainer
-    podwatch itself needs the permission."""
-    if settings.trainer.supervise != "attach" and settings.trainer.command:
-        return True
+    """Whether CUDA contexts of training are visible: of another user's processes only with CAP_SYS_PTRACE."""
     effective = next(
         (
             int(line.split()[1], 16)

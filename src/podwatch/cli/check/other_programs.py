@@ -20,8 +20,8 @@ from podwatch.recovery import stale_files
 from podwatch.system import procfs
 from podwatch.system.procfs import is_alive
 from podwatch.trainer import find_trainers
-from podwatch.trainer.keeper_client import read_record
 from podwatch.trainer.process_roles import SHELLS, Roles, program
+from podwatch.trainer.supervisor_files import read_record
 
 SHOWN = 4
 
@@ -35,9 +35,9 @@ class Running:
 
 
 def running(settings: Settings) -> Running:
-    record = read_record(settings.state_dir / settings.run_id / "keeper")
+    record = read_record(settings.state_dir / settings.run_id / "supervisor")
     if record is not None and is_alive(record.launcher):
-        return Running(f"training is running under its keeper (pid {record.launcher.pid})", kept=True)
+        return Running(f"training is running under its supervisor (pid {record.launcher.pid})", kept=True)
     found = candidates(settings).candidates
     if len(found) != 1:
         return Running()
@@ -56,11 +56,11 @@ def supervise(settings: Settings, present: Running) -> Iterator[Line]:
     if len(several) > 1:
         listed = "; ".join(f"pid {c.launcher.pid}: {c.reason}" for c in several)
         yield Line("supervise", "fail", f"several trainers could be this run's: {listed}", "stop the wrong ones")
-    elif now and mode == "keeper" and several:
+    elif now and mode == "start" and several:
         yield Line(
             "supervise",
             "fail",
-            f"{now}; with supervise = keeper podwatch does not take it over",
+            f"{now}; with supervise = 'start' podwatch does not take it over",
             'stop it, or set supervise = "auto"',
         )
     elif now:
@@ -77,7 +77,7 @@ def supervise(settings: Settings, present: Running) -> Iterator[Line]:
 
 def leftovers(settings: Settings, now: str) -> Iterator[Line]:
     """Processes and files of an earlier start, which can make the next start hang or fail."""
-    record = read_record(settings.state_dir / settings.run_id / "keeper")
+    record = read_record(settings.state_dir / settings.run_id / "supervisor")
     current = record.start_id if record is not None and is_alive(record.launcher) else ""
     found = []
     for pid in procfs.all_pids():

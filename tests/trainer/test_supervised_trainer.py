@@ -1,4 +1,4 @@
-"""The keeper with real processes: start, adopt, exit status, orphans, leaks, logs."""
+"""The supervisor with real processes: start, adopt, exit status, orphans, leaks, logs."""
 
 import asyncio
 import json
@@ -6,9 +6,7 @@ import os
 import pwd
 import re
 import signal
-import socket
 import stat
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +16,9 @@ import pytest
 from podwatch.domain.errors import Busy, PodwatchError
 from podwatch.domain.process import ExitStatus
 from podwatch.domain.snapshot import Supervision
-from podwatch.sensors.server_discovery import listening
 from podwatch.system import procfs
 from podwatch.system.procfs import is_alive
 from podwatch.trainer.base import CannotExecute, MayNotExecute
-from podwatch.trainer.keeper_client import KeeperClient
-from tests.support.known_trainers import ROLES
 from tests.support.pod import Pod, eventually
 
 NEVER = {"grace": 20.0, "save_grace": 20.0, "saving": lambda: False}
@@ -33,7 +28,7 @@ async def test_start_look_stop_release(pod: Pod) -> None:
     launcher = pod.launcher()
     assert (await launcher.look()).handle is None
     handle = await launcher.start(pod.script("echo hello; exec sleep 300"))
-    assert handle.supervision is Supervision.KEEPER
+    assert handle.supervision is Supervision.SUPERVISED
     assert await handle.exit_status() is None
     tree = await handle.tree()
     assert tree.value is not None
@@ -44,8 +39,8 @@ async def test_start_look_stop_release(pod: Pod) -> None:
     found = (await other.look()).handle
     assert found is not None
     told = (found.start_id, found.launcher, found.supervision)
-    assert told == (pod.start_id(), handle.launcher, Supervision.KEEPER)
-    with pytest.raises(Busy, match="already kept"):
+    assert told == (pod.start_id(), handle.launcher, Supervision.SUPERVISED)
+    with pytest.raises(Busy, match="is supervised by process"):
         await other.start(pod.script("exec sleep 300", start_id="s2"))
 
     eventually(lambda: Path(launcher.log_path()).read_text() == "hello\n")  # before it is told to stop
@@ -59,7 +54,7 @@ async def test_start_look_stop_release(pod: Pod) -> None:
     await found.release()
     await found.release()
     assert (await launcher.look()).handle is None
-    assert not is_alive(handle.record.keeper)
+    assert not is_alive(handle.record.supervisor)
     assert Path(launcher.log_path()).read_text() == "hello\n"
     third = await launcher.start(pod.script("exit 0", start_id="s3"))
     assert await _ended(third) == ExitStatus(code=0, at_wall=(await _ended(third)).at_wall)
@@ -81,13 +76,13 @@ async def test_exit_while_no_podwatch_is_alive(pod: Pod, script: str, code: int 
     handle = await first.start(pod.script(f"cat {gate}; {script}"))
     await first.close()
     gate.write_text("go")  # nobody of podwatch is there now
-    eventually(lambda: not is_alive(handle.record.keeper))  # and the keeper had its time as well
+    eventually(lambda: not is_alive(handle.record.supervisor))  # and the supervisor had its time as well
     found = (await pod.launcher().look()).handle
     assert found is not None
     status = await found.exit_status()
     assert status is not None
     assert (status.code, status.signal) == (code, number)
-    assert found.supervision is Supervision.KEEPER
+    assert found.supervision is Supervision.SUPERVISED
     assert (await found.tree()).value == ()
     await found.release()
     assert (await pod.launcher().look()).handle is None
@@ -106,7 +101,7 @@ async def test_orphans_and_double_forks_are_found_and_ended(pod: Pod) -> None:
     assert tree is not None
     orphans = {int(line) for line in pids.read_text().split()}
     assert orphans <= {process.identity.pid for process in tree}
-    assert {p.parent_pid for p in tree if p.identity.pid in orphans} == {handle.record.keeper.pid}
+    assert {p.parent_pid for p in tree if p.identity.pid in orphans} == {handle.record.supervisor.pid}
     with pytest.raises(Busy):
         await handle.release()
     report = await handle.stop(grace=0.3, save_grace=0.3, saving=lambda: False)
@@ -114,7 +109,7 @@ async def test_orphans_and_double_forks_are_found_and_ended(pod: Pod) -> None:
     assert report.survivors == ()
     assert report.exit is not None
     assert report.exit.code == 5
-    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in orphans))  # the keeper reaps them
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in orphans))  # the supervisor reaps them
 
 
 async def test_the_grace_is_longer_while_a_save_is_in_flight(pod: Pod) -> None:
@@ -171,13 +166,14 @@ async def test_nothing_leaks_into_training(pod: Pod, monkeypatch: pytest.MonkeyP
     assert status is not None
     assert status.session == handle.launcher.pid
     assert Path(f"/proc/{handle.launcher.pid}/oom_score_adj").read_text().strip() == "0"
-    assert not list(pod.directory.glob("spec-*"))
-    assert b"secret" not in Path(f"/proc/{handle.record.keeper.pid}/environ").read_bytes()
-    assert "TOKEN" not in " ".join(procfs.command(handle.record.keeper.pid))
+    assert not list(pod.directory.glob("start-*"))
+    assert b"secret" not in Path(f"/proc/{handle.record.supervisor.pid}/environ").read_bytes()
+    assert "TOKEN" not in " ".join(procfs.command(handle.record.supervisor.pid))
     assert stat.S_IMODE(pod.directory.stat().st_mode) == 0o700
-    assert stat.S_IMODE((pod.directory / "k.sock").stat().st_mode) == 0o600
     rss = next(
-        line for line in Path(f"/proc/{handle.record.keeper.pid}/status").read_text().splitlines() if "VmRSS" in line
+        line
+        for line in Path(f"/proc/{handle.record.supervisor.pid}/status").read_text().splitlines()
+        if "VmRSS" in line
     )
     assert int(rss.split()[1]) <= 16 * 1024, rss  # 11.3 MiB under 3.11, 12.0 under 3.12
 
@@ -238,15 +234,15 @@ async def test_a_start_that_cannot_work_says_why(
     assert is_alive(good.launcher)
 
 
-async def test_a_killed_keeper_leads_to_attach_and_no_second_trainer(pod: Pod) -> None:
+async def test_a_killed_supervisor_leads_to_attach_and_no_second_trainer(pod: Pod) -> None:
     pids = pod.root / "pids"
     handle = await pod.launcher().start(
         pod.script(f"(setsid sh -c 'echo $$ >> {pids}; exec sleep 300' &); exec sleep 300")
     )
     eventually(lambda: pids.exists() and pids.read_text().strip())
     orphan = int(pids.read_text())
-    os.kill(handle.record.keeper.pid, signal.SIGKILL)
-    eventually(lambda: not is_alive(handle.record.keeper))
+    os.kill(handle.record.supervisor.pid, signal.SIGKILL)
+    eventually(lambda: not is_alive(handle.record.supervisor))
     assert await handle.exit_status() is None
     assert handle.supervision is Supervision.ATTACH
     found = (await pod.launcher().look()).handle
@@ -276,20 +272,19 @@ async def test_two_state_directories_meet_at_the_run_lock(pod: Pod) -> None:
     await pod.launcher().start(pod.script(f"mkdir -p {pod.output}; exec sleep 300"))
     eventually(pod.output.exists)
     other = pod.launcher(state=pod.root / "state2")
-    with pytest.raises(Busy, match="already kept by keeper"):
+    with pytest.raises(Busy, match="is supervised by process"):
         await other.start(pod.script("exec sleep 300", start_id="x"))
 
 
-async def test_sigterm_to_the_keeper_ends_training_and_sighup_does_not(pod: Pod) -> None:
+async def test_sigterm_to_the_supervisor_ends_training_and_sighup_does_not(pod: Pod) -> None:
     ready = pod.root / "ready"
     launcher = pod.launcher(grace=0.3)
     handle = await launcher.start(pod.script(f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done"))
     eventually(ready.exists)
-    os.kill(handle.record.keeper.pid, signal.SIGHUP)
-    os.kill(handle.record.keeper.pid, signal.SIGINT)
-    assert (await KeeperClient(pod.directory, ROLES).hello())["start_id"] == pod.start_id()
-    os.kill(handle.record.keeper.pid, signal.SIGTERM)
-    eventually(lambda: not is_alive(handle.record.keeper))
+    os.kill(handle.record.supervisor.pid, signal.SIGHUP)
+    os.kill(handle.record.supervisor.pid, signal.SIGINT)
+    os.kill(handle.record.supervisor.pid, signal.SIGTERM)
+    eventually(lambda: not is_alive(handle.record.supervisor))
     assert pod.members() == []
     assert (await _ended(handle)).signal == signal.SIGKILL
 
@@ -306,48 +301,19 @@ async def test_the_log_is_rotated_and_bounded(pod: Pod) -> None:
     assert sorted(p.name for p in log.parent.iterdir()) == ["train.log", "train.log.1", "train.log.2"]
     assert "line-3" in Path(f"{log}.1").read_text()
     assert "line-2" in Path(f"{log}.2").read_text()
-    status = await KeeperClient(pod.directory, ROLES).request("status")
-    assert status["log_rotations"] >= 3
-    assert status["log_dropped_bytes"] == 0
+    state = json.loads((pod.directory / f"state-{pod.start_id()}.json").read_text())
+    assert state["log_rotations"] >= 3
+    assert state["log_dropped_bytes"] == 0
 
 
-async def test_protocol_survives_nonsense(pod: Pod) -> None:
-    await pod.launcher().start(pod.script("exec sleep 300"))
-    here = os.open(pod.directory, os.O_PATH)
-    try:
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(10)
-            client.connect(f"/proc/self/fd/{here}/k.sock")
-            for line in (b"junk", b"[]", b"{}", b'{"do":"nothing"}', b'{"do":"signal","sig":"x"}', b"\xff\xfe"):
-                client.sendall(line + b"\n")
-                answer = b""
-                while not answer.endswith(b"\n"):
-                    answer += (piece := client.recv(4096))
-                    assert piece, "the keeper has closed the connection"
-                assert json.loads(answer)["ok"] is False
-        with socket.socket(socket.AF_UNIX) as client:  # an endless line is cut off
-            client.connect(f"/proc/self/fd/{here}/k.sock")
-            client.settimeout(10)
-            with pytest.raises(OSError):
-                client.sendall(b"x" * 65_536 * 100)
-    finally:
-        os.close(here)
-    assert (await KeeperClient(pod.directory, ROLES).request("status"))["ok"]
-    # a stranger's pid is not signalled, not even when asked for
-    me = os.getpid()
-    answer = await KeeperClient(pod.directory, ROLES).request("signal", sig=signal.SIGKILL, targets=[[me, 1]])
-    assert answer["sent"] == 0
-
-
-async def test_a_stopped_keeper_does_not_hide_the_tree(pod: Pod) -> None:
+async def test_a_stopped_supervisor_does_not_hide_the_tree(pod: Pod) -> None:
     launcher = pod.launcher()
     handle = await launcher.start(pod.script("exec sleep 300"))
-    os.kill(handle.record.keeper.pid, signal.SIGSTOP)
-    handle._client._timeout = 0.2
+    os.kill(handle.record.supervisor.pid, signal.SIGSTOP)
     tree = (await handle.tree()).value
     assert tree is not None
     assert [p.identity for p in tree] == [handle.launcher]
-    os.kill(handle.record.keeper.pid, signal.SIGCONT)
+    os.kill(handle.record.supervisor.pid, signal.SIGCONT)
 
 
 async def test_a_withdrawn_start_never_happens(pod: Pod) -> None:
@@ -358,21 +324,3 @@ async def test_a_withdrawn_start_never_happens(pod: Pod) -> None:
     assert await process.wait() == 75
     assert pod.members() == []
     assert json.loads((pod.directory / f"result-{pod.start_id()}.json").read_text())["kind"] == "superseded"
-
-
-async def test_the_keeper_says_which_sockets_a_process_of_the_tree_holds(pod: Pod) -> None:
-    code = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); time.sleep(300)"
-    handle = await pod.launcher().start(pod.script(f'exec {sys.executable} -S -c "{code}"'))
-    pid = handle.launcher.pid
-    ours: frozenset[int] = frozenset()
-    table: dict[int, tuple[str, int]] = {}
-    for _ in range(200):
-        answer = await KeeperClient(pod.directory, ROLES).sockets([pid, os.getpid()])
-        assert set(answer) == {pid}, "a stranger's sockets are none of its business"
-        ours = answer[pid] or frozenset()
-        table = listening(Path("/proc/net/tcp").read_text())
-        if any(inode in table for inode in ours):
-            break
-        await asyncio.sleep(0.05)
-    assert [table[inode][0] for inode in ours if inode in table] == ["127.0.0.1"]
-    assert await handle.sockets([pid]) == {pid: ours}
