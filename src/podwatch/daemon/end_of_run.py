@@ -1,8 +1,8 @@
 """The end of a run: decided once, its last data stored, reported, and turned into an exit code (docs/jobs.md).
 
 ``EndOfRun`` is the one place where it is decided that the run has ended here; ``policy/exit_code.py`` decides how, and
-which code that is. In job mode (`podwatch run --job`) podwatch's init (``trainer/supervise.py``) is the engine's process: it
-ends the trainer and returns the code.
+which code that is. In job mode (`podwatch run --job`) podwatch's init (``trainer/supervise.py``) is the engine's
+process: it ends the trainer and returns the code.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The service manager's notify protocol (sd_notify(3)), without a library.
 
-systemd and podwatch's own init (trainer/supervise.py) use the same protocol. Sending never blocks and never raises: a service
-manager that went away must not stop the guard.
+systemd and podwatch's own init (trainer/supervise.py) use the same protocol. Sending never blocks and never raises: a
+service manager that went away must not stop the guard.
 """
 
 import os
