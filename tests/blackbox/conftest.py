@@ -1,6 +1,5 @@
 """End-to-end: the real daemon as a process, with everything real around it but the GPU and the training."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -49,21 +48,6 @@ def rig(make_rig: Callable[[], Rig]) -> Rig:
 def attaching(monkeypatch: pytest.MonkeyPatch) -> None:
     """podwatch attaches to training that it finds, which it does not do in other tests."""
     monkeypatch.setattr(Rig, "supervise", "auto")
-
-
-@pytest.fixture
-def compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Beside each decision of podwatch about processes the one by ties is made, and no difference is left unexplained.
-    Its start takes longer, so only with PODWATCH_SHADOW_TIES=1."""
-    if not os.environ.get("PODWATCH_SHADOW_TIES"):
-        yield
-        return
-    root, report = Path(__file__).parents[2], tmp_path / "differences"
-    monkeypatch.setenv("PYTHONPATH", f"{root / 'tests/support/shadow_site'}:{root}")
-    monkeypatch.setenv("TEST_TIE_DIFFERENCES", str(report))
-    report.touch()
-    yield
-    assert report.read_text() == ""
 
 
 @pytest.fixture

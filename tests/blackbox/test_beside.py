@@ -15,7 +15,7 @@ from tests.support.daemon import DaemonProcess
 from tests.support.ptys import terminal
 from tests.support.rig import TRAINER, Rig, alive
 
-pytestmark = pytest.mark.usefixtures("attaching", "compared")
+pytestmark = pytest.mark.usefixtures("attaching")
 
 LOADING = """
 import os, sys, time

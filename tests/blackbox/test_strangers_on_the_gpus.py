@@ -14,7 +14,7 @@ from tests.support.daemon import DaemonProcess
 from tests.support.own_dev import own_dev
 from tests.support.rig import Rig
 
-pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.usefixtures("attaching", "compared")]
+pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.usefixtures("attaching")]
 
 HOLDS = """
 import os, signal, sys, time

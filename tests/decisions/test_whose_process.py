@@ -337,7 +337,7 @@ def test_a_shell_that_a_trainer_turned_into_is_no_trainer_any_more() -> None:
 
 
 def tree(pid: int, answer: str, started: float, *, trains: bool = True) -> FoundTree:
-    top = PodProcess(ProcessIdentity(pid, int(started * 100)), 1, "x", ("x",))
+    top = PodProcess(ProcessIdentity(pid, int(started * 100)), 1, "x", ("x",), age=1000.0 - started)
     return FoundTree(top, TreeAnswer(answer), "because", trains)
 
 
@@ -364,13 +364,13 @@ def tree(pid: int, answer: str, started: float, *, trains: bool = True) -> Found
 def test_podwatch_attaches_to_one_that_is_newer_than_its_last_end(
     trees: list[FoundTree], attach: int | None, waits: list[int]
 ) -> None:
-    chosen = choose_trainer(trees, ended=900.0, ignored=[ProcessIdentity(9, 100_000)])
+    chosen = choose_trainer(trees, ended_ago=100.0, ignored=["attach-9-100000"])
     assert (chosen.attach and chosen.attach.top.pid) == attach
     assert [t.top.pid for t in chosen.waits_for] == waits
 
 
 def test_without_a_trainer_before_it_none_is_too_old() -> None:
-    chosen = choose_trainer([tree(1, "attach", 5)], ended=None)
+    chosen = choose_trainer([tree(1, "attach", 5)], ended_ago=None)
     assert chosen.attach is not None
 
 

@@ -72,7 +72,7 @@ async def test_several_candidates_are_asked_about_until_one_is_left(world: World
     await podwatch.until_phase(Phase.BLOCKED)
     assert [f.kind for f in podwatch.recovery.findings()] == [FindingKind.AMBIGUOUS_TRAINERS]
     assert world.plans == []
-    world.candidates.remove(second)
+    world.trees.remove(second)
     await podwatch.until(Phase.ATTACHED)
     assert podwatch.recovery.findings() == ()
     await podwatch.leave()
@@ -96,7 +96,6 @@ async def test_several_candidates_are_not_joined_while_nobody_sees_the_gpus(
     assert len(world.plans) == 1
     seen = observed((GpuSample(0, "u", "n", memory_used_bytes=0, memory_total_bytes=80 << 30),), 1e12)
     monkeypatch.setattr(podwatch.recovery.context.tools.gpus, "latest", lambda: seen)
-    world.candidates[0] = replace(world.candidates[0], holds_gpu=True)
     await asyncio.sleep(0.1)
     assert len(world.plans) == 1, "one of them has a CUDA context and may be loading"
     await podwatch.leave()
@@ -346,7 +345,7 @@ async def test_an_interrupted_stop_of_an_attached_trainer_is_finished(world: Wor
         await asyncio.sleep(0.002)
     await podwatch.die()
     assert world.alive() == [candidate.launcher.pid]
-    world.candidates = [candidate]
+    world.trees = [candidate]
     heir = Podwatch(world)
     await heir.recovery.begin()
     await heir.until(Phase.CONFIRMING)

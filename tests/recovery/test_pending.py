@@ -14,23 +14,23 @@ from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.snapshot import Desired
 from podwatch.recovery import Phase, quarantine
 from podwatch.recovery.clean import request_clean
-from podwatch.trainer.base import Candidate
+from podwatch.trainer.rules import FoundTree, TreeAnswer
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, begun, death
 
-AWAITS = "a CUDA context or an open checkpoint"
+AWAITS = "a CUDA context or a checkpoint that it writes"
 PATIENCE = 70 * 60.0
 
 
-def end(world: World, candidate: Candidate) -> None:
+def end(world: World, candidate: FoundTree) -> None:
     os.killpg(candidate.launcher.pid, signal.SIGKILL)
     world.foreign[candidate.launcher.pid].wait()
 
 
-async def waiting(world: World, **more: float) -> tuple[Podwatch, Candidate]:
+async def waiting(world: World, **more: float) -> tuple[Podwatch, FoundTree]:
     """podwatch wants to train, and such a process is here, ahead of which checkpoints lie."""
     world.save(5, whole=False)
-    candidate = world.person_starts(awaits=AWAITS, **more)  # type: ignore[arg-type]
+    candidate = world.person_starts(answer=TreeAnswer.WAIT, **more)  # type: ignore[arg-type]
     podwatch = Podwatch(world)
     await podwatch.recovery.begin()
     await podwatch.until_phase(Phase.BLOCKED)
@@ -73,8 +73,7 @@ async def test_nothing_is_started_and_nothing_moved_while_it_loads(world: World)
 
 async def test_it_is_attached_to_as_soon_as_it_trains(world: World) -> None:
     podwatch, candidate = await waiting(world)
-    world.pending.clear()
-    world.candidates.append(candidate)
+    world.trees = [replace(candidate, answer=TreeAnswer.ATTACH, trains=True)]
     await podwatch.until(Phase.ATTACHED)
     assert podwatch.recovery.handle is not None
     assert podwatch.recovery.handle.launcher == candidate.launcher
@@ -141,7 +140,7 @@ async def test_an_operator_may_say_that_it_is_no_training_and_it_stays_said(worl
 
 async def test_a_terminal_is_never_attached_to(world: World) -> None:
     podwatch, candidate = await waiting(world)
-    world.pending[:] = [replace(candidate, attachable=False)]
+    world.trees = [replace(candidate, attachable=False)]
     with pytest.raises(UsageError, match="is not a trainer of this run"):
         await podwatch.recovery.requests.start(attach=candidate.launcher.pid)
     await podwatch.leave()
@@ -173,7 +172,7 @@ async def test_an_interrupted_quarantine_is_left_as_it_is_beside_it(world: World
     index = quarantine.plan((path,), step=0, steps={5: "complete"}, lineage="", wall=1.0, number=1)
     begun(first.workspace, index)
     await first.die()
-    candidate = world.person_starts(awaits=AWAITS)
+    candidate = world.person_starts(answer=TreeAnswer.WAIT)
     podwatch = Podwatch(world)
     await podwatch.recovery.begin()
     await podwatch.until_phase(Phase.BLOCKED)
@@ -188,7 +187,7 @@ async def test_what_ran_beside_our_trainer_is_not_waited_for(world: World, age: 
     """``python monitor.py --output_dir OUT`` since days: a death is followed by a restart, not by a question."""
     podwatch = await running(world)
     world.clock.advance(2_000.0)
-    candidate = world.person_starts(awaits=AWAITS, age=age)
+    candidate = world.person_starts(answer=TreeAnswer.WAIT, age=age)
     world.processes.remove(world.foreign[candidate.launcher.pid])
     world.kill()
     podwatch.see(16, finding=death())
@@ -203,22 +202,18 @@ async def test_what_ran_beside_our_trainer_is_not_waited_for(world: World, age: 
     end(world, candidate)
 
 
-@pytest.mark.parametrize("of_run", [True, False])
-async def test_a_gpu_user_that_ran_beside_our_trainer_is_never_its_successor(world: World, of_run: bool) -> None:
+async def test_a_trainer_that_ran_beside_ours_is_never_its_successor(world: World) -> None:
+    """A second one in the same output_dir: a start would make two."""
     podwatch = await running(world)
     world.clock.advance(2_000.0)
-    candidate = world.person_starts(age=1_000.0, of_run=of_run)
+    candidate = world.person_starts(age=1_000.0)
     world.processes.remove(world.foreign[candidate.launcher.pid])
     world.kill()
     podwatch.see(16, finding=death())
-    if of_run:  # a second trainer in the same output_dir: a start would make two
-        await podwatch.until_phase(Phase.BLOCKED)
-        await looks(world)
-        assert asked(podwatch)[0] is Severity.CRITICAL
-        assert len(world.plans) == 1
-    else:
-        await podwatch.until(Phase.CONFIRMING)
-        assert len(world.plans) == 2
+    await podwatch.until_phase(Phase.BLOCKED)
+    await looks(world)
+    assert asked(podwatch)[0] is Severity.CRITICAL
+    assert len(world.plans) == 1
     assert not any(e.name is EventName.TRAINER_ATTACHED for e in world.events)
     await podwatch.leave()
     end(world, candidate)
@@ -234,15 +229,14 @@ async def test_a_restart_by_hand_that_only_loads_yet_is_no_failure(world: World)
     ended = podwatch.snapshot()
     object.__setattr__(ended.trainer.value, "alive", False)
     world.clock.advance(20)
-    second = world.person_starts(awaits=AWAITS)
+    second = world.person_starts(answer=TreeAnswer.WAIT)
     object.__setattr__(ended, "at", world.clock.now)
     podwatch.recovery.consider(ended, ())
     await podwatch.until_phase(Phase.BLOCKED)
     await looks(world)
     assert podwatch.journal.sync.incidents() == []
     assert any("started the ended trainer" in e.message for e in world.events)
-    world.pending.clear()
-    world.candidates.append(second)
+    world.trees = [replace(second, answer=TreeAnswer.ATTACH, trains=True)]
     await podwatch.until(Phase.ATTACHED)
     assert world.plans == []
     await podwatch.leave()
@@ -250,7 +244,7 @@ async def test_a_restart_by_hand_that_only_loads_yet_is_no_failure(world: World)
 
 async def test_observe_starts_nothing_anyway_and_does_not_wait(world: World) -> None:
     world.settings_extra = {"mode": "observe"}
-    world.person_starts(awaits=AWAITS)
+    world.person_starts(answer=TreeAnswer.WAIT)
     podwatch = Podwatch(world)
     await podwatch.recovery.begin()
     await podwatch.until(Phase.OBSERVING)
@@ -269,8 +263,8 @@ async def test_a_stop_that_was_begun_is_finished_though_the_trainer_shows_no_sig
     with pytest.raises(Killed):
         await podwatch.until(Phase.CONFIRMING)
     await podwatch.die()
-    assert world.candidates == []
-    world.eligible = frozenset({candidate.launcher})
+    assert world.trees == []
+    world.stoppable = frozenset({candidate.launcher})
     heir = Podwatch(world)
     await heir.recovery.begin()
     await heir.until(Phase.CONFIRMING)

@@ -14,10 +14,10 @@ from podwatch.domain.errors import Busy, ConfigurationError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ExitStatus, ProcessIdentity
-from podwatch.domain.snapshot import Desired, Supervision
+from podwatch.domain.snapshot import Desired, Supervision, attached_id
 from podwatch.recovery import Phase, gpus_and_ports_free
 from podwatch.recovery.stop import stopping
-from podwatch.trainer.base import Candidate, CannotExecute, Look, StopReport, TrainerHandle
+from podwatch.trainer.base import CannotExecute, Look, StopReport, TrainerHandle
 from tests.drivers.detection import judging
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, death, finished
@@ -78,7 +78,7 @@ async def test_it_is_seen_whatever_podwatch_was_doing(world: World, what: str) -
         assert str(candidate.launcher.pid) in said
     await podwatch.leave()
     heir = Podwatch(world)
-    world.candidates = [candidate]
+    world.trees = [candidate]
     await heir.recovery.begin()
     await heir.until(Phase.ATTACHED)
     assert heir.recovery.desired is Desired.RUNNING
@@ -91,18 +91,15 @@ async def test_it_is_seen_whatever_podwatch_was_doing(world: World, what: str) -
     await heir.leave()
 
 
-@pytest.mark.parametrize(("of_run", "age"), [(False, 0.0), (True, 1e6)])
-async def test_a_notebook_or_a_leftover_says_nothing_about_what_is_wanted(
-    world: World, of_run: bool, age: float
-) -> None:
+async def test_a_leftover_says_nothing_about_what_is_wanted(world: World) -> None:
     """Its end would be taken for the run's, and training started that a person stopped."""
     podwatch = await idle(world, "stopped")
-    world.person_starts(of_run=of_run, age=age)
+    world.person_starts(age=1e6)
     await turns(podwatch)
     assert (podwatch.recovery.state.phase, podwatch.recovery.desired) == (Phase.STOPPED, Desired.STOPPED)
     assert notes(podwatch) == [(FindingKind.UNGUARDED, Severity.INFO)]
     assert not podwatch.recovery.state.acting
-    world.candidates.clear()
+    world.trees.clear()
     await turns(podwatch)
     assert notes(podwatch) == []
     await podwatch.leave()
@@ -177,7 +174,7 @@ async def test_what_is_left_of_the_old_tree_is_no_new_trainer(world: World) -> N
     await podwatch.until(Phase.ATTACHED)
     ended = podwatch.snapshot()
     object.__setattr__(ended.trainer.value, "alive", False)
-    world.candidates = [first]
+    world.trees = [first]
     world.clock.advance(20)
     object.__setattr__(ended, "at", world.clock.now)
     podwatch.recovery.consider(ended, ())
@@ -207,7 +204,7 @@ async def test_what_ran_beside_it_all_the_time_is_no_restart_by_hand(
     snapshot = podwatch.snapshot()
     object.__setattr__(snapshot.trainer.value, "alive", False)
     for age, taken in ((500.0, False), (15.0, True)):
-        world.candidates.clear()
+        world.trees.clear()
         second = world.person_starts(age=age)
         world.clock.advance(20)
         object.__setattr__(snapshot, "at", world.clock.now)
@@ -335,7 +332,7 @@ async def test_a_start_while_podwatch_takes_a_trainer_over_ends_no_trainer(world
     await podwatch.recovery.begin()
     await podwatch.until(Phase.ATTACHED)
     await podwatch.die()
-    world.candidates = [candidate]
+    world.trees = [candidate]
     heir = Podwatch(world)
     begins = asyncio.create_task(heir.recovery.begin())
     for _ in range(turns):
@@ -434,7 +431,7 @@ async def test_the_same_for_a_trainer_that_a_person_started(world: World) -> Non
     await podwatch.recovery.requests.stop(after_save=True)
     await podwatch.until_phase(Phase.ENDING)
     await podwatch.die()
-    world.candidates = [candidate]
+    world.trees = [candidate]
     heir = Podwatch(world)
     await heir.recovery.begin()
     await heir.until_phase(Phase.ENDING)
@@ -647,7 +644,7 @@ async def test_who_holds_the_gpu_and_the_port_is_named(world: World, monkeypatch
 
         async def held() -> Look:
             found = await look()
-            return Look(found.handle, found.candidates, ("pid 99 (VLLM::EngineCor) has a context on /dev/nvidia0",))
+            return Look(found.handle, found.trees, ("pid 99 (VLLM::EngineCor) has a context on /dev/nvidia0",))
 
         monkeypatch.setattr(podwatch.recovery.context.tools.launcher, "look", held)
         world.gpu_used = 60 << 30
@@ -669,4 +666,4 @@ def test_where_nobody_can_be_named_it_says_so() -> None:
 
 
 def test_a_candidate_has_one_name_for_every_podwatch() -> None:
-    assert Candidate(ProcessIdentity(7, 70), "x", "y").start_id == "attach-7-70"
+    assert attached_id(ProcessIdentity(7, 70)) == "attach-7-70"

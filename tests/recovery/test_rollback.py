@@ -13,7 +13,7 @@ from podwatch.domain.run import Lineage
 from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal
 from podwatch.recovery import Phase
-from podwatch.trainer.base import Candidate
+from podwatch.trainer.rules import FoundTree
 from tests.recovery.test_persons import turns
 from tests.support.recovery_world import Podwatch, Store, World, death
 
@@ -37,7 +37,7 @@ def save(world: World, step: int) -> None:
     world.save(step, wall=world.clock.wall())
 
 
-async def by_hand(podwatch: Podwatch, *flags: str) -> Candidate:
+async def by_hand(podwatch: Podwatch, *flags: str) -> FoundTree:
     candidate = podwatch.world.person_starts(*flags)
     await turns(podwatch)
     assert podwatch.recovery.state.phase is Phase.ATTACHED
@@ -54,7 +54,7 @@ async def look(podwatch: Podwatch) -> None:
         await task
 
 
-def die(world: World, candidate: Candidate) -> None:
+def die(world: World, candidate: FoundTree) -> None:
     os.killpg(candidate.launcher.pid, signal.SIGKILL)
     world.foreign[candidate.launcher.pid].wait()
 
@@ -188,7 +188,7 @@ async def test_podwatch_comes_back_and_still_follows_the_new_line(world: World) 
     for path in (world.root / "state").glob("j.sqlite*"):
         path.unlink()  # with the state directory: the record beside output_dir is enough
     heir = Podwatch(world)
-    world.candidates = [candidate]
+    world.trees = [candidate]
     await heir.recovery.begin()
     await heir.until(Phase.ATTACHED)
     await look(heir)

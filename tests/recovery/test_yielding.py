@@ -59,7 +59,7 @@ async def test_what_a_person_starts_after_that_is_left_alone_by_the_next_podwatc
     assert (world.alive(), podwatch.recovery.state.phase) == ([], Phase.STOPPED)
     candidate = world.person_starts()
     await podwatch.leave()
-    world.candidates = [candidate]
+    world.trees = [candidate]
     heir = Podwatch(world, lease=standing)
     await heir.recovery.begin()
     await heir.until(Phase.ATTACHED)

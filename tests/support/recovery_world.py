@@ -38,6 +38,7 @@ from podwatch.domain.snapshot import (
     Snapshot,
     Supervision,
     TrainerSample,
+    attached_id,
     observed,
     unobserved,
 )
@@ -49,7 +50,8 @@ from podwatch.recovery.run_file import Change, parse
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
 from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import command, identify
-from podwatch.trainer.base import Candidate, Look, StartPlan, StopReport, TrainerHandle
+from podwatch.trainer.base import Look, StartPlan, StopReport, TrainerHandle
+from podwatch.trainer.rules import FoundTree, PodProcess, TreeAnswer
 from tests.support.clock import AutoClock
 
 GIB = 1 << 30
@@ -124,16 +126,16 @@ class WorldLauncher:
             handle = None
         if handle is not None:
             handle.point = self.killer.point
-        living = [c for c in self.world.pending if self.world.foreign[c.launcher.pid].poll() is None]
-        return Look(handle, tuple(self.world.candidates), pending=tuple(living), eligible=self.world.eligible)
+        trees = self.world.trees
+        living = [t for t in trees if t.trains or self.world.foreign[t.launcher.pid].poll() is None]
+        return Look(handle, tuple(living), stoppable=self.world.stoppable)
 
-    async def attach(self, candidate: Candidate) -> Handle:
-        process = self.world.foreign[candidate.launcher.pid]
-        handle = Handle(self.world, candidate.start_id, process, Supervision.ATTACH)
-        handle.started_wall = self.world.started[candidate.launcher.pid]
+    async def attach(self, launcher: ProcessIdentity) -> Handle:
+        process = self.world.foreign[launcher.pid]
+        handle = Handle(self.world, attached_id(launcher), process, Supervision.ATTACH)
+        handle.started_wall = self.world.started[launcher.pid]
         handle.point = self.killer.point
-        self.world.candidates = [c for c in self.world.candidates if c is not candidate]
-        self.world.pending = [c for c in self.world.pending if c is not candidate]
+        self.world.trees = [tree for tree in self.world.trees if tree.launcher != launcher]
         return handle
 
     async def start(self, plan: StartPlan) -> Handle:
@@ -367,9 +369,8 @@ class World:
     root: Path
     clock: AutoClock = field(default_factory=AutoClock)
     kept: Handle | None = None
-    candidates: list[Candidate] = field(default_factory=list)
-    pending: list[Candidate] = field(default_factory=list)
-    eligible: frozenset[ProcessIdentity] = frozenset()
+    trees: list[FoundTree] = field(default_factory=list)
+    stoppable: frozenset[ProcessIdentity] = frozenset()
     foreign: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     started: dict[int, float] = field(default_factory=dict)
     """Epoch second at which each of them was started."""
@@ -396,7 +397,9 @@ class World:
         self.kept = Handle(self, start_id, process, Supervision.SUPERVISED)
         return self.kept
 
-    def person_starts(self, *flags: str, of_run: bool = True, age: float = 0.0, awaits: str = "") -> Candidate:
+    def person_starts(
+        self, *flags: str, age: float = 0.0, answer: TreeAnswer = TreeAnswer.ATTACH, attachable: bool = True
+    ) -> FoundTree:
         process = subprocess.Popen(["/bin/sh", "-c", "sleep 1000; true", "train", *flags], start_new_session=True)
         self.processes.append(process)
         while not command(process.pid):  # the exec closes Popen's pipe shortly before the new arguments can be read
@@ -404,11 +407,12 @@ class World:
             time.sleep(0.001)
         identity = identify(process.pid)
         assert identity is not None
-        candidate = Candidate(identity, "python train.py", "holds gpu0", of_run=of_run, age=age, awaits=awaits)
+        top = PodProcess(identity, 1, "python", ("python", "train.py"), age=age, cuda=False)
+        tree = FoundTree(top, answer, "holds gpu0", trains=answer is TreeAnswer.ATTACH, attachable=attachable)
         self.foreign[process.pid] = process
         self.started[process.pid] = self.clock.wall() - age
-        (self.pending if awaits else self.candidates).append(candidate)
-        return candidate
+        self.trees.append(tree)
+        return tree
 
     def alive(self) -> list[int]:
         return [p.pid for p in self.processes if p.poll() is None]

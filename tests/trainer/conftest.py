@@ -1,6 +1,3 @@
-"""Fixtures of this room. Each judgement of a pod is compared with the decision by ties."""
+"""Fixtures of this room."""
 
-from tests.support import shadow_ties
 from tests.support.pod import pod  # noqa: F401 - a fixture
-
-shadow_ties.install()

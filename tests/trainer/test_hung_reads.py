@@ -20,9 +20,10 @@ from podwatch.system import procfs
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import boot_id, patiently, pid_namespace
-from podwatch.trainer import find_trainers, supervise
-from podwatch.trainer.base import Candidate
+from podwatch.trainer import supervise
+from podwatch.trainer.find import read_pod
 from podwatch.trainer.process_tree import AllOurs, LocalTree, Process, in_session, marked
+from podwatch.trainer.rules import SoughtRun
 from podwatch.trainer.start_and_adopt import SupervisorLauncher
 from tests.support.known_trainers import ROLES
 from tests.support.pod import eventually
@@ -171,7 +172,7 @@ async def test_podwatch_looks_at_all_others(proc: FakeProc, tmp_path: Path) -> N
     try:
         found = await patiently(
             worker,
-            lambda: find_trainers.gather(find_trainers.Run(str(tmp_path)), ROLES, own_pid=1),
+            lambda: read_pod(SoughtRun(str(tmp_path)), ROLES, own_pid=1),
             timeout=20.0,
             patience=PATIENCE,
         )
@@ -183,7 +184,7 @@ async def test_podwatch_looks_at_all_others(proc: FakeProc, tmp_path: Path) -> N
         assert [i.pid for i in marked("s1")] == [401]
         found = await patiently(
             worker,
-            lambda: find_trainers.gather(find_trainers.Run(str(tmp_path)), ROLES, own_pid=1),
+            lambda: read_pod(SoughtRun(str(tmp_path)), ROLES, own_pid=1),
             timeout=20.0,
             patience=PATIENCE,
         )
@@ -211,7 +212,7 @@ async def test_a_trainer_that_is_stuck_is_attached(proc: FakeProc, tmp_path: Pat
     proc.add(551, ticks=7, stuck=True)
     launcher = SupervisorLauncher("r1", tmp_path / "out", tmp_path / "state", SystemClock(), roles=ROLES)
     stuck = ProcessIdentity(551, 7, boot_id(), pid_namespace())
-    handle = await asyncio.wait_for(launcher.attach(Candidate(stuck, "python x.py", "holds gpu0")), 20)
+    handle = await asyncio.wait_for(launcher.attach(stuck), 20)
     assert handle.launcher == stuck
 
 

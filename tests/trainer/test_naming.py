@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from podwatch.system import procfs
-from podwatch.trainer.find_trainers import Judged, Run, gather, judge
+from podwatch.trainer.find import find_trees
 from podwatch.trainer.process_roles import (
     Target,
     named_in_argv,
-    named_in_environment,
     named_in_files,
     named_in_text,
     repeats_command,
 )
+from podwatch.trainer.rules import SoughtRun, TreeAnswer
 from tests.support.known_trainers import ROLES
 from tests.support.pod import eventually
 
@@ -99,18 +99,10 @@ def test_the_runs_own_command_is_known_with_and_without_resume_flags() -> None:
         assert repeats_command(line.split(), cwd, command, "/app") is known, line
 
 
-def test_a_variable_names_it_and_is_not_shown() -> None:
-    items = [("PWD", "/app/outputs"), ("TOKEN", "secret"), ("OUTPUT_DIR", "/app/outputs")]
-    assert named_in_environment(items, "/", OUT) == "its environment names /app/outputs (OUTPUT_DIR)"
-    assert named_in_environment(items[:2], "/", OUT) == ""
-
-
 WAIT = "import time; time.sleep(987)"
 
 
-@pytest.mark.parametrize(
-    "how", ["argument", "relative", "link", "hydra", "file", "variable", "command", "nothing", "eval"]
-)
+@pytest.mark.parametrize("how", ["argument", "relative", "link", "hydra", "file", "command", "nothing", "eval"])
 def test_a_real_process_that_only_loads_yet_is_pending(tmp_path: Path, how: str) -> None:
     """``python train.py`` of our own user, without a CUDA context and without an open checkpoint."""
     output, work = tmp_path / "outputs", tmp_path / "work"
@@ -129,9 +121,9 @@ def test_a_real_process_that_only_loads_yet_is_pending(tmp_path: Path, how: str)
         "file": ["--config", "c.yaml"],
         "command": ["--epochs", "3", "--resume"],
     }.get(how, [])
-    environ = {**os.environ, "OUTPUT_DIR": str(output)} if how == "variable" else dict(os.environ)
+    environ = dict(os.environ)
     argv = [sys.executable, "-S", script.name, *arguments]
-    run = Run(
+    run = SoughtRun(
         str(output), users=frozenset({os.geteuid()}), command=(sys.executable, "-S", "train.py", "--epochs", "3"),
         cwd=str(work) if how == "command" else "/elsewhere",
     )  # fmt: skip
@@ -141,15 +133,12 @@ def test_a_real_process_that_only_loads_yet_is_pending(tmp_path: Path, how: str)
     ):
         try:
             eventually(lambda: procfs.command(process.pid) == tuple(argv))
-            found = judge(gather(run, ROLES, own_pid=observer.pid), run)
+            found = find_trees(run, ROLES, own_pid=observer.pid)
             if how in ("nothing", "eval"):
-                assert found == Judged()
+                assert found == ()
             else:
-                assert found.candidates == ()
-                assert [c.launcher.pid for c in found.pending] == [process.pid]
-                (one,) = found.pending
-                assert one.awaits == "a CUDA context or an open checkpoint"
-                assert one.attachable
+                (one,) = found
+                assert (one.launcher.pid, one.answer, one.attachable) == (process.pid, TreeAnswer.WAIT, True)
         finally:
             process.kill()
             observer.kill()

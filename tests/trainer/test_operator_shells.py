@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.domain.process import ProcessIdentity
-from podwatch.trainer.find_trainers import Run, judge
+from podwatch.domain.process import ProcessIdentity, ProcessRole
 from podwatch.trainer.operator_shells import (
-    barred,
-    carries,
     find_interactive,
     interactive,
     of_users,
@@ -20,10 +17,12 @@ from podwatch.trainer.operator_shells import (
     starter,
 )
 from podwatch.trainer.process_tree import Process
+from podwatch.trainer.rules import FoundTree, PodProcess, SoughtRun, TreeAnswer, classify_trees
 from tests.support.known_trainers import ROLES
 
 TTY = 34816
 OUT = "/app/outputs"
+SAVE = OUT + "/checkpoints/step_5/a"
 
 
 def proc(pid: int, parent: int, line: str, **more: Any) -> Process:
@@ -31,6 +30,21 @@ def proc(pid: int, parent: int, line: str, **more: Any) -> Process:
     name = str(more.pop("name", argv[0].rpartition("/")[2][:15]))
     facts: dict[str, Any] = {"session": pid, "group": pid, "users": (0, 0), **more}
     return Process(ProcessIdentity(pid, pid * 10), parent, name, argv, roles=ROLES, **facts)
+
+
+ATTACH, ASK = TreeAnswer.ATTACH, TreeAnswer.ASK
+
+
+def trees(processes: list[Process], users: frozenset[int], *answers: TreeAnswer) -> list[FoundTree]:
+    """What podwatch would attach to, or asks about."""
+    facts = [
+        PodProcess(
+            p.identity, p.parent_pid, p.name, p.argv, p.exe, p.cwd, p.users, p.group, p.session, p.tty,
+            p.role if p.runs_what_it_says else ProcessRole.OTHER, p.cuda, p.gpus, p.writes, above_podwatch=p.above_us,
+        )
+        for p in processes
+    ]  # fmt: skip
+    return [tree for tree in classify_trees(facts, SoughtRun(OUT, users)) if tree.answer in answers]
 
 
 AT_A_TERMINAL = """
@@ -309,12 +323,13 @@ def check_tree(environment: str, trainer: str, busy: bool) -> None:
         made = replace(made, session=shell.session, group=top, identity=ProcessIdentity(pid, pid))
         processes.append(replace(made, parent_pid=processes[-1].pid))
         pid += 1
-    holder = replace(proc(pid, pid - 1, "python worker.py", cuda=True, session=pid), tty=0, names_run="its command")
+    holder = replace(proc(pid, pid - 1, "python worker.py", cuda=True, session=pid), tty=0, writes=(SAVE,))
     processes.append(holder)
     if busy:
         processes.append(proc(90, shell.pid, "vim notes", tty=shell.tty, session=shell.session, group=90))
-    found = judge(processes, Run(OUT, users=frozenset({0})))
-    assert [c.launcher.pid for c in found.candidates] == [top]
+    unclear = environment in ("a coding agent in Python", "a web service", "a test runner")
+    found = trees(processes, frozenset({0}), ASK if unclear else ATTACH)
+    assert [tree.launcher.pid for tree in found] == [top]
     members = [p for p in processes if top <= p.pid <= pid]
     assert spared(members, frozenset({0})) == frozenset()
 
@@ -381,9 +396,7 @@ def pods(draw: st.DrawFn) -> list[Process]:
             exe=draw(st.sampled_from(["", "", "/usr/bin/bash", "/usr/bin/python3.12", "/usr/bin/sleep"])),
             cuda=draw(st.sampled_from([False, False, True, None])),
             writes=draw(st.sampled_from([(), (), (OUT + "/checkpoints/step_5/a",), (OUT + "/log",)])),
-            names_run=draw(st.sampled_from(["", "", "its command says so"])),
             cwd=draw(st.sampled_from(["/", OUT])),
-            ours=draw(st.integers(0, 19)) == 0,
         )
         if argv0:
             process = replace(process, argv=(argv0, *process.argv[1:]))
@@ -411,8 +424,8 @@ def trains(process: Process) -> bool:
 def test_what_is_stopped_is_never_an_operators_and_always_has_what_trains(processes: list[Process]) -> None:
     persons = find_interactive(processes)
     by_pid = {p.pid: p for p in processes}
-    for candidate in judge(processes, Run(OUT, users=USERS)).candidates:
-        top = by_pid[candidate.launcher.pid]
+    for found in trees(processes, USERS, ATTACH):
+        top = by_pid[found.launcher.pid]
         tree = below(top.pid, processes)
         stopped = {p.pid for p in tree} - spared(tree, USERS, known=(top.identity, top.argv))
         assert any(by_pid[pid].cuda or by_pid[pid].writes for pid in stopped), "it stops nothing that trains"
@@ -427,29 +440,4 @@ def test_what_is_stopped_is_never_an_operators_and_always_has_what_trains(proces
             apart = [p for p in inside if p.pid in persons or not of_users(p, USERS)]
             # Above an operator's terminal, or above another user's process: only what a trainer itself started it with.
             assert not apart or any(trains(by_pid[q]) for q in up), f"{pid} is above {apart[0].pid}"
-            if pid == top.pid:
-                assert trains(process) or pid not in barred(processes, USERS)
-                assert not process.above_us or process.cuda or process.writes
-
-
-@given(pods())
-def test_a_trainer_on_a_gpu_is_in_a_tree_or_is_not_ours(processes: list[Process]) -> None:
-    found = judge(processes, Run(OUT, users=USERS))
-    tops = [c.launcher.pid for c in (*found.candidates, *found.pending)]
-    persons = find_interactive(processes)
-    assert len(tops) == len(set(tops))
-    podwatchs = {p.pid for q in processes if q.ours and q.pid != 1 for p in below(q.pid, processes)}
-    for process in processes:
-        trainer = process.launcher_like and process.name in ("torchrun", "uv", "PRIME-RL::Launcher")
-        mine = of_users(process, USERS) and not process.above_us and process.pid not in persons | podwatchs
-        if process.cuda and trainer and mine:
-            assert any(process.pid in {p.pid for p in below(top, processes)} for top in tops), process.pid
-
-
-@given(pods())
-def test_a_tree_is_extended_only_through_what_can_start_a_trainer(processes: list[Process]) -> None:
-    by_pid = {p.pid: p for p in processes}
-    for candidate in judge(processes, Run(OUT, users=USERS)).candidates:
-        top = by_pid[candidate.launcher.pid]
-        inside = [p for p in processes if p.parent_pid == top.pid]
-        assert trains(top) or top.names_run or any(carries(top, child) for child in inside), top
+            assert not process.above_us

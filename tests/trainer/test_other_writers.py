@@ -16,7 +16,6 @@ from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
 from podwatch.system.procfs import identify
 from podwatch.trainer import other_writers
-from podwatch.trainer.find_trainers import Process
 from podwatch.trainer.other_writers import (
     READ_EVERY,
     Other,
@@ -29,6 +28,7 @@ from podwatch.trainer.other_writers import (
     program_of,
     reads_only,
 )
+from podwatch.trainer.process_tree import Process
 from tests.support.known_trainers import ROLES
 
 OUT = "/work/out"

@@ -15,7 +15,6 @@ import pytest
 from podwatch.domain.errors import Busy
 from podwatch.system import procfs
 from podwatch.system.procfs import identify
-from podwatch.trainer.base import Candidate
 from podwatch.trainer.supervisor_files import read_end
 from tests.support.pod import Pod, eventually
 from tests.support.ptys import terminal
@@ -89,7 +88,7 @@ async def test_a_persons_shell_is_not_the_trainers_session(pod: Pod) -> None:
             eventually(lambda: len(procfs.children(pid)) == 1)
             identity = identify(pid)
             assert identity is not None
-            handle = await pod.launcher().attach(Candidate(identity, "sh", "test"))
+            handle = await pod.launcher().attach(identity)
             report = await handle.stop(grace=5.0, save_grace=5.0, saving=lambda: False)
             assert report.survivors == ()
             assert living([pid, neighbour, shell.pid]) == [neighbour, shell.pid]

@@ -15,7 +15,6 @@ from podwatch.sensors.processes import ProcessSensor
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import identify
-from podwatch.trainer.base import Candidate
 from podwatch.trainer.operator_terminal import Terminal, device_of, terminal_of
 from tests.support.pod import Pod, eventually
 
@@ -96,7 +95,7 @@ def test_the_number_in_proc_is_understood(number: int, major: int, minor: int) -
 
 
 async def test_it_reaches_judgement_and_is_remembered_when_the_terminal_is_gone(pod: Pod, person: Person) -> None:
-    handle = await pod.launcher().attach(Candidate(person.identity, "sh", "test"))
+    handle = await pod.launcher().attach(person.identity)
     sensor = ProcessSensor(SystemClock(), poll=0.02)
     sensor.watch(handle)
     await sensor.start()

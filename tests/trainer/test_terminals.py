@@ -11,8 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 from podwatch.system import procfs
-from podwatch.trainer.base import Candidate
-from podwatch.trainer.find_trainers import Judged, Run, gather, judge, users_of
+from podwatch.trainer.find import find_trees, read_pod, users_of
+from podwatch.trainer.process_tree import read
+from podwatch.trainer.rules import FoundTree, SoughtRun, TreeAnswer
 from tests.support.known_trainers import ROLES
 from tests.support.pod import Pod, eventually
 from tests.support.ptys import terminal
@@ -40,7 +41,7 @@ class Desk:
         self.rl = pod.root / "rl"
         self.rl.write_text(LAUNCHER.format(python=sys.executable, save=str(self.save), up=str(self.up)))
         self.rl.chmod(0o755)
-        self.run = Run(str(pod.output), users=users_of(""))
+        self.run = SoughtRun(str(pod.output), users=users_of(""))
         # This test is above the terminal, as podwatch is not: look as a process beside it would.
         self.observer = subprocess.Popen(["sleep", "987"], start_new_session=True)
 
@@ -56,24 +57,24 @@ class Desk:
         eventually(lambda: all(any(procfs.command(c)[:1] == ("sleep",) for c in procfs.children(p)) for p in pids))
         return pids
 
-    def look(self) -> Judged:
-        return judge(gather(self.run, ROLES, own_pid=self.observer.pid), self.run)
+    def look(self) -> tuple[FoundTree, ...]:
+        return find_trees(self.run, ROLES, own_pid=self.observer.pid)
 
-    def candidate(self) -> Candidate:
-        found = self.look()
-        assert len(found.candidates) == 1, found
-        return found.candidates[0]
+    def candidate(self) -> FoundTree:
+        (found,) = self.look()
+        assert found.answer is TreeAnswer.ATTACH, found
+        return found
 
-    async def stop(self, candidate: Candidate) -> list[str]:
+    async def stop(self, tree: FoundTree) -> list[str]:
         """What was stopped, by name."""
-        handle = await self.pod.launcher().attach(candidate)
+        handle = await self.pod.launcher().attach(tree.launcher)
         names = [p.name for p in (await handle.tree()).value or ()]
         report = await handle.stop(grace=0.2, save_grace=0.2, saving=lambda: False)
         assert report.survivors == ()
         return sorted(names)
 
     def none_left(self) -> bool:
-        return not any(process.writes for process in gather(self.run, ROLES, own_pid=self.observer.pid))
+        return not any(process.writes for process in read_pod(self.run, ROLES, own_pid=self.observer.pid))
 
 
 @pytest.fixture
@@ -146,7 +147,7 @@ async def test_a_trainer_that_took_the_place_of_the_shell_is_the_trainer(desk: D
         tty.type(f"exec {desk.rl}")
         assert desk.started() == [tty.pid]
         assert desk.candidate().launcher.pid == tty.pid
-        handle = await desk.pod.launcher().attach(desk.candidate())
+        handle = await desk.pod.launcher().attach(desk.candidate().launcher)
         living = [p.identity.pid for p in (await handle.tree()).value or ()]
         assert (tty.pid in living, job in living) == (True, False)
         assert await desk.stop(desk.candidate()) == ["rl", "sleep"]
@@ -158,7 +159,7 @@ async def test_a_command_that_ends_in_a_shell_keeps_the_shell(desk: Desk) -> Non
         (trainer,) = desk.started()
         candidate = desk.candidate()
         assert candidate.launcher.pid == tty.pid
-        handle = await desk.pod.launcher().attach(candidate)
+        handle = await desk.pod.launcher().attach(candidate.launcher)
         assert {p.identity.pid for p in (await handle.tree()).value or ()} >= {tty.pid, trainer}
         assert await handle.exit_status() is None
         os.kill(trainer, signal.SIGKILL)
@@ -249,7 +250,7 @@ async def test_a_shell_that_opens_below_an_attached_trainer_is_left_alone(desk: 
     ))  # fmt: skip
     with terminal([str(desk.rl)]) as tty:
         desk.started()
-        handle = await desk.pod.launcher().attach(desk.candidate())
+        handle = await desk.pod.launcher().attach(desk.candidate().launcher)
         assert len((await handle.tree()).value or ()) == 2
         shell.touch()
         assert tty.answers()
@@ -281,11 +282,11 @@ def test_another_users_process_is_never_a_candidate(desk: Desk, argv: list[str])
     ) as process:  # fmt: skip
         try:
             eventually(lambda: procfs.command(process.pid) == tuple(argv))
-            run = Run(
+            run = SoughtRun(
                 str(desk.pod.output), users=frozenset({0, TRAINER}), command=tuple(argv), cwd=str(desk.save.parent)
             )
-            assert judge(gather(run, ROLES, own_pid=desk.observer.pid), run) == Judged()
-            seen = next(p for p in gather(run, ROLES, own_pid=desk.observer.pid) if p.pid == process.pid)
+            assert find_trees(run, ROLES, own_pid=desk.observer.pid) == ()
+            seen = next(p for p in read_pod(run, ROLES, own_pid=desk.observer.pid) if p.pid == process.pid)
             assert seen.writes == (str(desk.save),)
             assert seen.users == (STRANGER, STRANGER)
         finally:
@@ -302,9 +303,8 @@ def test_the_user_that_training_runs_as_is_one_of_ours(desk: Desk) -> None:
         try:
             eventually(lambda: "python" in procfs.executable(process.pid))
             for users, expected in ((frozenset({0, TRAINER}), [process.pid]), (frozenset({0}), [])):
-                run = Run(str(desk.pod.output), users=users)
-                found = judge(gather(run, ROLES, own_pid=desk.observer.pid), run)
-                assert [c.launcher.pid for c in found.candidates] == expected
+                run = SoughtRun(str(desk.pod.output), users=users)
+                assert [tree.launcher.pid for tree in find_trees(run, ROLES, own_pid=desk.observer.pid)] == expected
         finally:
             process.kill()
 
@@ -316,7 +316,7 @@ def test_terminals_are_read_as_they_are(desk: Desk) -> None:
         tty.type("sleep 984 & sleep 983")
         eventually(lambda: len(procfs.children(tty.pid)) == 2)
         eventually(lambda: all(procfs.command(p)[:1] == ("sleep",) for p in procfs.children(tty.pid)))
-        seen = {p.pid: p for p in gather(desk.run, ROLES, own_pid=desk.observer.pid)}
+        seen = {pid: found for pid in procfs.all_pids() if (found := read(pid, ROLES)) is not None}
         shell, jobs = seen[tty.pid], [seen[p] for p in procfs.children(tty.pid)]
         assert (shell.session, shell.tty != 0, shell.stdin.startswith("/dev/pts/")) == (tty.pid, True, True)
         assert len({job.group for job in jobs} | {shell.group}) == 3

@@ -80,17 +80,15 @@ def running_training(settings: "Settings") -> str:
     """The training that runs here, or possibly does, as text; empty if there is none."""
     from podwatch.checkpoints.layouts import process_names
     from podwatch.system.procfs import is_alive
-    from podwatch.trainer import find_trainers
+    from podwatch.trainer.find import find_trees, sought_run
     from podwatch.trainer.process_roles import Roles
     from podwatch.trainer.supervisor_files import read_record
 
     record = read_record(settings.state_dir / settings.run_id / "supervisor")
     if record is not None and is_alive(record.launcher):
         return f"training is running (pid {record.launcher.pid})"
-    run = find_trainers.run_of(settings)
-    found = find_trainers.judge(find_trainers.gather(run, Roles(process_names()), own_pid=os.getpid()), run)
-    seen = (*found.candidates, *found.pending)
-    return "; ".join(f"pid {c.launcher.pid} could be this run's training: {c.reason}" for c in seen)
+    trees = find_trees(sought_run(settings), Roles(process_names()))
+    return "; ".join(f"pid {tree.launcher.pid} could be this run's training: {tree.reason}" for tree in trees)
 
 
 def _describe(plan: dict[str, Any]) -> list[str]:

@@ -25,7 +25,7 @@ from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import boot_id, from_here, is_alive, open_pidfd, pid_namespace, send_signal
 from podwatch.trainer import process_tree
-from podwatch.trainer.find_trainers import users_of
+from podwatch.trainer.find import users_of
 from podwatch.trainer.operator_shells import find_interactive, terminal_server
 from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.process_tree import read

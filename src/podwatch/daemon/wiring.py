@@ -61,7 +61,7 @@ from podwatch.system.blocking_calls import Worker
 from podwatch.system.files import ReservedSpace
 from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import boot_id
-from podwatch.trainer.find_trainers import run_of
+from podwatch.trainer.find import sought_run
 from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.start_and_adopt import SupervisorLauncher, SupervisorOptions
 
@@ -87,7 +87,7 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
         settings.state_dir,
         run.clock,
         roles=Roles(process_names(settings)),
-        run=lambda: run_of(run.config.settings),
+        run=lambda: sought_run(run.config.settings, _start_ids(run)),
         # At a preemption the supervisor, too, leaves training the whole grace for its last save, and what init adds to
         # it.
         options=SupervisorOptions(
@@ -111,6 +111,11 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
     if gang is not None:
         gang.connect(NodeHere(recovery, store.syncer))
     return Components(run, checkpoints, sensing, training, recovery, store, deletion, checks, gang)
+
+
+def _start_ids(run: Run) -> tuple[str, ...]:
+    last = run.file.current.last_start
+    return () if last is None else (last.start_id,)
 
 
 def _run(settings: Settings, foundation: Foundation, held: HeldBack) -> tuple[Run, str]:

@@ -204,6 +204,11 @@ ATTACHED_ID = "attach-"
 """Prefix of the ids of starts that podwatch did not make."""
 
 
+def attached_id(launcher: ProcessIdentity) -> str:
+    """Return the start id of a trainer that podwatch did not start; the same for every podwatch that sees it."""
+    return f"{ATTACHED_ID}{launcher.pid}-{launcher.start_ticks}"
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerSample:
     """The trainer's process tree.

@@ -60,8 +60,8 @@ async def _refuse_while_running(recovery: Recovery, look: Look | None) -> None:
         raise Busy(
             f"training is running (pid {handle.launcher.pid})", where="clean", fix="`podwatch stop-training` first"
         )
-    if look is not None and (there := (*look.candidates, *look.pending)):
-        pids = ", ".join(f"{c.launcher.pid} ({c.reason})" for c in there)
+    if look is not None and look.trees:
+        pids = ", ".join(f"{tree.launcher.pid} ({tree.reason})" for tree in look.trees)
         raise Busy(
             f"a process that may be this run's training is running, and podwatch did not start it: {pids}",
             where="clean",

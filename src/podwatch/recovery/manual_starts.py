@@ -2,7 +2,7 @@
 (docs/attaching.md).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from podwatch.domain.errors import Busy, PodwatchError
@@ -10,13 +10,13 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.incidents import scrub
-from podwatch.policy.other_trainers import Sifted, sift
 from podwatch.recovery.context import BLOCKED_POLL, Attempt, RecoveryContext
 from podwatch.recovery.operation_runner import OperationRunner, adopt
 from podwatch.recovery.resume_point import Lineages
 from podwatch.recovery.state import Phase
 from podwatch.recovery.stop import Stops
-from podwatch.trainer.base import Candidate, Look, TrainerHandle
+from podwatch.trainer.base import Look, TrainerHandle
+from podwatch.trainer.rules import FoundTree, TrainerChoice, TreeAnswer, begun_since, choose_trainer
 
 PERSON_POLL: Final = 15.0
 """Seconds between two checks for an operator's own start while podwatch runs no trainer; each reads all of /proc."""
@@ -40,13 +40,13 @@ class ManualStarts:
             if look.handle is not None:
                 await adopt(self.context, look.handle)
                 return True
-            there = self.sift(look)
-            if len(there.successors) == 1 and tools.settings.trainer.supervise != "start":
-                if await self.guard(there.successors[0]):
+            choice = self.choose(look)
+            if choice.attach is not None and self.attaches:
+                if await self.guard(choice.attach):
                     return True
                 look = await tools.launcher.look()
                 continue
-            if not self._must_wait(there) and not self._kept(look):
+            if not self._must_wait(choice) and not self._kept(look):
                 self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS)
                 return False
             await tools.clock.sleep(BLOCKED_POLL)
@@ -66,26 +66,31 @@ class ManualStarts:
             self.context.tools.say(EventName.RECOVERY_BLOCKED, look.kept, Severity.CRITICAL)
         return True
 
-    def sift(self, look: Look, *, ignored: tuple[str, ...] | None = None) -> Sifted[Candidate]:
-        """Return which of the processes seen can be our next trainer; the tree of the watched trainer cannot.
-        ``ignored``: the starts that are not this run's training (None: as recorded)."""
-        run, wall = self.context.run, self.context.tools.clock.wall()
-        left_out = run.ignored if ignored is None else ignored
-        return sift(look.candidates, look.pending, ended=run.ended_wall, wall=wall, ignored=left_out)
+    @property
+    def attaches(self) -> bool:
+        """Whether the configuration allows it to attach to a trainer that an operator started."""
+        return self.context.tools.settings.trainer.supervise != "start"
 
-    def _must_wait(self, there: Sifted[Candidate]) -> bool:
+    def choose(self, look: Look, *, ignored: tuple[str, ...] | None = None) -> TrainerChoice:
+        """Return which of the trees seen is our next trainer, or beside which none is started; the tree of the watched
+        trainer is neither. ``ignored``: the starts that are not this run's training (None: as recorded)."""
+        run = self.context.run
+        left_out = run.ignored if ignored is None else ignored
+        return choose_trainer(look.trees, ended_ago=self._seconds_since(run.ended_wall), ignored=left_out)
+
+    def _seconds_since(self, wall: float | None) -> float | None:
+        return None if wall is None else self.context.tools.clock.wall() - wall
+
+    def _must_wait(self, choice: TrainerChoice) -> bool:
         """Return whether podwatch must not start a trainer beside these; if so, the finding shows what the operator can
         do."""
-        if there.successors or there.rivals:
-            several = len(there.successors) > 1
-            text = (
-                "several running trainers could be this run's"
-                if several
-                else "a trainer that podwatch did not start runs"
-            )
-            if not there.successors:
+        if trainers := _trainers(choice.trees):
+            text = "a trainer that podwatch did not start runs"
+            if len(trainers) > 1:
+                text = "several running trainers could be this run's"
+            elif choice.attach is None:
                 text = "a process that ran beside the ended trainer works in its output_dir"
-            text = f"{text}, so podwatch starts no second one: {listed((*there.successors, *there.rivals))}"
+            text = f"{text}, so podwatch starts no second one: {listed(trainers)}"
             fix = (
                 "run `podwatch start --attach PID` to guard one; stop the others, or run `podwatch start --beside PID`"
                 " for each that is not this run's training"
@@ -94,26 +99,27 @@ class ManualStarts:
             self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS)
             self.context.notes.add(FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL, text, fix)
             return True
-        if not there.pending or self.context.tools.settings.mode == "observe":
+        if not choice.waits_for or self.context.tools.settings.mode == "observe":
             return False
-        self._await(there.pending)
+        self._await(choice.waits_for)
         return True
 
-    def _await(self, pending: Sequence[Candidate]) -> None:
-        """Report the pending processes: a warning during the start-up patience, then critical, with a question to
-        answer."""
+    def _await(self, pending: Sequence[FoundTree]) -> None:
+        """Report trees that may train, or are unclear: a warning during the start-up patience, then critical, with a
+        question to answer."""
         patience = self.context.tools.settings.trainer.startup_patience
         names = listed(pending)
-        late = all(c.age >= patience for c in pending)
+        youngest = min(tree.top.age for tree in pending)
+        late = youngest >= patience
         if late:
-            awaited = " or ".join(dict.fromkeys(c.awaits for c in pending))
+            awaited = " or ".join(dict.fromkeys(awaited_of(tree) for tree in pending))
             text = (
-                f"Training is not running: {names}. After {min(c.age for c in pending) / 60:.0f} min podwatch still has"
+                f"Training is not running: {names}. After {youngest / 60:.0f} min podwatch still has"
                 f" not seen {awaited}, and starts no trainer beside it"
             )
         else:
-            left = max(0.0, patience - min(c.age for c in pending)) / 60
-            signs = " or ".join(dict.fromkeys(c.awaits for c in pending if c.attachable and not c.holds_gpu))
+            left = max(0.0, patience - youngest) / 60
+            signs = " or ".join(dict.fromkeys(awaited_of(t) for t in pending if t.answer is TreeAnswer.WAIT))
             attaches = f"attaches when it sees {signs}, and " if signs else ""
             text = (
                 f"podwatch waits before it starts training: {names}. It {attaches}starts training when that process"
@@ -130,12 +136,12 @@ class ManualStarts:
             FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL if late else Severity.WARNING, text, fix
         )
 
-    async def guard(self, candidate: Candidate) -> bool:
-        """Attach to ``candidate``; return False if it has ended meanwhile."""
+    async def guard(self, tree: FoundTree) -> bool:
+        """Attach to ``tree``; return False if it has ended meanwhile."""
         tools = self.context.tools
         self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS, FindingKind.BLOCKED)
         try:
-            handle = await tools.launcher.attach(candidate)
+            handle = await tools.launcher.attach(tree.launcher)
         except Busy:
             return False
         now = tools.clock.monotonic()
@@ -145,7 +151,7 @@ class ManualStarts:
         self.context.show(Phase.ATTACHED, f"watching pid {handle.launcher.pid}, which podwatch did not start")
         tools.say(
             EventName.TRAINER_ATTACHED,
-            f"attached to pid {handle.launcher.pid}: {candidate.reason}",
+            f"attached to pid {handle.launcher.pid}: {tree.reason}",
             start_id=handle.start_id,
             pid=handle.launcher.pid,
         )
@@ -165,15 +171,15 @@ class ManualStarts:
         process would be "restarted" as training one day. Return True if podwatch now watches a trainer whose recorded
         stop is still to be carried out."""
         run, clock = self.context.run, self.context.tools.clock
-        there = self.sift(look)
-        candidates = (*there.successors, *there.rivals)
-        mine = [c for c in there.successors if c.of_run and clock.wall() - c.age > run.desired_wall]
+        trainers = _trainers(self.choose(look).trees)
+        newer = begun_since(trainers, self._seconds_since(run.ended_wall))
+        mine = [tree for tree in newer if clock.wall() - tree.top.age > run.desired_wall]
         self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS)
         self.context.notes.drop("beside")
-        pending = [c for c in look.candidates if c.start_id == run.stop_of]
-        if pending:  # podwatch ended while it waited for the save, or before it started to stop it
-            return await self.guard(pending[0])
-        if len(mine) == 1 and self.context.tools.settings.trainer.supervise != "start":
+        to_stop = [tree for tree in look.trees if tree.start_id == run.stop_of and tree.answer is TreeAnswer.ATTACH]
+        if to_stop:  # podwatch ended while it waited for the save, or before it started to stop it
+            return await self.guard(to_stop[0])
+        if len(mine) == 1 and self.attaches:
             before = self.context.desired
             if await self.guard(mine[0]):
                 self.context.tools.say(
@@ -184,22 +190,22 @@ class ManualStarts:
                 await self.stops.set_desired(Desired.RUNNING)
         elif len(mine) > 1:
             self.ask(mine)
-        elif candidates:
+        elif trainers:
             self.context.notes.add(
                 FindingKind.UNGUARDED,
                 Severity.WARNING if mine else Severity.INFO,
                 f"podwatch does not guard these processes, because training is {self.context.desired}:"
-                f" {listed(candidates)}",
+                f" {listed(trainers)}",
                 "if one of them is this run's training: `podwatch start --attach PID`",
                 subject="beside",
             )
         return False
 
-    def ask(self, candidates: Sequence[Candidate]) -> None:
+    def ask(self, trees: Sequence[FoundTree]) -> None:
         self.context.notes.add(
             FindingKind.AMBIGUOUS_TRAINERS,
             Severity.CRITICAL,
-            f"several running trainers could be this run's: {listed(candidates)}",
+            f"several running trainers could be this run's: {listed(trees)}",
             "run `podwatch start --attach PID` to guard one, and stop the others",
         )
 
@@ -253,13 +259,13 @@ class Lookout:
                     await self.operations.as_recorded()
                 return None
             self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS)
-            there = self.manual.sift(look)
-            if len(there.successors) == 1 and self.context.tools.settings.trainer.supervise != "start":
+            choice = self.manual.choose(look)
+            if choice.attach is not None and self.manual.attaches:
                 if await self.manual.take_over(look):
                     self.context.note(next_try_wall=None)
                     self.context.notes.clear(FindingKind.GAVE_UP, FindingKind.FOREIGN_CHECKPOINTS)
-            elif there.successors:
-                self.manual.ask(there.successors)
+            elif trainers := _trainers(choice.trees):
+                self.manual.ask(trainers)
         finally:
             self.looking = False
         return None
@@ -270,10 +276,11 @@ class Lookout:
         status, wall = await old.exit_status(), self.context.tools.clock.wall()
         ended = status.at_wall if status is not None else wall
         left = {process.identity for process in (await old.tree()).value or ()} | {old.launcher}
-        there = sift(look.candidates, look.pending, ended=ended, wall=wall, ignored=self.context.run.ignored)
-        ours = there.successors or tuple(c for c in there.pending if c.of_run)
-        fresh = [c for c in ours if c.launcher not in left]
-        if len(fresh) != 1 or self.context.tools.settings.trainer.supervise == "start":
+        trees = [tree for tree in look.trees if tree.launcher not in left]
+        choice = choose_trainer(trees, ended_ago=wall - ended, ignored=self.context.run.ignored)
+        newer = begun_since(choice.trees, wall - ended)
+        fresh = _trainers(newer) or [tree for tree in newer if tree.answer is TreeAnswer.WAIT]
+        if len(fresh) != 1 or not self.manual.attaches:
             return
         self.context.tools.say(
             EventName.TRAINER_STOPPED,
@@ -283,10 +290,24 @@ class Lookout:
         self.context.note(ended_wall=ended)
         await self.manual.lineages.descend(old)
         self.context.forget()
-        if fresh[0].awaits or not await self.manual.guard(fresh[0]):
+        if fresh[0].answer is TreeAnswer.WAIT or not await self.manual.guard(fresh[0]):
             await self.operations.carry_on()  # carry_on waits for one that is still loading
 
 
-def listed(candidates: Sequence[Candidate]) -> str:
-    """Return the candidates as one line for the operator to choose from, without secrets."""
-    return "; ".join(f"pid {c.launcher.pid}: {scrub(c.command)[:80]} ({scrub(c.reason)})" for c in candidates)
+def _trainers(trees: Iterable[FoundTree]) -> list[FoundTree]:
+    return [tree for tree in trees if tree.answer is TreeAnswer.ATTACH]
+
+
+def awaited_of(tree: FoundTree) -> str:
+    """Return what decides about a tree beside which podwatch starts nothing."""
+    if tree.answer is not TreeAnswer.WAIT:
+        return "its end"
+    sign = "a CUDA context or a checkpoint that it writes"
+    return (
+        f"{sign} (neither can be seen here: give podwatch CAP_SYS_PTRACE, or run it as root)" if tree.hidden else sign
+    )
+
+
+def listed(trees: Sequence[FoundTree]) -> str:
+    """Return the trees as one line for the operator to choose from, without secrets."""
+    return "; ".join(f"pid {t.launcher.pid}: {scrub(t.command)[:80]} ({scrub(t.reason)})" for t in trees)

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from podwatch.domain.errors import InternalError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
+from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.run import Lineage
 from podwatch.domain.run_state import Stopping
 from podwatch.domain.snapshot import Supervision
@@ -24,7 +25,7 @@ from podwatch.recovery import quarantine, start_plan
 from podwatch.recovery.context import Attempt, RecoveryContext
 from podwatch.recovery.resume_point import StoreUnknown
 from podwatch.recovery.state import Phase
-from podwatch.trainer.base import Candidate, Look, TrainerHandle
+from podwatch.trainer.base import Look, TrainerHandle
 
 ADOPT: Final = "--adopt-existing"
 """Kind of request: a flag of `podwatch run`."""
@@ -127,22 +128,22 @@ async def _finish_quarantine(context: RecoveryContext, look: Look) -> None:
         return  # nothing is moved while podwatch is held, or while another supervisor holds the run
     alive = look.handle is not None and await look.handle.exit_status() is None
     for data in unfinished:
-        if alive or look.candidates or look.pending:
+        if alive or look.trees:
             await tools.blocking(quarantine.leave_as_it_is, tools.workspace, data)
         else:
             await tools.blocking(quarantine.carry_out, tools.workspace, data)
     await tools.blocking(tools.catalogue.rescan)
 
 
-def meant_by(stop: Stopping, look: Look) -> Candidate | None:
+def meant_by(stop: Stopping, look: Look) -> ProcessIdentity | None:
     """Return the attached trainer that podwatch was stopping, if it still runs. Found by pid and start time, because it
     may no longer look like a trainer."""
-    for candidate in (*look.candidates, *look.pending):
-        if (candidate.launcher.pid, candidate.launcher.start_ticks) == (stop.pid, stop.ticks):
-            return candidate
-    for identity in look.eligible:
+    for tree in look.trees:
+        if (tree.launcher.pid, tree.launcher.start_ticks) == (stop.pid, stop.ticks):
+            return tree.launcher
+    for identity in look.stoppable:
         if stop.boot and (identity.pid, identity.start_ticks, identity.boot_id) == (stop.pid, stop.ticks, stop.boot):
-            return Candidate(identity, "", "podwatch was stopping it")
+            return identity
     return None
 
 

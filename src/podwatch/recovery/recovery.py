@@ -28,7 +28,8 @@ from podwatch.recovery.start_checks import StartChecks
 from podwatch.recovery.state import Phase, RecoveryState, Tools, newest_step
 from podwatch.recovery.stop import Stops
 from podwatch.recovery.stop_for_evaluation import Evaluating
-from podwatch.trainer.base import Candidate, TrainerHandle
+from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.rules import FoundTree, TreeAnswer
 
 REMEMBER_EVERY = 60.0
 """Seconds between two records that a step was made; losing a minute only delays the end of a failure streak."""
@@ -235,14 +236,15 @@ class Recovery:
             if self.context.desired is not Desired.RUNNING:
                 self.runner.spawn(self.operations.as_recorded)
             return
-        self.opening = self._opening(bool(look.handle), len(look.candidates), look.pending)
+        self.opening = self._opening(bool(look.handle), look.trees)
         self.runner.spawn(self.operations.carry_on)
 
     async def _forget_giving_up(self, **more: Any) -> None:
         history = replace(self.context.run.history, gave_up_at=None)
         await self.context.edit(history=history, next_try_wall=None, **more)
 
-    def _opening(self, half_stopped: bool, candidates: int, pending: Sequence[Candidate] = ()) -> str:
+    def _opening(self, half_stopped: bool, trees: Sequence[FoundTree]) -> str:
+        candidates = sum(tree.answer is TreeAnswer.ATTACH for tree in trees)
         if half_stopped:
             return "finishing an interrupted stop or start"
         beside = f" (trainers that podwatch did not start: {candidates}; see `podwatch status`)" if candidates else ""
@@ -254,8 +256,8 @@ class Recovery:
             return "watching a trainer that podwatch did not start"
         if candidates:
             return f"{candidates} running trainers could be this run's: see `podwatch status`"
-        if pending and not self.context.held():
-            return f"not starting training yet beside pid {pending[0].launcher.pid}: {pending[0].reason}"
+        if trees and not self.context.held():
+            return f"not starting training yet beside pid {trees[0].launcher.pid}: {trees[0].reason}"
         if self.context.held():
             return f"no training is running, and podwatch starts none ({self.context.held()})"
         if self.context.run.history.gave_up:

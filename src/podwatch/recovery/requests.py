@@ -22,7 +22,8 @@ from podwatch.recovery.operation_runner import OperationRunner, show_watching
 from podwatch.recovery.restart import Operations
 from podwatch.recovery.resume_point import NothingToResume
 from podwatch.recovery.state import Phase
-from podwatch.trainer.base import Candidate, Look, TrainerHandle
+from podwatch.trainer.base import Look, TrainerHandle
+from podwatch.trainer.rules import FoundTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Started:
     """Answer to a start request. ``choose_from``: nothing was started; the operator has to choose one of these."""
 
     message: str
-    choose_from: tuple[Candidate, ...] = ()
+    choose_from: tuple[FoundTree, ...] = ()
 
 
 class Requests:
@@ -69,12 +70,12 @@ class Requests:
             more: dict[str, Any] = {"executed": {**self.context.run.executed, **executed}} if executed else {}
             if beside is not None:
                 more["ignored"] = self._with_ignored(look, beside)
-            there = self.manual.sift(look, ignored=more.get("ignored"))
-            if there.successors or attach is not None:
+            choice = self.manual.choose(look, ignored=more.get("ignored"))
+            if attach is not None or choice.attach is not None or choice.unclear:
                 return await self._start_with(look, step, fresh, attach, more)
             await self._want(step, fresh, beside_one=False, **more)
             self.runner.spawn(lambda: self.operations.restart("start requested"))
-            if waits := (*there.rivals, *there.pending):
+            if waits := choice.waits_for:
                 return Started(f"the request is recorded; podwatch does not start training beside {listed(waits)}")
             if (standing := self.context.tools.standing).why_not and standing.act is not LeaseAction.ASK:
                 return Started(f"the request is recorded; training does not start yet: {standing.why_not}")
@@ -124,10 +125,9 @@ class Requests:
 
     def _with_ignored(self, look: Look, pid: int) -> tuple[str, ...]:
         """Return the starts that are not this run's training, process ``pid`` among them. Raises UsageError."""
-        seen = (*look.candidates, *look.pending)
-        meant = [c for c in seen if c.launcher.pid == pid]
+        meant = [tree for tree in look.trees if tree.launcher.pid == pid]
         if not meant:
-            known = f"seen: {listed(seen)}" if seen else "podwatch waits for no process"
+            known = f"seen: {listed(look.trees)}" if look.trees else "podwatch waits for no process"
             raise UsageError(f"podwatch does not wait for process {pid}", fix=known)
         return (*self.context.run.ignored[-15:], meant[0].start_id)
 
@@ -138,18 +138,16 @@ class Requests:
             return Look()
         old = self.context.handle
         left = {p.identity for p in (await old.tree()).value or ()} | {old.launcher} if old is not None else set()
-        return Look(
-            candidates=tuple(c for c in look.candidates if c.launcher not in left),
-            pending=tuple(c for c in look.pending if c.launcher not in left),
-        )
+        return Look(trees=tuple(tree for tree in look.trees if tree.launcher not in left))
 
     async def _start_with(
         self, look: Look, step: int | None, fresh: bool, attach: int | None, more: dict[str, Any]
     ) -> Started:
-        there = self.manual.sift(look, ignored=more.get("ignored")).successors
+        choice = self.manual.choose(look, ignored=more.get("ignored"))
+        there = choice.unclear if choice.attach is None else (choice.attach,)
         if attach is not None:  # an operator's decision needs no proof, but a terminal is never a trainer
-            there = (*look.candidates, *(c for c in look.pending if c.attachable))
-        chosen = there if attach is None else tuple(c for c in there if c.launcher.pid == attach)
+            there = tuple(tree for tree in look.trees if tree.attachable)
+        chosen = there if attach is None else tuple(tree for tree in there if tree.launcher.pid == attach)
         if not chosen:
             known = (
                 f"running: {listed(there)}" if there else "no trainer runs here; without --attach, podwatch starts one"
@@ -174,7 +172,7 @@ class Requests:
             self.runner.spawn(lambda: self._attach(one))
         return Started(f"{said}: podwatch watches it from now on and starts no second one ({one.reason})")
 
-    async def _attach(self, one: Candidate) -> None:
+    async def _attach(self, one: FoundTree) -> None:
         if self.context.handle is not None:
             self.context.forget()
         if not await self.manual.guard(one):

@@ -83,10 +83,8 @@ class Operations:
         look = await self.context.tools.launcher.look()
         if look.handle is not None:
             await adopt(self.context, look.handle)
-        elif self.context.tools.settings.trainer.supervise != "start":
-            there = self.manual.sift(look)
-            if len(there.successors) == 1:
-                await self.manual.guard(there.successors[0])
+        elif self.manual.attaches and (tree := self.manual.choose(look).attach) is not None:
+            await self.manual.guard(tree)
 
     async def per_desired(self, look: Look) -> None:
         """Adopt a trainer that runs here; else start one, if training is wanted and a start is allowed."""

@@ -131,8 +131,8 @@ class Evaluating:
             look = await launcher.look()
         except (OSError, PodwatchError) as error:
             return Outcome(f"podwatch cannot see whether a trainer runs: {error}")
-        if there := (*look.candidates, *look.pending):
-            return Outcome(f"a trainer that podwatch did not start runs (pid {there[0].launcher.pid})")
+        if look.trees:
+            return Outcome(f"a trainer that podwatch did not start runs (pid {look.trees[0].launcher.pid})")
         if held := await self._until_free(0.0):
             return Outcome(held)
         phase, detail = context.phase, context.detail

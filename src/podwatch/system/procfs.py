@@ -131,6 +131,16 @@ def children(pid: int) -> list[int]:
     return [p for p in all_pids() if (status := read_stat(p)) is not None and status.parent_pid == pid]
 
 
+def ancestors(pid: int) -> set[int]:
+    """Return its parent, that one's parent, and so on."""
+    found: set[int] = set()
+    line = read_stat(pid)
+    while line is not None and line.parent_pid not in (0, *found):
+        found.add(line.parent_pid)
+        line = read_stat(line.parent_pid)
+    return found
+
+
 def descendants(pid: int) -> list[int]:
     """Children, their children, and so on, in breadth-first order, ``pid`` itself left out."""
     order: list[int] = []

@@ -6,7 +6,8 @@ from typing import Protocol, TypeAlias
 
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
-from podwatch.domain.snapshot import ATTACHED_ID, Reading, Supervision
+from podwatch.domain.snapshot import Reading, Supervision
+from podwatch.trainer.rules import FoundTree
 
 
 class CannotExecute(HostError):  # noqa: N818
@@ -32,33 +33,6 @@ class StartPlan:
     nofile: int = 65_536
     step: int | None = None
     before: tuple[tuple[str, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A process tree that looks like this run's training, and why. ``holds_gpu``: a CUDA context was seen in it.
-    ``of_run``: it was also seen at work in output_dir; else it may be anything that uses the GPUs. ``awaits``: set for
-    a pending process, which is no trainer yet; the sign that decides. ``attachable``: an operator can declare it the
-    trainer."""
-
-    launcher: ProcessIdentity
-    command: str
-    reason: str
-    holds_gpu: bool = False
-    of_run: bool = False
-    age: float = 0.0
-    """Seconds since its launcher was started."""
-    awaits: str = ""
-    attachable: bool = True
-
-    @property
-    def start_id(self) -> str:
-        return attached_id(self.launcher)
-
-
-def attached_id(launcher: ProcessIdentity) -> str:
-    """Return the start id of an attached trainer; the same for every podwatch that sees it."""
-    return f"{ATTACHED_ID}{launcher.pid}-{launcher.start_ticks}"
 
 
 Saving: TypeAlias = Callable[[], bool]
@@ -111,17 +85,16 @@ class TrainerHandle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What runs on this pod now. ``handle`` is the supervised trainer of this run, living or ended.
-    ``holders`` are all processes with a CUDA context on the run's GPUs, as text. ``pending`` are no trainers yet, and
-    podwatch starts none beside them: see ``Candidate.awaits``. An interrupted stop of one of ``eligible`` can be
-    finished even if the process no longer looks like training. ``kept``: who holds the run lock while no trainer is
-    seen (in another container, or of another run in this output_dir); empty if nobody does."""
+    """What runs on this pod now. ``handle`` is the supervised trainer of this run, living or ended. ``trees`` may train
+    this run, and podwatch did not start them. ``holders`` are all processes with a CUDA context on the run's GPUs, as
+    text. An interrupted stop of one of ``stoppable`` can be finished even if it no longer looks like training.
+    ``kept``: who holds the run lock while no trainer is seen (in another container, or of another run in this
+    output_dir); empty if nobody does."""
 
     handle: TrainerHandle | None = None
-    candidates: tuple[Candidate, ...] = ()
+    trees: tuple[FoundTree, ...] = ()
     holders: tuple[str, ...] = ()
-    pending: tuple[Candidate, ...] = ()
-    eligible: frozenset[ProcessIdentity] = frozenset()
+    stoppable: frozenset[ProcessIdentity] = frozenset()
     kept: str = ""
 
 
@@ -129,11 +102,13 @@ class Launcher(Protocol):
     """Starts and finds trainers of one run."""
 
     async def look(self) -> Look:
-        """Return the supervised trainer of this run if there is one, else candidates. Never starts anything."""
+        """Return the supervised trainer of this run if there is one, else what else may train it. Never starts
+        anything."""
         ...
 
-    async def attach(self, candidate: Candidate) -> TrainerHandle:
-        """Take over a trainer that podwatch did not start; its exit status stays unknown."""
+    async def attach(self, launcher: ProcessIdentity) -> TrainerHandle:
+        """Take over a trainer that podwatch did not start; its exit status stays unknown. Raises Busy when it has ended
+        in the meantime."""
         ...
 
     async def start(self, plan: StartPlan) -> TrainerHandle:

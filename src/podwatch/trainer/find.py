@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import time
 from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from podwatch.trainer.rules import FoundTree, PodProcess, SoughtRun, classify_tr
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
 
-__all__ = ["find_trees", "read_pod", "sought_run"]
+__all__ = ["find_trees", "read_pod", "sought_run", "users_of"]
 
 _START_ID = "PODWATCH_START_ID"
 """Variable of each process that a supervisor of podwatch started, also another podwatch's."""
@@ -29,7 +30,7 @@ def sought_run(
     trainer, gpu = settings.trainer, settings.gpu
     return SoughtRun(
         output_dir=os.path.realpath(trainer.output_dir),
-        users=_users(trainer.user),
+        users=users_of(trainer.user),
         checkpoint_dir=os.path.realpath(trainer.checkpoint_dir) if trainer.checkpoint_dir is not None else "",
         gpus=frozenset((*gpu.inference, *gpu.trainer)),
         command=trainer.command,
@@ -39,7 +40,7 @@ def sought_run(
     )
 
 
-def _users(user: str) -> frozenset[int]:
+def users_of(user: str) -> frozenset[int]:
     """Return whose processes can be the trainer: our own user's, and that of ``trainer.user``."""
     found = {os.geteuid()}
     if user:
@@ -51,15 +52,15 @@ def _users(user: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def find_trees(run: SoughtRun, roles: Roles) -> tuple[FoundTree, ...]:
-    return classify_trees(read_pod(run, roles), run)
+def find_trees(run: SoughtRun, roles: Roles, *, own_pid: int = 0) -> tuple[FoundTree, ...]:
+    return classify_trees(read_pod(run, roles, own_pid=own_pid), run)
 
 
-def read_pod(run: SoughtRun, roles: Roles) -> list[PodProcess]:
-    """Return every process of the pod that runs, kernel threads left out."""
-    own_pid = os.getpid()
-    own, above = {own_pid, *procfs.descendants(own_pid)}, _ancestors(own_pid)
-    found = [process for pid in procfs.all_pids() if (process := _read(pid, run, roles)) is not None]
+def read_pod(run: SoughtRun, roles: Roles, *, own_pid: int = 0) -> list[PodProcess]:
+    """Return every process of the pod that runs, kernel threads left out. ``own_pid``: podwatch (0: this process)."""
+    own_pid, now = own_pid or os.getpid(), time.clock_gettime(time.CLOCK_BOOTTIME)
+    own, above = {own_pid, *procfs.descendants(own_pid)}, procfs.ancestors(own_pid)
+    found = [process for pid in procfs.all_pids() if (process := _read(pid, run, roles, now)) is not None]
     target = Target(run.output_dir, follow_links=True)
     return [
         replace(
@@ -72,7 +73,7 @@ def read_pod(run: SoughtRun, roles: Roles) -> list[PodProcess]:
     ]
 
 
-def _read(pid: int, run: SoughtRun, roles: Roles) -> PodProcess | None:
+def _read(pid: int, run: SoughtRun, roles: Roles, now: float) -> PodProcess | None:
     """Return the facts that /proc shows of one process; None if it has ended, or is a kernel thread. One that is stuck
     in the kernel has its name as its command."""
     line = procfs.read_stat(pid)
@@ -103,6 +104,7 @@ def _read(pid: int, run: SoughtRun, roles: Roles) -> PodProcess | None:
         gpus=frozenset() if use is None else use.gpus,
         writes=tuple(procfs.open_for_writing(pid, inside)),
         start_id=procfs.environment_value(pid, _START_ID) or "",
+        age=ProcessIdentity(pid, line.start_ticks).age(now),
     )
 
 
@@ -119,12 +121,3 @@ def _may_name(process: PodProcess, run: SoughtRun, own: Collection[int]) -> bool
 def _names_output(process: PodProcess, target: Target) -> str:
     """Return, as text, how a path that leads through links, or a configuration file, names output_dir."""
     return named_in_argv(process.argv, process.cwd, target) or named_in_files(process.argv, process.cwd, target)
-
-
-def _ancestors(pid: int) -> set[int]:
-    found: set[int] = set()
-    line = procfs.read_stat(pid)
-    while line is not None and line.parent_pid not in (0, *found):
-        found.add(line.parent_pid)
-        line = procfs.read_stat(line.parent_pid)
-    return found

@@ -1,13 +1,12 @@
 """Find the processes that belong to an operator's terminal: they are never a trainer and never signalled.
 
-Everything here is pure and takes ``Process``. Four questions:
+Everything here is pure and takes ``Process``. Three questions:
 
 - ``interactive``: a shell that waits for commands, a REPL, a notebook kernel, an editor, a program that manages jobs on
   its terminal, or the unknown leader of a terminal's session.
 - ``starter``: a program that starts others and does not train: init, sshd, tmux, cron, an editor's server, a container
   runtime. Also a shell without a terminal that reads its commands from a pipe.
 - ``spared``: the processes of a tree that must not be signalled.
-- ``barred``: the processes that a trainer's tree, followed upward, must not include.
 
 In doubt a process is interactive: the trainer below it is then a tree of its own, and stops without it.
 """
@@ -17,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from podwatch.domain.process import ProcessIdentity, ProcessRole
-from podwatch.trainer.process_roles import looks_like_trainer, program
+from podwatch.trainer.process_roles import program
 from podwatch.trainer.process_tree import Process
 
 _POSIX: Final = frozenset(
@@ -119,21 +118,6 @@ _STARTERS: Final = TERMINALS | frozenset(
      "runsvdir", "supervisord", "monit", "cron", "crond", "anacron", "atd", "slurmstepd", "slurmd", "script",
      "asciinema", "expect", "unbuffer", "node", "podwatch", "reptyr", "ssh", "tailscaled", "teleport", "sshpass"}
 )  # fmt: skip
-_WRAPPERS: Final = frozenset(
-    {"uv", "uvx", "env", "nohup", "nice", "ionice", "stdbuf", "setsid", "timeout", "time", "chrt", "numactl", "taskset",
-     "prlimit", "setpriv", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "hydra_pmi_proxy", "srun",
-     "horovodrun", "conda", "mamba", "micromamba", "pixi", "poetry", "pipenv", "pdm", "hatch", "rye", "make", "perf",
-     "nsys", "ncu", "strace", "flock", "xargs", "dotenv", "doppler", "catchsegv", "torchrun", "deepspeed", "accelerate"}
-)  # fmt: skip
-"""Programs that start one other program, and have no purpose without it."""
-_SERVICES: Final = frozenset(
-    {"uvicorn", "gunicorn", "hypercorn", "daphne", "flask", "streamlit", "gradio", "celery", "rq", "dramatiq",
-     "airflow",
-     "prefect", "dagster", "luigid", "mlflow", "pytest", "py.test", "tox", "nox", "aider", "ansible-playbook",
-     "supervisord", "circusd", "honcho", "fab", "buildbot", "salt-minion", "dask-worker", "dask", "ray", "django-admin",
-     "manage.py", "twistd", "http.server", "code", "openhands", "open-interpreter", "interpreter", "sweagent"}
-)  # fmt: skip
-"""Python programs that start many things in their life, training among them."""
 _MODULES: Final = frozenset({"jupyterlab", "notebook", "jupyter_server", "jupyter", "jupyterhub", "podwatch", "marimo"})
 """The same, as ``python -m NAME``."""
 _CUT: Final = 15
@@ -240,26 +224,6 @@ def starter(process: Process, children: Iterable[Process] = ()) -> bool:
     return bool(shell) and not has_script(shell, process.argv) and not _reads_a_file(process)
 
 
-def carries(process: Process, child: Process) -> bool:
-    """Return whether ``process``, which started ``child``, can be part of its tree: a shell with a script, a wrapper, a
-    Python program, a launcher, a process that trains itself. Not an agent, an IDE, a CI runner or a web service, whose
-    programs are unknown; nor a Python program that keeps a terminal and runs ``child`` away from it, as an agent
-    does."""
-    if process.cuda or process.writes or process.names_run:
-        return True
-    if process.role is not ProcessRole.OTHER:
-        return process.runs_what_it_says
-    if shell_of(process):
-        return True
-    name, _ = program(process.argv)
-    exe = _base(process.exe)
-    if _is_python(process) or exe.startswith(("python", "pypy")):
-        apart = process.tty != 0 and child.session != process.session
-        return name not in _SERVICES and (not apart or looks_like_trainer(process.argv))
-    first = _base(process.argv[0] if process.argv else "")
-    return bool({exe, process.name, first} & _WRAPPERS)
-
-
 def terminal_server(process: Process) -> bool:
     """Return whether it serves terminals: tmux, sshd, Jupyter, an editor's server."""
     return _named(process, _TERMINALS_CUT) or program(process.argv)[0] in _MODULES - {"podwatch"}
@@ -306,21 +270,6 @@ def find_interactive(processes: Iterable[Process]) -> frozenset[int]:
     listed = tuple(processes)
     below = children_of(listed)
     return frozenset(p.pid for p in listed if interactive(p, below.get(p.pid, ())))
-
-
-def barred(processes: Collection[Process], users: frozenset[int] | None) -> frozenset[int]:
-    """Return the pids that a trainer's tree, followed upward, must not include: starters, processes of other users, and
-    the ancestors of any process that is interactive or of another user. A process that itself trains (it holds a GPU,
-    writes checkpoints or is a known launcher) is not barred because of what it started."""
-    below = children_of(processes)
-    by_pid = {p.pid: p for p in processes}
-    foreign = {p.pid for p in processes if not of_users(p, users)}
-    persons = {p.pid for p in processes if interactive(p, below.get(p.pid, ()))}
-    found = foreign | {p.pid for p in processes if starter(p, below.get(p.pid, ()))}
-    for pid in persons | foreign:
-        above = _above(by_pid[pid], by_pid)
-        found.update(p.pid for p in above if not (p.launcher_like or p.cuda or p.writes))
-    return frozenset(found)
 
 
 def spared(

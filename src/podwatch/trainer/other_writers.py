@@ -13,9 +13,10 @@ from pathlib import PurePosixPath
 from podwatch.domain.process import TICKS_PER_SECOND, ProcessIdentity, ProcessRole
 from podwatch.system import procfs
 from podwatch.system.procfs import boot_id, pid_namespace
-from podwatch.trainer.find_trainers import Process, tool
 from podwatch.trainer.operator_shells import starter
 from podwatch.trainer.process_roles import SHELLS, Roles, program
+from podwatch.trainer.process_tree import Process
+from podwatch.trainer.rules import is_tool
 
 _READERS = ("eval", "lm_eval", "lm-eval", "vllm", "inference", "serve", "generate", "sample", "plot", "convert",
             "merge", "export", "predict", "test", "pytest")  # fmt: skip
@@ -24,7 +25,11 @@ _READING_FLAGS = frozenset(
     {"--help", "-h", "--version", "--dry-run", "--dry_run", "--eval-only", "--eval_only", "--evaluate", "--test-only",
      "--test_only", "--validate", "--predict", "--do_eval", "--do_predict"}
 )  # fmt: skip
-_COPIES = frozenset({"cp", "mv", "ln", "dd", "install", "unzip", "gzip", "pigz", "zstd", "sync", "chown", "chmod"})
+_COPIES = frozenset(
+    {"cp", "mv", "ln", "dd", "install", "unzip", "gzip", "pigz", "zstd", "sync", "chown", "chmod", "tar", "rm", "tee",
+     "rsync", "scp", "rclone", "b2", "aws", "s5cmd", "git"}
+)  # fmt: skip
+"""Programs that copy what others wrote."""
 _STARTERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed",
                        "accelerate.commands.launch"})  # fmt: skip
 _FILES = frozenset({".ckpt", ".pt", ".pth", ".bin", ".safetensors", ".distcp"})
@@ -138,7 +143,7 @@ def look_of(one: Seen, run: Run) -> Other | None:
     """Return what this process is, wherever it is in the tree; None if it does not write there."""
     process = one.process
     name, _ = program_of(process.argv)
-    if tool(process) or starter(process) or name in _COPIES or name in SHELLS or not process.argv:
+    if is_tool(process.argv) or starter(process) or name in _COPIES or name in SHELLS or not process.argv:
         return None
 
     def other(reason: str, *, writes: bool, sure: bool = True) -> Other:
@@ -291,7 +296,6 @@ def _read(pid: int, status: procfs.ProcStat, output_dir: str, roles: Roles) -> S
         cwd=procfs.working_directory(pid) or "",
         cuda=None if use is None else use.context,
         gpus=frozenset() if use is None else use.gpus,
-        age=identity.age(time.clock_gettime(time.CLOCK_BOOTTIME)),
         exe=procfs.executable(pid),
         session=status.session,
         group=status.group,

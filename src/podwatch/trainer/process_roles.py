@@ -324,14 +324,6 @@ def named_in_argv(argv: Sequence[str], cwd: str, target: Target) -> str:
     return ""
 
 
-def named_in_environment(items: Iterable[tuple[str, str]], cwd: str, target: Target) -> str:
-    """Return, as text, the variable that names the directory (only its name); empty if none does."""
-    for name, value in items:
-        if name not in ("PWD", "OLDPWD", "HOME") and _VARIABLE.search(name) and target.named_by(value, cwd):
-            return f"its environment names {target.output_dir} ({name})"
-    return ""
-
-
 def named_in_files(argv: Sequence[str], cwd: str, target: Target) -> str:
     """Return, as text, the configuration file of this command that names the directory; empty if none does. Best
     effort: one key and value per line. Reads regular files, bounded in size and time. Blocks for at most a second per

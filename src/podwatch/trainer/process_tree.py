@@ -24,9 +24,7 @@ class Process:
     ``users`` are its real and effective user id, empty where unknown. ``exe`` is the program that the kernel runs,
     whatever argv says (empty where denied). ``tty`` is 0 without a controlling terminal; ``foreground`` is the process
     group that this terminal is given to. ``stdin`` is what descriptor 0 points at. ``cuda`` is None where it cannot be
-    read. ``writes`` are files of the run open for writing. ``names_run`` says as text how it names the run's
-    output directory or repeats its command. ``ours`` marks podwatch, its children, and trees of any supervisor;
-    ``above_us`` the ancestors of podwatch. ``age`` is in seconds.
+    read. ``writes`` are files of the run open for writing. ``above_us`` marks the ancestors of podwatch.
     """
 
     identity: ProcessIdentity
@@ -37,8 +35,6 @@ class Process:
     cuda: bool | None = None
     gpus: frozenset[int] = frozenset()
     writes: tuple[str, ...] = ()
-    ours: bool = False
-    age: float = 0.0
     users: tuple[int, ...] = ()
     exe: str = ""
     session: int = 0
@@ -46,7 +42,6 @@ class Process:
     tty: int = 0
     foreground: int = -1
     stdin: str = ""
-    names_run: str = ""
     above_us: bool = False
     roles: Roles = field(kw_only=True, compare=False, repr=False)
     """The names that are known of trainers."""

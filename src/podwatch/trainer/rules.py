@@ -20,17 +20,23 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from podwatch.domain.process import TICKS_PER_SECOND, ProcessIdentity, ProcessRole
+from podwatch.domain.process import ProcessIdentity, ProcessRole
+from podwatch.domain.snapshot import attached_id
 from podwatch.trainer.process_roles import looks_like_reader, looks_like_trainer, program, repeats_command, script_of
 
 __all__ = [
+    "TRAINING",
     "FoundTree",
     "PodProcess",
     "SoughtRun",
     "TrainerChoice",
     "TreeAnswer",
+    "begun_since",
     "choose_trainer",
     "classify_trees",
+    "gpu_holders",
+    "is_tool",
+    "may_belong",
     "to_signal",
 ]
 
@@ -53,8 +59,8 @@ class PodProcess:
     the kernel runs, whatever argv says. ``tty``: 0 without a controlling terminal. ``role``: OTHER where the program
     cannot be what argv says. ``cuda``: None where it cannot be read. ``writes``: files below the run's directories that
     are open for writing. ``names_output``: says as text how a configuration file, or a path through links, names
-    output_dir. ``start_id``: the one in its environment. ``podwatch``: podwatch, its children and the commands that it
-    runs; ``above_podwatch``: its ancestors."""
+    output_dir. ``start_id``: the one in its environment. ``age``: seconds since its start. ``podwatch``: podwatch, its
+    children and the commands that it runs; ``above_podwatch``: its ancestors."""
 
     identity: ProcessIdentity
     parent_pid: int
@@ -72,6 +78,7 @@ class PodProcess:
     writes: tuple[str, ...] = ()
     names_output: str = ""
     start_id: str = ""
+    age: float = 0.0
     podwatch: bool = False
     above_podwatch: bool = False
 
@@ -108,10 +115,28 @@ class FoundTree:
     attachable: bool = True
     members: tuple[PodProcess, ...] = field(default=(), compare=False, repr=False)
 
+    @property
+    def launcher(self) -> ProcessIdentity:
+        return self.top.identity
+
+    @property
+    def start_id(self) -> str:
+        """Of the start that it is, once podwatch attaches to it."""
+        return attached_id(self.top.identity)
+
+    @property
+    def command(self) -> str:
+        return " ".join(self.top.argv) or self.top.name
+
+    @property
+    def hidden(self) -> bool:
+        """Whether podwatch may not see if it holds a GPU."""
+        return all(process.cuda is None for process in (self.top, *self.members))
+
 
 # -- one process -------------------------------------------------------------------------------------------------------
 
-_TRAINING: Final = frozenset({ProcessRole.LAUNCHER, ProcessRole.TRAINER, ProcessRole.ORCHESTRATOR})
+TRAINING: Final = frozenset({ProcessRole.LAUNCHER, ProcessRole.TRAINER, ProcessRole.ORCHESTRATOR})
 _SERVING: Final = frozenset({ProcessRole.INFERENCE, ProcessRole.ENGINE})
 _SHELLS: Final = frozenset({"sh", "bash", "rbash", "dash", "ash", "zsh", "ksh", "fish", "csh", "tcsh", "nu"})
 _SERVERS: Final = frozenset(
@@ -140,6 +165,11 @@ def _base(path: str) -> str:
 
 def _is_python(process: PodProcess) -> bool:
     return any(_PYTHON.fullmatch(_base(word)) for word in (process.exe, *process.argv[:1]) if word)
+
+
+def is_tool(argv: Sequence[str]) -> bool:
+    """Return whether it is a Python program that reads what training wrote."""
+    return program(argv)[0] in _TOOLS
 
 
 def _is_shell(process: PodProcess) -> bool:
@@ -185,9 +215,9 @@ def _serves_terminals(process: PodProcess) -> bool:
 
 def _may_train(process: PodProcess) -> bool:
     """Return whether it is a known trainer, or Python with a script that is no tool and reads like no evaluation."""
-    if program(process.argv)[0] in _TOOLS or looks_like_reader(process.argv) or _is_operators(process):
+    if is_tool(process.argv) or looks_like_reader(process.argv) or _is_operators(process):
         return False
-    return process.role in _TRAINING or (_is_python(process) and bool(script_of(process.argv)))
+    return process.role in TRAINING or (_is_python(process) and bool(script_of(process.argv)))
 
 
 def _below(path: str, root: str) -> bool:
@@ -284,7 +314,7 @@ def _saves(process: PodProcess, run: SoughtRun) -> str:
 
 def path_tie(process: PodProcess, run: SoughtRun) -> str:
     """Return, as text, what ties this process to the run; empty if nothing does."""
-    if program(process.argv)[0] in _TOOLS:
+    if is_tool(process.argv):
         return ""
     if saved := _saves(process, run):
         return f"process {process.pid} ({process.name}) writes {saved}"
@@ -386,15 +416,15 @@ def _judge(top: PodProcess, tree: list[PodProcess], pod: _Pod) -> FoundTree | No
     run = pod.run
     tie = next((pod.ties[p.pid] for p in tree if pod.ties[p.pid]), "")
     context = next((text for p in tree if (text := _context(p, run))), "")
-    training = any(p.role in _TRAINING for p in tree)
+    training = any(p.role in TRAINING for p in tree)
     found = FoundTree(top, TreeAnswer.ASK, tie, bool(tie and (training or context)), members=tuple(tree))
-    if any(_was_started(p, top, run) for p in tree):
+    if top.start_id in run.start_ids and _by_supervisor(top):
         return replace(found, answer=TreeAnswer.OWN, reason="the run's supervisor started it")
     if run.attach is not None and any(p.identity == run.attach for p in tree):
         return replace(found, answer=TreeAnswer.ATTACH, reason="the operator named it")
     if not training and any(p.role in _SERVING for p in tree):
         return None
-    if any(p.start_id and p.tty == 0 for p in tree):
+    if top.start_id and _by_supervisor(top):
         reason = f"another podwatch started it, and {tie}"
         return replace(found, reason=reason, attachable=False) if tie else None
     if _evaluates(tree) and not any(_saves(p, run) for p in tree):
@@ -416,7 +446,7 @@ def _untied(found: FoundTree, context: str, training: bool, run: SoughtRun) -> F
         return None
     if run.command and any(repeats_command(p.argv, p.cwd, run.command, run.cwd) for p in found.members):
         reason = "its command is this run's"
-    elif any(p.role in _TRAINING and (p.writes or _below(p.cwd, run.output_dir)) for p in found.members):
+    elif any(p.role in TRAINING and (p.writes or _below(p.cwd, run.output_dir)) for p in found.members):
         reason = f"it is a trainer at work in {run.output_dir}"
     elif context and training and run.cwd and any(p.cwd == run.cwd for p in found.members):
         reason = f"it is a trainer at work in {run.cwd}"
@@ -427,17 +457,20 @@ def _untied(found: FoundTree, context: str, training: bool, run: SoughtRun) -> F
     return replace(found, answer=TreeAnswer.WAIT, reason=reason)
 
 
-def _was_started(process: PodProcess, top: PodProcess, run: SoughtRun) -> bool:
-    """By its start id. What an operator gave that environment to is on a terminal, or was executed into the container
-    (no parent); the supervisor's trees are neither."""
-    return process.start_id in run.start_ids and process.tty == 0 and top.parent_pid != 0
+def _by_supervisor(top: PodProcess) -> bool:
+    """Return whether a supervisor gave a tree its start id. The top decides: what an operator gave that environment to
+    is on a terminal, or was executed into the container (no parent), whatever it starts away from it."""
+    return top.tty == 0 and top.parent_pid != 0
 
 
 def _context(process: PodProcess, run: SoughtRun) -> str:
     if process.cuda and (not run.gpus or not process.gpus or process.gpus & run.gpus):
-        devices = ", ".join(f"/dev/nvidia{n}" for n in sorted(process.gpus)) or "a GPU"
-        return f"process {process.pid} ({process.name}) holds a CUDA context on {devices}"
+        return f"process {process.pid} ({process.name}) holds a CUDA context on {_devices(process)}"
     return ""
+
+
+def _devices(process: PodProcess) -> str:
+    return ", ".join(f"/dev/nvidia{n}" for n in sorted(process.gpus)) or "a GPU"
 
 
 def _evaluates(tree: Sequence[PodProcess]) -> bool:
@@ -445,6 +478,17 @@ def _evaluates(tree: Sequence[PodProcess]) -> bool:
     titled = any("::" in p.name or "::" in "".join(p.argv[:1]) for p in tree)
     options = any("--eval_only" in p.argv or "--eval-only" in p.argv for p in tree)
     return options or (not titled and any(looks_like_reader(p.argv) for p in tree))
+
+
+def may_belong(processes: Iterable[PodProcess], run: SoughtRun) -> frozenset[ProcessIdentity]:
+    """Return the processes that by user and kind can be part of a trainer: where no operator types, nor podwatch's."""
+    pod = _Pod(processes, run)
+    return frozenset(p.identity for p in pod.by_pid.values() if pod.may_belong(p))
+
+
+def gpu_holders(processes: Iterable[PodProcess], run: SoughtRun) -> tuple[str, ...]:
+    """Return, as text, every process that holds a CUDA context on the run's GPUs, our own included."""
+    return tuple(f"pid {p.pid} ({p.name}) has a context on {_devices(p)}" for p in processes if _context(p, run))
 
 
 def to_signal(
@@ -485,16 +529,32 @@ class TrainerChoice:
     attach: FoundTree | None = None
     waits_for: tuple[FoundTree, ...] = ()
 
+    @property
+    def unclear(self) -> tuple[FoundTree, ...]:
+        """Several trainers, of which any could be this run's."""
+        trainers = tuple(tree for tree in self.waits_for if tree.answer is TreeAnswer.ATTACH)
+        return trainers if len(trainers) > 1 else ()
+
+    @property
+    def trees(self) -> tuple[FoundTree, ...]:
+        """Beside each of them podwatch starts no trainer."""
+        return self.waits_for if self.attach is None else (self.attach,)
+
+
+def begun_since(trees: Iterable[FoundTree], ended_ago: float | None) -> list[FoundTree]:
+    """Return the trees that did not run at the same time as the trainer that ended so many seconds ago."""
+    return [tree for tree in trees if ended_ago is None or tree.top.age < ended_ago + SEEN_LATE]
+
 
 def choose_trainer(
-    trees: Iterable[FoundTree], *, ended: float | None, ignored: Collection[ProcessIdentity] = ()
+    trees: Iterable[FoundTree], *, ended_ago: float | None, ignored: Collection[str] = ()
 ) -> TrainerChoice:
-    """Choose while no trainer of podwatch lives. ``ended``: when the last one ended (seconds since boot; None: none ran
-    in this boot). A tree that is older ran at the same time, so it does not continue the run: podwatch does not attach
-    to it, and waits for it only if it trains this run. ``ignored``: what an operator declared to be none of this
-    run's."""
-    seen = [t for t in trees if t.top.identity not in ignored and t.answer is not TreeAnswer.OWN]
-    newer = [t for t in seen if ended is None or t.top.identity.start_ticks / TICKS_PER_SECOND > ended - SEEN_LATE]
+    """Choose while no trainer of podwatch lives. ``ended_ago``: seconds since the last one ended (None: none did, as
+    far as is known). A tree that is older ran at the same time, so it does not continue the run: podwatch does not
+    attach to it, and waits for it only if it trains this run. ``ignored``: start ids that an operator declared to be
+    none of this run's."""
+    seen = [t for t in trees if t.start_id not in ignored and t.answer is not TreeAnswer.OWN]
+    newer = begun_since(seen, ended_ago)
     rest = tuple(t for t in seen if t.trains or t in newer)
     attachable = [t for t in rest if t.answer is TreeAnswer.ATTACH]
     if len(attachable) == 1 and attachable[0] in newer:

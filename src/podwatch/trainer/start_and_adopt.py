@@ -20,11 +20,12 @@ from podwatch.system.clock import Clock
 from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.system.files import atomic_write, read_small
 from podwatch.system.procfs import command, environment_items, from_here, is_alive, patiently
-from podwatch.trainer import find_trainers, process_tree, supervisor_files
-from podwatch.trainer.base import Candidate, CannotExecute, Look, MayNotExecute, StartPlan
+from podwatch.trainer import process_tree, supervisor_files
+from podwatch.trainer.base import CannotExecute, Look, MayNotExecute, StartPlan
 from podwatch.trainer.environment import for_training
-from podwatch.trainer.find_trainers import Run, users_of
+from podwatch.trainer.find import read_pod, users_of
 from podwatch.trainer.process_roles import Roles
+from podwatch.trainer.rules import SoughtRun, TreeAnswer, classify_trees, gpu_holders, may_belong
 from podwatch.trainer.supervisor_files import (
     SupervisorRecord,
     lock_holder,
@@ -138,7 +139,7 @@ class SupervisorLauncher:
         clock: Clock,
         *,
         roles: Roles,
-        run: Callable[[], Run] | None = None,
+        run: Callable[[], SoughtRun] | None = None,
         use_systemd: bool | None = None,
         python: str | None = None,
         options: SupervisorOptions = SupervisorOptions(),
@@ -149,7 +150,7 @@ class SupervisorLauncher:
         self._directory = state_dir / run_id / supervisor_files.DIRECTORY
         self._log = state_dir / run_id / "logs" / "train.log"
         self._clock = clock
-        default = Run(str(self._output_dir), users=users_of(""))
+        default = SoughtRun(str(self._output_dir), users=users_of(""))
         self._roles = roles
         self._run = run or (lambda: default)
         if use_systemd is None:  # a job's tree stays in the job's cgroup, whatever its engine is a service of
@@ -228,23 +229,20 @@ class SupervisorLauncher:
     def _survey(self) -> Look:
         """Blocks: reads every process of the pod."""
         run = self._run()
-        processes = find_trainers.gather(run, self._roles, own_pid=os.getpid())
-        judged = find_trainers.judge(processes, run)
+        processes = read_pod(run, self._roles)
         return Look(
-            candidates=judged.candidates,
-            holders=find_trainers.holders(processes, gpus=run.gpus, own_pid=os.getpid()),
-            pending=judged.pending,
-            eligible=judged.eligible,
+            trees=tuple(tree for tree in classify_trees(processes, run) if tree.answer is not TreeAnswer.OWN),
+            holders=gpu_holders([p for p in processes if p.pid != os.getpid()], run),
+            stoppable=may_belong(processes, run),
         )
 
-    async def attach(self, candidate: Candidate) -> AttachedTrainer:
-        """Raises Busy when it has ended in the meantime."""
-        if not is_alive(candidate.launcher):
-            raise Busy(f"process {candidate.launcher.pid} has ended", fix="nothing: podwatch checks the pod again")
-        await patiently(self._worker, _learn_secrets, candidate.launcher.pid, timeout=_CALL_DEADLINE)
+    async def attach(self, launcher: ProcessIdentity) -> AttachedTrainer:
+        if not is_alive(launcher):
+            raise Busy(f"process {launcher.pid} has ended", fix="nothing: podwatch checks the pod again")
+        await patiently(self._worker, _learn_secrets, launcher.pid, timeout=_CALL_DEADLINE)
         return AttachedTrainer(
-            candidate.launcher,
-            started_wall=started_wall(candidate.launcher, self._clock),
+            launcher,
+            started_wall=started_wall(launcher, self._clock),
             roles=self._roles,
             worker=self._worker,
             clock=self._clock,

@@ -248,6 +248,10 @@ def operators(tree: dict[int, StatLine]) -> set[int]:
     return found
 
 
+def is_server(line: StatLine) -> bool:
+    return line.name.split(":")[0].lower() in TERMINAL_SERVERS | NOTEBOOK_SERVERS
+
+
 def controls_jobs(line: StatLine, children: list[StatLine]) -> bool:
     """Return whether it is a shell at which an operator types: one on a terminal that gives each command a process
     group of its own. A shell that runs a script keeps its commands in its own group."""
@@ -726,13 +730,17 @@ class SupervisedTree:
         self.kill_at: float | None = None
         """Monotonic second at which a stop turns into SIGKILL; None without a stop."""
         self.empty = False
+        self.servers: set[tuple[int, int]] = set()
 
     def members(self) -> dict[int, StatLine]:
-        """What may be signalled."""
+        """What may be signalled. A terminal server in which an operator's shell was seen stays the operator's: one
+        listing can miss the shell, because the kernel skips children while their siblings end."""
         tree = living(descendants_of(os.getpid()))
         for pid in operators(tree):
+            if is_server(tree[pid]):
+                self.servers.add((pid, tree[pid].ticks))
             del tree[pid]
-        return tree
+        return {pid: line for pid, line in tree.items() if (pid, line.ticks) not in self.servers}
 
     def only_operators(self) -> bool:
         tree = living(descendants_of(os.getpid()))
@@ -855,6 +863,7 @@ class TrainerSupervisor:
         self.request = {key: request[key] for key in ("grace", "linger")}  # the environment has secrets
         try:
             fill_reserved(f"executed-{self.start_id}")
+            self.show_state()
             self.answer({"ok": True, "pid": self.tree.launcher, "warnings": self.warnings})
         except OSError as error:  # training runs: from now on this process must not end before it
             self.warn(f"cannot write to the state directory: {error.strerror}")

@@ -1,24 +1,24 @@
 """Handles of trainers, supervised or attached, with one way to stop them."""
 
 import contextlib
+import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from podwatch.domain.errors import Busy
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
-from podwatch.domain.snapshot import Reading, SensorState, Supervision, observed, unobserved
+from podwatch.domain.snapshot import Reading, SensorState, Supervision, attached_id, observed, unobserved
 from podwatch.system import procfs
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import is_alive, patiently
-from podwatch.trainer.base import Saving, StopReport, attached_id
-from podwatch.trainer.find_trainers import copied_environment
-from podwatch.trainer.operator_shells import ProcessKey, served, spared
+from podwatch.trainer.base import Saving, StopReport
+from podwatch.trainer.operator_shells import ProcessKey, copied, served, spared, terminal_server
 from podwatch.trainer.operator_terminal import terminal_of
 from podwatch.trainer.process_roles import Roles
-from podwatch.trainer.process_tree import LocalTree, Process, leads_session
+from podwatch.trainer.process_tree import LocalTree, Process, leads_session, read
 from podwatch.trainer.supervisor_files import (
     SupervisorRecord,
     SupervisorState,
@@ -140,9 +140,22 @@ class _Trainer(ABC):
         )
 
 
+class _Servers:
+    """The terminal servers in which an operator's shell was seen: they stay the operator's. One listing of processes can
+    miss the shell, because the kernel skips children while their siblings end."""
+
+    def __init__(self) -> None:
+        self._known: set[ProcessIdentity] = set()
+
+    def added_to(self, spared: frozenset[int], processes: Collection[Process]) -> frozenset[int]:
+        self._known.update(p.identity for p in processes if p.pid in spared and terminal_server(p))
+        return spared | {p.pid for p in processes if p.identity in self._known}
+
+
 @dataclass(frozen=True, slots=True)
 class _SupervisedTree:
     record: SupervisorRecord
+    servers: _Servers = field(default_factory=_Servers)
 
     def launcher_ended(self) -> float | None:
         with contextlib.suppress(OSError):
@@ -150,10 +163,18 @@ class _SupervisedTree:
         return None
 
     def spared(self, processes: Collection[Process]) -> frozenset[int]:
-        return served(processes)
+        return self.servers.added_to(served(processes), processes)
 
     def copied(self, pids: Collection[int]) -> frozenset[int]:
-        return copied_environment(pids)
+        return _copied_environment(pids)
+
+
+def _copied_environment(pids: Collection[int]) -> frozenset[int]:
+    """Return those of ``pids``, which have a trainer's environment, that an operator gave it. Blocks: reads every
+    process of the pod."""
+    above, roles = set(procfs.ancestors(os.getpid())), Roles(())
+    processes = [found for pid in procfs.all_pids() if (found := read(pid, roles)) is not None]
+    return copied(pids, [replace(process, above_us=process.pid in above) for process in processes])
 
 
 class SupervisedTrainer(_Trainer):
@@ -223,6 +244,7 @@ class SupervisedTrainer(_Trainer):
         return self._state.warnings
 
     async def _living(self, *, sweep: bool) -> tuple[ProcessSample, ...]:
+        self.supervisor_lives()
         living = await super()._living(sweep=sweep)
         with contextlib.suppress(OSError, TimeoutError):  # what it shows is detail; the processes are what counts
             await self.read_state()
@@ -259,12 +281,13 @@ class _AttachedTree:
 
     users: frozenset[int] | None
     known: ProcessKey
+    servers: _Servers = field(default_factory=_Servers)
 
     def launcher_ended(self) -> float | None:
         return None
 
     def spared(self, processes: Collection[Process]) -> frozenset[int]:
-        return spared(processes, self.users, known=self.known)
+        return self.servers.added_to(spared(processes, self.users, known=self.known), processes)
 
     def copied(self, pids: Collection[int]) -> frozenset[int]:
         return frozenset()  # an operator's trainer has no marker

@@ -19,8 +19,9 @@ from podwatch.journal.journal import Journal
 from podwatch.recovery import stale_files
 from podwatch.system import procfs
 from podwatch.system.procfs import is_alive
-from podwatch.trainer import find_trainers
+from podwatch.trainer.find import find_trees, read_pod, sought_run
 from podwatch.trainer.process_roles import SHELLS, Roles, program
+from podwatch.trainer.rules import TRAINING, FoundTree, SoughtRun, TreeAnswer
 from podwatch.trainer.supervisor_files import read_record
 
 SHOWN = 4
@@ -38,21 +39,21 @@ def running(settings: Settings) -> Running:
     record = read_record(settings.state_dir / settings.run_id / "supervisor")
     if record is not None and is_alive(record.launcher):
         return Running(f"training is running under its supervisor (pid {record.launcher.pid})", kept=True)
-    found = candidates(settings).candidates
+    found = [tree for tree in trees(settings) if tree.answer is TreeAnswer.ATTACH]
     if len(found) != 1:
         return Running()
     return Running(f"a trainer that podwatch did not start is running (pid {found[0].launcher.pid})")
 
 
-def candidates(settings: Settings) -> find_trainers.Judged:
-    run = find_trainers.run_of(settings)
-    return find_trainers.judge(find_trainers.gather(run, Roles(process_names()), own_pid=os.getpid()), run)
+def trees(settings: Settings) -> tuple[FoundTree, ...]:
+    """What may train this run, and podwatch did not start."""
+    return find_trees(sought_run(settings), Roles(process_names()))
 
 
 def supervise(settings: Settings, present: Running) -> Iterator[Line]:
     mode, now = settings.trainer.supervise, present.text
-    seen = find_trainers.Judged() if present.kept else candidates(settings)
-    several = seen.candidates
+    seen = () if present.kept else trees(settings)
+    several = [tree for tree in seen if tree.answer is TreeAnswer.ATTACH]
     if len(several) > 1:
         listed = "; ".join(f"pid {c.launcher.pid}: {c.reason}" for c in several)
         yield Line("supervise", "fail", f"several trainers could be this run's: {listed}", "stop the wrong ones")
@@ -65,8 +66,8 @@ def supervise(settings: Settings, present: Running) -> Iterator[Line]:
         )
     elif now:
         yield Line("supervise", "ok", f"{mode}: {now}; `podwatch run` watches it")
-    elif seen.pending:
-        listed = "; ".join(f"pid {c.launcher.pid}: {c.reason}" for c in seen.pending)
+    elif seen:
+        listed = "; ".join(f"pid {tree.launcher.pid}: {tree.reason}" for tree in seen)
         text = f"{mode}: podwatch starts no training because this process could be the run's trainer: {listed}"
         fix = "if it is: `podwatch start --attach PID`; if not: `podwatch start --beside PID`"
         yield Line("supervise", "warn", text, fix)
@@ -193,7 +194,7 @@ def other_tools(settings: Settings) -> Iterator[Line]:
     output = settings.trainer.output_dir
     store = settings.sync.store or ""
     ours = Ours(tuple(sorted({str(output), os.path.realpath(output)})), bucket_of(store))
-    found = in_time(lambda: [*_running(ours, find_trainers.run_of(settings)), *_scheduled(ours)])
+    found = in_time(lambda: [*_running(ours, sought_run(settings)), *_scheduled(ours)])
     if not found:
         yield Line("other tools", "ok", "no other tool found that uploads or deletes this run's files")
         return
@@ -206,9 +207,9 @@ def other_tools(settings: Settings) -> Iterator[Line]:
     yield Line("other tools", "warn", f"another tool seems to work on this run's files: {listed}", fix)
 
 
-def _running(ours: Ours, run: find_trainers.Run) -> Iterator[str]:
-    for process in find_trainers.gather(run, Roles(process_names()), own_pid=os.getpid()):
-        if process.ours or process.cuda or process.launcher_like:
+def _running(ours: Ours, run: SoughtRun) -> Iterator[str]:
+    for process in read_pod(run, Roles(process_names())):
+        if process.podwatch or process.start_id or process.cuda or process.role in TRAINING:
             continue
         if name := meddles(process.argv, process.cwd or "/", ours, _text):
             yield f"{name} (pid {process.identity.pid})"
