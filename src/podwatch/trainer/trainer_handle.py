@@ -141,8 +141,8 @@ class _Trainer(ABC):
 
 
 class _Servers:
-    """The terminal servers in which an operator's shell was seen: they stay the operator's. One listing of processes can
-    miss the shell, because the kernel skips children while their siblings end."""
+    """The terminal servers in which an operator's shell was seen: they stay the operator's. One listing of processes
+    can miss the shell, because the kernel skips children while their siblings end."""
 
     def __init__(self) -> None:
         self._known: set[ProcessIdentity] = set()
