@@ -94,8 +94,8 @@ def test_the_operator_starts_training_beside_what_is_none(rig: Rig) -> None:
     with loading(rig) as process:
         daemon = rig.daemon().start()
         daemon.wait_for(lambda: str(process.pid) in asked(daemon), 60, "the question")
-        assert daemon.command("start", "--beside", "1").returncode == 64
-        told = daemon.command("start", "--beside", str(process.pid))
+        assert daemon.command("start", "--ignore", "1").returncode == 64
+        told = daemon.command("start", "--ignore", str(process.pid))
         assert told.returncode == 0, told.stderr
         daemon.wait_event("trainer-started", 60)
         assert process.poll() is None

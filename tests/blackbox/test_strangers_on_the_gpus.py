@@ -96,7 +96,7 @@ def test_an_experiment_of_others_is_asked_about(rig: Rig, devices: None, script:
         daemon.wait_for(asked, 60, "the question")
         assert rig.starts == []
         assert status(daemon)["training"]["pid"] is None
-        told = daemon.command("start", "--beside", str(experiment.pid))
+        told = daemon.command("start", "--ignore", str(experiment.pid))
         assert told.returncode == 0, told.stderr
         everything(daemon, rig)
         assert experiment.untouched()

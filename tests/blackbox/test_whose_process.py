@@ -34,9 +34,7 @@ def start_id(rig: Rig) -> str:
 
 
 @needs_root
-@pytest.mark.xfail(strict=True, reason="issue 40")
 def test_another_users_process_with_the_mark_of_our_start_holds_nothing_up(rig: Rig) -> None:
-    """Seen today: podwatch takes it for a rest of the start before, so that no restart comes."""
     daemon = rig.daemon().start()
     running(daemon, rig, step=5)
     seen = len(daemon.events())

@@ -63,7 +63,7 @@ async def test_nothing_is_started_and_nothing_moved_while_it_loads(world: World)
     assert AWAITS in text
     for command in (
         f"start --attach {candidate.launcher.pid}",
-        f"start --beside {candidate.launcher.pid}",
+        f"start --ignore {candidate.launcher.pid}",
         "stop-training",
     ):
         assert command in fix
@@ -107,7 +107,7 @@ async def test_the_operator_decides(world: World) -> None:
     podwatch, candidate = await waiting(world)
     pid = candidate.launcher.pid
     with pytest.raises(UsageError, match="does not wait for process 1"):
-        await podwatch.recovery.requests.start(beside=1)
+        await podwatch.recovery.requests.start(ignore=1)
     started = await podwatch.recovery.requests.start()
     assert f"does not start training beside pid {pid}" in started.message
     await podwatch.until_phase(Phase.BLOCKED)
@@ -123,7 +123,7 @@ async def test_the_operator_decides(world: World) -> None:
 async def test_an_operator_may_say_that_it_is_no_training_and_it_stays_said(world: World) -> None:
     podwatch, candidate = await waiting(world)
     world.processes.remove(world.foreign[candidate.launcher.pid])  # it is no trainer: two may live
-    await podwatch.recovery.requests.start(beside=candidate.launcher.pid)
+    await podwatch.recovery.requests.start(ignore=candidate.launcher.pid)
     await podwatch.until(Phase.CONFIRMING)
     assert len(world.plans) == 1
     await podwatch.leave()

@@ -20,26 +20,26 @@ COMMAND_SHOWN = 60
 @click.option("--fresh", is_flag=True, help="Start from the beginning, in a new lineage.")
 @click.option("--attach", metavar="PID", type=click.IntRange(min=1), help="Guard this trainer, which you started.")
 @click.option(
-    "--beside",
+    "--ignore",
     metavar="PID",
     type=click.IntRange(min=1),
     help="This process is not the run's training: start training although it runs.",
 )
 @json_option
-def start(where: Where, step: int | None, fresh: bool, attach: int | None, beside: int | None, as_json: bool) -> None:
+def start(where: Where, step: int | None, fresh: bool, attach: int | None, ignore: int | None, as_json: bool) -> None:
     """Start training and keep it running, also after a restart of podwatch.
 
     If you already started a trainer yourself, podwatch guards it and starts no second one. If several processes could
     be this run's trainer, podwatch lists them and asks. If a process could become this run's training, podwatch starts
-    nothing: decide with --attach or --beside.
+    nothing: decide with --attach or --ignore.
     """
     if fresh and step is not None:
         raise click.UsageError("--step and --fresh cannot be used together")
     if attach is not None and (fresh or step is not None):
         raise click.UsageError("--attach cannot be used with --step or --fresh: the trainer already runs")
-    if attach is not None and beside is not None:
-        raise click.UsageError("--attach and --beside cannot be used together")
-    params: dict[str, Any] = {"step": step, "fresh": fresh, "attach": attach, "beside": beside}
+    if attach is not None and ignore is not None:
+        raise click.UsageError("--attach and --ignore cannot be used together")
+    params: dict[str, Any] = {"step": step, "fresh": fresh, "attach": attach, "ignore": ignore}
     answer = ask(where, "start", params, purpose="start training")
     if answer.get("needs_choice"):
         if as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):

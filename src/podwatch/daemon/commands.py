@@ -91,8 +91,8 @@ class Commands:
 
     async def start(self, params: dict[str, Any]) -> dict[str, Any]:
         step, fresh = _step(params), bool(params.get("fresh"))
-        attach, beside = _pid(params, "attach"), _pid(params, "beside")
-        started = await self._parts.recovery.requests.start(step=step, fresh=fresh, attach=attach, beside=beside)
+        attach, ignore = _pid(params, "attach"), _pid(params, "ignore")
+        started = await self._parts.recovery.requests.start(step=step, fresh=fresh, attach=attach, ignore=ignore)
         found = [{"pid": c.launcher.pid, "command": c.command, "reason": c.reason} for c in started.choose_from]
         if found:
             return {"message": started.message, "needs_choice": True, "candidates": found}

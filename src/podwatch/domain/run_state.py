@@ -108,7 +108,7 @@ class RunState(Document):
     stop_cancelled_for: Text = ""
     """The start whose stop the operator cancelled: no finding stops it again."""
     ignored: tuple[Text, ...] = ()
-    """Starts that the operator declared not to be this run's training (``podwatch start --beside PID``)."""
+    """Starts that the operator declared not to be this run's training (``podwatch start --ignore PID``)."""
     pause: Pause | None = None
     pins: Mapping[int, Label] = field(default_factory=dict)
     executed: Texts = field(default_factory=dict)

@@ -92,7 +92,7 @@ class ManualStarts:
                 text = "a process that ran beside the ended trainer works in its output_dir"
             text = f"{text}, so podwatch starts no second one: {listed(trainers)}"
             fix = (
-                "run `podwatch start --attach PID` to guard one; stop the others, or run `podwatch start --beside PID`"
+                "run `podwatch start --attach PID` to guard one; stop the others, or run `podwatch start --ignore PID`"
                 " for each that is not this run's training"
             )
             self.context.show(Phase.BLOCKED, text)
@@ -128,7 +128,7 @@ class ManualStarts:
         pids = [str(c.launcher.pid) for c in pending if c.attachable] or [str(pending[0].launcher.pid)]
         fix = (
             f"if this is the run's training: `podwatch start --attach {pids[0]}`; if not: stop it, or run `podwatch"
-            f" start --beside {pids[0]}` to start training beside it; to start nothing: `podwatch stop-training`"
+            f" start --ignore {pids[0]}` to start training beside it; to start nothing: `podwatch stop-training`"
         )
         self.context.show(Phase.BLOCKED, text)
         self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS)

@@ -49,11 +49,11 @@ class Requests:
         step: int | None = None,
         fresh: bool = False,
         attach: int | None = None,
-        beside: int | None = None,
+        ignore: int | None = None,
         executed: Mapping[str, str] = MappingProxyType({}),
     ) -> Started:
         """Record that training is wanted, then return. If an operator's trainer runs here, podwatch takes it over,
-        names it in the answer and starts no second one; of several, ``attach`` (a pid) chooses one. ``beside`` is the
+        names it in the answer and starts no second one; of several, ``attach`` (a pid) chooses one. ``ignore`` is the
         pid of a process that is not this run's training, whatever it looks like: podwatch ignores it from now on.
         A stop that still waits for the next save is cancelled. ``executed`` (a flag of `podwatch run` -> its id) is
         recorded in the edit that carries the request out. Raises Busy while a trainer is watched already, UsageError
@@ -62,14 +62,14 @@ class Requests:
         async with self.runner.by_hand():
             look = await self._of_persons()  # a restarted podwatch may take a trainer over meanwhile
             if (running := await self._running()) is not None:
-                plain = step is None and not fresh and attach is None and beside is None
+                plain = step is None and not fresh and attach is None and ignore is None
                 if not plain or not self._stop_waits():
                     raise self._runs_already(running)
                 if kept := await self._keep(executed):
                     return kept
             more: dict[str, Any] = {"executed": {**self.context.run.executed, **executed}} if executed else {}
-            if beside is not None:
-                more["ignored"] = self._with_ignored(look, beside)
+            if ignore is not None:
+                more["ignored"] = self._with_ignored(look, ignore)
             choice = self.manual.choose(look, ignored=more.get("ignored"))
             if attach is not None or choice.attach is not None or choice.unclear:
                 return await self._start_with(look, step, fresh, attach, more)

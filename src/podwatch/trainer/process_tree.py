@@ -128,10 +128,13 @@ def sample(pid: int, roles: Roles) -> ProcessSample | None:
     )
 
 
-def marked(start_id: str) -> list[ProcessIdentity]:
-    """Return the living processes whose environment has the id of this start, as far as it can be read. Scans /proc."""
+def marked(start_id: str, users: frozenset[int] | None = None) -> list[ProcessIdentity]:
+    """Return the living processes of these users (None: any) whose environment has the id of this start, as far as it
+    can be read. Scans /proc."""
     found = []
     for pid in procfs.all_pids():
+        if users is not None and not users.issuperset(procfs.users(pid) or (-1,)):
+            continue
         if procfs.environment_value(pid, "PODWATCH_START_ID") == start_id:
             status = procfs.read_stat(pid)
             if status is not None and status.state not in _ENDED:
@@ -222,10 +225,11 @@ class LocalTree:
         start_id: str = "",
         supervisor: ProcessIdentity | None = None,
         own_session: bool = False,
+        users: frozenset[int] | None = None,
         rules: TreeRules = _ALL_OURS,
     ) -> None:
         self._launcher, self._roles = launcher, roles
-        self._own_session = own_session
+        self._own_session, self._users = own_session, users
         self._rules = rules
         self._seen: frozenset[tuple[ProcessIdentity, int, str]] = frozenset()
         self._spares: frozenset[int] = frozenset()
@@ -275,7 +279,7 @@ class LocalTree:
     def _marked(self) -> set[ProcessIdentity]:
         """Return the processes that the marker proves to be ours. One that is not below the supervisor, or below a
         process that was, can have a copy of the environment: a shell or a debugger of an operator."""
-        found = set(marked(self._start_id)) - self._copies
+        found = set(marked(self._start_id, self._users)) - self._copies
         roots = [identity.pid for identity in self._known if is_alive(identity)]
         if self._supervisor is not None and is_alive(self._supervisor):
             roots.append(self._supervisor.pid)

@@ -188,16 +188,20 @@ class SupervisorLauncher:
         if record is None:
             return None
         await patiently(self._worker, _learn_secrets, record.launcher.pid, timeout=_CALL_DEADLINE)
-        return SupervisedTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
+        return self._supervised(record)
 
     def _kept(self) -> str:
         """Return who holds a lock of this run or its output directory, although no trainer of it is seen."""
         beside = self._options.beside
         return lock_holder((self._directory, *(() if beside is None else (beside,))))
 
+    def _supervised(self, record: SupervisorRecord) -> SupervisedTrainer:
+        users = self._run().users
+        return SupervisedTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock, users=users)
+
     async def _adopt(self, record: SupervisorRecord) -> SupervisedTrainer | None:
         """Return a handle for the trainer in the record; None if it never ran."""
-        handle = SupervisedTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
+        handle = self._supervised(record)
         if is_alive(record.launcher):
             await patiently(self._worker, _learn_secrets, record.launcher.pid, timeout=_CALL_DEADLINE)
         if is_alive(record.supervisor):
@@ -211,7 +215,9 @@ class SupervisorLauncher:
         if await self._call(read_exit, self._directory, record.start_id) is not None or is_alive(record.launcher):
             handle.supervisor_lives()
             return handle
-        marked = await patiently(self._worker, process_tree.marked, record.start_id, timeout=_CALL_DEADLINE)
+        marked = await patiently(
+            self._worker, process_tree.marked, record.start_id, self._run().users, timeout=_CALL_DEADLINE
+        )
         if record.executed or marked:
             handle.supervisor_lives()
             return handle
@@ -265,7 +271,7 @@ class SupervisorLauncher:
         record = await self._call(read_record, self._directory)
         if record is None or record.start_id != plan.start_id:
             raise HostError("the trainer ended and was released while it was being started", where=str(self._directory))
-        handle = SupervisedTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock)
+        handle = self._supervised(record)
         with contextlib.suppress(OSError, TimeoutError):
             await handle.read_state()
         return handle

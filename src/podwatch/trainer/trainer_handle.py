@@ -180,7 +180,15 @@ def _copied_environment(pids: Collection[int]) -> frozenset[int]:
 class SupervisedTrainer(_Trainer):
     """A trainer under a supervisor. It continues as an attached one if its supervisor is killed."""
 
-    def __init__(self, record: SupervisorRecord, *, roles: Roles, worker: Worker, clock: Clock) -> None:
+    def __init__(
+        self,
+        record: SupervisorRecord,
+        *,
+        roles: Roles,
+        worker: Worker,
+        clock: Clock,
+        users: frozenset[int] | None = None,
+    ) -> None:
         super().__init__(
             start_id=record.start_id,
             supervision=Supervision.SUPERVISED,
@@ -192,6 +200,7 @@ class SupervisedTrainer(_Trainer):
                 start_id=record.start_id,
                 supervisor=record.supervisor,
                 own_session=True,
+                users=users,
                 rules=_SupervisedTree(record),
             ),
             roles=roles,

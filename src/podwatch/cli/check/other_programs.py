@@ -69,7 +69,7 @@ def supervise(settings: Settings, present: Running) -> Iterator[Line]:
     elif seen:
         listed = "; ".join(f"pid {tree.launcher.pid}: {tree.reason}" for tree in seen)
         text = f"{mode}: podwatch starts no training because this process could be the run's trainer: {listed}"
-        fix = "if it is: `podwatch start --attach PID`; if not: `podwatch start --beside PID`"
+        fix = "if it is: `podwatch start --attach PID`; if not: `podwatch start --ignore PID`"
         yield Line("supervise", "warn", text, fix)
     else:
         waits = "waits for a trainer that you start" if mode == "attach" else "starts training"
