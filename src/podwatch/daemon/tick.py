@@ -126,7 +126,7 @@ class Findings:
             found = of_this_trainer(found)
         if recovery.desired is not Desired.RUNNING and snapshot.desired is Desired.RUNNING:
             found = of_a_run_that_ends(found)
-        return self._open.as_of_now(self._everything(as_of_now(self._parts, as_of), found))
+        return self._open.as_of_now(self._everything(as_of_now(self._parts, as_of, sensing.state.learned), found))
 
     def _kept(self, facts: Facts) -> Kept:
         parts, snapshot, sync, sets = self._parts, facts.pod, facts.store, facts.checkpoints
@@ -212,7 +212,7 @@ class Tick:
             parts.checkpoints.rescans.wake()
         if parts.checkpoints.roots.repaired():
             parts.recovery.read_again()
-        everything = self._findings.turn(as_of_now(parts, snapshot), findings)
+        everything = self._findings.turn(as_of_now(parts, snapshot, sensing.state.learned), findings)
         if self._notifying is not None:
             self._notifying.turn(everything, snapshot)
         known = (sensing.state.armed, sensing.state.learned.seen)

@@ -108,3 +108,5 @@ class Facts:
     """Steps that a hook or an evaluation reads."""
     keep_all: str = ""
     """Why podwatch may delete no checkpoint now; empty if it may."""
+    save_seconds: float = 0.0
+    """The median duration of a save, as learned; 0 before the first."""
