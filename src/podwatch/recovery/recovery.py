@@ -13,6 +13,7 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.policy.confirm_resume import ConfirmationState
+from podwatch.policy.other_trainers import ALONE, Beside
 from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, succeeded
 from podwatch.recovery import quarantine
 from podwatch.recovery.command_changed import CommandWatch
@@ -53,7 +54,7 @@ class Confirmation:
         self.context, self.runner, self.operations = context, runner, operations
         self._remembered_at = 0.0
 
-    def watch(self, snapshot: Snapshot) -> None:
+    def watch(self, snapshot: Snapshot, beside: Beside) -> None:
         """Update the current attempt; never blocks."""
         attempt, settings = self.context.attempt, self.context.tools.settings
         if attempt is None:
@@ -63,7 +64,7 @@ class Confirmation:
             return
         gpus = (*settings.gpu.inference, *settings.gpu.trainer)
         run = self.context.run
-        made = attempt.see(snapshot, run.gpu_base, gpus, self.context.tools.pod.beside)
+        made = attempt.see(snapshot, run.gpu_base, gpus, beside)
         # A step that is read only after its start was counted as failed was made before that: it proves nothing.
         if made and (not attempt.start_id or run.counted != attempt.start_id):
             self._step_made()
@@ -366,10 +367,11 @@ class Recovery:
             Finding(FindingKind.BLOCKED, Severity.CRITICAL, text, self.context.since, fix, subject="stuck"),
         )
 
-    def consider(self, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
-        """Run one tick: update the current attempt, and act on a confirmed verdict. Never blocks."""
+    def consider(self, snapshot: Snapshot, findings: Sequence[Finding], beside: Beside = ALONE) -> None:
+        """Run one tick: update the current attempt, and act on a confirmed verdict. ``beside``: other processes that
+        may write into output_dir. Never blocks."""
         self.failures.snapshots.append(snapshot)
-        self.confirmation.watch(snapshot)
+        self.confirmation.watch(snapshot, beside)
         if not self.runner.closed:
             self.command.compare_soon(snapshot.at)
             if not self.runner.acting:

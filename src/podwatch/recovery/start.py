@@ -87,7 +87,7 @@ class Starter:
             configured=(*gpu.inference, *gpu.trainer),
             base=base,
             margin=gpu.release_margin,
-            ports=tools.pod.ports(),
+            ports=tools.sensors.servers.ports(),
         )
 
     async def until_visible(self, step: int | None, files: str) -> None:
@@ -267,11 +267,12 @@ class Starter:
 
     def prepare(self, step: int | None) -> start_plan.Prepared:
         """Blocks. Raises ConfigurationError."""
+        settings = self.context.tools.settings
         return start_plan.prepare(
-            self.context.tools.settings,
+            settings,
             self.context.tools.layout,
             step=step,
-            environment=self.context.tools.pod.environment(),
+            environment=self.context.tools.environment.build(settings.trainer),
             wandb=self.context.run.wandb or self.context.tools.journal.sync.learned(FROM_STORE, {}),
             wall=self.context.tools.clock.wall(),
         )
