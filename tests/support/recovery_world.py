@@ -27,6 +27,7 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.node_from_engine import Place
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import (
@@ -45,6 +46,8 @@ from podwatch.domain.stored_checkpoint import PublishedSave, StoredSave
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.other_trainers import ALONE, Beside
 from podwatch.recovery import Phase, Recovery, RunFile, quarantine
+from podwatch.recovery.context import RecoveryContext
+from podwatch.recovery.failure import Failures
 from podwatch.recovery.own_checkpoints import OwnCheckpoints
 from podwatch.recovery.run_file import Change, parse
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
@@ -488,7 +491,9 @@ class Podwatch:
         self.writers: Writers | None = kw.pop("beside", None)
         """Who else writes into output_dir; None: nobody."""
         own = OwnCheckpoints(self.file, world.clock)
-        self.recovery = Recovery(
+        gang: Any = kw.pop("gang", None)
+        place = None if gang is None else Place(0 if gang.leads else 1, 2, "job:1")
+        context = RecoveryContext(
             Tools(
                 settings=world.settings(),
                 policies=kw.pop("policies", Policies()),
@@ -501,9 +506,11 @@ class Podwatch:
                 environment=self.environment,
                 store=RunStore(restore, kw.pop("lease", None)),
                 jitter=Even(),
+                place=place,
                 **kw,
             )
         )
+        self.recovery = Recovery(context, Failures(context), gang)
 
     @property
     def run(self) -> RunState:

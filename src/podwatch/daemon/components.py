@@ -7,6 +7,7 @@ from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
 from podwatch.checkpoints.layouts import Layout
 from podwatch.config.settings import Settings
+from podwatch.daemon.ask_and_record_attempts import JobVerdicts
 from podwatch.daemon.checkpoint_loop import Rescans
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
 from podwatch.daemon.nodes import Gang
@@ -64,12 +65,14 @@ class Foundation:
 @dataclass(frozen=True, slots=True)
 class Choices:
     """How this daemon is started. ``take_over`` is the id of an operator's `--take-over`. ``same_disk_store`` allows a
-    ``file://`` store on the checkpoints' own file system, for the demo only. ``job`` is set in job mode."""
+    ``file://`` store on the checkpoints' own file system, for the demo only. ``job`` is set in job mode.
+    ``retry``: an operator passed `--retry`."""
 
     gpu_reader: GpuReader | None = None
     same_disk_store: bool = False
     take_over: str = ""
     job: KeeperJob | None = None
+    retry: bool = False
 
 
 class Run:
@@ -166,6 +169,8 @@ class Components:
     checks: StateCheck
     gang: Gang | None = None
     """None for a run on one node."""
+    verdicts: JobVerdicts | None = None
+    """In job mode with a store."""
 
     @property
     def settings(self) -> Settings:

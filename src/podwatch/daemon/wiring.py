@@ -15,6 +15,7 @@ from podwatch.checkpoints.reboot_check import RebootCheck, boot_wall
 from podwatch.checkpoints.settle_time import probe
 from podwatch.config.settings import Settings
 from podwatch.daemon import held_back_findings
+from podwatch.daemon.ask_and_record_attempts import make_verdicts
 from podwatch.daemon.checkpoint_loop import Rescans
 from podwatch.daemon.components import (
     Checkpoints,
@@ -28,7 +29,7 @@ from podwatch.daemon.components import (
     Training,
 )
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
-from podwatch.daemon.nodes import Gang, NodeHere, make_gang
+from podwatch.daemon.nodes import make_gang, own_place
 from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.daemon.replaced_directories import RootWatch
 from podwatch.daemon.sensor_wiring import build_sensing
@@ -44,11 +45,14 @@ from podwatch.daemon.store_wiring import (
     this_pod,
 )
 from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.node_from_engine import Place
 from podwatch.domain.run_state import RunState
 from podwatch.domain.secrets import register
 from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import SAVES, Forecast, save_gap
+from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.environment import TrainingEnvironment
+from podwatch.recovery.failure import Failures
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.run_file import LOAD_SECONDS, RunFile
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
@@ -101,13 +105,17 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
     run.guard.add(lambda _mutation: checkpoints.roots.blocked_reason())
     deletion = _deletion(run)
     store = _store(settings, run, checkpoints, sensing.processes, foundation.exits, choices, deletion.forecast)
-    gang = make_gang(settings, run.workspace, run.clock)
+    place = own_place(settings)
+    context = RecoveryContext(_tools(settings, run, checkpoints, sensing, training, store, place, checks.reserve))
+    failures = Failures(context)
+    verdicts = None
+    if choices.job is not None:
+        verdicts = make_verdicts(run, sensing.gpus, store.syncer, context, retry=choices.retry)
+    gang = None if place is None else make_gang(place, failures, store.syncer, verdicts)
     if gang is not None and not gang.leads:
         run.guard.add(gang.blocked_reason)
-    recovery = _recovery(settings, run, checkpoints, sensing, training, store, gang, checks.reserve)
-    if gang is not None:
-        gang.connect(NodeHere(recovery, store.syncer))
-    return Components(run, checkpoints, sensing, training, recovery, store, deletion, checks, gang)
+    recovery = Recovery(context, failures, gang)
+    return Components(run, checkpoints, sensing, training, recovery, store, deletion, checks, gang, verdicts)
 
 
 def _run(settings: Settings, foundation: Foundation, held: HeldBack) -> tuple[Run, str]:
@@ -247,32 +255,30 @@ def _training(
     )
 
 
-def _recovery(
+def _tools(
     settings: Settings,
     run: Run,
     checkpoints: Checkpoints,
     sensing: Sensing,
     training: Training,
     store: Store,
-    gang: Gang | None,
+    place: Place | None,
     reserve: ReservedSpace,
-) -> Recovery:
-    return Recovery(
-        Tools(
-            settings=settings,
-            policies=run.config.policies,
-            clock=run.clock,
-            journal=run.journal,
-            emit=run.emit,
-            launcher=training.launcher,
-            run=RunFiles(run.layout, checkpoints.catalogue, run.workspace, run.file, run.own),
-            sensors=TrainerSensors(sensing.gpus, sensing.processes, sensing.progress, sensing.servers),
-            environment=training.environment,
-            store=RunStore(store.restore, store.syncer),
-            gang=gang,
-            guard=run.guard,
-            reserve=reserve,
-        )
+) -> Tools:
+    return Tools(
+        settings=settings,
+        policies=run.config.policies,
+        clock=run.clock,
+        journal=run.journal,
+        emit=run.emit,
+        launcher=training.launcher,
+        run=RunFiles(run.layout, checkpoints.catalogue, run.workspace, run.file, run.own),
+        sensors=TrainerSensors(sensing.gpus, sensing.processes, sensing.progress, sensing.servers),
+        environment=training.environment,
+        store=RunStore(store.restore, store.syncer),
+        place=place,
+        guard=run.guard,
+        reserve=reserve,
     )
 
 

@@ -26,7 +26,7 @@ from podwatch.recovery.restart import Operations
 from podwatch.recovery.resume_point import Lineages, ResumeChooser
 from podwatch.recovery.start import Starter
 from podwatch.recovery.start_checks import StartChecks
-from podwatch.recovery.state import Phase, RecoveryState, Tools, newest_step
+from podwatch.recovery.state import GangStart, Phase, RecoveryState, newest_step
 from podwatch.recovery.stop import Stops
 from podwatch.recovery.stop_for_evaluation import Evaluating
 from podwatch.trainer.base import Candidate, TrainerHandle
@@ -155,11 +155,12 @@ class Confirmation:
 class Recovery:
     """One per run: call ``begin`` once, ``consider`` at every tick of the sensing loop, ``close`` at the end."""
 
-    def __init__(self, tools: Tools) -> None:
-        context = self.context = RecoveryContext(tools)
+    def __init__(self, context: RecoveryContext, failures: Failures, gang: GangStart | None = None) -> None:
+        """``gang``: None for a run on one node."""
+        self.context, self.failures = context, failures
         self.lineages, self.command = Lineages(context), CommandWatch(context)
-        self.chooser, self.failures = ResumeChooser(context), Failures(context)
-        self.starter = Starter(context, self.chooser)
+        self.chooser = ResumeChooser(context)
+        self.starter = Starter(context, self.chooser, gang)
         self.stops = Stops(context, self.lineages)
         self.manual = ManualStarts(context, self.stops)
         self.checks = StartChecks(context, self.stops, self.manual)
@@ -170,7 +171,8 @@ class Recovery:
             checks=self.checks,
             chooser=self.chooser,
             starter=self.starter,
-            failures=self.failures,
+            failures=failures,
+            gang=gang,
         )
         self.runner = OperationRunner(context, self.operations)
         self.lookout = Lookout(context, self.manual, self.runner, self.operations)

@@ -14,6 +14,7 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import Decision, LeaseAction
+from podwatch.domain.node_from_engine import Place
 from podwatch.domain.run import MutationGuard
 from podwatch.domain.snapshot import GpuSample, Supervision
 from podwatch.journal import AsyncJournal
@@ -187,11 +188,6 @@ class TrainerLogs(Protocol):
 class GangStart(Protocol):
     """The start of one of several nodes (docs/nodes.md). None of these returns once the attempt is over."""
 
-    @property
-    def leads(self) -> bool:
-        """Rank 0: it chooses the step, and prepares for all."""
-        ...
-
     async def gather(self) -> None:
         """Rank 0: wait until all nodes are here, before anything is changed. Raises PodwatchError."""
         ...
@@ -260,8 +256,8 @@ class Tools:
     sensors: TrainerSensors
     environment: TrainingEnvironment
     store: RunStore
-    gang: GangStart | None = None
-    """None for a run on one node."""
+    place: Place | None = None
+    """This node's, of several; None for a run on one node."""
     guard: MutationGuard = field(default_factory=MutationGuard)
     reserve: ReservedSpace | None = None
     """Freed before a start, which needs it on a full disk."""
@@ -272,7 +268,7 @@ class Tools:
     @property
     def follows(self) -> bool:
         """Whether another node chooses the step and prepares."""
-        return self.gang is not None and not self.gang.leads
+        return self.place is not None and not self.place.leads
 
     @property
     def layout(self) -> Layout:
