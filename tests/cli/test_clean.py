@@ -15,6 +15,8 @@ import pytest
 
 from podwatch.cli import stray_gpu_processes
 from podwatch.journal import Journal
+from podwatch.recovery import RunFile
+from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import identify
 from tests.blackbox.conftest import make_rig, nvml_library, rig  # noqa: F401 - fixtures
 from tests.recovery.conftest import quick_dir, world  # noqa: F401 - fixtures
@@ -106,6 +108,25 @@ async def test_what_the_store_holds_of_the_old_line_is_not_fetched_again(world: 
     await heir.recovery.begin()
     await heir.until(Phase.CONFIRMING)
     assert world.plans[-1].step is None
+    await heir.leave()
+
+
+async def test_the_record_of_another_run_is_replaced(world: World) -> None:  # noqa: F811
+    from podwatch.recovery.clean import clean_alone
+
+    other = RunFile(world.root / "other", Workspace(world.output), "other", world.clock)
+    other.edit_now(lambda run: run)
+    other.close()
+    world.clock.advance(100)
+    first = Podwatch(world)
+    cleaned = await clean_alone(first.recovery)
+    recorded = first.recorded()
+    assert (cleaned.number, recorded.run_id, recorded.adopted) == (None, "r1", False)
+    assert recorded.first_seen_wall == world.clock.wall(), "what is older is not this run's"
+    assert recorded.lineage.id
+    await first.leave()
+    heir = Podwatch(world)
+    assert heir.file.other_run == ""
     await heir.leave()
 
 

@@ -8,6 +8,8 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.event import Event
 from podwatch.domain.manifest import Keys
 from podwatch.domain.run import Lineage
+from podwatch.domain.run_state import RunState
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.judge_earlier_attempts import Attempt
 from podwatch.stores.b2 import B2Store, Retry
@@ -42,16 +45,27 @@ class Here:
     trains: bool = False
     step: int | None = None
 
-    def attempt(self, now: float) -> Attempt:
+    def describe(self, now: float) -> Attempt:
         host = Host(self.machine or f"m{self.number}")
         who = Instance("slurm", "77", str(self.number))
         return Attempt(f"process-{self.number}", self.command, host, now, who, f"node-{self.number}")
 
-    def lineage(self) -> Lineage:
-        return Lineage("line")
+    @property
+    def training(self) -> Any:
+        """As recovery's context shows it."""
+        return self
 
-    def newest_step(self) -> int | None:
-        return self.step
+    @property
+    def handle(self) -> object | None:
+        return self if self.trains else None
+
+    @property
+    def run(self) -> RunState:
+        return RunState("run", lineage=Lineage("line"))
+
+    @property
+    def attempt(self) -> SimpleNamespace | None:
+        return None if self.step is None else SimpleNamespace(made_step=True, last_step=self.step)
 
 
 @dataclass
@@ -75,7 +89,7 @@ class Job:
         self.number += 1
         found = Here(self.number, **here)  # type: ignore[arg-type]
         file = VerdictFile(self.store, self.keys, SystemClock())
-        return JobVerdicts(file, found, SystemClock(), self.recovery, self.events.append), found
+        return JobVerdicts(file, found, found.training, SystemClock(), self.recovery, self.events.append), found
 
     async def run(self, end: JobEnd, step: int | None = None, **here: object) -> int:
         """A whole attempt; its exit code."""
@@ -246,7 +260,8 @@ async def test_a_store_that_hangs_delays_nothing_for_long(tmp_path: Path, monkey
 
     said: list[Event] = []
     file = VerdictFile(lambda: Hanging(tmp_path, writer_id="w"), Keys("run"), SystemClock())
-    verdicts = JobVerdicts(file, Here(1), SystemClock(), RecoverySettings(), said.append)
+    here = Here(1)
+    verdicts = JobVerdicts(file, here, here.training, SystemClock(), RecoverySettings(), said.append)
     began = time.monotonic()
     assert await verdicts.forbids() is None
     assert await verdicts.keep(CRASH) == CRASH
@@ -263,6 +278,8 @@ def test_it_is_whole_or_absent_wherever_the_process_is_killed(tmp_path: Path) ->
     program = f"""
 import itertools, sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from podwatch.daemon.ask_and_record_attempts import VerdictFile
 from podwatch.domain.manifest import Keys
 from podwatch.domain.earlier_attempts import RunVerdict

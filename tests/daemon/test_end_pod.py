@@ -6,17 +6,23 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from podwatch.config.settings import EndPodSettings
+from podwatch.config.settings import EndPodSettings, Policies, Settings, TrainerSettings
 from podwatch.daemon.end_pod import GONE_SECONDS, PAUSES, PodEnd, PodEnder
+from podwatch.daemon.settings_in_force import Configuration
+from podwatch.daemon.shutdown import Exit
 from podwatch.domain.event import Event
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.run import IntentKind
+from podwatch.domain.run import IntentKind, Lineage, StartRecord
+from podwatch.domain.run_state import RunState
+from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.exit_code import Outcome
 from podwatch.recovery.context import Notes
+from podwatch.recovery.state import Phase
 from tests.support.clock import AutoClock
 from tests.support.provider import Provider, provider_server
 
@@ -41,30 +47,40 @@ class Pod:
     settings: EndPodSettings
     environ: dict[str, str]
     provider: Provider | None = None
-    run_id: str = "run"
     trains: bool = False
+    started: Path | None = None
+    """Exists once an operator has started training again."""
     paused: bool = False
-    trains_as_another: bool = False
-    waiting: list[str] = field(default_factory=list)
+    start_id: str = "start-1"
+    desired: Desired = Desired.FINISHED
+    phase: Phase = Phase.FINISHED
+    leaving: Exit = field(default_factory=Exit)
     clock: AutoClock = field(default_factory=AutoClock)
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.journal = AsyncJournal(Journal.open(self.directory / "journal.sqlite"))
         self.notes = Notes(self.clock)
+        self.tools = SimpleNamespace(journal=self.journal, clock=self.clock, emit=self.events.append)
 
-    def end_id(self, outcome: Outcome) -> str:
-        return f"{outcome}:line:start-1"
+    @property
+    def context(self) -> "Pod":
+        """As recovery's."""
+        return self
 
-    def stands(self, _end: PodEnd) -> bool:
-        return not self.trains and (self.provider is None or self.provider.state == "running")
+    @property
+    def handle(self) -> object | None:
+        gone = self.provider is not None and self.provider.state != "running"
+        return self if self.trains or gone or (self.started is not None and self.started.exists()) else None
 
-    def waits(self, text: str) -> None:
-        self.waiting.append(text)
+    @property
+    def run(self) -> RunState:
+        return RunState("run", lineage=Lineage("line"), last_start=StartRecord(self.start_id, 1.0, (), ""))
 
     async def end(self, end: PodEnd, look: Callable[[], Awaitable[bool]] | None = None) -> None:
-        ender = PodEnder(self, self.journal, self.clock, self.notes, self.events.append, self.environ)
-        await ender.end(end, look)
+        trainer = TrainerSettings(output_dir=self.directory)
+        config = Configuration(Settings(run_id="run", trainer=trainer, end_pod=self.settings), Policies(), ())
+        await PodEnder(config, self, self.leaving, self.environ).end(end, look)  # type: ignore[arg-type]
 
     @property
     def texts(self) -> str:
@@ -124,6 +140,7 @@ async def test_it_is_tried_at_most_n_times_also_across_restarts_and_then_reporte
     await again.end(DONE)
     assert len(provider.calls) == 5, "podwatch restarted: the tries are used up"
     assert again.notes.all[0].kind is FindingKind.POD_NOT_ENDED
+    again.start_id = "start-2"
     await again.end(PodEnd(Outcome.FINISHED, "finished:line:start-2", stored=True))
     assert provider.state == "destroyed", "an operator trained on, and it finished again: another end"
 
@@ -145,7 +162,7 @@ async def test_an_operators_start_prevents_it_and_ends_the_tries(tmp_path: Path,
     assert provider.calls == []
     flag = tmp_path / "started"
     here = pod(tmp_path, None, "sh", "-c", f"touch {flag}; exit 1")
-    here.stands = lambda _end: not flag.exists()  # type: ignore[method-assign]
+    here.started = flag
     await here.end(DONE)
     assert here.notes.all == ()
     assert here.texts.count("try ") == 1
@@ -165,12 +182,12 @@ async def test_a_pause_delays_it_and_what_is_stored_then_counts(tmp_path: Path) 
     while here.clock.monotonic() < 1_300:
         await asyncio.sleep(0)
     assert not log.exists()
-    assert "`podwatch unpause`" in here.waiting[-1]
+    assert "`podwatch unpause`" in here.leaving.waits_for
     assert here.texts.count("`podwatch unpause`") == 1
     here.paused = False
     await ending
     assert (log.read_text().split(), looked) == (["no"], [False]), "another checkpoint was pinned meanwhile"
-    assert here.waiting[-1] == ""
+    assert here.leaving.waits_for == ""
     assert here.notes.all[0].kind is FindingKind.POD_NOT_ENDED
 
 
@@ -183,7 +200,7 @@ async def test_an_operators_start_during_a_pause_prevents_it(tmp_path: Path, pro
     here.trains = True
     await ending
     here.paused = False
-    assert (provider.calls, here.notes.all, here.waiting[-1]) == ([], (), "")
+    assert (provider.calls, here.notes.all, here.leaving.waits_for) == ([], (), "")
 
 
 async def test_a_try_is_counted_before_it_runs(tmp_path: Path) -> None:
@@ -207,7 +224,8 @@ async def test_a_command_that_hangs_is_killed_and_one_that_is_missing_is_named(t
     await here.end(DONE)
     assert "no end within 0 s" in here.notes.all[0].summary
     missing = pod(tmp_path, None, "/no/such/program")
-    await missing.end(PodEnd(Outcome.GAVE_UP, "other", stored=True))
+    missing.phase = Phase.GAVE_UP
+    await missing.end(PodEnd(Outcome.GAVE_UP, "gave-up:line:start-1", stored=True))
     assert "/no/such/program" in missing.notes.all[0].summary
     assert missing.clock.monotonic() >= sum(PAUSES)
 

@@ -4,7 +4,6 @@ over."""
 import asyncio
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -18,12 +17,10 @@ from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.config.reload_limits import waits_for_restart
 from podwatch.config.setting_names import known_keys
 from podwatch.config.settings import Settings
-from podwatch.daemon import store_wiring as store_module
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
 from podwatch.daemon.preemption_grace import Budget
 from podwatch.daemon.settings_in_force import policies_from
 from podwatch.daemon.shutdown import LastWords, beside, briefly, end_tasks, say_goodbye, say_goodbye_of_job
-from podwatch.daemon.store_wiring import StoreRestore
 from podwatch.domain.snapshot import Reading, SensorState, observed, unobserved
 from podwatch.sync.syncer import Syncer
 from podwatch.system.blocking_calls import Worker
@@ -217,46 +214,6 @@ async def test_a_verdict_is_recorded_although_the_goodbye_takes_all_of_the_grace
     began = time.monotonic()
     await beside(goodbye(), asyncio.sleep(60), Budget(0.1))
     assert time.monotonic() - began < 20
-
-
-class _Silent:
-    """A store that does not answer until it is told to."""
-
-    def __init__(self) -> None:
-        self.answer = threading.Event()
-
-    def newest(self, *, exclude: frozenset[int], step: int | None) -> None:
-        self.answer.wait(30)
-
-
-class _Here:
-    """The catalogue, with these complete checkpoints."""
-
-    def __init__(self, *names: str) -> None:
-        self.sets = tuple(_Complete(20) for _ in names)
-
-
-@dataclass
-class _Complete:
-    step: int
-    complete: bool = True
-    held: str = ""
-
-
-async def test_a_store_out_of_reach_is_not_waited_for_when_a_set_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "LOOK_SECONDS", 0.05)
-    store = _Silent()
-    door = StoreRestore(store, Worker("store"), _Here("step 20"))  # type: ignore[arg-type]
-    with pytest.raises(TimeoutError):
-        await door.newest(frozenset())
-    store.answer.set()
-    waiting = _Silent()
-    door = StoreRestore(waiting, Worker("store"), _Here())  # type: ignore[arg-type]
-    look = asyncio.ensure_future(door.newest(frozenset()))
-    await asyncio.sleep(0.2)
-    assert not look.done(), "nothing is here: only the store can help"
-    waiting.answer.set()
-    assert await look is None
 
 
 def made(**changes: object) -> Settings:

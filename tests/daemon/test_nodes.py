@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from podwatch.config.settings import NodesSettings
-from podwatch.daemon.nodes import READ_AT_ONCE, Gang, GangFiles, NodeHere
+from podwatch.daemon.nodes import READ_AT_ONCE, Gang, GangFiles, OwnNode
 from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
@@ -71,12 +71,12 @@ class Cluster:
         self.clock, self._output = ManualClock(), root / "outputs"
         self._output.mkdir()
         self.gangs: list[Gang] = []
+        self.verdicts: Any = None
 
     def add(self, rank: int, process: str, attempt: str = "job:1", count: int = 2) -> tuple[Gang, Node]:
         files = GangFiles(Workspace(self._output, node=rank), "run")
-        gang = Gang(Place(rank, count, attempt), files, NODES, self.clock, process=process, host=f"n{rank}")
-        node = Node()
-        gang.connect(node)
+        node, place = Node(), Place(rank, count, attempt)
+        gang = Gang(place, files, NODES, self.clock, process=process, host=f"n{rank}", own=node, verdicts=self.verdicts)
         self.gangs.append(gang)
         return gang, node
 
@@ -375,8 +375,8 @@ async def test_a_restarted_daemon_continues_in_its_attempt(cluster: Cluster) -> 
 
 def there_no_more(gang: Gang) -> None:
     """Nothing trains on its node any more."""
-    assert isinstance(gang._here, Node)
-    gang._here.trains = False
+    assert isinstance(gang._own, Node)
+    gang._own.trains = False
 
 
 async def together(*work: Awaitable[JobEnd]) -> list[JobEnd]:
@@ -402,17 +402,17 @@ async def test_the_broken_machine_of_another_node_reaches_the_end_that_rank_0_re
 @in_a_cluster
 async def test_nothing_starts_on_the_bad_machine_of_another_node(cluster: Cluster) -> None:
     """Rank 0 asks once all nodes are there, and before it changes anything; all nodes end, and one is named."""
-    leader, _ = cluster.add(0, "p0", count=3)
-    others = [cluster.add(rank, f"p{rank}", count=3) for rank in (1, 2)]
-    for (gang, here), name in zip(others, "ab", strict=True):
-        here.machine = Host(f"m-{name}", f"{gang.place.rank}")
     asked: list[Mapping[str, Host]] = []
 
     async def ask(hosts: Mapping[str, Host]) -> JobEnd | None:
         asked.append(hosts)
         return JobEnd(Outcome.BAD_HOST, "node 2 (n2): an ECC error", broken=(Host("m-b", "2"),))
 
-    leader.ask_hosts = ask
+    cluster.verdicts = SimpleNamespace(forbids_hosts=ask)
+    leader, _ = cluster.add(0, "p0", count=3)
+    others = [cluster.add(rank, f"p{rank}", count=3) for rank in (1, 2)]
+    for (gang, here), name in zip(others, "ab", strict=True):
+        here.machine = Host(f"m-{name}", f"{gang.place.rank}")
     gathering = asyncio.create_task(leader.gather())
     waiting = [asyncio.create_task(gang.awaited()) for gang, _ in others]
     ends = [leader, *(gang for gang, _ in others)]
@@ -467,10 +467,12 @@ async def test_a_lost_connection_is_an_echo_however_long_the_report_after_it() -
 
     tools = SimpleNamespace(
         sensors=SimpleNamespace(logs=SimpleNamespace(last_lines=lambda _count: ())),
-        pod=SimpleNamespace(environment=dict),
     )
-    failures = SimpleNamespace(log_tails=log_tails, blame=lambda *_args, **_more: (Blame.UNKNOWN, False))
-    recovery: Any = SimpleNamespace(context=SimpleNamespace(attempt=None, tools=tools), failures=failures)
-    failure = await NodeHere(recovery, None).explain(EXITED)
+    failures: Any = SimpleNamespace(
+        context=SimpleNamespace(attempt=None, tools=tools),
+        log_tails=log_tails,
+        blame=lambda *_args, **_more: (Blame.UNKNOWN, False),
+    )
+    failure = await OwnNode(failures, None).explain(EXITED)
     assert failure.log == lost
     assert failure.echo

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from podwatch.daemon.sensing_loop import CONFIRM_POLL, SensingLoop, Sensors
+from podwatch.detection.learned import Learned
 from podwatch.detection.run_detectors import initial
 from podwatch.domain.facts import Facts
 from podwatch.domain.finding import Finding
@@ -67,13 +68,13 @@ async def test_the_loop_turns_sooner_only_when_an_engine_ends() -> None:
     turns: list[float] = []
     senses = Sensors(**sensors)  # type: ignore[arg-type]
 
-    def facts() -> Facts:
+    def facts(_learned: Learned) -> Facts:
         mark = CheckpointMark()
         return Facts(senses.look(clock, saving=False, desired=found.desired, checkpoint=mark), RunState("demo"))
 
     loop = SensingLoop(
         senses, facts, clock=clock, poll=POLL, policies=found.policies,
-        state=initial(found.policies), emit=lambda _: None,
+        state=initial(found.policies), emit=lambda _: None, hurried=(hurried := asyncio.Event()),
     )  # fmt: skip
     task = asyncio.create_task(loop.run(Times(turns).turn))
     try:
@@ -86,7 +87,7 @@ async def test_the_loop_turns_sooner_only_when_an_engine_ends() -> None:
 
         found.memory[0], found.engines, found.servers = 0, [], []
         found.inference[URL] = replace(found.inference[URL], health=Health.REFUSED)
-        loop.hurry()
+        hurried.set()
         for _ in range(3):
             await settle()
             clock.advance(0.1)

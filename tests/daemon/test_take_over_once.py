@@ -18,7 +18,7 @@ def test_the_claim_and_the_flag_are_one_edit(tmp_path: Path) -> None:
     file = RunFile(tmp_path / "state", Workspace(tmp_path / "out"), "r1", AutoClock())
     parts: Any = SimpleNamespace(file=file)
     unused = cast("Any", None)
-    run = SyncedRun(unused, parts, unused, unused, unused, take_over="id")
+    run = SyncedRun(unused, parts, unused, unused, unused, unused, take_over="id")
     assert TAKE_OVER not in file.current.executed
     before = file.current.counter
     run.won(WonClaim(3, "nonce"))

@@ -5,10 +5,12 @@ ask the functions below for the rest. ``read_night`` and ``write_night`` know th
 tests/detection/nights/README.md describes; ``found_in`` gives what is found in it, in a form that can be written down.
 """
 
+import gzip
 import json
 import lzma
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from podwatch import __version__
 from podwatch.config.settings import Policies
 from podwatch.detection.base import Look
 from podwatch.detection.corroborating_signals import PROVEN_SECONDS, REFUSED_SECONDS, SEEN_TO_END, no_step_limit
@@ -322,6 +325,35 @@ def write_as_recording(path: Path, night: Night) -> None:
         learned=night.learned,
     )  # fmt: skip
     write_recording(path, header, night.turns)
+
+
+def write_for_edition_2(path: Path, night: Night) -> None:
+    """Write the night as the second edition recorded one: each turn whole, which its changes may be, too."""
+    header = {
+        "podwatch_recording": 1,
+        "version": __version__,
+        "run_id": "night",
+        "layout": night.layout,
+        "wall": night.turns[0].wall,
+        "poll": night.poll_seconds,
+        "policies": thresholds(night.policies),
+        "learned": night.learned.to_json(),
+    }
+    with gzip.open(path, "wb") as file:
+        for line in (header, *({"=": _for_edition_2(turn)} for turn in night.turns)):
+            file.write(_line(line))
+
+
+def _for_edition_2(value: Any) -> Any:
+    if is_dataclass(value):
+        return {f.name: _for_edition_2(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, frozenset):
+        return sorted(map(_for_edition_2, value))
+    if isinstance(value, tuple):
+        return list(map(_for_edition_2, value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    return value
 
 
 def write_night(path: Path, night: Night) -> None:

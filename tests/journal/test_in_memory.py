@@ -124,6 +124,24 @@ def test_a_database_that_is_damaged_while_it_is_used_gives_way_to_an_empty_one(t
     journal.close()
 
 
+def test_a_restore_that_ends_while_the_database_is_away_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    journal = Journal.open_for_guard(path)
+    done, other = (journal.open_intent(IntentKind.RESTORE, {"step": step}) for step in (5, 10))
+    journal._connection.close()  # as any error of the file
+    journal._connection = sqlite3.connect(path.with_name("other"), isolation_level=None, check_same_thread=False)
+    path.with_name("other").write_bytes(b"no database" * 1000)
+    assert journal.events() == []
+    meanwhile = journal.open_intent(IntentKind.RESTORE, {"step": 15})
+    journal.settle(done.id, IntentState.DONE, "fetched")
+    journal.return_to_disk()
+    assert [intent.id for intent in journal.open_intents()] == [other.id, meanwhile.id]
+    assert next(i for i in journal.intents() if i.id == done.id) == replace(
+        done, state=IntentState.DONE, note="fetched"
+    )
+    journal.close()
+
+
 def test_a_database_that_cannot_be_written_is_read_on_and_writes_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     journal = Journal.open_for_guard(path)

@@ -82,14 +82,6 @@ def test_published_is_ordered_by_generation_and_seq_not_by_step(tmp_path: Path) 
     journal.close()
 
 
-def test_amending_an_intent_keeps_what_it_had(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "j.sqlite")
-    intent = journal.open_intent(IntentKind.PUBLISH, {"a": 1, "b": 1})
-    journal.amend_intent(intent.id, {"b": 2})
-    assert journal.open_intents()[0].data == {"a": 1, "b": 2}
-    journal.close()
-
-
 def test_an_unknown_incident_field_is_our_bug(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "j.sqlite")
     incident = journal.open_incident("hang", "x")

@@ -1,13 +1,11 @@
 """The same pods, given to this podwatch and to the second edition: the same answers, or a reason in ``EXPLAINED``."""
 
-import gzip
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.drivers.detection import read_night, thresholds, write_as_recording
+from tests.drivers.detection import read_night, write_as_recording, write_for_edition_2
 from tests.support.golden import GOLDENS, Golden
 from tests.support.oracle import (
     OURS,
@@ -89,29 +87,23 @@ def test_plans_of_a_daemon(golden: Golden, tmp_path: Path) -> None:
         assert new(f"{' '.join(command)} beside a daemon", pair) == {}
 
 
-def recordings(directory: Path) -> list[Path]:
-    """The recorded nights, as podwatch records them. The header is one for edition 2, too."""
-    directory.mkdir(parents=True)
-    for file in NIGHTS.glob("*.jsonl.xz"):
-        path, night = directory / file.name.replace(".xz", ".gz"), read_night(file)
-        write_as_recording(path, night)
-        first, turns = gzip.decompress(path.read_bytes()).split(b"\n", 1)
-        header = json.loads(first) | {"podwatch_recording": 1}
-        header["policies"]["detection"] = thresholds(night.policies)["detection"]
-        path.write_bytes(gzip.compress(json.dumps(header).encode() + b"\n" + turns))
-    return sorted(directory.iterdir())
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 39")
 def test_replay_of_recorded_nights(tmp_path: Path) -> None:
-    """The turns of a recording have a form that edition 2 cannot read: it needs the nights written in its own."""
+    """Each edition reads the nights in the form in which it records them."""
     pod = tmp_path / "pod"
-    nights = recordings(pod / "nights")
-    config = pod_with(GOLDENS[0], tmp_path / "other")
-    shutil.copy2(config, pod)
+    config = pod_with(GOLDENS[0], pod)
+    nights = sorted(NIGHTS.glob("*.jsonl.xz"))
     assert len(nights) > 10
-    commands = [("replay", str(night), "--json") for night in nights]
-    pairs = compare(pod / config.name, lambda ask: [ask(*command) for command in commands])
+    for form, write in (("ours", write_as_recording), ("oracle", write_for_edition_2)):
+        (pod / form).mkdir()
+        for night in nights:
+            write(pod / form / night.name.replace(".xz", ".gz"), read_night(night))
+    forms = iter(("ours", "oracle"))
+
+    def replays(ask: Ask) -> list[Answer]:
+        recorded = sorted((pod / next(forms)).iterdir())
+        return [ask("replay", str(recording), "--json") for recording in recorded]
+
+    pairs = compare(config, replays)
     assert any(ours.document["would_restart_at"] for ours, _ in pairs)
     for night, pair in zip(nights, pairs, strict=True):
         assert new(f"replay {night.name}", pair) == {}

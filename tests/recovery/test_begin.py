@@ -152,6 +152,7 @@ async def test_a_new_pod_fetches_the_newest_save_of_the_run(world: World) -> Non
     await podwatch.until(Phase.CONFIRMING)
     assert store.fetched == [30]
     assert shown == ["fetching step 30 from the store: 12.3 of 47.0 GB"]
+    assert store.within == 180.0, "only the store can help"
     assert world.plans[0].step == 30
     record = podwatch.recorded()
     assert record.lineage.id == "line1", "the line goes on"
@@ -177,6 +178,7 @@ async def test_an_unreachable_store_does_not_stop_a_local_restart(world: World) 
     store.error = RemoteError("down")
     podwatch.see(18, finding=death())
     await podwatch.until(Phase.CONFIRMING)
+    assert store.within == 4.0, "it is not waited for while a checkpoint is here"
     assert world.plans[-1].step == 15
     await podwatch.leave()
 

@@ -292,9 +292,9 @@ async def test_training_is_not_stopped_while_something_speaks_against_it(world: 
     recovery.reconfigure(tools.settings, tools.policies)
     missing = tools.settings.trainer.model_copy(update={"env_file": world.root / "missing"})
     recovery.reconfigure(tools.settings.model_copy(update={"trainer": missing}), tools.policies)
-    podwatch.pod.environment = lambda: (_ for _ in ()).throw(OSError("no such file"))  # type: ignore[method-assign]
+    podwatch.environment.build = lambda _trainer: (_ for _ in ()).throw(OSError("no such file"))  # type: ignore[method-assign]
     await refused(podwatch, "could not be started again")
-    del podwatch.pod.environment
+    del podwatch.environment.build
     recovery.reconfigure(tools.settings, tools.policies)
     podwatch.see(18, finding=death())
     await refused(podwatch, "stopping or starting")

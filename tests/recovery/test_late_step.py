@@ -7,6 +7,7 @@ import pytest
 
 from podwatch.config.settings import GpuSettings, RecoverySettings
 from podwatch.domain.finding import FindingKind
+from podwatch.policy.other_trainers import ALONE
 from podwatch.policy.restart import RestartHistory
 from podwatch.recovery.context import Notes
 from podwatch.recovery.recovery import Confirmation
@@ -27,9 +28,9 @@ def test_a_step_of_a_start_that_was_counted_as_failed_takes_nothing_back(counted
     context = SimpleNamespace(
         attempt=SimpleNamespace(start_id="start-1", see=lambda *_: True),
         run=run, notes=Notes(clock), phase=Phase.GAVE_UP, unconfirmed=False, note=change, edit_soon=change,
-        tools=SimpleNamespace(clock=clock, settings=settings, pod=SimpleNamespace(beside=None)),
+        tools=SimpleNamespace(clock=clock, settings=settings),
     )  # fmt: skip
     snapshot = SimpleNamespace(trainer=SimpleNamespace(value=None), at=1000.0)
-    Confirmation(cast(Any, context), cast(Any, None), cast(Any, None)).watch(cast(Any, snapshot))
+    Confirmation(cast(Any, context), cast(Any, None), cast(Any, None)).watch(cast(Any, snapshot), ALONE)
     assert run.history.gave_up is gave_up
     assert [f.kind for f in context.notes.all if f.kind is FindingKind.GAVE_UP] == []

@@ -62,7 +62,7 @@ class Pod:
         )  # fmt: skip
         self.podwatch = Podwatch(world)
         object.__setattr__(self.podwatch.recovery.context.tools, "launcher", self.launcher)
-        self.podwatch.pod.variables = {"PATH": "/usr/bin:/bin"}
+        self.podwatch.environment.variables = {"PATH": "/usr/bin:/bin"}
 
     def mode(self, what: str) -> None:
         (self.world.root / "mode").write_text(what)

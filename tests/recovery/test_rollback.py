@@ -106,7 +106,7 @@ async def test_a_clock_that_is_set_back_makes_no_save_an_earlier_one(world: Worl
     assert handle is not None
     # a real process, but the world has a clock of its own
     handle.launcher = replace(handle.launcher, start_ticks=int(world.clock.boottime() * TICKS_PER_SECOND))
-    podwatch.recovery.context.launched = handle.launcher
+    podwatch.recovery.context.tools.run.own.launched = handle.launcher
     world.clock.offset -= 50_000.0
     save(world, 105)
     await look(podwatch)

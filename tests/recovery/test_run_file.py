@@ -435,6 +435,19 @@ def test_a_volume_that_hangs_delays_nothing_for_long(
     assert facts(file.current)["desired"] == FULL["desired"]
 
 
+def test_a_reader_of_the_copy_that_fails_is_no_silent_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(tmp_path, **FULL)
+    file = file_of(tmp_path, state="another")
+
+    def fail(*_arguments: Any) -> bytes:
+        raise RuntimeError("a bug of the reader")
+
+    monkeypatch.setattr(type(file._workspace.tree), "read_ours", fail)
+    with pytest.raises(HostError, match="RuntimeError: a bug of the reader"):
+        file.load()
+    assert not file.known, "there may be a copy: the run does not begin anew"
+
+
 def test_a_copy_that_cannot_be_written_is_said_and_written_later(tmp_path: Path) -> None:
     file = recorded(tmp_path)
     copy = copy_of(tmp_path)

@@ -55,7 +55,7 @@ def life(world: World, root: Path) -> Podwatch:
     )
     podwatch = Podwatch(world)
     object.__setattr__(podwatch.recovery.context.tools, "launcher", launcher)
-    podwatch.pod.variables = dict(os.environ)
+    podwatch.environment.variables = dict(os.environ)
     return podwatch
 
 

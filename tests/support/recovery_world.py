@@ -22,11 +22,12 @@ from typing import Any, Protocol
 from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.checkpoints.layouts.base import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
 from podwatch.checkpoints.layouts.command_line import strip_flags
-from podwatch.config.settings import Policies, Settings
+from podwatch.config.settings import Policies, Settings, TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.node_from_engine import Place
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import (
@@ -45,7 +46,10 @@ from podwatch.domain.snapshot import (
 from podwatch.domain.stored_checkpoint import PublishedSave, StoredSave
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.other_trainers import ALONE, Beside
-from podwatch.recovery import Phase, Recovery, RestoreSource, RunFile, quarantine
+from podwatch.recovery import Phase, Recovery, RunFile, quarantine
+from podwatch.recovery.context import RecoveryContext
+from podwatch.recovery.failure import Failures
+from podwatch.recovery.own_checkpoints import OwnCheckpoints
 from podwatch.recovery.run_file import Change, parse
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
 from podwatch.system.own_directories import Workspace
@@ -337,19 +341,17 @@ class Writers(Protocol):
     def beside(self) -> Beside: ...
 
 
-class FlatPod:
-    """``writers`` tells who else writes into output_dir (None: nobody)."""
-
-    def __init__(self, ports: tuple[int, ...] = (), writers: Writers | None = None) -> None:
-        self.needed, self.writers = ports, writers
+class FlatEnvironment:
+    def __init__(self) -> None:
         self.variables = {"HOME": "/root", "HF_TOKEN": "hf_secretsecretsecret1"}
 
-    @property
-    def beside(self) -> Beside:
-        return ALONE if self.writers is None else self.writers.beside
-
-    def environment(self) -> dict[str, str]:
+    def build(self, _trainer: TrainerSettings) -> dict[str, str]:
         return dict(self.variables)
+
+
+@dataclass
+class FlatServers:
+    needed: tuple[int, ...]
 
     def ports(self) -> tuple[int, ...]:
         return self.needed
@@ -477,7 +479,7 @@ class World:
 class Podwatch:
     """One life of podwatch in a world."""
 
-    def __init__(self, world: World, *, killer: Killer | None = None, restore: RestoreSource | None = None, **kw: Any):
+    def __init__(self, world: World, *, killer: Killer | None = None, restore: "Store | None" = None, **kw: Any):
         self.world, self.killer = world, killer or Killer()
         self.journal = KillableJournal(
             Journal.open(world.root / "state" / "j.sqlite", wall=world.clock.wall), self.killer
@@ -489,8 +491,13 @@ class Podwatch:
         with contextlib.suppress(HostError):
             self.file.load()
         self.sensors = FlatSensors(world, kw.pop("log_tails", dict))
-        self.pod = FlatPod(kw.pop("ports", ()), kw.pop("beside", None))
-        self.recovery = Recovery(
+        self.environment, servers = FlatEnvironment(), FlatServers(kw.pop("ports", ()))
+        self.writers: Writers | None = kw.pop("beside", None)
+        """Who else writes into output_dir; None: nobody."""
+        own = OwnCheckpoints(self.file, world.clock)
+        gang: Any = kw.pop("gang", None)
+        place = None if gang is None else Place(0 if gang.leads else 1, 2, "job:1")
+        context = RecoveryContext(
             Tools(
                 settings=world.settings(),
                 policies=kw.pop("policies", Policies()),
@@ -498,14 +505,16 @@ class Podwatch:
                 journal=self.journal,
                 emit=world.events.append,
                 launcher=WorldLauncher(world, self.killer),
-                run=RunFiles(layout, self.catalogue, self.workspace, self.file),
-                sensors=TrainerSensors(Gpus(world), self.sensors, self.sensors),
-                pod=self.pod,
+                run=RunFiles(layout, self.catalogue, self.workspace, self.file, own),
+                sensors=TrainerSensors(Gpus(world), self.sensors, self.sensors, servers),
+                environment=self.environment,
                 store=RunStore(restore, kw.pop("lease", None)),
                 jitter=Even(),
+                place=place,
                 **kw,
             )
         )
+        self.recovery = Recovery(context, Failures(context), gang)
 
     @property
     def run(self) -> RunState:
@@ -554,7 +563,8 @@ class Podwatch:
         )
 
     def see(self, *steps: int, finding: Finding | None = None) -> None:
-        self.recovery.consider(self.snapshot(*steps), (finding,) if finding else ())
+        beside = ALONE if self.writers is None else self.writers.beside
+        self.recovery.consider(self.snapshot(*steps), (finding,) if finding else (), beside)
 
     async def die(self) -> None:
         """As SIGKILL would: nothing is written any more, the world goes on."""
@@ -593,8 +603,13 @@ class Store:
         self.progress: tuple[int, int] = (12_340_000_000, 47_000_000_000)
         self.meanwhile: Callable[[], None] = lambda: None
         self.fetch_error: Exception | None = None
+        self.within: float | None = None
+        """Seconds that the last question was given."""
 
-    async def newest(self, exclude: frozenset[int], step: int | None = None) -> StoredSave | None:
+    async def newest(
+        self, exclude: frozenset[int], step: int | None = None, *, within: float | None = None
+    ) -> StoredSave | None:
+        self.within = within
         if self.error is not None:
             raise self.error
         found = (s for s in self.saves if s.step not in exclude and step in (None, s.step))

@@ -86,7 +86,7 @@ def a_life(root: Path, killer: Killer | None = None) -> Podwatch:
     )
     life = Podwatch(world, killer=killer)
     object.__setattr__(life.recovery.context.tools, "launcher", launcher)
-    life.pod.variables = dict(os.environ)
+    life.environment.variables = dict(os.environ)
     if killer is not None:
         real = PinnedTree.rename
 

@@ -14,7 +14,6 @@ import pytest
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts import make_layout
 from podwatch.config.settings import Settings
-from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
 from podwatch.domain.lease import Pod
 from podwatch.domain.manifest import Keys, Manifest, Pointer, sha1_hex
@@ -117,7 +116,6 @@ class World:
     take_over: bool = False
     trains: bool = False
     refused: list[str] = field(default_factory=list)
-    locked_out: list[PodwatchError] = field(default_factory=list)
     key: str = KEY
     key_id: str = KEY_ID
     events: list[Event] = field(default_factory=list)
@@ -206,9 +204,6 @@ class World:
 
     def must_not_train(self, why: str) -> None:
         self.refused.append(why)
-
-    def store_refuses(self, error: PodwatchError) -> None:
-        self.locked_out.append(error)
 
     def training_finished(self) -> bool:
         return self.finished

@@ -105,3 +105,28 @@ async def test_nothing_is_swept_by_a_journal_in_memory(local: World, run: Run, m
         sweeper.carry_out()
     assert removed == []
     store.close()
+
+
+async def test_an_unneeded_save_that_was_found_before_the_loss_stays(
+    local: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database goes and comes back between the look at the store and the removal."""
+    store = local.store()
+    prefix = local.keys.save(3, "gone")
+    store.put_bytes(f"{prefix}trainer/f", b"x")
+    sweeper = Sweeper(store, local.keys, local.journal, Shifted(30 * 86400.0))
+    assert [item.key for item in sweeper.look()] == [prefix]
+    still_read = Journal.refuse_unread
+
+    def away_and_back(journal: Journal, era: int, what: str) -> None:
+        still_read(journal, era, what)
+        if what.startswith("cannot clean up"):
+            lose(journal)
+            journal.return_to_disk()
+
+    monkeypatch.setattr(Journal, "refuse_unread", away_and_back)
+    with pytest.raises(HostError, match="opened again since"):
+        sweeper.carry_out()
+    assert [found.key for found in store.list(prefix)] == [f"{prefix}trainer/f"]
+    assert local.journal.open_intents() == []
+    store.close()

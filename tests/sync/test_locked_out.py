@@ -16,8 +16,8 @@ SOON = Timing(patience=0.6, claim_wait=0.1, poll=0.05, refusal=0.3)
 async def test_a_new_pod_with_a_wrong_key(b2: World, run: Run) -> None:
     b2.timing, b2.key = SOON, "wrong"
     syncer = await run(b2)
-    await until(lambda: b2.locked_out)
-    assert "store refuses the key" in str(b2.locked_out[0])
+    await until(lambda: syncer.status().locked_out)
+    assert "store refuses the key" in str(syncer.status().locked_out)
     assert syncer.standing.act is LeaseAction.ASK
     assert syncer.standing.why_not
 
@@ -29,7 +29,7 @@ async def test_a_key_that_is_corrected_in_time(b2: World, run: Run) -> None:
     await until(lambda: syncer.status().refused)
     b2.key = right
     await until(lambda: syncer.standing.act is LeaseAction.HOLD)
-    assert not b2.locked_out
+    assert syncer.status().locked_out is None
 
 
 async def test_a_corrected_key_is_shown_before_the_claim_is_decided(b2: World, run: Run) -> None:
@@ -54,9 +54,9 @@ async def test_an_outage_is_no_refusal(b2: World, run: Run, monkeypatch: pytest.
 
     monkeypatch.setattr(b2, "credentials", unreachable)
     b2.timing = dataclasses.replace(SOON, refusal=0.0)
-    await run(b2)
+    syncer = await run(b2)
     await until(lambda: len(tries) > 10)
-    assert not b2.locked_out
+    assert syncer.status().locked_out is None
 
 
 async def test_the_last_recorded_holder_trains_on(b2: World, run: Run) -> None:
@@ -69,4 +69,4 @@ async def test_the_last_recorded_holder_trains_on(b2: World, run: Run) -> None:
     await until(lambda: second.status().refused)
     await until(lambda: second.session.lease is not None and second.session.lease._refusals > 3)
     assert not second.standing.why_not
-    assert not b2.locked_out
+    assert second.status().locked_out is None

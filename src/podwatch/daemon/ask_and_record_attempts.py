@@ -13,11 +13,10 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from podwatch.config.settings import RecoverySettings, Settings
-from podwatch.daemon.components import Components
-from podwatch.daemon.nodes import run_gpus
+from podwatch.daemon.settings_in_force import Configuration
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS
 from podwatch.domain.earlier_attempts import Host, RunVerdict, verdict_document
 from podwatch.domain.engine_and_attempt import instance
@@ -25,7 +24,7 @@ from podwatch.domain.errors import PodwatchError, RemoteError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.manifest import Keys
-from podwatch.domain.run import Lineage
+from podwatch.domain.snapshot import GpuSample
 from podwatch.policy.exit_code import JobEnd
 from podwatch.policy.judge_earlier_attempts import (
     Attempt,
@@ -36,7 +35,10 @@ from podwatch.policy.judge_earlier_attempts import (
     began,
     foretold,
 )
+from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.start_plan import config_digests, working_directory
+from podwatch.sensors.base import Sensor
+from podwatch.sensors.gpu import GpuSensor
 from podwatch.stores.base import ObjectStore, OpenStore, store_time
 from podwatch.stores.credentials import credentials_for
 from podwatch.stores.open_store import open_store
@@ -46,6 +48,10 @@ from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.files import read_file
 from podwatch.system.procfs import boot_id, machine_id
+
+if TYPE_CHECKING:
+    from podwatch.daemon.components import Run
+    from podwatch.sync.syncer import Syncer
 
 ANSWER_SECONDS: Final = 10.0
 """Limit of one read, and of one write. B2 needs one second; the job's start waits for the first."""
@@ -107,12 +113,14 @@ class JobVerdicts:
     def __init__(
         self,
         file: VerdictFile,
-        here: "ThisAttempt",
+        own: "OwnAttempt",
+        training: RecoveryContext,
         clock: Clock,
         recovery: RecoverySettings,
         emit: Callable[[Event], None],
     ) -> None:
-        self._file, self._here, self._clock, self._recovery, self._emit = file, here, clock, recovery, emit
+        self._file, self._own, self._training = file, own, training
+        self._clock, self._recovery, self._emit = clock, recovery, emit
         self._worker = Worker("verdicts")
         self._kept = RunVerdict()
         self._stored = RunVerdict()
@@ -167,11 +175,12 @@ class JobVerdicts:
                 await self._look()
 
     async def _look(self) -> None:
-        if self._here.trains and (self._foretold or not self._began):
-            self._kept = began(self._kept, await self._attempt(), self._here.lineage())
+        training = self._training.attempt
+        if self._training.handle is not None and (self._foretold or not self._began):
+            self._kept = began(self._kept, await self._attempt(), self._training.run.lineage)
             self._began, self._foretold = True, False
             await self._write()
-        step = self._here.newest_step()
+        step = training.last_step if training is not None and training.made_step else None
         if step is not None and (self._step is None or step > self._step):
             self._step = step
             self._kept = advanced(self._kept, step)
@@ -211,7 +220,7 @@ class JobVerdicts:
 
     async def _attempt(self) -> Attempt:
         now = self._clock.wall() - self._ahead
-        return await self._worker.call(self._here.attempt, now, timeout=ANSWER_SECONDS)
+        return await self._worker.call(self._own.describe, now, timeout=ANSWER_SECONDS)
 
     async def _write(self) -> None:
         if self._kept == self._stored:
@@ -235,40 +244,33 @@ def _told(error: Exception) -> str:
 # -- this attempt ----------------------------------------------------------------------------------------------------
 
 
-class ThisAttempt:
-    """This attempt, as podwatch sees it. ``retry``: an operator passed `--retry`."""
+class OwnAttempt:
+    """What identifies this attempt and its machine. ``retry``: an operator passed `--retry`."""
 
-    def __init__(self, parts: Components, *, retry: bool) -> None:
-        self._parts, self._retry = parts, retry
+    def __init__(self, config: Configuration, gpus: GpuSensor, syncer: "Syncer", *, retry: bool) -> None:
+        self._config, self._gpus, self._syncer, self._retry = config, gpus, syncer, retry
         self._instance = instance(os.environ)
-        self._newest: int | None = None
 
-    def attempt(self, now: float) -> Attempt:
-        settings = self._parts.settings
-        syncer = self._parts.syncer
+    def describe(self, now: float) -> Attempt:
+        """``now``: epoch seconds by the store's clock. Reads files: blocks."""
+        settings = self._config.settings
         return Attempt(
             id=os.environ.get(JOB_PROCESS) or f"{boot_id()}:{os.getpid()}",
             digest=digest(settings),
-            host=Host(machine_id(), self._instance.node, run_gpus(settings, self._parts.sensing.gpus)),
+            host=Host(machine_id(), self._instance.node, run_gpus(settings, self._gpus)),
             now=now,
             instance=self._instance,
             host_name=socket.gethostname(),
-            worked=syncer is not None and syncer.status().last_step is not None,
+            worked=self._syncer.status().last_step is not None,
             retry=self._retry,
         )
 
-    @property
-    def trains(self) -> bool:
-        return self._parts.recovery.handle is not None
 
-    def lineage(self) -> Lineage:
-        return self._parts.run.file.current.lineage
-
-    def newest_step(self) -> int | None:
-        attempt = self._parts.recovery.context.attempt
-        if attempt is not None and attempt.made_step and attempt.last_step is not None:
-            self._newest = max(self._newest or 0, attempt.last_step)
-        return self._newest
+def run_gpus(settings: Settings, gpus: Sensor[tuple[GpuSample, ...]]) -> tuple[str, ...]:
+    """UUIDs of the run's GPUs; of all that are seen if none is configured. A lost GPU keeps its UUID."""
+    ours = {*settings.gpu.inference, *settings.gpu.trainer}
+    seen = gpus.latest().value or ()
+    return tuple(g.uuid for g in seen if g.uuid and (not ours or g.index in ours))
 
 
 def digest(settings: Settings) -> str:
@@ -291,15 +293,17 @@ def digest(settings: Settings) -> str:
     return hashlib.sha256(f"{settings.run_id}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def make_verdicts(parts: Components, *, retry: bool) -> JobVerdicts | None:
+def make_verdicts(
+    run: "Run", gpus: GpuSensor, syncer: "Syncer | None", context: RecoveryContext, *, retry: bool
+) -> JobVerdicts | None:
     """None without a usable store: each attempt is then the first."""
-    settings, syncer = parts.settings, parts.syncer
     if syncer is None:
         return None
-    writer_id = parts.run.file.current.writer_id
+    settings, writer_id = run.config.settings, run.file.current.writer_id
 
     def opened() -> ObjectStore:
         return open_store(settings.sync.store, credentials_for(settings), writer_id=writer_id, connections=1)
 
-    file = VerdictFile(opened, keys_for(settings.sync.store, settings.run_id), parts.run.clock)
-    return JobVerdicts(file, ThisAttempt(parts, retry=retry), parts.run.clock, settings.recovery, parts.run.emit)
+    file = VerdictFile(opened, keys_for(settings.sync.store, settings.run_id), run.clock)
+    own = OwnAttempt(run.config, gpus, syncer, retry=retry)
+    return JobVerdicts(file, own, context, run.clock, settings.recovery, run.emit)

@@ -7,6 +7,7 @@ from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
 from podwatch.checkpoints.layouts import Layout
 from podwatch.config.settings import Settings
+from podwatch.daemon.ask_and_record_attempts import JobVerdicts
 from podwatch.daemon.checkpoint_loop import Rescans
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
 from podwatch.daemon.nodes import Gang
@@ -14,15 +15,15 @@ from podwatch.daemon.notifications import Events
 from podwatch.daemon.paths_and_run_lock import RunLock, RunPaths
 from podwatch.daemon.replaced_directories import RootWatch
 from podwatch.daemon.sensing_loop import Sensors
-from podwatch.daemon.settings_in_force import Configuration, TrainingEnvironment
+from podwatch.daemon.settings_in_force import Configuration
 from podwatch.daemon.state_check import Exits, StateCheck
-from podwatch.daemon.store_wiring import StoreRestore, WandbIds
-from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.daemon.store_wiring import WandbIds
 from podwatch.domain.run import MutationGuard
-from podwatch.domain.snapshot import Desired
 from podwatch.domain.status_document import Capabilities
 from podwatch.journal import AsyncJournal
 from podwatch.policy.disk_forecast import Forecast
+from podwatch.recovery.environment import TrainingEnvironment
+from podwatch.recovery.own_checkpoints import OwnCheckpoints
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.run_file import RunFile
 from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
@@ -36,10 +37,10 @@ from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.own_directories import Workspace
-from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.start_and_adopt import SupervisorJob, SupervisorLauncher
 
 if TYPE_CHECKING:
+    from podwatch.sync.restore.in_thread import RestoreThread
     from podwatch.sync.syncer import Syncer
 
 LEARNED = "learned"
@@ -64,17 +65,18 @@ class Foundation:
 @dataclass(frozen=True, slots=True)
 class Choices:
     """How this daemon is started. ``take_over`` is the id of an operator's `--take-over`. ``same_disk_store`` allows a
-    ``file://`` store on the checkpoints' own file system, for the demo only. ``job`` is set in job mode."""
+    ``file://`` store on the checkpoints' own file system, for the demo only. ``job`` is set in job mode.
+    ``retry``: an operator passed `--retry`."""
 
     gpu_reader: GpuReader | None = None
     same_disk_store: bool = False
     take_over: str = ""
     job: SupervisorJob | None = None
+    retry: bool = False
 
 
 class Run:
-    """The run as every component knows it: its configuration, directories, and (once it is built) recovery's view of
-    the training. Parts that recovery is built from ask here, and are answered as before any training until then."""
+    """The run as every component knows it: its configuration, directories and recorded state."""
 
     def __init__(
         self, foundation: Foundation, config: Configuration, layout: Layout, workspace: Workspace, file: RunFile
@@ -82,31 +84,8 @@ class Run:
         self.paths, self.clock, self.journal = foundation.paths, foundation.clock, foundation.journal
         self.emit = foundation.emit
         self.config, self.layout, self.workspace, self.file = config, layout, workspace, file
+        self.own = OwnCheckpoints(file, foundation.clock)
         self.guard = MutationGuard()
-        self._recovery: Recovery | None = None
-
-    def connect(self, recovery: Recovery) -> None:
-        self._recovery = recovery
-
-    @property
-    def handle(self) -> TrainerHandle | None:
-        return self._recovery.handle if self._recovery is not None else None
-
-    @property
-    def acting(self) -> bool:
-        """Whether a stop or start of training is in progress."""
-        return self._recovery is not None and self._recovery.state.acting
-
-    @property
-    def finished(self) -> bool:
-        return self._recovery is not None and self._recovery.desired is Desired.FINISHED
-
-    @property
-    def waits_for_store(self) -> bool:
-        return self._recovery is not None and self._recovery.checks.waits_for_store
-
-    def owns(self, found: CheckpointSet) -> bool:
-        return self._recovery is not None and self._recovery.context.owns(found)
 
 
 class Reader(Protocol):
@@ -163,7 +142,7 @@ class Store:
     node 0 of this run uploads for all of its nodes, and this is another one."""
 
     syncer: "Syncer | None"
-    restore: StoreRestore | None
+    restore: "RestoreThread | None"
     refused: str
     wandb: WandbIds
     elsewhere: bool = False
@@ -190,6 +169,8 @@ class Components:
     checks: StateCheck
     gang: Gang | None = None
     """None for a run on one node."""
+    verdicts: JobVerdicts | None = None
+    """In job mode with a store."""
 
     @property
     def settings(self) -> Settings:

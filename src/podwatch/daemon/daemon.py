@@ -15,13 +15,12 @@ from podwatch.checkpoints.layouts.base import counts_saves
 from podwatch.config.last_good import save_last_good
 from podwatch.config.loading import LoadedSettings
 from podwatch.daemon import status_view
-from podwatch.daemon.ask_and_record_attempts import make_verdicts
 from podwatch.daemon.checkpoint_loop import ANNOUNCED, Announced
 from podwatch.daemon.commands import Commands
 from podwatch.daemon.components import LEARNED as LEARNED
 from podwatch.daemon.components import READ_SO_FAR, Choices, Components
 from podwatch.daemon.end_of_run import EndOfRun, FinalSync, end_grace, refuse_beside_earlier_attempt, supervisor_job
-from podwatch.daemon.end_pod import make_pod_ender
+from podwatch.daemon.end_pod import PodEnder
 from podwatch.daemon.entry import silent_seconds
 from podwatch.daemon.host_and_endpoints import STEP_SECONDS, Endpoints, Host, open_host
 from podwatch.daemon.keep_run_cost import LOOK_SECONDS, Accountant
@@ -127,7 +126,7 @@ async def build_daemon(
     """The daemon with all that its parts remember of an earlier podwatch; starts nothing."""
     journal, paths = host.journal, host.foundation.paths
     job = supervisor_job(loaded.settings.recovery, os.environ)
-    choices = Choices(start.gpu_reader, start.same_disk_store, start.take_over, job)
+    choices = Choices(start.gpu_reader, start.same_disk_store, start.take_over, job, bool(start.retry))
     parts = await host.disk.call(build, loaded.settings, host.foundation, choices)
     parts.run.config.problem = loaded.refused
     await host.disk.call(host.lock.take_beside, parts.run.workspace)  # Busy: another podwatch guards output_dir
@@ -175,11 +174,9 @@ async def build_daemon(
     tick = Tick(parts, loops, host, findings, status, store_jobs, maintenance, notifying, recorder)
     commands = Commands(parts, loops, host, status, maintenance, reload, evaluations)
     artifacts = make_artifacts(parts, reload)
-    verdicts = None if job is None else make_verdicts(parts, retry=bool(start.retry))
-    if parts.gang is not None and verdicts is not None:
-        parts.gang.ask_hosts = verdicts.forbids_hosts
     final = FinalSync(parts, loops, host, artifacts)
-    ending = EndOfRun(parts, host, final, verdicts, make_pod_ender(parts, host.exit), store_jobs, evaluations)
+    pod = PodEnder(parts.run.config, parts.recovery, host.exit, os.environ)
+    ending = EndOfRun(parts, host, final, parts.verdicts, pod, store_jobs, evaluations)
     outlets = Outlets(notifying, recorder, artifacts, ending, job, hooks, evaluations)
     return Daemon(host, parts, loops, status, memory, reload, store_jobs, commands, tick, outlets)
 

@@ -7,7 +7,6 @@ learns whether everything is stored, and runs a limited number of times, each jo
 """
 
 import asyncio
-import os
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,8 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from podwatch.client.trusted_configuration import check_command
-from podwatch.config.settings import EndPodSettings
-from podwatch.daemon.components import Components
+from podwatch.daemon.settings_in_force import Configuration
 from podwatch.daemon.shutdown import Exit
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event, EventName
@@ -25,12 +23,11 @@ from podwatch.domain.lease import LeaseAction
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.secrets import scrub, scrub_argv
 from podwatch.domain.snapshot import Desired
-from podwatch.journal import AsyncJournal, Journal
+from podwatch.journal import Journal
 from podwatch.policy.exit_code import Outcome
-from podwatch.recovery.context import Notes
+from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.state import Phase
 from podwatch.system.child import run_child
-from podwatch.system.clock import Clock
 from podwatch.trainer.environment import build_environment
 
 TRIED: Final = "end-pod"
@@ -58,40 +55,33 @@ class PodEnd:
 class PodEnder:
     """Runs the command. ``environ``: podwatch's own environment, with the provider's variables."""
 
-    def __init__(
-        self,
-        owner: "EndedRun",
-        journal: AsyncJournal,
-        clock: Clock,
-        notes: Notes,
-        emit: Callable[[Event], None],
-        environ: Mapping[str, str],
-    ) -> None:
-        self._owner, self._journal, self._clock, self._notes = owner, journal, clock, notes
-        self._emit, self._environ = emit, environ
+    def __init__(self, config: Configuration, recovery: Recovery, leaving: Exit, environ: Mapping[str, str]) -> None:
+        self._config, self._recovery, self._exit, self._environ = config, recovery, leaving, environ
+        tools = recovery.context.tools
+        self._journal, self._clock, self._emit = tools.journal, tools.clock, tools.emit
 
     def wants(self, outcome: Outcome) -> bool:
         """Whether this end of the run ends the machine."""
-        settings = self._owner.settings
+        settings = self._config.settings.end_pod
         return bool(settings.command) and str(outcome) in settings.on
 
     async def end_pod(self, outcome: Outcome, *, stored: bool, look: Look) -> None:
         """As ``end``, for the run's end now."""
-        await self.end(PodEnd(outcome, self._owner.end_id(outcome), stored), look)
+        await self.end(PodEnd(outcome, self._end_id(outcome), stored), look)
 
     async def end(self, end: PodEnd, look: Look | None = None) -> None:
         """Run the command until this machine is gone, or the tries are used up, or the end does not hold any more. Call
         it after the final sync. A pause delays it; ``look`` then finds out again whether everything is stored. Never
         raises; returns at the latest after ``tries`` times the pauses and limits, not counting that."""
-        settings = self._owner.settings
+        settings = self._config.settings.end_pod
         if not self.wants(end.outcome):
             return
         tries = await self._tries(end)
         for intent in await self._journal.run(Journal.open_intents, IntentKind.END_POD):
             await self._journal.run(Journal.settle, intent.id, IntentState.UNDONE, "podwatch ended meanwhile")
         said = ""
-        while tries < settings.tries and self._owner.stands(end):
-            if self._owner.paused:
+        while tries < settings.tries and self._stands(end):
+            if self._recovery.context.paused:
                 end = await self._after_pause(end, look)
                 continue
             tries += 1
@@ -99,23 +89,23 @@ class PodEnder:
             if not await self._still_here(end, GONE_SECONDS if not said else PAUSES[min(tries, len(PAUSES)) - 1]):
                 return
             said = said or f"it succeeded, but the machine still runs {GONE_SECONDS / 60:.0f} min later"
-        if self._owner.stands(end):
+        if self._stands(end):
             why = said or "the tries for this end were used up before podwatch was restarted"
             text = f"[end_pod] command did not end this machine in {settings.tries} tries: {why}"
-            self._notes.add(FindingKind.POD_NOT_ENDED, Severity.CRITICAL, text, _FIX)
+            self._recovery.context.notes.add(FindingKind.POD_NOT_ENDED, Severity.CRITICAL, text, _FIX)
 
     async def _after_pause(self, end: PodEnd, look: Look | None) -> PodEnd:
         """Wait until podwatch is not paused, or the end does not hold any more; returns the end with what is stored
         then: an operator may have pinned another checkpoint meanwhile."""
         text = "podwatch is paused: the end of this machine, which is billed, waits for `podwatch unpause`"
         self._say(text, Severity.WARNING)
-        self._owner.waits(text)
+        self._exit.waits_for = text
         try:
-            while self._owner.paused and self._owner.stands(end):
+            while self._recovery.context.paused and self._stands(end):
                 await self._clock.sleep(1.0)
-            return end if look is None or not self._owner.stands(end) else replace(end, stored=await look())
+            return end if look is None or not self._stands(end) else replace(end, stored=await look())
         finally:
-            self._owner.waits("")
+            self._exit.waits_for = ""
 
     async def _tries(self, end: PodEnd) -> int:
         known = await self._journal.run(Journal.learned, TRIED)
@@ -125,7 +115,7 @@ class PodEnder:
 
     async def _try(self, end: PodEnd, number: int) -> str:
         """Run it once; returns why it failed, empty if it succeeded. Counted and journaled before it runs."""
-        settings = self._owner.settings
+        settings = self._config.settings.end_pod
         try:
             await self._journal.run(Journal.learn, TRIED, {"end": end.id, "tries": number})
             data = {"outcome": str(end.outcome), "stored": end.stored, "try": number}
@@ -146,15 +136,15 @@ class PodEnder:
         return failed
 
     async def _run(self, end: PodEnd) -> str:
-        settings = self._owner.settings
+        settings = self._config.settings.end_pod
         own = {
-            "PODWATCH_RUN_ID": self._owner.run_id,
+            "PODWATCH_RUN_ID": self._config.settings.run_id,
             "PODWATCH_OUTCOME": str(end.outcome),
             "PODWATCH_STORED": "yes" if end.stored else "no",
         }
         try:
             environment = build_environment(self._environ, {}, settings.env_file) | own
-            if self._owner.trains_as_another:
+            if self._config.settings.trains_as_another:
                 await asyncio.to_thread(check_command, settings.command, Path("/"), environment.get("PATH"))
             done = await run_child(settings.command, timeout=settings.timeout, env=environment)
         except PodwatchError as error:
@@ -168,69 +158,33 @@ class PodEnder:
     async def _still_here(self, end: PodEnd, seconds: float) -> bool:
         """Wait; returns False as soon as the end does not hold any more."""
         until = self._clock.monotonic() + seconds
-        while self._owner.stands(end):
+        while self._stands(end):
             left = until - self._clock.monotonic()
             if left <= 0:
                 return True
             await self._clock.sleep(min(1.0, left))
         return False
 
-    def _say(self, text: str, severity: Severity) -> None:
-        self._emit(Event(EventName.POD_ENDING, self._clock.wall(), text, severity))
-
-
-# -- this pod --------------------------------------------------------------------------------------------------------
-
-
-class EndedRun:
-    """The run on this pod, as the end of its machine needs it."""
-
-    def __init__(self, parts: Components, leaving: Exit) -> None:
-        self._parts, self._exit = parts, leaving
-
-    @property
-    def settings(self) -> EndPodSettings:
-        return self._parts.settings.end_pod
-
-    @property
-    def trains_as_another(self) -> bool:
-        return self._parts.settings.trains_as_another
-
-    @property
-    def run_id(self) -> str:
-        return self._parts.settings.run_id
-
-    def end_id(self, outcome: Outcome) -> str:
+    def _end_id(self, outcome: Outcome) -> str:
         """Identifies this end of the run on this pod; it differs after an operator has started training again."""
-        run = self._parts.run.file.current
+        run = self._recovery.context.run
         start = run.last_start.start_id if run.last_start is not None else ""
         return f"{outcome}:{run.lineage.id}:{start}"
 
-    def stands(self, end: PodEnd) -> bool:
+    def _stands(self, end: PodEnd) -> bool:
         """Whether the end still holds: no operator has started training since."""
-        recovery = self._parts.recovery
-        if recovery.handle is not None or self.end_id(end.outcome) != end.id:
+        context = self._recovery.context
+        if context.handle is not None or self._end_id(end.outcome) != end.id:
             return False
         match end.outcome:
             case Outcome.FINISHED:
-                return recovery.desired is Desired.FINISHED
+                return context.desired is Desired.FINISHED
             case Outcome.GAVE_UP:
                 # At the time of the next try a pause shows its own phase.
-                return recovery.state.phase is Phase.GAVE_UP or (self.paused and recovery.state.phase is Phase.PAUSED)
+                return context.phase is Phase.GAVE_UP or (context.paused and context.phase is Phase.PAUSED)
             case Outcome.SUPERSEDED:
-                return recovery.context.tools.standing.act is LeaseAction.SUPERSEDED
+                return context.tools.standing.act is LeaseAction.SUPERSEDED
         return False
 
-    @property
-    def paused(self) -> bool:
-        return self._parts.recovery.context.paused
-
-    def waits(self, text: str) -> None:
-        self._exit.waits_for = text
-
-
-def make_pod_ender(parts: Components, leaving: Exit) -> PodEnder:
-    run = parts.run
-    return PodEnder(
-        EndedRun(parts, leaving), run.journal, run.clock, parts.recovery.context.notes, run.emit, os.environ
-    )
+    def _say(self, text: str, severity: Severity) -> None:
+        self._emit(Event(EventName.POD_ENDING, self._clock.wall(), text, severity))

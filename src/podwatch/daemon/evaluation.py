@@ -1,7 +1,6 @@
 """Joins the evaluations to the daemon: checkpoints here and in the store, free GPUs, disk space and pins. Imported only
 where ``[evaluation] command`` is configured."""
 
-import asyncio
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from podwatch.hooks.hook_runner import Desk
 from podwatch.hooks.start_child import problem_of
 from podwatch.journal import Journal
 from podwatch.policy.evaluation import BEST_PIN, Result, Target
-from podwatch.sync.restore.restore import Restorer
+from podwatch.sync.restore.in_thread import RestoreThread
 from podwatch.system.blocking_calls import Worker
 
 FREE_GPU_BYTES: Final = 1 << 30
@@ -37,12 +36,11 @@ DISK_SECONDS: Final = 10.0
 
 
 class PodSite:
-    """Implements ``hooks.evaluation.Site``. ``worker`` looks at the disk, ``fetching`` waits for the store."""
+    """Implements ``hooks.evaluation.Site``. ``worker`` looks at the disk."""
 
-    def __init__(self, parts: Components, loops: DaemonLoops, place: Path, restorer: Restorer | None) -> None:
+    def __init__(self, parts: Components, loops: DaemonLoops, place: Path, restore: RestoreThread | None) -> None:
         self._parts, self._loops, self._place = parts, loops, place
-        self._restorer = restorer
-        self._worker, self._fetching = Worker("evaluation"), Worker("evaluation fetch")
+        self._restore, self._worker = restore, Worker("evaluation")
 
     async def here(self, target: Target) -> tuple[str, Mapping[str, Any]] | None:
         sets = self._parts.checkpoints.catalogue.sets
@@ -54,15 +52,11 @@ class PodSite:
         return found.save_id, {**about, "layout": layout.name, "note": kind_of(layout.name).weights.note}
 
     async def fetch(self, step: int, to: Path) -> tuple[str, Mapping[str, Any]]:
-        restorer, layout = self._restorer, self._parts.run.layout
-        if restorer is None:
+        restore, layout = self._restore, self._parts.run.layout
+        if restore is None:
             raise HostError(f"the checkpoint of step {step} is not on this pod, and no store is configured")
         await self._room_for(step, to)
-        try:
-            report = await self._fetching.call(lambda: restorer.fetch(step, to=to, all_parts=True))
-        except asyncio.CancelledError:
-            restorer.kill()
-            raise
+        report = await restore.fetch(step, to=to, all_parts=True)
         parts = {Path(path).name: path for path in (*report.parts, *report.optional.parts)}
         known = kind_of(layout.name).weights
         base = report.parts[0] if report.parts else ""
@@ -142,7 +136,8 @@ class PodSite:
         return self._parts.recovery.evaluating.why_not()
 
     async def training_gpus(self) -> str | None:
-        environment = await self._worker.call(self._parts.training.environment.build, timeout=DISK_SECONDS)
+        build, trainer = self._parts.training.environment.build, self._parts.settings.trainer
+        environment = await self._worker.call(build, trainer, timeout=DISK_SECONDS)
         return environment.get("CUDA_VISIBLE_DEVICES")
 
     async def with_training_stopped(self, batch: Batch) -> tuple[bool, str]:
@@ -180,14 +175,15 @@ async def make_evaluations(parts: Components, host: Host, loops: DaemonLoops, co
         str(config or ""),
         worker,
     )
-    restorer = None
+    restore = None
     if parts.syncer is not None:
         restorer = make_restorer(settings, run.layout, run.workspace, host.journal.sync, "evaluation")
+        restore = RestoreThread(restorer, "evaluation fetch")
     place = place_of(settings.evaluation, run.paths.state, settings.run_id)
     what, fix = await worker.call(problem_of, settings.evaluation.as_check(), settings, os.environ)
     if what:
         host.bus.say(EventName.CONFIG_WARNING, f"evaluations cannot run: {what}. To fix it: {fix}", Severity.WARNING)
-    evaluations = Evaluations(desk, PodSite(parts, loops, place, restorer))
+    evaluations = Evaluations(desk, PodSite(parts, loops, place, restore))
     parts.checkpoints.readers.append(evaluations)
     with contextlib.suppress(PodwatchError):  # the journal's own finding reports it
         await evaluations.load()

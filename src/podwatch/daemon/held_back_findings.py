@@ -12,7 +12,7 @@ it. The other methods are for the event loop.
 import os
 import pwd
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.checkpoints.layouts.base import Layout, StepSeen
@@ -25,16 +25,13 @@ from podwatch.incidents import scrub
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.implausible_steps import NO_TRAINING, StepEvidence
 from podwatch.policy.other_trainers import Beside, Span, follow
-from podwatch.sensors.base import Sensor
+from podwatch.sensors.processes import ProcessSensor
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import identify, is_alive
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.other_writers import Other, Others, Run, program_of
 from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.trainer_handle import SupervisedTrainer, started_wall
-
-if TYPE_CHECKING:
-    from podwatch.daemon import components
 
 TWO_WRITERS_KEY = "two-writers"
 """Journal key of the time spans and of the released checkpoints."""
@@ -43,7 +40,7 @@ SHOWN = 100
 
 
 class TwoWriters:
-    """``run`` and ``tree`` give the trainer that podwatch watches; ``layout`` the checkpoint directories."""
+    """``processes`` gives the trainer that podwatch watches; ``layout`` the checkpoint directories."""
 
     def __init__(
         self,
@@ -54,11 +51,10 @@ class TwoWriters:
         layout: Layout,
         clock: Clock,
         journal: Journal,
-        run: "components.Run",
-        tree: Sensor[TrainerSample],
+        processes: ProcessSensor,
     ) -> None:
         self._output_dir, self._command, self._layout = trainer.output_dir, trainer.command, layout
-        self._clock, self._journal, self._run, self._tree = clock, journal, run, tree
+        self._clock, self._journal, self._processes = clock, journal, processes
         self._users = frozenset({os.geteuid(), *_uid_of(trainer.user)})
         self._others = Others(roles)
         me = identify(os.getpid())
@@ -74,7 +70,7 @@ class TwoWriters:
     def look(self) -> None:
         """Check every process of the pod."""
         at, wall = self._clock.monotonic(), self._clock.wall()
-        handle, sample = self._run.handle, self._tree.latest().value
+        handle, sample = self._processes.handle, self._processes.latest().value
         suspected = {other.identity for other in self.found}
         found: tuple[Other, ...] = ()
         try:
@@ -124,7 +120,7 @@ class TwoWriters:
 
     def findings(self, sets: tuple[CheckpointSet, ...], now: float) -> tuple[Finding, ...]:
         """``now`` monotonic."""
-        handle = self._run.handle
+        handle = self._processes.handle
         writers = tuple(other for other in self.found if other.writes)
         found = (self._two(writers, handle, sets, now),) if writers and handle is not None else self._after(sets, now)
         if self.problem:
@@ -158,7 +154,7 @@ class TwoWriters:
     ) -> Finding:
         others = "; ".join(f"pid {o.identity.pid} ({shown(o.argv)}): {o.reason}" for o in writers)
         held = ", ".join(str(s.step) for s in sets if s.held_as is HeldAs.TWO_WRITERS)
-        sample = self._tree.latest().value
+        sample = self._processes.latest().value
         ours = next((p.command for p in (sample.descendants if sample else ()) if p.identity == handle.launcher), "")
         command = shown(ours.split() or self._command)
         pids = " ".join(str(o.identity.pid) for o in writers)

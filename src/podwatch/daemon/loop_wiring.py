@@ -47,8 +47,9 @@ def make_loops(parts: Components, *, learned: Learned, announced: Announced) -> 
         policies=policies,
         state=initial(policies, learned.for_run(*about_run(parts))),
         emit=parts.run.emit,
+        hurried=parts.sensing.processes.engine_ended,
     )
-    pruner = _pruner(parts, lambda: as_of_now(parts, sensing.snapshot))
+    pruner = _pruner(parts, lambda: as_of_now(parts, sensing.snapshot, sensing.state.learned))
     guarding = CheckpointLoop(
         parts.checkpoints.catalogue,
         parts.checkpoints.worker,
@@ -61,8 +62,6 @@ def make_loops(parts: Components, *, learned: Learned, announced: Announced) -> 
         uploads=parts.syncer,
         pruner=pruner,
     )
-    parts.sensing.processes.hurry_at_engine_end(sensing)
-    parts.deletion.forecast.save_seconds = lambda: sensing.state.learned.median_save_seconds
     return DaemonLoops(sensing, guarding, pruner)
 
 

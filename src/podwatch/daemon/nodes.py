@@ -12,13 +12,14 @@ import hashlib
 import math
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from podwatch.config.settings import NodesSettings, Settings
+from podwatch.daemon.ask_and_record_attempts import JobVerdicts, run_gpus
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS
 from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.engine_and_attempt import instance
@@ -36,7 +37,6 @@ from podwatch.domain.nodes import (
     parse_report,
 )
 from podwatch.domain.run import Mutation
-from podwatch.domain.snapshot import GpuSample
 from podwatch.incidents import decisive, scrub
 from podwatch.policy.errors_in_output import LOG_LINES_KEPT
 from podwatch.policy.exit_code import JobEnd, Outcome
@@ -57,10 +57,8 @@ from podwatch.policy.nodes import (
     silent,
     still_there,
 )
-from podwatch.recovery.failure import LINE_SHOWN, SAYS_WHY
-from podwatch.recovery.recovery import Recovery
+from podwatch.recovery.failure import LINE_SHOWN, SAYS_WHY, Failures
 from podwatch.recovery.state import Phase
-from podwatch.sensors.base import Sensor
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.open_by_descriptor import NODES
@@ -138,13 +136,16 @@ class Gang:
         *,
         process: str,
         host: str,
+        own: "OwnNode",
+        verdicts: JobVerdicts | None = None,
         beat: float = BEAT_SECONDS,
         agree: float = AGREE_SECONDS,
     ) -> None:
+        """``verdicts``: None without a usable store."""
         self.place, self._files, self._nodes, self._clock = place, files, nodes, clock
         self._process, self._beat, self._agree = process, beat, agree
         self._report = Report(place.rank, process, place.attempt, host)
-        self._here: NodeHere | None = None
+        self._own, self._verdicts = own, verdicts
         self._worker = Worker("nodes")
         self._turn = asyncio.Lock()
         self._sight, self._record = Sight(), None  # type: tuple[Sight, GangRecord | None]
@@ -159,16 +160,10 @@ class Gang:
         self._order: list[str] = []
         """Processes of the nodes that failed, in the order in which this node heard of them."""
         self._first_at: float | None = None
-        self.ask_hosts: Callable[[Mapping[str, Host]], Awaitable[JobEnd | None]] = _no_list
-        """Of rank 0: why the attempt must not start on these machines, by the names of the nodes
-        (daemon/ask_and_record_attempts.py)."""
         self.problem = ""
         """Why the directory does not answer; empty if it does."""
         self.end: GangEnd | None = None
         """How this attempt ends, once that is known here."""
-
-    def connect(self, here: "NodeHere") -> None:
-        self._here = here
 
     @property
     def leads(self) -> bool:
@@ -198,7 +193,7 @@ class Gang:
         """The last report, written when podwatch ends. Never raises."""
         if self._explaining is not None:
             self._explaining.cancel()
-        self._report = replace(self._report, left=self._here is None or not self._here.trains)
+        self._report = replace(self._report, left=not self._own.trains)
         await self.turn()
         self._worker.close()
 
@@ -235,12 +230,18 @@ class Gang:
         return "" if self.leads or not self._members or everything else self._members[0]
 
     def _next_report(self) -> Report:
-        known = replace(self._report, beat=self._report.beat + 1, follows=self._generation)
-        if self._here is not None:
-            step, age = self._here.step()
-            finished = known.finished or self._here.finished
-            machine = self._here.machine
-            known = replace(known, phase=self._here.phase, step=step, step_age=age, finished=finished, machine=machine)
+        known, own = self._report, self._own
+        step, age = own.step()
+        known = replace(
+            known,
+            beat=known.beat + 1,
+            follows=self._generation,
+            phase=own.phase,
+            step=step,
+            step_age=age,
+            finished=known.finished or own.finished,
+            machine=own.machine,
+        )
         if self.end is not None:
             known = replace(known, agreed=True, end=self.end if self.leads else None)
         self._report = known
@@ -259,13 +260,12 @@ class Gang:
         """Wait until every node of this attempt has reported, and none of an earlier one can still train; nothing was
         changed before. Never returns once this attempt is over. Raises PodwatchError if this pod does not hold the run
         or the store does not confirm it."""
-        here = self._known()
         if self.end is None and not (self._members and self._announced is not None):
-            self._generation = await self._confirmed(here)
+            self._generation = await self._confirmed()
             await self._write(GangRecord(self._generation, self.place.attempt, self.place.count))
             began = self._clock.monotonic()
             while self.end is None and not self._members:
-                self._gathered(here, self._clock.monotonic() - began)
+                self._gathered(self._clock.monotonic() - began)
                 await self._clock.sleep(POLL_SECONDS)
             if self.end is None:
                 self.end = await self._refused()
@@ -274,13 +274,15 @@ class Gang:
     async def _refused(self) -> GangEnd | None:
         """The end of this attempt if the machine of another node is on the run's list of bad ones."""
         others = [s.report for p in self._members[1:] if (s := self._sight.seen.get(p)) is not None]
-        end = await self.ask_hosts({report.name: report.machine for report in others})
+        if self._verdicts is None:
+            return None
+        end = await self._verdicts.forbids_hosts({report.name: report.machine for report in others})
         if end is None:
             return None
         rank = next((report.rank for report in others if report.machine in (end.broken or ())), None)
         return replace(as_gang_end(end, self.place.rank), rank=rank)
 
-    def _gathered(self, here: "NodeHere", waited: float) -> None:
+    def _gathered(self, waited: float) -> None:
         place, patience = self.place, self._nodes.wait
         old = still_there(self._sight, self._process, self._generation, self._nodes.silence)
         members = arrived(self._sight, place.attempt, place.count, self._report)
@@ -294,7 +296,7 @@ class Gang:
         else:
             ranks = ", ".join(map(str, missing(self._sight, place.attempt, place.count)))
             text = f"of the {place.count} nodes of this run, rank {ranks} has not reported in {self._files.directory}"
-        here.show(f"waiting: {text}")
+        self._own.show(f"waiting: {text}")
         if waited > patience:
             fix = "" if old else "; it must be the same directory on all nodes"
             self.end = GangEnd(str(Outcome.BLOCKED), f"{text} within {patience:.0f} s{fix}", rank=place.rank)
@@ -302,13 +304,12 @@ class Gang:
     async def announce(self, step: int | None, files: str) -> None:
         """Everything is prepared: let every node start from ``step``, whose files have this hash. Raises as
         ``gather``."""
-        here = self._known()
         await self._park_if_over()
         if self._announced is not None and self._announced.step != step:
             text = f"rank 0 would start from step {step}, but the other nodes have started from {self._announced.step}"
             self.end = GangEnd(str(Outcome.GAVE_UP), text, rank=0)
             await self._park_if_over()
-        self._generation = await self._confirmed(here)
+        self._generation = await self._confirmed()
         ready = GangRecord(self._generation, self.place.attempt, self.place.count, self._members, True, step, files)
         await self._write(ready)
         self._announced = ready
@@ -316,17 +317,17 @@ class Gang:
         with contextlib.suppress(OSError, PodwatchError):
             await self._worker.call(self._files.remove, gone, timeout=DIRECTORY_SECONDS)
 
-    async def _confirmed(self, here: "NodeHere") -> int:
+    async def _confirmed(self) -> int:
         """The generation of this pod's claim. Waits while the claim is not decided yet, or the store does not answer;
         raises what it says after that."""
         end = self._clock.monotonic() + self._nodes.wait
         while True:
             try:
-                return await here.confirm()
+                return await self._own.confirm()
             except PodwatchError as error:
                 if self._clock.monotonic() > end or self.end is not None:
                     raise
-                here.show(f"waiting: {error}")
+                self._own.show(f"waiting: {error}")
             await self._clock.sleep(self._beat)
 
     async def _write(self, record: GangRecord) -> None:
@@ -339,8 +340,7 @@ class Gang:
                 await self._worker.call(self._files.write, record, timeout=DIRECTORY_SECONDS)
 
     async def _lead(self) -> None:
-        here = self._here
-        if here is None or self.end is not None:
+        if self.end is not None:
             return
         record = self._record
         if record is not None and self._generation and record.generation > self._generation:
@@ -349,9 +349,9 @@ class Gang:
             # A frozen rank 0 of an earlier attempt wrote it late.
             with contextlib.suppress(OSError, PodwatchError):
                 await self._worker.call(self._files.write, self._announced, timeout=DIRECTORY_SECONDS)
-        elif here.lost and self._members:
-            self.end = GangEnd(str(Outcome.SUPERSEDED), here.lost, rank=0)
-        elif self._members and not here.finished:
+        elif self._own.lost and self._members:
+            self.end = GangEnd(str(Outcome.SUPERSEDED), self._own.lost, rank=0)
+        elif self._members and not self._own.finished:
             self._judge_members()
 
     def _judge_members(self) -> None:
@@ -375,7 +375,7 @@ class Gang:
     async def awaited(self) -> tuple[int | None, str]:
         """The step that rank 0 has prepared (None: from the beginning), and the hash of its files. Never returns once
         this attempt is over."""
-        here, began = self._known(), self._clock.monotonic()
+        began = self._clock.monotonic()
         while self.end is None:
             record = self._record
             if record is not None and mine(record, self.place.attempt, self.place.rank, self._process):
@@ -385,7 +385,7 @@ class Gang:
             if leader is not None:
                 began = self._clock.monotonic()
             waited = self._clock.monotonic() - began
-            here.show(f"waiting for node 0 to choose the step ({'seen' if leader else 'not seen'})")
+            self._own.show(f"waiting for node 0 to choose the step ({'seen' if leader else 'not seen'})")
             if waited > self._nodes.wait:
                 text = (
                     f"node 0 of this attempt has not reported in {self._files.directory} for {waited:.0f} s; it must be"
@@ -483,7 +483,7 @@ class Gang:
         return tuple(_evidence(s.report) for s in self._members_seen())
 
     async def _explain(self, finding: Finding) -> None:
-        self._report = replace(self._report, failure=await self._known().explain(finding))
+        self._report = replace(self._report, failure=await self._own.explain(finding))
 
     async def agree(self, end: JobEnd, *, storing: float = 0.0) -> JobEnd:
         """The end that all nodes have, once they know of it; ``end``: this node's own. Bounded, except that a finished
@@ -564,11 +564,6 @@ class Gang:
         if self.end is not None:
             await asyncio.Event().wait()
 
-    def _known(self) -> "NodeHere":
-        if self._here is None:
-            raise RuntimeError("the gang is not connected")
-        return self._here
-
     # -- status -------------------------------------------------------------------------------------------------------
 
     def view(self) -> tuple[NodeView, ...]:
@@ -591,17 +586,17 @@ class Gang:
         return sorted(found, key=lambda s: s.report.rank)
 
 
-class NodeHere:
-    """This node, as recovery sees it, and the store where this is rank 0."""
+class OwnNode:
+    """What this node reports of itself, and why its training failed; ``syncer``: None where this is not rank 0."""
 
-    def __init__(self, recovery: Recovery, syncer: "Syncer | None") -> None:
-        self._recovery, self._syncer = recovery, syncer
+    def __init__(self, failures: Failures, syncer: "Syncer | None") -> None:
+        self._context, self._failures, self._syncer = failures.context, failures, syncer
         self._machine = Host(machine_id(), instance(os.environ).node)
 
     @property
     def machine(self) -> Host:
         """With the GPUs as they were last seen: a broken one can take the driver with it."""
-        tools = self._recovery.context.tools
+        tools = self._context.tools
         seen = run_gpus(tools.settings, tools.gpus)
         if seen and seen != self._machine.gpus:
             self._machine = replace(self._machine, gpus=seen)
@@ -609,34 +604,34 @@ class NodeHere:
 
     @property
     def phase(self) -> str:
-        return str(self._recovery.state.phase)
+        return str(self._context.phase)
 
     @property
     def trains(self) -> bool:
-        return self._recovery.handle is not None
+        return self._context.handle is not None
 
     @property
     def finished(self) -> bool:
-        return self._recovery.state.phase is Phase.FINISHED
+        return self._context.phase is Phase.FINISHED
 
     @property
     def lost(self) -> str:
-        standing = self._recovery.context.tools.standing
+        standing = self._context.tools.standing
         return standing.why_not if standing.stop else ""
 
     def step(self) -> tuple[int | None, float | None]:
-        attempt = self._recovery.context.attempt
+        attempt = self._context.attempt
         if attempt is None or attempt.last_step is None:
             return None, None
         at = next((s.at for s in attempt.samples if s.step == attempt.last_step), None)
-        now = self._recovery.context.tools.clock.monotonic()
+        now = self._context.tools.clock.monotonic()
         return attempt.last_step, None if at is None else max(0.0, now - at)
 
     def show(self, text: str) -> None:
-        self._recovery.context.show(Phase.STARTING, text)
+        self._context.show(Phase.STARTING, text)
 
     async def explain(self, finding: Finding) -> NodeFailure:
-        context, failures = self._recovery.context, self._recovery.failures
+        context, failures = self._context, self._failures
         tools = context.tools
         lines = tuple(tools.sensors.logs.last_lines(LOG_LINES_KEPT))
         log, echo = "", False
@@ -655,28 +650,20 @@ class NodeHere:
         return await self._syncer.confirm()
 
 
-def run_gpus(settings: Settings, gpus: Sensor[tuple[GpuSample, ...]]) -> tuple[str, ...]:
-    """UUIDs of the run's GPUs; of all that are seen if none is configured. A lost GPU keeps its UUID."""
-    ours = {*settings.gpu.inference, *settings.gpu.trainer}
-    seen = gpus.latest().value or ()
-    return tuple(g.uuid for g in seen if g.uuid and (not ours or g.index in ours))
-
-
-async def _no_list(_hosts: Mapping[str, Host]) -> JobEnd | None:
-    return None
-
-
-def make_gang(settings: Settings, workspace: Workspace, clock: Clock) -> Gang | None:
+def own_place(settings: Settings) -> Place | None:
     """None for a run on one node."""
     rank, count = settings.nodes.rank, settings.nodes.count
     if rank is None or count is None or count < 2:
         return None
-    place = place_of(os.environ, rank, count)
-    if place is None:
-        return None
+    return place_of(os.environ, rank, count)
+
+
+def make_gang(place: Place, failures: Failures, syncer: "Syncer | None", verdicts: JobVerdicts | None) -> Gang:
+    tools = failures.context.tools
+    settings, clock, own = tools.settings, tools.clock, OwnNode(failures, syncer)
     process = os.environ.get(JOB_PROCESS) or f"{boot_id()}:{os.getpid()}"
-    files = GangFiles(workspace, settings.run_id)
-    return Gang(place, files, settings.nodes, clock, process=process, host=socket.gethostname())
+    files, host = GangFiles(tools.workspace, settings.run_id), socket.gethostname()
+    return Gang(place, files, settings.nodes, clock, process=process, host=host, own=own, verdicts=verdicts)
 
 
 def _evidence(report: Report) -> Evidence:

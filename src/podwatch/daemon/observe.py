@@ -1,13 +1,14 @@
 """Builds the facts of each turn. Never blocks."""
 
 from podwatch.daemon.components import Components
+from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.facts import Facts
 from podwatch.domain.run import Mutation
 from podwatch.domain.snapshot import CheckpointMark, Snapshot
 
 
-def observe(parts: Components) -> Facts:
+def observe(parts: Components, learned: Learned) -> Facts:
     """The facts with the newest readings of all sensors. On the event loop only."""
     catalogue = parts.checkpoints.catalogue
     pod = parts.sensing.sensors.look(
@@ -16,10 +17,10 @@ def observe(parts: Components) -> Facts:
         desired=parts.recovery.context.judged,
         checkpoint=_mark(catalogue.sets),
     )
-    return as_of_now(parts, pod)
+    return as_of_now(parts, pod, learned)
 
 
-def as_of_now(parts: Components, pod: Snapshot) -> Facts:
+def as_of_now(parts: Components, pod: Snapshot, learned: Learned) -> Facts:
     """The facts of this moment with the readings of an earlier turn, ``pod``. From any thread: reads frozen values."""
     checkpoints, run, state = parts.checkpoints, parts.run.file.current, parts.recovery.state
     return Facts(
@@ -32,6 +33,7 @@ def as_of_now(parts: Components, pod: Snapshot) -> Facts:
         resume_sources=state.protect,
         reading=frozenset(step for reader in checkpoints.readers for step in reader.reading),
         keep_all=_keep_all(parts),
+        save_seconds=learned.median_save_seconds or 0.0,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from podwatch.config.settings import Policies
+from podwatch.detection.learned import Learned
 from podwatch.detection.run_detectors import DetectionState, advance, confirming
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.facts import Facts
@@ -102,14 +103,16 @@ class SensingLoop:
     def __init__(
         self,
         senses: Sensors,
-        observe: Callable[[], Facts],
+        observe: Callable[[Learned], Facts],
         *,
         clock: Clock,
         poll: float,
         policies: Policies,
         state: DetectionState,
         emit: Emit,
+        hurried: asyncio.Event,
     ) -> None:
+        """``hurried``: set it for a turn at once."""
         self._senses, self._clock, self._poll = senses, clock, poll
         self.policies = policies
         self.state = state
@@ -120,11 +123,11 @@ class SensingLoop:
         self._last_turn = clock.monotonic()
         self._armed = state.armed
         self._sensor_states: dict[str, SensorState] = {}
-        self._hurried = asyncio.Event()
+        self._hurried = hurried
 
     async def run(self, each: Turn) -> None:
         """Run until cancelled, and call ``each`` at each turn: one shortly after each poll of the sensors, sooner
-        after ``hurry``, and every ``CONFIRM_POLL`` while the evidence of a death is incomplete."""
+        when hurried, and every ``CONFIRM_POLL`` while the evidence of a death is incomplete."""
         while True:
             self.turn(each)
             rest = until_beat(self._clock.monotonic(), self._poll, LAG * self._poll)
@@ -135,12 +138,8 @@ class SensingLoop:
                 self._senses.wake()
                 await self._clock.sleep(CONFIRM_LAG)
 
-    def hurry(self) -> None:
-        """Run the next turn at once. Never blocks."""
-        self._hurried.set()
-
     def turn(self, each: Turn) -> None:
-        facts = self._observe()
+        facts = self._observe(self.state.learned)
         snapshot = facts.pod
         self.state, findings = advance(self.state, snapshot, self.policies)
         self._tell_sensors(snapshot)

@@ -1,7 +1,7 @@
 """The configuration in force: settings, the policies that follow from them, and what a reload changes of them.
 
-And what a run is given besides its settings: the environment of a start of training, the store's key, and the secrets
-in its files, which the scrubber must know before anything is shown.
+And what a run is given besides its settings: the secrets in its files, which the scrubber must know before anything is
+shown.
 """
 
 import os
@@ -22,7 +22,7 @@ from podwatch.domain.secrets import register
 from podwatch.domain.trainer_log import LogRule
 from podwatch.stores.credentials import credentials_for
 from podwatch.stores.s3_credentials import claim_own
-from podwatch.trainer.environment import as_given, build_environment, read_env_file
+from podwatch.trainer.environment import read_env_file
 
 
 @dataclass(slots=True)
@@ -106,21 +106,3 @@ def _unless_unreadable() -> Iterator[None]:
         yield
     except (PodwatchError, OSError):
         return
-
-
-class TrainingEnvironment:
-    """The environment of a start of training. ``heartbeat_url`` is the base of its progress pings: set while HTTP is
-    served, else empty."""
-
-    def __init__(self, config: Configuration, token: str) -> None:
-        self._config, self.token = config, token
-        self.heartbeat_url = ""
-
-    def build(self) -> dict[str, str]:
-        """Reads the env_file: blocks. The values can be secrets."""
-        trainer = self._config.settings.trainer
-        built = build_environment(as_given(os.environ), trainer.env, trainer.env_file, user=trainer.user)
-        if self.heartbeat_url:
-            built["PODWATCH_HEARTBEAT_URL"] = f"{self.heartbeat_url}/heartbeat/{self.token}/trainer"
-            built["PODWATCH_HEARTBEAT_ORCHESTRATOR_URL"] = f"{self.heartbeat_url}/heartbeat/{self.token}/orchestrator"
-        return built

@@ -144,7 +144,7 @@ class StatusSource:
         now, wall = parts.run.clock.monotonic(), parts.run.clock.wall()
         state = parts.recovery.state
         snapshot, _ = present(sensing.snapshot, watched_of(state), now=now, wall=wall)
-        facts = as_of_now(parts, snapshot)
+        facts = as_of_now(parts, snapshot, sensing.state.learned)
         recovery = recovery_view(state, self._exit.waits_for)
         sync = facts.store or StoreFacts()
         if parts.store.elsewhere:

@@ -343,7 +343,7 @@ class _OwnArtefacts:
 
     def learn_secrets(self) -> None:
         credentials_for(self._parts.settings)
-        self._parts.recovery.context.tools.pod.environment()
+        self._parts.training.environment.build(self._parts.settings.trainer)
 
     def may_write(self) -> bool:
         return not self._syncer.status().superseded and not self._parts.run.guard.blocked_reason(Mutation.PUBLISH)

@@ -1,24 +1,21 @@
 """What the daemon gives the store and takes from it: who this pod is, the Syncer, and restores for recovery."""
 
-import asyncio
 import contextlib
 import hashlib
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.state_check import Exits
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS
-from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.engine_and_attempt import instance
-from podwatch.domain.errors import ConfigurationError, ExitCode, HostError, PodwatchError
+from podwatch.domain.errors import ExitCode, HostError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import Pod
@@ -26,8 +23,9 @@ from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.run import Mutation, identity
 from podwatch.domain.run_state import WonClaim
 from podwatch.domain.secrets import scrub_argv
-from podwatch.domain.stored_checkpoint import StoredSave
+from podwatch.domain.snapshot import Desired
 from podwatch.journal import Journal
+from podwatch.sensors.processes import ProcessSensor
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials, credentials_for
 from podwatch.stores.open_store import open_store, same_filesystem
@@ -42,11 +40,6 @@ if TYPE_CHECKING:
     from podwatch.daemon.components import Run
     from podwatch.sync.restore.restore import Restorer
 
-LOOK_SECONDS = 4.0
-"""How long a restart waits for the store's newest checkpoint while this pod has a complete one: an unreachable store is
-retried for minutes, and idle GPUs cost money. B2 answers the four requests within one second."""
-ONLY_STORE_SECONDS = 180.0
-"""The same while this pod has no complete checkpoint: only the store can provide one."""
 WANDB_SECONDS = 60.0
 """Interval; reads two links. The first checkpoint comes minutes after the trainer has its W&B run."""
 PATIENCE_SECONDS = 10.0
@@ -137,12 +130,13 @@ def no_backup(settings: Settings, same_disk_store: bool) -> str:
 
 
 class SyncedRun:
-    """Implements sync's GuardedRun over the run record, recovery's view of the training and the guard."""
+    """Implements sync's GuardedRun over the run record, the watched trainer and the guard."""
 
     def __init__(
         self,
         settings: Settings,
         run: "Run",
+        processes: ProcessSensor,
         exits: Exits,
         wandb: WandbIds,
         rescans: "Rescans",
@@ -150,7 +144,8 @@ class SyncedRun:
         take_over: str = "",
     ) -> None:
         """``take_over``: id of an operator's `--take-over` that was not executed yet."""
-        self._settings, self._run, self._exits, self._wandb = settings, run, exits, wandb
+        self._settings, self._run, self._processes = settings, run, processes
+        self._exits, self._wandb = exits, wandb
         self._rescans, self._take_over = rescans, take_over
 
     def identity(self) -> RunIdentity:
@@ -173,7 +168,7 @@ class SyncedRun:
         return credentials_for(self._run.config.settings)
 
     def trainer_alive(self) -> bool:
-        return self._run.handle is not None
+        return self._processes.handle is not None
 
     def ever_started(self) -> bool:
         return self._run.file.current.last_start is not None
@@ -188,20 +183,12 @@ class SyncedRun:
 
     def must_not_train(self, why: str) -> None:
         """Another pod holds the run: exit without training; the caller can retry later."""
-        self._leave(ExitCode.TRY_AGAIN, f"{why}. podwatch exits; to take the run over: `podwatch run --take-over`")
-
-    def store_refuses(self, error: PodwatchError) -> None:
-        """The store refuses this pod permanently and no training runs here: exit, because waiting only costs money."""
-        if not self._run.waits_for_store:
-            return
-        self._leave(
-            ExitCode.CONFIGURATION if isinstance(error, ConfigurationError) else ExitCode.PERMISSION,
-            f"cannot start training: {error}. Without the store podwatch cannot know whether another pod trains this"
-            " run, so podwatch exits. To start training from the beginning anyway: `podwatch run --fresh`",
-        )
+        text = f"{why}. podwatch exits; to take the run over: `podwatch run --take-over`"
+        self._run.emit(Event(EventName.DAEMON_STOPPING, self._run.clock.wall(), text, Severity.CRITICAL))
+        self._exits.leave(ExitCode.TRY_AGAIN)
 
     def training_finished(self) -> bool:
-        return self._run.finished
+        return self._run.file.current.desired is Desired.FINISHED
 
     def withheld(self) -> str:
         return self._run.guard.blocked_reason(Mutation.PUBLISH)
@@ -214,10 +201,6 @@ class SyncedRun:
 
     def observes(self) -> bool:
         return self._run.config.settings.mode == "observe"
-
-    def _leave(self, code: ExitCode, why: str) -> None:
-        self._run.emit(Event(EventName.DAEMON_STOPPING, self._run.clock.wall(), why, Severity.CRITICAL))
-        self._exits.leave(code)
 
 
 # -- restores --------------------------------------------------------------------------------------------------------
@@ -247,28 +230,3 @@ def make_restorer(
         connections=sync.connections,
         user=settings.trainer.user,
     )
-
-
-class StoreRestore:
-    """Implements recovery's RestoreSource over a Restorer, which it runs in its own worker thread."""
-
-    def __init__(self, restorer: "Restorer", worker: Worker, catalogue: Catalogue) -> None:
-        self._restorer, self._worker, self._catalogue = restorer, worker, catalogue
-
-    async def newest(self, exclude: frozenset[int], step: int | None = None) -> StoredSave | None:
-        patience = LOOK_SECONDS if newest_complete(self._catalogue.sets) is not None else ONLY_STORE_SECONDS
-        return await self._worker.call(lambda: self._restorer.newest(exclude=exclude, step=step), timeout=patience)
-
-    async def fetch(self, step: int | None, progress: Callable[[int, int], None] | None = None) -> int:
-        loop = asyncio.get_running_loop()
-
-        def relay(done: int, total: int) -> None:
-            if progress is not None:
-                loop.call_soon_threadsafe(progress, done, total)
-
-        try:
-            report = await self._worker.call(lambda: self._restorer.fetch(step, progress=relay))
-        except asyncio.CancelledError:
-            self._restorer.kill()  # staged files stay: the next fetch continues from them
-            raise
-        return report.step

@@ -35,7 +35,7 @@ from podwatch.daemon.settings_in_force import learn_secrets, policies_from
 from podwatch.daemon.status_view import StatusSource, watched_of
 from podwatch.daemon.store_jobs import StoreJobs
 from podwatch.detection.one_finding_per_failure import fold, of_a_run_that_ends, of_this_trainer, present
-from podwatch.domain.errors import ConfigurationError
+from podwatch.domain.errors import ConfigurationError, ExitCode
 from podwatch.domain.event import Emit, EventName
 from podwatch.domain.facts import Facts, StoreFacts
 from podwatch.domain.finding import Finding, Severity
@@ -126,7 +126,7 @@ class Findings:
             found = of_this_trainer(found)
         if recovery.desired is not Desired.RUNNING and snapshot.desired is Desired.RUNNING:
             found = of_a_run_that_ends(found)
-        return self._open.as_of_now(self._everything(as_of_now(self._parts, as_of), found))
+        return self._open.as_of_now(self._everything(as_of_now(self._parts, as_of, sensing.state.learned), found))
 
     def _kept(self, facts: Facts) -> Kept:
         parts, snapshot, sync, sets = self._parts, facts.pod, facts.store, facts.checkpoints
@@ -203,16 +203,18 @@ class Tick:
             facts.checkpoints,
             step_seconds=sensing.state.learned.median_step_seconds,
             run=facts.run,
-            fetched=parts.recovery.context.fetched,
+            fetched=parts.run.own.fetched,
         )
         acted = (*findings, *self._loops.pruner.findings())
-        parts.recovery.consider(snapshot, acted if parts.gang is None else parts.gang.judged(acted))
+        acted = acted if parts.gang is None else parts.gang.judged(acted)
+        parts.recovery.consider(snapshot, acted, parts.training.two_writers.beside)
         self._store_jobs.turn(snapshot)
+        self._leave_if_locked_out(facts.store)
         if parts.recovery.asks_whose:
             parts.checkpoints.rescans.wake()
         if parts.checkpoints.roots.repaired():
             parts.recovery.read_again()
-        everything = self._findings.turn(as_of_now(parts, snapshot), findings)
+        everything = self._findings.turn(as_of_now(parts, snapshot, sensing.state.learned), findings)
         if self._notifying is not None:
             self._notifying.turn(everything, snapshot)
         known = (sensing.state.armed, sensing.state.learned.seen)
@@ -222,6 +224,20 @@ class Tick:
             parts.run.journal.post(Journal.learn, LEARNED, sensing.state.learned.to_json())
             self._host.bus.save()
         self._tell_systemd()
+
+    def _leave_if_locked_out(self, store: StoreFacts | None) -> None:
+        """Exit where the store refuses this pod permanently and no training runs here: waiting only costs money."""
+        error = None if store is None else store.locked_out
+        leaves = self._host.exit.first is not None
+        if error is None or leaves or not self._parts.recovery.checks.waits_for_store:
+            return
+        text = (
+            f"cannot start training: {error}. Without the store podwatch cannot know whether another pod trains this"
+            " run, so podwatch exits. To start training from the beginning anyway: `podwatch run --fresh`"
+        )
+        self._host.bus.say(EventName.DAEMON_STOPPING, text, Severity.CRITICAL)
+        wrong = isinstance(error, ConfigurationError)
+        self._host.exit.leave(ExitCode.CONFIGURATION if wrong else ExitCode.PERMISSION)
 
     def _remember_read_positions(self) -> None:
         """Record how far the logs are read, at once with a new start. The next podwatch finds a finish line that is

@@ -15,6 +15,7 @@ from podwatch.checkpoints.reboot_check import RebootCheck, boot_wall
 from podwatch.checkpoints.settle_time import probe
 from podwatch.config.settings import Settings
 from podwatch.daemon import held_back_findings
+from podwatch.daemon.ask_and_record_attempts import make_verdicts
 from podwatch.daemon.checkpoint_loop import Rescans
 from podwatch.daemon.components import (
     Checkpoints,
@@ -28,15 +29,14 @@ from podwatch.daemon.components import (
     Training,
 )
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
-from podwatch.daemon.nodes import Gang, NodeHere, make_gang
+from podwatch.daemon.nodes import make_gang, own_place
 from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.daemon.replaced_directories import RootWatch
 from podwatch.daemon.sensor_wiring import build_sensing
-from podwatch.daemon.settings_in_force import Configuration, TrainingEnvironment, learn_secrets, policies_from
+from podwatch.daemon.settings_in_force import Configuration, learn_secrets, policies_from
 from podwatch.daemon.state_check import Exits, StateCheck
 from podwatch.daemon.store_wiring import (
     TAKE_OVER,
-    StoreRestore,
     SyncedRun,
     WandbIds,
     attempt_ended,
@@ -45,17 +45,20 @@ from podwatch.daemon.store_wiring import (
     this_pod,
 )
 from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.node_from_engine import Place
 from podwatch.domain.run_state import RunState
 from podwatch.domain.secrets import register
 from podwatch.journal import Journal
 from podwatch.policy.disk_forecast import SAVES, Forecast, save_gap
-from podwatch.policy.other_trainers import Beside
+from podwatch.recovery.context import RecoveryContext
+from podwatch.recovery.environment import TrainingEnvironment
+from podwatch.recovery.failure import Failures
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.run_file import LOAD_SECONDS, RunFile
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
 from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
 from podwatch.retention.remove_checkpoints import Remover
-from podwatch.sensors.inference import Servers
+from podwatch.sensors.processes import ProcessSensor
 from podwatch.sync.interfaces import OwnSets
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.files import ReservedSpace
@@ -102,15 +105,18 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
     run.guard.add(checks.blocked_reason)
     run.guard.add(lambda _mutation: checkpoints.roots.blocked_reason())
     deletion = _deletion(run)
-    store = _store(settings, run, checkpoints, foundation.exits, choices, deletion.forecast)
-    gang = make_gang(settings, run.workspace, run.clock)
+    store = _store(settings, run, checkpoints, sensing.processes, foundation.exits, choices, deletion.forecast)
+    place = own_place(settings)
+    context = RecoveryContext(_tools(settings, run, checkpoints, sensing, training, store, place, checks.reserve))
+    failures = Failures(context)
+    verdicts = None
+    if choices.job is not None:
+        verdicts = make_verdicts(run, sensing.gpus, store.syncer, context, retry=choices.retry)
+    gang = None if place is None else make_gang(place, failures, store.syncer, verdicts)
     if gang is not None and not gang.leads:
         run.guard.add(gang.blocked_reason)
-    recovery = _recovery(settings, run, checkpoints, sensing, training, store, gang, checks.reserve)
-    run.connect(recovery)
-    if gang is not None:
-        gang.connect(NodeHere(recovery, store.syncer))
-    return Components(run, checkpoints, sensing, training, recovery, store, deletion, checks, gang)
+    recovery = Recovery(context, failures, gang)
+    return Components(run, checkpoints, sensing, training, recovery, store, deletion, checks, gang, verdicts)
 
 
 def _start_ids(run: Run) -> tuple[str, ...]:
@@ -187,6 +193,7 @@ def _store(
     settings: Settings,
     run: Run,
     checkpoints: Checkpoints,
+    processes: ProcessSensor,
     exits: Exits,
     choices: Choices,
     forecast: Forecast,
@@ -198,12 +205,14 @@ def _store(
         return Store(None, None, "", wandb, elsewhere=True)
     if not settings.sync.store or refused:
         return Store(None, None, refused, wandb)
+    from podwatch.sync.restore.in_thread import RestoreThread  # a daemon without a store does not need it
+
     take_over = choices.take_over if run.file.current.executed.get(TAKE_OVER) != choices.take_over else ""
-    synced = SyncedRun(settings, run, exits, wandb, checkpoints.rescans, take_over=take_over)
+    synced = SyncedRun(settings, run, processes, exits, wandb, checkpoints.rescans, take_over=take_over)
     terms = _terms(settings, writer_id, take_over=bool(take_over), stands_by=choices.job is not None)
     syncer = _syncer(settings, run, checkpoints.catalogue, synced, terms, forecast)
     restorer = make_restorer(settings, run.layout, run.workspace, journal, writer_id)
-    return Store(syncer, StoreRestore(restorer, Worker("restore"), checkpoints.catalogue), refused, wandb)
+    return Store(syncer, RestoreThread(restorer, "restore"), refused, wandb)
 
 
 def _terms(settings: Settings, writer_id: str, *, take_over: bool, stands_by: bool) -> "LeaseTerms":
@@ -222,7 +231,7 @@ def _syncer(
     return Syncer(
         settings,
         synced,
-        OwnSets(catalogue, run.owns),
+        OwnSets(catalogue, run.own.owns),
         run.journal,
         run.clock,
         run.emit,
@@ -239,7 +248,7 @@ def _training(
     register(token)
     return Training(
         launcher=launcher,
-        environment=TrainingEnvironment(run.config, token),
+        environment=TrainingEnvironment(token),
         two_writers=TwoWriters(
             settings.trainer,
             checkpoints.held,
@@ -247,56 +256,36 @@ def _training(
             layout=run.layout,
             clock=run.clock,
             journal=run.journal.sync,
-            run=run,
-            tree=sensing.processes,
+            processes=sensing.processes,
         ),
     )
 
 
-def _recovery(
+def _tools(
     settings: Settings,
     run: Run,
     checkpoints: Checkpoints,
     sensing: Sensing,
     training: Training,
     store: Store,
-    gang: Gang | None,
+    place: Place | None,
     reserve: ReservedSpace,
-) -> Recovery:
-    return Recovery(
-        Tools(
-            settings=settings,
-            policies=run.config.policies,
-            clock=run.clock,
-            journal=run.journal,
-            emit=run.emit,
-            launcher=training.launcher,
-            run=RunFiles(run.layout, checkpoints.catalogue, run.workspace, run.file),
-            sensors=TrainerSensors(sensing.gpus, sensing.processes, sensing.progress),
-            pod=ThisPod(training, sensing.servers),
-            store=RunStore(store.restore, store.syncer),
-            gang=gang,
-            guard=run.guard,
-            reserve=reserve,
-        )
+) -> Tools:
+    return Tools(
+        settings=settings,
+        policies=run.config.policies,
+        clock=run.clock,
+        journal=run.journal,
+        emit=run.emit,
+        launcher=training.launcher,
+        run=RunFiles(run.layout, checkpoints.catalogue, run.workspace, run.file, run.own),
+        sensors=TrainerSensors(sensing.gpus, sensing.processes, sensing.progress, sensing.servers),
+        environment=training.environment,
+        store=RunStore(store.restore, store.syncer),
+        place=place,
+        guard=run.guard,
+        reserve=reserve,
     )
-
-
-class ThisPod:
-    """What recovery asks about this pod; see ``recovery.state.Pod``."""
-
-    def __init__(self, training: Training, servers: Servers) -> None:
-        self._training, self._servers = training, servers
-
-    @property
-    def beside(self) -> Beside:
-        return self._training.two_writers.beside
-
-    def environment(self) -> dict[str, str]:
-        return self._training.environment.build()
-
-    def ports(self) -> tuple[int, ...]:
-        return self._servers.ports()
 
 
 def _deletion(run: Run) -> Deletion:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.document import Document, Many, Size
+from podwatch.domain.errors import PodwatchError
 from podwatch.domain.lease import Decision
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Snapshot
@@ -49,6 +50,8 @@ class StoreFacts:
     error: str = ""
     refused: bool = False
     """The store refuses podwatch (key, cap, bucket, configuration): waiting does not help."""
+    locked_out: PodwatchError | None = None
+    """Its refusal, where that alone keeps this pod from training and lasts."""
     next_attempt_wall: float | None = None
     """While it fails: the time of the next try, in epoch seconds."""
     clock_skew: float | None = None
@@ -108,3 +111,5 @@ class Facts:
     """Steps that a hook or an evaluation reads."""
     keep_all: str = ""
     """Why podwatch may delete no checkpoint now; empty if it may."""
+    save_seconds: float = 0.0
+    """The median duration of a save, as learned; 0 before the first."""

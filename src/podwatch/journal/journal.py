@@ -45,6 +45,7 @@ _EVENTS_AFTER: Final = (
 _EVENTS_NEWEST: Final = (
     "SELECT id, wall, name, severity, message, fields FROM events WHERE id > ? AND wall >= ? ORDER BY id DESC LIMIT ?"
 )
+_SETTLE: Final = "UPDATE intents SET state = ?, note = ?, settled_wall = ? WHERE id = ?"
 _INCIDENT_COLUMNS: Final = (
     "id, kind, opened_wall, summary, evidence, bundle, closed_wall, resolution, resumed_step, lost_steps"
 )
@@ -99,6 +100,8 @@ class Journal:
         self._together = False
         self._closed = False
         self._read_only = False
+        self._settled_meanwhile: list[tuple[str, str, float, int]] = []
+        """What ``settle`` was given while the database was away: intents of it may be among them."""
         self._ballast = open_database.ballast_of(path)
 
     # -- lifecycle ----------------------------------------------------------------------------------------------------
@@ -163,8 +166,11 @@ class Journal:
                 if self._closed:
                     raise HostError("the journal was closed meanwhile", where=str(self.path))
                 _move_rows(self._connection, connection)
+                if not rebuilt:  # an empty database has none of the intents that were open in the lost one
+                    connection.executemany(_SETTLE, self._settled_meanwhile)
                 connection.execute("COMMIT")
                 old, self._connection = self._connection, connection
+                self._settled_meanwhile.clear()
                 self.obstacle, self.rebuilt = None, rebuilt
                 self.era += 1
                 old.close()
@@ -238,19 +244,13 @@ class Journal:
             if era != self.era:
                 raise HostError(f"{what}: the state database was opened again since this was decided")
 
-    def amend_intent(self, intent_id: int, data: Mapping[str, object]) -> None:
-        """Add facts learned during the action to an open intent. Raises HostError."""
-        with self._lock:
-            rows = self._rows("SELECT data FROM intents WHERE id = ?", (intent_id,))
-            known = json.loads(rows[0][0]) if rows else {}
-            self._write("UPDATE intents SET data = ? WHERE id = ?", (_dump({**known, **data}), intent_id))
-
     def settle(self, intent_id: int, state: IntentState, note: str = "") -> None:
         """Idempotent. Raises HostError if it cannot be written; the intent then stays open and is examined again."""
-        self._write(
-            "UPDATE intents SET state = ?, note = ?, settled_wall = ? WHERE id = ?",
-            (str(state), scrub(note), self._wall(), intent_id),
-        )
+        settled = (str(state), scrub(note), self._wall(), intent_id)
+        with self._lock:
+            self._write(_SETTLE, settled)
+            if self._in_memory:
+                self._settled_meanwhile.append(settled)
 
     def open_intents(self, kind: IntentKind | None = None) -> list[Intent]:
         """Oldest first."""

@@ -198,20 +198,12 @@ ANSWER_SECONDS = 5.0
 
 Keep = Callable[[dict[str, Any]], None]
 """Writes what is known to the journal, under ``SAVES``."""
-SaveSeconds = Callable[[], float | None]
-"""Returns the median duration of a save as the detectors learned it; None before the first."""
 
 
 class Forecast:
     """``kept`` is the last value given to ``keep``. For the event loop; nothing blocks."""
 
-    def __init__(
-        self,
-        kept: object = None,
-        *,
-        keep: Keep = lambda _: None,
-        save_seconds: SaveSeconds = lambda: None,
-    ) -> None:
+    def __init__(self, kept: object = None, *, keep: Keep = lambda _: None) -> None:
         known = kept if isinstance(kept, dict) else {}
         speed = known.get("bytes_per_second")
         self.saves = Saves.kept(known.get("saves")) or Saves()
@@ -219,7 +211,6 @@ class Forecast:
         self._keep = keep
         self._seen: object = None
         self._told: tuple[float, tuple[Saves, float, float, float, float], NextSave] | None = None
-        self.save_seconds = save_seconds
 
     def see(self, sets: Iterable[CheckpointSet]) -> None:
         """Record the checkpoints of a rescan. Free while the catalogue returns the same object."""
@@ -239,13 +230,13 @@ class Forecast:
         self.bytes_per_second = min(speed, 1.1 * self.bytes_per_second) if self.bytes_per_second else speed
         self._remember()
 
-    def next_save(self, wall: float, lead: float, react: float) -> NextSave:
+    def next_save(self, wall: float, lead: float, react: float, save_seconds: float = 0.0) -> NextSave:
         """The predicted next save, at most ``ANSWER_SECONDS`` old: it is called at every turn."""
-        about = (self.saves, react, self.bytes_per_second, lead, self.save_seconds() or 0.0)
+        about = (self.saves, react, self.bytes_per_second, lead, save_seconds)
         told = self._told
         if told is not None and told[1] == about and 0 <= wall - told[0] < ANSWER_SECONDS:
             return told[2]
-        saves, _, speed, _, save_seconds = about
+        saves, _, speed, _, _ = about
         known = told[2] if told is not None and told[1][:3] == about[:3] else sizes(saves, react, speed)
         found = due(known, saves, wall, lead, speed, save_seconds)
         self._told = (wall, about, found)

@@ -2,6 +2,6 @@
 
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.run_file import RunFile
-from podwatch.recovery.state import CatalogueReader, Phase, RecoveryState, RestoreSource
+from podwatch.recovery.state import CatalogueReader, Phase, RecoveryState
 
-__all__ = ["CatalogueReader", "Phase", "Recovery", "RecoveryState", "RestoreSource", "RunFile"]
+__all__ = ["CatalogueReader", "Phase", "Recovery", "RecoveryState", "RunFile"]

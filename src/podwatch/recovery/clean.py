@@ -12,7 +12,7 @@ from podwatch.domain.finding import FindingKind
 from podwatch.domain.run_state import RestartHistory, RunState
 from podwatch.domain.snapshot import Desired
 from podwatch.recovery import quarantine
-from podwatch.recovery.operation_runner import recall, reconcile
+from podwatch.recovery.operation_runner import read_run, recall, reconcile, replace_other_run
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.resume_point import opened
 from podwatch.trainer.base import Look
@@ -48,7 +48,9 @@ async def clean_alone(recovery: Recovery) -> Cleaned:
     tools = recovery.context.tools
     look = await tools.launcher.look()
     await _refuse_while_running(recovery, look)
-    await recall(recovery.context, adopt_existing=True)
+    await read_run(recovery.context)
+    replace_other_run(recovery.context)
+    await recall(recovery.context)
     await reconcile(recovery.context, look)
     recovery.context.handle = look.handle
     return await _clean(recovery)

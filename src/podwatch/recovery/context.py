@@ -16,7 +16,6 @@ from podwatch.detection.one_finding_per_failure import Healing
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.run import Mutation
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Desired, ProgressSample, ProgressSource, Snapshot, Supervision
@@ -24,11 +23,9 @@ from podwatch.journal import Journal
 from podwatch.policy.confirm_resume import Confirmation, confirm
 from podwatch.policy.exit_code import Blame
 from podwatch.policy.other_trainers import ALONE, Beside, made_by_us
-from podwatch.policy.resume import Ownership
 from podwatch.recovery.state import Phase, Tools
 from podwatch.system.clock import Clock
 from podwatch.trainer.base import TrainerHandle
-from podwatch.trainer.trainer_handle import started_wall
 
 MAX_SAMPLES = 64
 LOADED_ABOVE_BASE = 2 << 30
@@ -171,8 +168,6 @@ class RecoveryContext:
         """Monotonic time at which the last trainer was released; 0 before that."""
         self.looked_out_at = self.command_looked_at = float("-inf")
         """Monotonic times of the last check for an operator's start, and of the last comparison of the command."""
-        self.launched: ProcessIdentity | None = None
-        """The launcher of the last start that podwatch watched."""
         self.failure: OpenFailure | None = None
         self.last_incident: int | None = None
         self.machine_fault = ""
@@ -184,8 +179,6 @@ class RecoveryContext:
         self.chosen: int | None = None
         """The step of the start in progress: protected from removal even if it is not the newest."""
         self.restoring: int | None = None
-        self.fetched: frozenset[tuple[int, str]] = frozenset()
-        """(step, save_id) of every checkpoint that came from the store, as last read from the journal."""
         self.writers_ended = False
         """podwatch saw the process tree that wrote here end, and has started nothing since."""
         self.request_pending = False
@@ -303,7 +296,7 @@ class RecoveryContext:
 
     def watch(self, handle: TrainerHandle, attempt: Attempt, *, adopted: bool = False) -> None:
         self.handle, self.attempt = handle, attempt
-        self.launched = handle.launcher
+        self.tools.run.own.launched = handle.launcher
         clock = self.tools.clock
         self.adopted, self.changed_at = adopted, clock.monotonic() - max(0.0, clock.wall() - handle.started_wall)
         if handle.supervision is Supervision.ATTACH:
@@ -325,21 +318,7 @@ class RecoveryContext:
     # -- the checkpoints of the run -----------------------------------------------------------------------------------
 
     def owns(self, found: CheckpointSet) -> bool:
-        """Return whether this checkpoint belongs to the run; False before run.json is read. Others are not uploaded
-        either."""
-        run = self.run
-        if not self.tools.run_file.known:
-            return False
-        last = run.last_start.step if run.last_start is not None else None
-        return Ownership(self._guarded_since(run, found), last, self.fetched, run.adopted).owns(found)
-
-    def _guarded_since(self, run: RunState, found: CheckpointSet) -> float:
-        """Return since when podwatch guards the run, in the time that ``found`` was saved in. Where the clock was set
-        back since, saves of the last start look older than that."""
-        wall = self.tools.clock.wall()
-        if self.launched is None or wall >= run.first_seen_wall or found.changed_wall > wall:
-            return run.first_seen_wall
-        return min(run.first_seen_wall, started_wall(self.launched, self.tools.clock))
+        return self.tools.run.own.owns(found)
 
     async def rescan(self) -> tuple[CheckpointSet, ...]:
         return await self.tools.blocking(partial(self.tools.catalogue.rescan, writers_ended=self.writers_ended))

@@ -137,7 +137,7 @@ class Failures:
     ) -> None:
         """Write the incident bundle. A failure here never delays the restart."""
         tools = self.context.tools
-        environment = tools.pod.environment()
+        environment = tools.environment.build(tools.settings.trainer)
         tree: tuple[ProcessSample, ...] = ()
         try:
             async with asyncio.timeout(EVIDENCE_SECONDS):

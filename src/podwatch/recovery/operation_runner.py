@@ -31,25 +31,40 @@ ADOPT: Final = "--adopt-existing"
 """Kind of request: a flag of `podwatch run`."""
 
 
-async def recall(context: RecoveryContext, *, adopt_existing: bool = False) -> None:
+async def recall(context: RecoveryContext) -> None:
     """Read run.json if it is not known yet, and begin it where this run has none. Raises HostError while it cannot be
-    read or written: then nothing may be started, because the desired state is unknown. ``adopt_existing``: it replaces
-    that of another run. The operator's `--adopt-existing` does so too, and is executed here, once."""
-    adopt = context.adopt
-    run_file = context.tools.run_file
-    if not run_file.known:
-        await context.tools.blocking(run_file.load)
-    other, run_file.other_run = run_file.other_run, "" if adopt_existing or adopt else run_file.other_run
+    read or written: then nothing may be started, because the desired state is unknown. The operator's
+    `--adopt-existing` is executed here, once; it also replaces what belongs to another run."""
+    run_file, wanted, changes = context.tools.run_file, context.adopt, dict[str, Any]()
+    await read_run(context)
+    if wanted and context.run.executed.get(ADOPT) == wanted:
+        run_file.other_run = ""
+    elif wanted:
+        replace_other_run(context)
+        changes = {"adopted": True, "executed": {**context.run.executed, ADOPT: wanted}}
     run_file.refuse_other_run()
-    changes: dict[str, Any] = {}
-    done = adopt != "" and context.run.executed.get(ADOPT) == adopt
-    if (other and not done) or not context.run.lineage.id:
-        changes = {"lineage": Lineage(start_plan.new_id()), "first_seen_wall": context.tools.clock.wall()}
-    if adopt and not done:
-        changes |= {"adopted": True, "executed": {**context.run.executed, ADOPT: adopt}}
+    if not context.run.lineage.id:
+        changes |= _begun(context)
     if changes:
         await context.edit(**changes)
     context.recalled = True
+
+
+async def read_run(context: RecoveryContext) -> None:
+    """Read run.json if it is not known yet. Raises HostError while it cannot be read."""
+    if not context.tools.run_file.known:
+        await context.tools.blocking(context.tools.run_file.load)
+
+
+def replace_other_run(context: RecoveryContext) -> None:
+    """Where output_dir belongs to another run, let this one begin in it; the next edit records that."""
+    if context.tools.run_file.other_run:
+        context.tools.run_file.other_run = ""
+        context.note(**_begun(context))
+
+
+def _begun(context: RecoveryContext) -> dict[str, Any]:
+    return {"lineage": Lineage(start_plan.new_id()), "first_seen_wall": context.tools.clock.wall()}
 
 
 async def adopt(context: RecoveryContext, handle: TrainerHandle) -> None:

@@ -13,6 +13,7 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.policy.confirm_resume import ConfirmationState
+from podwatch.policy.other_trainers import ALONE, Beside
 from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, succeeded
 from podwatch.recovery import quarantine
 from podwatch.recovery.command_changed import CommandWatch
@@ -25,7 +26,7 @@ from podwatch.recovery.restart import Operations
 from podwatch.recovery.resume_point import Lineages, ResumeChooser
 from podwatch.recovery.start import Starter
 from podwatch.recovery.start_checks import StartChecks
-from podwatch.recovery.state import Phase, RecoveryState, Tools, newest_step
+from podwatch.recovery.state import GangStart, Phase, RecoveryState, newest_step
 from podwatch.recovery.stop import Stops
 from podwatch.recovery.stop_for_evaluation import Evaluating
 from podwatch.trainer.base import TrainerHandle
@@ -54,7 +55,7 @@ class Confirmation:
         self.context, self.runner, self.operations = context, runner, operations
         self._remembered_at = 0.0
 
-    def watch(self, snapshot: Snapshot) -> None:
+    def watch(self, snapshot: Snapshot, beside: Beside) -> None:
         """Update the current attempt; never blocks."""
         attempt, settings = self.context.attempt, self.context.tools.settings
         if attempt is None:
@@ -64,7 +65,7 @@ class Confirmation:
             return
         gpus = (*settings.gpu.inference, *settings.gpu.trainer)
         run = self.context.run
-        made = attempt.see(snapshot, run.gpu_base, gpus, self.context.tools.pod.beside)
+        made = attempt.see(snapshot, run.gpu_base, gpus, beside)
         # A step that is read only after its start was counted as failed was made before that: it proves nothing.
         if made and (not attempt.start_id or run.counted != attempt.start_id):
             self._step_made()
@@ -155,11 +156,12 @@ class Confirmation:
 class Recovery:
     """One per run: call ``begin`` once, ``consider`` at every tick of the sensing loop, ``close`` at the end."""
 
-    def __init__(self, tools: Tools) -> None:
-        context = self.context = RecoveryContext(tools)
+    def __init__(self, context: RecoveryContext, failures: Failures, gang: GangStart | None = None) -> None:
+        """``gang``: None for a run on one node."""
+        self.context, self.failures = context, failures
         self.lineages, self.command = Lineages(context), CommandWatch(context)
-        self.chooser, self.failures = ResumeChooser(context), Failures(context)
-        self.starter = Starter(context, self.chooser)
+        self.chooser = ResumeChooser(context)
+        self.starter = Starter(context, self.chooser, gang)
         self.stops = Stops(context, self.lineages)
         self.manual = ManualStarts(context, self.stops)
         self.checks = StartChecks(context, self.stops, self.manual)
@@ -170,7 +172,8 @@ class Recovery:
             checks=self.checks,
             chooser=self.chooser,
             starter=self.starter,
-            failures=self.failures,
+            failures=failures,
+            gang=gang,
         )
         self.runner = OperationRunner(context, self.operations)
         self.lookout = Lookout(context, self.manual, self.runner, self.operations)
@@ -368,10 +371,11 @@ class Recovery:
             Finding(FindingKind.BLOCKED, Severity.CRITICAL, text, self.context.since, fix, subject="stuck"),
         )
 
-    def consider(self, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
-        """Run one tick: update the current attempt, and act on a confirmed verdict. Never blocks."""
+    def consider(self, snapshot: Snapshot, findings: Sequence[Finding], beside: Beside = ALONE) -> None:
+        """Run one tick: update the current attempt, and act on a confirmed verdict. ``beside``: other processes that
+        may write into output_dir. Never blocks."""
         self.failures.snapshots.append(snapshot)
-        self.confirmation.watch(snapshot)
+        self.confirmation.watch(snapshot, beside)
         if not self.runner.closed:
             self.command.compare_soon(snapshot.at)
             if not self.runner.acting:

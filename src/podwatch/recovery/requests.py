@@ -181,7 +181,7 @@ class Requests:
     async def restart(self, step: int | None = None) -> None:
         """Stop the trainer and start from ``step`` (None: the usual choice). Not counted as a failure. Raises
         UsageError for one of several nodes."""
-        if self.context.tools.gang is not None:
+        if self.context.tools.place is not None:
             raise UsageError(
                 "podwatch cannot restart one of several nodes",
                 fix="let the engine start all of them again (docs/nodes.md)",

@@ -22,7 +22,7 @@ from podwatch.recovery.operation_runner import adopt, meant_by, recall, reconcil
 from podwatch.recovery.resume_point import NothingToResume, NotKnownNow, ResumeChooser, unfit
 from podwatch.recovery.start import Starter, StartFailed
 from podwatch.recovery.start_checks import StartChecks
-from podwatch.recovery.state import Phase
+from podwatch.recovery.state import GangStart, Phase
 from podwatch.recovery.stop import Stops
 from podwatch.sensors.base import Wakeable
 from podwatch.trainer.base import Look
@@ -43,8 +43,9 @@ class Operations:
         chooser: ResumeChooser,
         starter: Starter,
         failures: Failures,
+        gang: GangStart | None,
     ) -> None:
-        self.context = context
+        self.context, self._gang = context, gang
         self.stops, self.manual, self.checks = stops, manual, checks
         self.chooser, self.starter, self.failures = chooser, starter, failures
 
@@ -331,8 +332,8 @@ class Operations:
 
     async def _choice(self) -> Choice | None:
         """As ``_choose``; of several nodes, rank 0 chooses once all of them are here, and the others follow it."""
-        gang = self.context.tools.gang
-        if gang is not None and not gang.leads:
+        gang = self._gang
+        if gang is not None and self.context.tools.follows:
             try:
                 step, files = await gang.awaited()
                 await self.starter.until_visible(step, files)

@@ -13,7 +13,7 @@ from pathlib import Path
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.checkpoints.layouts.resume_flags import Resumed, resumed
 from podwatch.checkpoints.scan import scan_part
-from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
@@ -30,6 +30,12 @@ from podwatch.recovery.state import Phase
 from podwatch.system import procfs
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.trainer_handle import started_wall
+
+LOOK_SECONDS = 4.0
+"""How long a restart waits for the store's newest checkpoint while this pod has a complete one: an unreachable store is
+retried for minutes, and idle GPUs cost money. B2 answers the four requests within one second."""
+ONLY_STORE_SECONDS = 180.0
+"""The same while this pod has no complete checkpoint: only the store can provide one."""
 
 
 def opened(
@@ -204,7 +210,7 @@ class ResumeChooser:
         """Rescan; return (checkpoints of this run, checkpoints of an unknown run)."""
         sets = await self.context.rescan()
         published = await self.context.tools.journal.run(Journal.published)
-        self.context.fetched = frozenset((p.step, p.save_id) for p in published if p.restored)
+        self.context.tools.run.own.fetched = frozenset((p.step, p.save_id) for p in published if p.restored)
         return [s for s in sets if self.context.owns(s)], [s for s in sets if not self.context.owns(s)]
 
     async def choose(
@@ -331,16 +337,18 @@ class ResumeChooser:
 
     async def _remote(self, wanted: int | None) -> tuple[tuple[StoredSave, ...], str]:
         """The newest checkpoint in the store, or the one that the operator named."""
-        if self.context.tools.store.restore is None:
+        restore, here = self.context.tools.store.restore, newest_complete(self.context.tools.catalogue.sets)
+        if restore is None:
             return (), ""
+        within = ONLY_STORE_SECONDS if here is None else LOOK_SECONDS
         if self.failed_fetches >= FETCH_TRIES:
             return (), f"{self.failed_fetches} fetches failed"
         try:
             refused = frozenset(self.context.run.refused) if wanted is None else frozenset()
-            found = await self.context.tools.store.restore.newest(refused, wanted)
+            found = await restore.newest(refused, wanted, within=within)
             while found is not None and wanted is None and (found.step, found.save_id) in self.damaged_in_store:
                 refused |= {found.step}
-                found = await self.context.tools.store.restore.newest(refused)
+                found = await restore.newest(refused, within=within)
         except (PodwatchError, OSError) as error:  # a call that hangs ends in a TimeoutError
             return (), str(error)
         return () if found is None else (found,), ""

@@ -333,12 +333,18 @@ class _CopyBesideOutput:
 
     def read(self) -> _ReadCopy:
         """Blocks for at most COPY_READ_SECONDS."""
-        answer: list[_ReadCopy] = []
-        thread = threading.Thread(target=lambda: answer.append(self._read()), name="podwatch-run.json-copy-reader")
-        thread.daemon = True
+        where, answer = str(self._workspace.run_copy), list[_ReadCopy]()
+
+        def read() -> None:
+            try:
+                answer.append(self._read())
+            except Exception as error:  # of no file: there may be a copy all the same
+                what = f"the copy of run.json cannot be read: {type(error).__name__}: {error}"
+                answer.append(_ReadCopy(unreachable=HostError(what, where=where)))
+
+        thread = threading.Thread(target=read, name="podwatch-run.json-copy-reader", daemon=True)
         thread.start()
         thread.join(COPY_READ_SECONDS)
-        where = str(self._workspace.run_copy)
         silent = HostError("the copy of run.json cannot be read: its disk does not answer", where=where)
         return answer[0] if answer else _ReadCopy(unreachable=silent)
 

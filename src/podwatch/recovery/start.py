@@ -20,7 +20,7 @@ from podwatch.policy.resume import Choice
 from podwatch.recovery import gpus_and_ports_free, quarantine, stale_files, start_plan
 from podwatch.recovery.context import Attempt, RecoveryContext
 from podwatch.recovery.resume_point import ResumeChooser, files_of, opened
-from podwatch.recovery.state import Phase, newest_step
+from podwatch.recovery.state import GangStart, Phase, newest_step
 from podwatch.system.procfs import patiently
 from podwatch.trainer.base import CannotExecute, TrainerHandle
 
@@ -43,8 +43,8 @@ class StartFailed(HostError):  # noqa: N818
 class Starter:
     """Carries out the journaled steps of a start; ``Operations`` decides when."""
 
-    def __init__(self, context: RecoveryContext, chooser: ResumeChooser) -> None:
-        self.context, self.chooser = context, chooser
+    def __init__(self, context: RecoveryContext, chooser: ResumeChooser, gang: GangStart | None) -> None:
+        self.context, self.chooser, self._gang = context, chooser, gang
         self.waited = 0.0
         """Seconds that the current start waited for GPUs and ports."""
         self.quarantine_number: int | None = None
@@ -87,7 +87,7 @@ class Starter:
             configured=(*gpu.inference, *gpu.trainer),
             base=base,
             margin=gpu.release_margin,
-            ports=tools.pod.ports(),
+            ports=tools.sensors.servers.ports(),
         )
 
     async def until_visible(self, step: int | None, files: str) -> None:
@@ -217,8 +217,8 @@ class Starter:
             step=step,
             waited_seconds=round(self.waited, 3),
         )
-        if tools.gang is not None and tools.gang.leads:
-            await tools.gang.announce(step, "" if step is None else await tools.blocking(files_of, tools.layout, step))
+        if self._gang is not None and not tools.follows:
+            await self._gang.announce(step, "" if step is None else await tools.blocking(files_of, tools.layout, step))
         began = tools.clock.monotonic()
         self.context.writers_ended = False
         tools.begin_start(began, prepared.plan.start_id)
@@ -268,11 +268,12 @@ class Starter:
 
     def prepare(self, step: int | None) -> start_plan.Prepared:
         """Blocks. Raises ConfigurationError."""
+        settings = self.context.tools.settings
         return start_plan.prepare(
-            self.context.tools.settings,
+            settings,
             self.context.tools.layout,
             step=step,
-            environment=self.context.tools.pod.environment(),
+            environment=self.context.tools.environment.build(settings.trainer),
             wandb=self.context.run.wandb or self.context.tools.journal.sync.learned(FROM_STORE, {}),
             wall=self.context.tools.clock.wall(),
         )

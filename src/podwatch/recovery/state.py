@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from random import Random
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from podwatch.checkpoints.layouts.base import Layout
 from podwatch.config.settings import Policies, Settings
@@ -14,18 +14,23 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import Decision, LeaseAction
+from podwatch.domain.node_from_engine import Place
 from podwatch.domain.run import MutationGuard
 from podwatch.domain.snapshot import GpuSample, Supervision
-from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import AsyncJournal
-from podwatch.policy.other_trainers import Beside
+from podwatch.recovery.environment import TrainingEnvironment
+from podwatch.recovery.own_checkpoints import OwnCheckpoints
 from podwatch.recovery.run_file import RunFile
 from podwatch.sensors.base import Sensor
+from podwatch.sensors.inference import Servers
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.files import ReservedSpace
 from podwatch.system.own_directories import Workspace
 from podwatch.trainer.base import Launcher, TrainerHandle
+
+if TYPE_CHECKING:
+    from podwatch.sync.restore.in_thread import RestoreThread  # a daemon without a store does not need it
 
 R = TypeVar("R")
 
@@ -160,18 +165,6 @@ class CatalogueReader(Protocol):
     def verify(self, step: int) -> tuple[str, ...]: ...
 
 
-class RestoreSource(Protocol):
-    """The part of the store that a start needs. Both methods raise RemoteError."""
-
-    async def newest(self, exclude: frozenset[int], step: int | None = None) -> StoredSave | None:
-        """The newest checkpoint in the store, or the newest save of ``step``."""
-        ...
-
-    async def fetch(self, step: int | None, progress: Callable[[int, int], None] | None = None) -> int:
-        """Download, verify and place the checkpoint of ``step`` (None: the newest); return its step."""
-        ...
-
-
 class ProcessWatch(Protocol):
     """The sensor that follows the processes of one trainer."""
 
@@ -194,11 +187,6 @@ class TrainerLogs(Protocol):
 
 class GangStart(Protocol):
     """The start of one of several nodes (docs/nodes.md). None of these returns once the attempt is over."""
-
-    @property
-    def leads(self) -> bool:
-        """Rank 0: it chooses the step, and prepares for all."""
-        ...
 
     async def gather(self) -> None:
         """Rank 0: wait until all nodes are here, before anything is changed. Raises PodwatchError."""
@@ -227,28 +215,12 @@ class LeaseView(Protocol):
         ...
 
 
-class Pod(Protocol):
-    """What recovery asks about this pod."""
-
-    @property
-    def beside(self) -> Beside:
-        """Processes beside ours that may write into output_dir."""
-        ...
-
-    def environment(self) -> dict[str, str]:
-        """Return the full environment of a start. It may hold secrets; only names are recorded."""
-        ...
-
-    def ports(self) -> tuple[int, ...]:
-        """Return the ports that must be free before a start."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class TrainerSensors:
     gpus: Sensor[tuple[GpuSample, ...]]
     processes: ProcessWatch
     logs: TrainerLogs
+    servers: Servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,13 +231,14 @@ class RunFiles:
     catalogue: CatalogueReader
     workspace: Workspace
     file: RunFile
+    own: OwnCheckpoints
 
 
 @dataclass(frozen=True, slots=True)
 class RunStore:
     """The run in the store; both are None without one."""
 
-    restore: RestoreSource | None = None
+    restore: "RestoreThread | None" = None
     lease: LeaseView | None = None
 
 
@@ -281,10 +254,10 @@ class Tools:
     launcher: Launcher
     run: RunFiles
     sensors: TrainerSensors
-    pod: Pod
+    environment: TrainingEnvironment
     store: RunStore
-    gang: GangStart | None = None
-    """None for a run on one node."""
+    place: Place | None = None
+    """This node's, of several; None for a run on one node."""
     guard: MutationGuard = field(default_factory=MutationGuard)
     reserve: ReservedSpace | None = None
     """Freed before a start, which needs it on a full disk."""
@@ -295,7 +268,7 @@ class Tools:
     @property
     def follows(self) -> bool:
         """Whether another node chooses the step and prepares."""
-        return self.gang is not None and not self.gang.leads
+        return self.place is not None and not self.place.leads
 
     @property
     def layout(self) -> Layout:

@@ -279,7 +279,7 @@ class Stops:
                 done = await run_child(
                     command,
                     timeout=STOP_ALSO_DEADLINE,
-                    env=for_training(tools.pod.environment()),
+                    env=for_training(tools.environment.build(trainer)),
                     cwd=start_plan.working_directory(tools.settings),
                     user=trainer.user,
                 )

@@ -68,7 +68,7 @@ class Evaluating:
         """Why podwatch cannot stop training for an evaluation now; empty if it can. Never blocks."""
         context, tools = self.context, self.context.tools
         reading, handle = tools.gpus.latest(), context.handle
-        if tools.gang is not None:
+        if tools.place is not None:
             return "training runs on several nodes"
         if not self._runner.ready:
             return "podwatch is stopping or starting training"

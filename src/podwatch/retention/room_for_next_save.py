@@ -96,8 +96,9 @@ class Pruner:
         return self.next_save().bytes or None
 
     def next_save(self) -> NextSave:
-        self._forecast.see(self._facts().checkpoints)
-        return self._forecast.next_save(self._clock.wall(), self.rules.policy.lead, self.rules.react)
+        facts, policy = self._facts(), self.rules.policy
+        self._forecast.see(facts.checkpoints)
+        return self._forecast.next_save(self._clock.wall(), policy.lead, self.rules.react, facts.save_seconds)
 
     @property
     def waits_for(self) -> str:

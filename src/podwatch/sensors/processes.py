@@ -140,14 +140,6 @@ class TellsSockets(Protocol):
     async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]: ...
 
 
-class Hurried(Protocol):
-    """The sensing loop."""
-
-    def hurry(self) -> None:
-        """Judge soon. Must not block."""
-        ...
-
-
 class FinishLines(Protocol):
     """What the logs of the present start say of its end (``sensors.progress``). The properties must not block."""
 
@@ -318,12 +310,18 @@ class ProcessSensor:
         self._base = TrainerSample()
         self._exits = RequiredExits()
         self._seen_to_end = Ends(clock, self)
-        self._judging: Hurried | None = None
+        self.engine_ended = asyncio.Event()
+        """Set at once when an engine process ends, not only at the next poll."""
         self._reading: Reading[TrainerSample] = unobserved(SensorState.PENDING, clock.monotonic(), "not observed yet")
         self._turned_at = clock.monotonic()
         self._asked: asyncio.Task[tuple[ExitStatus | None, Reading[tuple[ProcessSample, ...]]]] | None = None
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+
+    @property
+    def handle(self) -> TrainerHandle | None:
+        """The watched trainer."""
+        return self._handle
 
     def watch(self, handle: TrainerHandle | None) -> None:
         """Watch this trainer from now on (None: none). A new start_id starts without memory of the last."""
@@ -372,15 +370,10 @@ class ProcessSensor:
 
     wake = refresh
 
-    def hurry_at_engine_end(self, judging: Hurried) -> None:
-        """Hurry ``judging`` at once when an engine process ends, not only at the next poll."""
-        self._judging = judging
-
     def on_end(self, role: ProcessRole) -> None:
         if role is ProcessRole.ENGINE:
             self._wake.set()
-            if self._judging is not None:
-                self._judging.hurry()
+            self.engine_ended.set()
 
     def latest(self) -> Reading[TrainerSample]:
         now = self._clock.monotonic()

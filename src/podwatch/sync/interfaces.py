@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event
 from podwatch.domain.run_state import WonClaim
 from podwatch.stores.base import ObjectStore
@@ -122,10 +121,6 @@ class PodSide(TrainingFacts, Protocol):
 
     def must_not_train(self, why: str) -> None:
         """Called when this pod must not train at all."""
-        ...
-
-    def store_refuses(self, error: PodwatchError) -> None:
-        """Called at each refusal while only the store's refusal keeps this pod from training."""
         ...
 
 

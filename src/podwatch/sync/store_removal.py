@@ -256,7 +256,7 @@ class Sweeper:
         for item in self.look(live_saves):
             self._journal.refuse_unread(era, "cannot clean up the store")
             try:
-                self._remove(item)
+                self._remove(item, era)
             except RemoteError as error:
                 if error.transient:
                     raise
@@ -264,20 +264,20 @@ class Sweeper:
             gone.append(item)
         return Swept(tuple(gone))
 
-    def _remove(self, item: Leftover) -> None:
+    def _remove(self, item: Leftover, era: int) -> None:
         if item.what == "upload":
             self._store.cancel_large(Upload(item.key, item.identifier))
         elif item.what == "version":
             self._store.delete(StoredObject(item.key, item.size_bytes, file_id=item.identifier, ours=True))
         else:
-            self._remove_save(item)
+            self._remove_save(item, era)
 
-    def _remove_save(self, item: Leftover) -> None:
+    def _remove_save(self, item: Leftover, era: int) -> None:
         match = re.fullmatch(r"step_(\d+)/([^/]+)/", item.key.removeprefix(f"{self._keys.root}/"))
         if match is None:
             return
         data = StoreIntent(int(match[1]), match[2], item.reason).to_json()
-        intent = self._journal.open_intent(IntentKind.REMOTE_DELETE, data)
+        intent = self._journal.open_intent(IntentKind.REMOTE_DELETE, data, era=era)
         try:
             for version in list(self._store.versions(item.key)):
                 if version.key == f"{item.key}manifest.json":  # it was written while we looked

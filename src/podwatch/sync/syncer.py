@@ -158,6 +158,7 @@ class Syncer:
             standing=standing,
             superseded=standing.act in NOT_OURS,
             clock_skew=lease.clock_skew,
+            locked_out=lease.locked_out,
         )
 
     @property

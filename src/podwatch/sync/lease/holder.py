@@ -120,6 +120,12 @@ class LeaseHolder:
         return self._claims.holding
 
     @property
+    def locked_out(self) -> PodwatchError | None:
+        """The store's refusal, where that alone keeps this pod from training and lasts."""
+        refused_for = self._clock.monotonic() - self._refused_since
+        return self.error if locked_out(self.decision, self._refusals, refused_for, self._timing) else None
+
+    @property
     def generation(self) -> int:
         """Of the claim that this pod has won; 0 if none."""
         return self._claims.generation
@@ -179,8 +185,6 @@ class LeaseHolder:
             self._asked = True
             self._tell()
             decision = self.decision
-            if self.error is not None and locked_out(decision, *self._refusal_so_far(), self._timing):
-                self._pod.store_refuses(self.error)
             if decision.act is LeaseAction.REFUSE:
                 self._pod.must_not_train(decision.why_not)
             if decision.act in (LeaseAction.SUPERSEDED, LeaseAction.REFUSE):
@@ -193,10 +197,6 @@ class LeaseHolder:
                 await self._rest(random.uniform(low / 2, min(high, low * 2.0 ** min(failures, 10))))
             else:
                 await self._rest(ASIDE_SECONDS if decision.act is LeaseAction.ASIDE else decision.wait)
-
-    def _refusal_so_far(self) -> tuple[int, float]:
-        """Number of consecutive refusals, and seconds since the first of them."""
-        return self._refusals, self._clock.monotonic() - self._refused_since
 
     async def _until_doubt(self) -> None:
         """Wait for what heartbeats and confirmations cannot settle themselves."""
