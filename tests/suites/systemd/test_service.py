@@ -131,7 +131,7 @@ def test_training_is_outside_and_gets_its_own_surroundings(pod: Pod) -> None:
     assert pod.show("podwatch", "OOMScoreAdjust") == "-500"
     trained, machine, guard = (_security(pod, pid) for pid in (trainer, 1, pod.main_pid))
     assert trained == machine, "the trainer is as free as the machine itself"
-    assert (guard["NoNewPrivs"], guard["CapBnd"]) == ("1", "00000000000000eb")
+    assert (guard["NoNewPrivs"], guard["CapBnd"]) == ("1", "00000000000800eb")
     assert int(guard["Seccomp_filters"]) > int(trained["Seccomp_filters"])
     environ = dict(
         line.split("=", 1) for line in pod.run("cat", f"/proc/{trainer}/environ").split("\0") if "=" in line
