@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Generic, Protocol, TypeVar
 
 from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.document import Real, Text
 from podwatch.domain.snapshot import ProgressSample
 
 # -- which trainers podwatch attaches to -------------------------------------------------------------------------------
@@ -75,9 +76,9 @@ SPANS_KEPT = 32
 class Span:
     """``end`` is None while the second writer is present. ``who`` names it in messages."""
 
-    start: float
-    end: float | None = None
-    who: str = ""
+    start: Real
+    end: Real | None = None
+    who: Text = ""
 
     def meets(self, start: float, end: float) -> bool:
         return self.start <= end and (self.end is None or self.end >= start)
