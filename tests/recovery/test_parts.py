@@ -59,6 +59,14 @@ def test_nothing_is_overwritten_in_either_direction(place: Workspace) -> None:
     assert (path / "data").exists()
 
 
+def test_the_steps_of_an_entry_are_in_order(place: Workspace) -> None:
+    path = make(place.output_dir / "checkpoints" / "step_15")
+    steps = {5: "complete", 10: "complete", 15: "complete"}
+    quarantine.carry_out(place, quarantine.plan([path], step=None, steps=steps, lineage="l", wall=1.0, number=7))
+    (entry,) = quarantine.listing(place)
+    assert list(entry.to_json()["steps"]) == ["5", "10", "15"]
+
+
 def test_what_the_index_cannot_name_is_not_moved(place: Workspace) -> None:
     """It could never be returned."""
     odd = place.output_dir / os.fsdecode(b"step_15\xff")

@@ -193,9 +193,10 @@ def _entry(tree: PinnedTree, number: int, paths: tuple[Path, ...]) -> Entry:
 
 
 def _read_index(tree: PinnedTree, directory: Path, name: str) -> QuarantineIndex:
-    """Raises OSError, IntegrityError (damaged), RootReplaced (it belongs to another user)."""
+    """With the steps in order. Raises OSError, IntegrityError (damaged), RootReplaced (it belongs to another user)."""
     data = tree.read_ours(directory / name, QuarantineIndex.LARGEST).rstrip(b"\0")  # reserved space
-    return QuarantineIndex.from_bytes(data, where=str(directory / name))
+    index = QuarantineIndex.from_bytes(data, where=str(directory / name))
+    return replace(index, steps=dict(sorted(index.steps.items())))  # in the file they are sorted as texts
 
 
 def give_back(workspace: Workspace, quarantine_id: int) -> tuple[Path, ...]:
