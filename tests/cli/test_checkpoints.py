@@ -11,6 +11,8 @@ from podwatch.daemon import held_back_findings
 from podwatch.domain.run import EarlierSave, Lineage
 from podwatch.domain.run_state import RunState
 from podwatch.journal.journal import Journal
+from podwatch.policy.implausible_steps import StepEvidence
+from podwatch.policy.other_trainers import Span
 from tests.cli.test_restore import (
     stored,  # noqa: F401 - a fixture
     write_config,
@@ -117,12 +119,13 @@ def test_what_the_journal_holds_back_is_known_without_a_daemon(machine, branched
     now = time.time()
     state = machine.directory / "state" / "r"
     journal = Journal.open(state / "journal.sqlite")
-    journal.learn(held_back_findings.TWO_WRITERS_KEY, {"spans": [[now - 500, now + 500, "pid 7"]], "released": []})
+    spans = held_back_findings.HeldSpans((Span(now - 500, now + 500, "pid 7"),))
+    journal.learn(held_back_findings.TWO_WRITERS_KEY, spans.to_json())
     stray = output / "step_99999999999999999"
     stray.mkdir()
     (stray / "model.bin").write_bytes(b"x" * 5000)
-    known = {"trained": 120, "trained_wall": now, "step_seconds": 10.0, "believed": [], "doubted": []}
-    journal.learn(held_back_findings.IMPLAUSIBLE_KEY, known)
+    known = StepEvidence(trained=120, trained_wall=now, step_seconds=10.0)
+    journal.learn(held_back_findings.IMPLAUSIBLE_KEY, known.to_json())
     journal.close()
     marks, newest, _ = held_back(machine, config)
     assert newest == []

@@ -17,6 +17,7 @@ from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.event import EventName
+from podwatch.domain.intents import PublishIntent
 from podwatch.domain.lease import MOST_PINS, Decision, Heartbeat, HolderState, LeaseAction, Pod, pins_of, read_beat
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.run import IntentKind
@@ -359,8 +360,7 @@ class Writer:
     # -- what a podwatch was about to do when it ended
 
     def had_begun_to_publish(self, pointer: Pointer) -> None:
-        kept = {"act": "pointer", "pointer": pointer.to_bytes().decode(), "sha1": ""}
-        self.world.journal.open_intent(IntentKind.PUBLISH, kept)
+        self.world.journal.open_intent(IntentKind.PUBLISH, PublishIntent(pointer.step, pointer).to_json())
 
     def had_begun_to_delete(self, step: int) -> None:
         self.world.journal.open_intent(

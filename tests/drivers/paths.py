@@ -25,6 +25,7 @@ from podwatch.cli.checkpoints import quarantine_line
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event
+from podwatch.domain.quarantine_index import QuarantineIndex
 from podwatch.domain.run import IntentKind, IntentState, Lineage
 from podwatch.journal.journal import Journal
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
@@ -135,13 +136,14 @@ class Guard:
 
     # -- quarantine
 
-    def set_aside(self, *paths: Path, number: int = 7, named: str | None = None) -> int:
-        """Move these into quarantine entry ``number``; returns how many. ``named``: the first one's name there."""
-        moves = [{"from": str(path), "to": f"{n}-{path.name}"} for n, path in enumerate(paths)]
-        if named is not None:
-            moves[0]["to"] = named
-        data = {"number": number, "step": 5, "steps": {}, "wall": 1.0, "moves": moves}
-        return quarantine.carry_out(self.workspace, data)
+    def set_aside(self, *paths: Path, number: int = 7) -> int:
+        """Move these into quarantine entry ``number``; returns how many."""
+        moves = [(str(path), f"{n}-{path.name}") for n, path in enumerate(paths)]
+        return quarantine.carry_out(self.workspace, QuarantineIndex(number, 1.0, 5, moves=tuple(moves)))
+
+    def finish_quarantines(self) -> int:
+        """Finish the moves that were interrupted; returns how many were left."""
+        return sum(quarantine.carry_out(self.workspace, index) for index in quarantine.unfinished(self.workspace))
 
     def give_back(self, number: int) -> tuple[Path, ...]:
         """Move an entry's directories back; returns where they are."""

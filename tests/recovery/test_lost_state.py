@@ -34,12 +34,12 @@ async def test_what_was_set_aside_before_is_never_mixed_with_what_is_set_aside_n
     again = await set_aside(world, first=False)
     entries = quarantine.listing(again.workspace)
     assert len(entries) == 2
-    assert len({e["id"] for e in entries}) == 2
+    assert len({e.id for e in entries}) == 2
     assert entries[0] == old, "its index, and with it its protection, is as it was"
     assert kept <= world.contents()
     assert FindingKind.BLOCKED not in {f.kind for f in again.recovery.findings()}
     told = [e.fields["quarantine"] for e in world.events if e.name == "quarantined"]
-    assert told == [e["id"] for e in entries], "a person is told the number that returns it"
+    assert told == [e.id for e in entries], "a person is told the number that returns it"
     await again.leave()
 
 

@@ -1,6 +1,7 @@
 """The small pieces: quarantine on a bad disk, memory over a reboot, the plan, what counts as free."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import HostError
+from podwatch.domain.quarantine_index import QuarantineIndex
 from podwatch.domain.run_state import RestartHistory, RunState, WrittenAt
 from podwatch.domain.snapshot import GpuSample, GpuState, SensorState, observed, unobserved
 from podwatch.recovery import gpus_and_ports_free, quarantine
@@ -18,7 +20,7 @@ from tests.support.examples import examples
 GIB = 1 << 30
 
 
-def intent_for(paths: list[Path], number: int = 7) -> quarantine.Index:
+def intent_for(paths: list[Path], number: int = 7) -> QuarantineIndex:
     return quarantine.plan(paths, step=10, steps={15: "complete"}, lineage="l", wall=1.0, number=number)
 
 
@@ -57,6 +59,26 @@ def test_nothing_is_overwritten_in_either_direction(place: Workspace) -> None:
     assert (path / "data").exists()
 
 
+def test_the_steps_of_an_entry_are_in_order(place: Workspace) -> None:
+    path = make(place.output_dir / "checkpoints" / "step_15")
+    steps = {5: "complete", 10: "complete", 15: "complete"}
+    quarantine.carry_out(place, quarantine.plan([path], step=None, steps=steps, lineage="l", wall=1.0, number=7))
+    (entry,) = quarantine.listing(place)
+    assert list(entry.to_json()["steps"]) == ["5", "10", "15"]
+
+
+def test_what_the_index_cannot_name_is_not_moved(place: Workspace) -> None:
+    """It could never be returned."""
+    odd = place.output_dir / os.fsdecode(b"step_15\xff")
+    odd.mkdir()
+    with pytest.raises(HostError, match="not UTF-8"):
+        quarantine.carry_out(place, intent_for([odd]))
+    with pytest.raises(HostError, match=r"moves\.0"):
+        quarantine.carry_out(place, replace(intent_for([odd]), moves=((str(odd), "../x"),)))
+    assert odd.exists()
+    assert quarantine.listing(place) == []
+
+
 def test_only_what_is_ours_is_moved(place: Workspace, quick_dir: Path) -> None:
     outside = make(quick_dir / "elsewhere" / "step_15")
     with pytest.raises(HostError, match="outside the output directory"):
@@ -80,7 +102,8 @@ def test_a_full_disk_has_a_spare_directory_ready(place: Workspace, monkeypatch: 
     assert quarantine.carry_out(place, intent_for([path])) == 1
     monkeypatch.undo()
     (entry,) = quarantine.listing(place)
-    assert entry["steps"] == {"15": "complete"}
+    assert entry.index is not None
+    assert entry.index.steps == {15: "complete"}
     assert quarantine.give_back(place, 7) == (path,)
 
 

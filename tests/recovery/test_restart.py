@@ -172,10 +172,10 @@ async def test_what_is_ahead_is_set_aside_and_can_be_returned(world: World) -> N
     assert podwatch.catalogue.layout.numbers("checkpoints") == [5, 10, 15]
     assert podwatch.catalogue.layout.numbers("notes") == [5, 10, 15]
     (entry,) = quarantine.listing(podwatch.workspace)
-    index = index_of(Path(entry["path"]))
+    index = index_of(entry.paths[0])
     assert index["steps"] == {"20": "incomplete"}
     assert world.contents() == before
-    back = quarantine.give_back(podwatch.workspace, entry["id"])
+    back = quarantine.give_back(podwatch.workspace, entry.id)
     assert {p.name for p in back} == {"step_20"}
     assert podwatch.catalogue.layout.numbers("notes") == [5, 10, 15, 20]
     assert quarantine.listing(podwatch.workspace) == []
@@ -439,10 +439,11 @@ async def test_step_back_after_two_proven_failed_loads_opens_a_new_line(world: W
     record = podwatch.run
     assert (record.lineage.parent, record.lineage.parent_step) == (old.id, 10)
     kept = quarantine.listing(podwatch.workspace)
-    assert kept[-1]["steps"] == {"15": "complete"}
+    assert kept[-1].index is not None
+    assert kept[-1].index.steps == {15: "complete"}
     (finding,) = podwatch.recovery.findings()
     assert finding.kind is FindingKind.STEPPED_BACK
-    assert f"Step 15 is kept in quarantine {kept[-1]['id']}" in finding.summary
+    assert f"Step 15 is kept in quarantine {kept[-1].id}" in finding.summary
     await podwatch.leave()
 
 

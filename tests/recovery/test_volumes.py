@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import HostError
+from podwatch.domain.quarantine_index import QuarantineIndex
 from podwatch.journal.journal import Journal
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
@@ -21,7 +22,7 @@ from tests.support.mounts import small_mount
 pytestmark = pytest.mark.root
 
 
-def intent_for(paths: list[Path], number: int = 7) -> quarantine.Index:
+def intent_for(paths: list[Path], number: int = 7) -> QuarantineIndex:
     return quarantine.plan(paths, step=10, steps={15: "complete"}, lineage="l", wall=1.0, number=number)
 
 
@@ -59,7 +60,7 @@ def test_a_set_on_two_filesystems(volumes: tuple[Workspace, Path], tmp_path: Pat
     other = tmp_path / "volume" / ".podwatch" / "ckpt" / "quarantine" / "7"
     assert sorted(p.name for p in other.iterdir()) == ["1-step_15", "index.json"], "beside the root, never in it"
     (entry,) = quarantine.listing(place)
-    assert entry["paths"] == [str(place.quarantine / "7"), str(other)]
+    assert entry.paths == (place.quarantine / "7", other)
     assert quarantine.free_number(place) == 8
     assert set(quarantine.give_back(place, 7)) == set(paths)
     assert [tree(p) for p in paths] == before

@@ -9,6 +9,7 @@ import pytest
 
 import podwatch.retention.remove_checkpoints as remover_module
 from podwatch.domain.event import Event, EventName
+from podwatch.domain.quarantine_index import QuarantineIndex
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.journal.journal import Journal
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
@@ -266,10 +267,10 @@ def test_names_that_are_taken_in_the_trash(pod: Pod) -> None:
 
 
 def test_quarantine_expires_but_never_while_it_is_needed(pod: Pod) -> None:
-    for number, (wall, steps) in enumerate([(0.0, '{"40": "complete"}'), (0.0, '{"45": "incomplete"}')], 1):
+    for number, (wall, steps) in enumerate([(0.0, {40: "complete"}), (0.0, {45: "incomplete"})], 1):
         directory = pod.workspace.quarantine / str(number)
         directory.mkdir()
-        (directory / "index.json").write_text(f'{{"wall": {wall}, "steps": {steps}, "moves": []}}')
+        (directory / "index.json").write_bytes(QuarantineIndex(number, wall, steps=steps).to_bytes())
     (pod.workspace.quarantine / "3").mkdir()
     (pod.workspace.quarantine / ".spare").mkdir()
 

@@ -29,6 +29,7 @@ from podwatch.domain.event import Event
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.node_from_engine import Place
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.domain.quarantine_index import QuarantineIndex
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import (
     GpuSample,
@@ -627,11 +628,11 @@ class Store:
         return step
 
 
-def begun(workspace: Workspace, index: quarantine.Index) -> None:
+def begun(workspace: Workspace, index: QuarantineIndex) -> None:
     """A quarantine that was interrupted before its first move."""
     directory = quarantine.directory_of(workspace, index)
     directory.mkdir(parents=True)
-    (directory / quarantine.MOVING).write_text(json.dumps(dict(index)))
+    (directory / quarantine.MOVING).write_bytes(index.to_bytes())
 
 
 def index_of(directory: Path) -> dict[str, Any]:

@@ -130,3 +130,14 @@ async def test_an_unneeded_save_that_was_found_before_the_loss_stays(
     assert [found.key for found in store.list(prefix)] == [f"{prefix}trainer/f"]
     assert local.journal.open_intents() == []
     store.close()
+
+
+async def test_a_publication_whose_record_cannot_be_read_stops_no_later_one(local: World, run: Run) -> None:
+    local.journal.open_intent(IntentKind.PUBLISH, {"act": "pointer", "step": 5.5, "pointer": "{"})
+    syncer = await run(local)
+    local.write_set(5, size=1000)
+    local.scan()
+    syncer.notify()
+    await until(lambda: syncer.status().last_step == 5)
+    assert local.journal.open_intents(IntentKind.PUBLISH) == []
+    assert local.violations() == []

@@ -155,11 +155,9 @@ async def test_what_is_there_is_kept_or_set_aside_never_written_over(local: Worl
     kept = list((pod.output.parent / ".podwatch" / "out" / "quarantine").glob("1/*-step_10"))
     assert [tree(k) for k in kept] == [other]
     (entry,) = quarantine.listing(Workspace(pod.output))
-    assert (entry["id"], entry["steps"], [m["from"] for m in entry["moves"]]) == (
-        1,
-        {"10": "complete"},
-        list(report.set_aside),
-    )
+    assert entry.index is not None
+    moved = [source for source, _ in entry.index.moves]
+    assert (entry.id, entry.index.steps, moved) == (1, {10: "complete"}, list(report.set_aside))
     assert tree(pod.output / "checkpoints" / "step_10") == tree(local.output / "checkpoints" / "step_10")
     pod.journal.close()
 

@@ -52,7 +52,7 @@ def test_a_mount_of_its_own(local: World, where: str) -> None:
         assert report.set_aside == (str(pod.output / "checkpoints" / "step_10"),)
         assert report.downloaded_bytes == report.total_bytes, "nothing is taken from what differs"
         (entry,) = quarantine.listing(Workspace(pod.output))
-        (aside,) = (Path(path) / "0-step_10" for path in entry["paths"])
+        (aside,) = (path / "0-step_10" for path in entry.paths)
         assert tree(aside) == old
         assert aside.stat().st_dev == (pod.directory / where).stat().st_dev
         restored(pod, local)

@@ -1,6 +1,5 @@
 """``podwatch bootstrap``: from a bare pod to training, with what the run's last pod stored of its start."""
 
-import json
 import os
 import shlex
 import shutil
@@ -17,7 +16,7 @@ import click
 from podwatch.cli.common import Where, clean, common, find_daemon
 from podwatch.cli.offline import checked_run_id
 from podwatch.client.times_and_sizes import size, span
-from podwatch.domain.errors import ConfigurationError, ExitCode, RemoteError, UsageError
+from podwatch.domain.errors import ConfigurationError, ExitCode, IntegrityError, RemoteError, UsageError
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
@@ -31,8 +30,6 @@ KNOWN_PATIENCE_SECONDS = 30.0
 """The same where this pod has the files from an earlier call."""
 KEY_FILE = "podwatch.env"
 """Beside podwatch.toml: NAME=value lines, mode 0600."""
-PLACED = "placed.json"
-"""In the directory of the copies: the digest whose files bootstrap wrote on this pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +218,12 @@ def _placed(call: Call) -> tuple[str, str]:
     """The digest whose files an earlier call wrote here, and the directory that relative paths are resolved against;
     empty if none did, or podwatch.toml is gone."""
     from podwatch.client.trusted_configuration import read_trusted
-    from podwatch.policy.bootstrap import CONFIG_NAME
+    from podwatch.policy.bootstrap import CONFIG_NAME, Placed
 
-    with suppress(OSError, ValueError, KeyError, TypeError, ConfigurationError):
+    with suppress(OSError, ConfigurationError, IntegrityError):
         if (call.directory / CONFIG_NAME).is_file():
-            found = json.loads(read_trusted(call.copies / PLACED))
-            return str(found["digest"]), str(found["directory"])
+            found = Placed.from_bytes(read_trusted(call.copies / Placed.FILE).encode())
+            return found.digest, found.directory
     return "", ""
 
 
@@ -390,6 +387,7 @@ def _stop(
 
 
 def _write(call: Call, fetched: "Fetched", files: "list[PlannedFile]", place: "Place", *, continuing: bool) -> None:
+    from podwatch.policy.bootstrap import Placed
     from podwatch.sync.runs.bootstrap import write
     from podwatch.system.files import atomic_write
 
@@ -402,8 +400,8 @@ def _write(call: Call, fetched: "Fetched", files: "list[PlannedFile]", place: "P
     if continuing:
         return
     call.copies.mkdir(mode=0o700, parents=True, exist_ok=True)
-    document = {"schema_version": 1, "digest": fetched.record.digest, "directory": fetched.record.directory}
-    atomic_write(call.copies / PLACED, json.dumps(document) + "\n")
+    placed = Placed(fetched.record.digest, fetched.record.directory)
+    atomic_write(call.copies / Placed.FILE, placed.to_bytes())
     for copy in call.copies.glob("[0-9][0-9]-*"):
         copy.unlink()  # it can contain a secret
 

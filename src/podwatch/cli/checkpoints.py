@@ -24,6 +24,7 @@ from podwatch.domain.finding import counted
 if TYPE_CHECKING:
     from podwatch.checkpoints.layouts import Layout
     from podwatch.domain.manifest import Manifest
+    from podwatch.recovery.quarantine import Entry
     from podwatch.recovery.run_file import RunFile
     from podwatch.stores.base import ObjectStore
 
@@ -435,7 +436,7 @@ def list_quarantine(where: Where, as_json: bool) -> None:
 
     entries = listing(workspace_of(load(where)))
     if as_json:
-        print_json({"schema_version": 1, "quarantines": entries})
+        print_json({"schema_version": 1, "quarantines": [entry.to_json() for entry in entries]})
     else:
         now = time.time()
         click.echo("\n".join(quarantine_line(entry, now) for entry in entries) or "the quarantine is empty")
@@ -465,17 +466,15 @@ def return_quarantine(where: Where, number: int, as_json: bool) -> None:
     )
 
 
-def quarantine_line(entry: dict[str, Any], now: float) -> str:
+def quarantine_line(entry: "Entry", now: float) -> str:
     """One quarantine as a line: number, age, content."""
-    wall = entry.get("wall")
-    age = ago(now - wall) if isinstance(wall, int | float) else "at an unknown time"
-    steps = ", ".join(f"step {n} ({clean(state)})" for n, state in (entry.get("steps") or {}).items())
-    start_step = entry.get("step")
-    if problem := entry.get("problem"):
-        return f"{entry['id']:>4}  {clean(problem)}; podwatch ignores it: check {clean(entry['path'])}"
-    start = "a fresh start" if start_step is None else f"a start from step {start_step}"
-    what = steps or counted(len(entry.get("moves") or ()), "entry", "entries")
-    return f"{entry['id']:>4}  {age:<16} {what}; moved before {start}"
+    index = entry.index
+    if index is None:
+        return f"{entry.id:>4}  {clean(entry.problem)}; podwatch ignores it: check {clean(str(entry.paths[0]))}"
+    steps = ", ".join(f"step {n} ({clean(state)})" for n, state in index.steps.items())
+    start = "a fresh start" if index.step is None else f"a start from step {index.step}"
+    what = steps or counted(len(index.moves), "entry", "entries")
+    return f"{entry.id:>4}  {ago(now - index.wall):<16} {what}; moved before {start}"
 
 
 @click.command("sync")

@@ -63,10 +63,10 @@ def _beside(settings: "Settings", workspace: Workspace) -> Iterator[Item]:
     homes = [home.parent for what in KEPT for home in corners_of(workspace, what)]
     for home in dict.fromkeys([*(h for h in (workspace.outside,) if workspace.tree.lstat(h)), *homes]):
         states = [
-            (int(step), state)
+            (step, state)
             for entry in entries
-            if any(home in Path(path).parents for path in entry["paths"])
-            for step, state in (entry.get("steps") or {}).items()
+            if entry.index is not None and any(home in path.parents for path in entry.paths)
+            for step, state in entry.index.steps.items()
         ]
         note = ", ".join(f"step {step} ({state})" for step, state in states)
         note = problem or (f"quarantine: {note}" if note else "")

@@ -134,6 +134,7 @@ def _held_back(settings: "Settings", layout: "Layout", journal: "Journal | None"
     from podwatch.checkpoints.known_checkpoints import HeldBack
     from podwatch.daemon import held_back_findings
     from podwatch.domain.errors import PodwatchError
+    from podwatch.policy.implausible_steps import StepEvidence
 
     held = (
         HeldBack()
@@ -142,7 +143,7 @@ def _held_back(settings: "Settings", layout: "Layout", journal: "Journal | None"
     )
     if journal is not None:
         fetched = frozenset((p.step, p.save_id) for p in journal.published() if p.restored)
-        known = held_back_findings.recalled_evidence(journal.learned(held_back_findings.IMPLAUSIBLE_KEY))
+        known = StepEvidence.kept(journal.learned(held_back_findings.IMPLAUSIBLE_KEY)) or StepEvidence()
         target = settings.trainer.max_steps
         with suppress(PodwatchError, OSError):
             target = target or layout.target_step(settings.trainer.command)

@@ -16,6 +16,7 @@ from typing import Final
 from podwatch.client.trusted_configuration import check_command
 from podwatch.daemon.settings_in_force import Configuration
 from podwatch.daemon.shutdown import Exit
+from podwatch.domain.document import Document, Text, Whole
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import FindingKind, Severity
@@ -31,7 +32,7 @@ from podwatch.system.child import run_child
 from podwatch.trainer.environment import build_environment
 
 TRIED: Final = "end-pod"
-"""Journal key: {"end": which end, "tries": how often the command was run for it}."""
+"""Journal key of ``Tried``."""
 GONE_SECONDS: Final = 180.0
 """How long the machine may take to end after the command succeeded; docker stop and a provider's queue are done by
 then."""
@@ -50,6 +51,14 @@ class PodEnd:
     outcome: Outcome
     id: str
     stored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tried(Document):
+    """How often the command was run for one end of the run."""
+
+    end: Text
+    tries: Whole
 
 
 class PodEnder:
@@ -108,17 +117,16 @@ class PodEnder:
             self._exit.waits_for = ""
 
     async def _tries(self, end: PodEnd) -> int:
-        known = await self._journal.run(Journal.learned, TRIED)
-        if not isinstance(known, dict) or known.get("end") != end.id or not isinstance(known.get("tries"), int):
-            return 0
-        return max(0, int(known["tries"]))
+        known = Tried.kept(await self._journal.run(Journal.learned, TRIED))
+        return known.tries if known is not None and known.end == end.id else 0
 
     async def _try(self, end: PodEnd, number: int) -> str:
         """Run it once; returns why it failed, empty if it succeeded. Counted and journaled before it runs."""
         settings = self._config.settings.end_pod
         try:
-            await self._journal.run(Journal.learn, TRIED, {"end": end.id, "tries": number})
-            data = {"outcome": str(end.outcome), "stored": end.stored, "try": number}
+            tried = Tried(end.id, number).to_json()
+            await self._journal.run(Journal.learn, TRIED, tried)
+            data = {**tried, "outcome": str(end.outcome), "stored": end.stored}
             intent = await self._journal.run(Journal.open_intent, IntentKind.END_POD, data)
         except HostError as error:
             return f"it cannot be recorded: {error}"

@@ -11,13 +11,13 @@ it. The other methods are for the event loop.
 
 import os
 import pwd
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.checkpoints.layouts.base import Layout, StepSeen
 from podwatch.config.settings import TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, HeldAs, newest_complete
+from podwatch.domain.document import Document, Many, Text, Whole
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import ProgressSource, Snapshot, TrainerSample
@@ -170,11 +170,8 @@ class TwoWriters:
         )
 
     def _keep(self) -> None:
-        document = {
-            "spans": [[span.start, span.end, span.who] for span in self.held.spans],
-            "released": sorted([step, save_id] for step, save_id in self.held.released),
-        }
-        self._journal.learn(TWO_WRITERS_KEY, document)
+        kept = HeldSpans(self.held.spans, tuple(sorted(self.held.released)))
+        self._journal.learn(TWO_WRITERS_KEY, kept.to_json())
 
 
 def shown(argv: tuple[str, ...] | list[str]) -> str:
@@ -190,13 +187,18 @@ def _uid_of(user: str) -> tuple[int, ...]:
         return ()
 
 
-def recalled_spans(document: Any) -> HeldBack:
+@dataclass(frozen=True, slots=True)
+class HeldSpans(Document):
+    """When a second trainer wrote, and the checkpoints of those times that an operator released: (step, save_id)."""
+
+    spans: Many[Span] = ()
+    released: Many[tuple[Whole, Text]] = ()
+
+
+def recalled_spans(document: object) -> HeldBack:
     """The state in the journal's ``document``; holds nothing back if it cannot be read."""
-    try:
-        spans = tuple(Span(float(s), None if e is None else float(e), str(w)) for s, e, w in document["spans"])
-        return HeldBack(spans, ((int(step), str(save_id)) for step, save_id in document["released"]))
-    except (KeyError, TypeError, ValueError):
-        return HeldBack()
+    kept = HeldSpans.kept(document) or HeldSpans()
+    return HeldBack(kept.spans, kept.released)
 
 
 IMPLAUSIBLE_KEY = "implausible-steps"
@@ -214,8 +216,8 @@ class Implausible:
         self._named: tuple[int, str] | None = None
         self._kept_at = float("-inf")
         self._since: dict[tuple[int, str], float] = {}
-        self._kept = journal.sync.learned(IMPLAUSIBLE_KEY)
-        held.explain(replace(recalled_evidence(self._kept), target=target))
+        self._kept = StepEvidence.kept(journal.sync.learned(IMPLAUSIBLE_KEY)) or StepEvidence()
+        held.explain(replace(self._kept, target=target))
 
     def turn(
         self,
@@ -270,32 +272,10 @@ class Implausible:
         )
 
     def _keep(self, evidence: StepEvidence, now: float) -> None:
-        document = {
-            "trained": evidence.trained,
-            "trained_wall": evidence.trained_wall,
-            "step_seconds": evidence.step_seconds,
-            "believed": sorted([step, save_id] for step, save_id in evidence.believed),
-            "doubted": sorted([step, save_id] for step, save_id in evidence.doubted),
-        }
         self._kept_at = now
-        if document != self._kept:
-            self._kept = document
-            self._journal.post(Journal.learn, IMPLAUSIBLE_KEY, document)
-
-
-def recalled_evidence(document: Any) -> StepEvidence:
-    """The evidence in the journal's ``document``; empty evidence if it cannot be read."""
-    try:
-        trained, seconds = document["trained"], document["step_seconds"]
-        return StepEvidence(
-            trained=None if trained is None else int(trained),
-            trained_wall=float(document["trained_wall"]),
-            step_seconds=None if seconds is None else float(seconds),
-            believed=frozenset((int(step), str(save_id)) for step, save_id in document["believed"]),
-            doubted=frozenset((int(step), str(save_id)) for step, save_id in document["doubted"]),
-        )
-    except (KeyError, TypeError, ValueError):
-        return StepEvidence()
+        if evidence != self._kept:
+            self._kept = evidence
+            self._journal.post(Journal.learn, IMPLAUSIBLE_KEY, evidence.to_json())
 
 
 def believed_progress(seen: tuple[StepSeen, ...], sets: tuple[CheckpointSet, ...]) -> tuple[StepSeen, ...]:

@@ -182,7 +182,7 @@ class Notifying:
         asked = [getattr(channel, "least", None) for channel in channels]
         self._lowest = alerts.lowest_of(asked, Severity(settings.notify.min_severity))
         self.digest_every = settings.notify.digest
-        self._state = alerts.from_dict(kept, at=clock.monotonic(), wall=clock.wall())
+        self._state = alerts.continued(kept, at=clock.monotonic(), wall=clock.wall())
         self._notifier = Notifier(channels, clock.sleep)
         self.wandb, self.dead_man = wandb, dead_man
         self._turns = 0
@@ -285,7 +285,7 @@ class Notifying:
             self._notifier.tell(document_of(notice, run_id=self._run_id, host=self._host), notice)
 
     def _remember(self) -> None:
-        document = self._judge.to_dict(self._state, at=self._clock.monotonic(), wall=self._clock.wall())
+        document = self._judge.kept(self._state, at=self._clock.monotonic(), wall=self._clock.wall()).to_json()
         self._journal.post(Journal.learn, TOLD, document)
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from podwatch.domain.document import Document, Integer, Many, Strictly, Text, Whole
+from podwatch.domain.manifest import Pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +43,13 @@ class RemovalIntent(Document):
     step: Whole | None
     reason: Text
     paths: Many[PathToRemove]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishIntent(Document):
+    """``pointer``: the one that is written; None: the manifest of a checkpoint is, which has no effect by itself."""
+
+    FILE = "the record of a publication"
+
+    step: Whole | None
+    pointer: Pointer | None = None

@@ -7,8 +7,9 @@ heals sends one notice for the incident instead of one for each finding that led
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from podwatch.domain.document import Document, Flag, Integer, Many, Real, Text
 from podwatch.domain.event import Change, Event, EventName, Notice, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.policy.run_cost import Account, Loss, Price
@@ -103,11 +104,11 @@ class Told:
 
     topic: Topic
     severity: Severity
-    title: str
-    since: float
-    last: float
-    reminders: int = 0
-    gone: float | None = None
+    title: Text
+    since: Real
+    last: Real
+    reminders: Integer = 0
+    gone: Real | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,31 +428,33 @@ def _span(seconds: float) -> str:
 # -- handover to the next podwatch process ---------------------------------------------------------------------------
 
 
-def to_dict(state: NoticeState, *, at: float, wall: float) -> dict[str, Any]:
-    """JSON-safe, with ages in seconds: monotonic times mean nothing to another process."""
-    told = {
-        key: [str(t.topic), str(t.severity), t.title, at - t.since, at - t.last, t.reminders]
-        for key, t in state.told.items()
-    }
-    sent = [at - s for s in state.sent]
-    return {"wall": wall, "told": told, "sent": sent, "healing": state.healing, "incident": state.incident}
+@dataclass(frozen=True, slots=True)
+class KeptNotices(Document):
+    """What the next podwatch needs of the state. Its monotonic times are of the moment ``at`` of one process, which was
+    ``wall`` in epoch seconds."""
+
+    at: Real
+    wall: Real
+    told: Mapping[Text, Told] = field(default_factory=dict)
+    sent: Many[Real] = ()
+    healing: Flag = False
+    incident: Integer = 0
 
 
-def from_dict(document: object, *, at: float, wall: float, patience: float = 300.0) -> NoticeState:
-    """The inverse of ``to_dict``: conditions that an earlier podwatch reported are not reported again, and those that
-    do not show within ``patience`` seconds are over. Unreadable data gives an empty state."""
-    try:
-        assert isinstance(document, dict)
-        away = max(0.0, wall - float(document["wall"]))
-        told = {
-            str(key): Told(
-                Topic(topic), Severity(severity), str(title), at - away - float(since), at - away - float(last),
-                int(reminders), gone=at + patience,
-            )
-            for key, (topic, severity, title, since, last, reminders) in document["told"].items()
-        }  # fmt: skip
-        sent = tuple(sorted(at - away - float(age) for age in document["sent"]))
-        incident = document.get("incident", 0)  # absent in a state of version 0.1.0
-        return NoticeState(told=told, sent=sent, healing=bool(document["healing"]), incident=int(incident))
-    except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
+def kept(state: NoticeState, *, at: float, wall: float) -> KeptNotices:
+    return KeptNotices(at, wall, state.told, state.sent, state.healing, state.incident)
+
+
+def continued(document: object, *, at: float, wall: float, patience: float = 300.0) -> NoticeState:
+    """The state that an earlier podwatch kept as JSON: conditions that it reported are not reported again, and those
+    that do not show within ``patience`` seconds are over. Unreadable data gives an empty state."""
+    before = KeptNotices.kept(document)
+    if before is None:
         return NoticeState()
+    by = at - max(0.0, wall - before.wall) - before.at
+    told = {
+        key: replace(one, since=one.since + by, last=one.last + by, gone=at + patience)
+        for key, one in before.told.items()
+    }
+    sent = tuple(sorted(moment + by for moment in before.sent))
+    return NoticeState(told=told, sent=sent, healing=before.healing, incident=before.incident)

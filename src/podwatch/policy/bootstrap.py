@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from podwatch.domain.document import Checked, Document, Flag, Form, Many, RunId, Strictly, shown
+from podwatch.domain.document import Checked, Document, Flag, Form, Many, RunId, Strictly, Text, shown
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.safe_names import check_relative_path
 from podwatch.domain.secrets import MASK, name_strength
@@ -25,6 +25,18 @@ MOST_FILES = 100
 MOST_BYTES = 1 << 20
 """Of the record and of each file."""
 CONFIG_NAME = "podwatch.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(Document):
+    """In the directory of the copies: what an earlier call wrote on this pod. Relative paths are resolved against
+    ``directory``."""
+
+    KIND = "podwatch-placed"
+    FILE = "placed.json"
+
+    digest: Text
+    directory: Text
 
 
 # -- the record ------------------------------------------------------------------------------------------------------

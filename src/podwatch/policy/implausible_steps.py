@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from podwatch.domain.document import Document, Real, Text, Whole
+
 NO_TRAINING: Final = 10**15
 """No training reaches this step: a million steps a second for 30 years. Token and sample counters stay below it."""
 FEW_SAVES: Final = 10
@@ -39,7 +41,7 @@ class Saved(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StepEvidence:
+class StepEvidence(Document):
     """The known facts about how far this run can be.
 
     ``target``: the step at which training is finished. ``trained``: the highest step that this run's trainer showed in
@@ -48,12 +50,12 @@ class StepEvidence:
     before; they stay implausible when training passes their number.
     """
 
-    target: int | None = None
-    trained: int | None = None
-    trained_wall: float = 0.0
-    step_seconds: float | None = None
-    believed: frozenset[tuple[int, str]] = field(default_factory=frozenset)
-    doubted: frozenset[tuple[int, str]] = field(default_factory=frozenset)
+    target: Whole | None = None
+    trained: Whole | None = None
+    trained_wall: Real = 0.0
+    step_seconds: Real | None = None
+    believed: frozenset[tuple[Whole, Text]] = field(default_factory=frozenset)
+    doubted: frozenset[tuple[Whole, Text]] = field(default_factory=frozenset)
 
 
 def implausible(sets: Sequence[Saved], evidence: StepEvidence) -> dict[int, str]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.document import Real, Text
 from podwatch.domain.snapshot import ProgressSample
 
 # Two trainers in one output_dir mix their checkpoints. A span is a period with a second writer, from its start (or the
@@ -17,9 +18,9 @@ SPANS_KEPT = 32
 class Span:
     """``end`` is None while the second writer is present. ``who`` names it in messages."""
 
-    start: float
-    end: float | None = None
-    who: str = ""
+    start: Real
+    end: Real | None = None
+    who: Text = ""
 
     def meets(self, start: float, end: float) -> bool:
         return self.start <= end and (self.end is None or self.end >= start)

@@ -13,35 +13,40 @@ On a full disk renames work and mkdir does not, so a spare directory with a prea
 
 import contextlib
 import errno
-import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from podwatch.domain.errors import HostError, PermissionDenied
+from podwatch.domain.errors import HostError, IntegrityError, PermissionDenied
+from podwatch.domain.quarantine_index import INDEX, MOVING, QuarantineIndex
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import PinnedTree, RootReplaced
 from podwatch.system.rename_places import corners, corners_of, drop_empty, move_aside
 
 SPARE = ".spare"
 SPARE_INDEX_BYTES = 65_536
-INDEX, MOVING = "index.json", "moving.json"
-INDEX_BYTES = 16 << 20
-UNMOVED = "nothing was moved; report this as a bug"
-_NAME = re.compile(r"[0-9]+-[^/\0]+")
-"""``<n>-<name>``: one plain segment."""
-
-
-Index = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    source: Path
-    name: str
-    """``<n>-<name>`` inside the quarantine's directory."""
+class Entry:
+    """One quarantine. ``paths``: its directories, one for each file system, the main one first. ``index``: None where
+    it cannot be used; ``problem`` then says why."""
+
+    id: int
+    paths: tuple[Path, ...]
+    index: QuarantineIndex | None = None
+    problem: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As `podwatch quarantine list --json` has it."""
+        found: dict[str, Any] = {"moves": []}
+        if self.index is not None:
+            index = self.index.to_json()
+            found = {name: index[name] for name in ("number", "step", "lineage", "wall", "steps")}
+            found["moves"] = [{"from": source, "to": name} for source, name in self.index.moves]
+        found |= {"id": self.id, "path": str(self.paths[0]), "paths": [str(path) for path in self.paths]}
+        return found if not self.problem else {**found, "problem": self.problem}
 
 
 def plan(
@@ -52,31 +57,10 @@ def plan(
     lineage: str,
     wall: float,
     number: int,
-) -> Index:
-    """Return the index. ``steps`` maps every moved step to its completeness, for the later decision what can be
-    deleted: a good checkpoint in quarantine stays protected until its replacement is safe. ``number`` names the
-    directory."""
-    return {
-        "number": number,
-        "step": step,
-        "lineage": lineage,
-        "wall": wall,
-        "steps": {str(k): v for k, v in steps.items()},
-        "moves": [{"from": str(path), "to": f"{n}-{path.name}"} for n, path in enumerate(paths)],
-    }
-
-
-def _moves(raw: object) -> tuple[Move, ...]:
-    """Return the moves. Raises ValueError if the index names anything but plain path segments."""
-    found = []
-    for pair in raw if isinstance(raw, list) else []:
-        if not isinstance(pair, dict):
-            raise ValueError("a move is not an object")
-        source, name = pair.get("from"), pair.get("to")
-        if not isinstance(source, str) or not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ValueError(f"not one plain name: {str(name)[:100]!r}")
-        found.append(Move(Path(source), name))
-    return tuple(found)
+) -> QuarantineIndex:
+    """Return the index. ``number`` names the directory."""
+    moves = tuple((str(path), f"{n}-{path.name}") for n, path in enumerate(paths))
+    return QuarantineIndex(number, wall, step, lineage, dict(steps), moves)
 
 
 def free_number(workspace: Workspace) -> int:
@@ -94,27 +78,23 @@ def _numbers(tree: PinnedTree, home: Path) -> list[int]:
     return [int(name) for name in tree.names(home) if name.isascii() and name.isdecimal()]
 
 
-def directory_of(workspace: Workspace, index: Index) -> Path:
-    """Raises HostError."""
-    number = index.get("number")
-    if not isinstance(number, int):
-        raise HostError("a quarantine's index has no number", where=str(workspace.quarantine), fix=UNMOVED)
-    return workspace.quarantine / str(number)
+def directory_of(workspace: Workspace, index: QuarantineIndex) -> Path:
+    return workspace.quarantine / str(index.number)
 
 
-def unfinished(workspace: Workspace) -> list[Index]:
+def unfinished(workspace: Workspace) -> list[QuarantineIndex]:
     """Return the index of every quarantine whose moves were interrupted. One that cannot be read moves nothing.
     Blocks."""
-    found: list[Index] = []
+    found: list[QuarantineIndex] = []
     with contextlib.suppress(OSError, RootReplaced):
         for number in _numbers(workspace.tree, workspace.quarantine):
-            with contextlib.suppress(OSError, ValueError, HostError):
+            with contextlib.suppress(OSError, HostError, IntegrityError):
                 index = _read_index(workspace.tree, workspace.quarantine / str(number), MOVING)
-                found.append({**index, "number": number})
+                found.append(replace(index, number=number))
     return found
 
 
-def leave_as_it_is(workspace: Workspace, index: Index) -> None:
+def leave_as_it_is(workspace: Workspace, index: QuarantineIndex) -> None:
     """Finish a quarantine without its remaining moves. Blocks. Raises HostError."""
     _finish(workspace, directory_of(workspace, index))
 
@@ -127,30 +107,28 @@ def _finish(workspace: Workspace, target: Path) -> None:
         raise HostError(f"cannot finish a quarantine: {error.strerror}", where=str(target)) from error
 
 
-def carry_out(workspace: Workspace, index: Index) -> int:
+def carry_out(workspace: Workspace, index: QuarantineIndex) -> int:
     """Do all moves that are not done yet; return how many sources were moved now. Blocks. Raises HostError."""
     tree, target = workspace.tree, directory_of(workspace, index)
-    try:
-        moves = _moves(index.get("moves"))
-    except ValueError as error:
-        raise HostError(f"a quarantine's index is damaged: {error}", where=str(target), fix=UNMOVED) from error
-    for move in moves:
-        if not workspace.holds(move.source):
-            raise HostError("refusing to move a path outside the output directory", where=str(move.source))
+    moves = [(Path(source), name) for source, name in index.moves]
+    _check_index(index, str(target))
+    for source, _ in moves:
+        if not workspace.holds(source):
+            raise HostError("refusing to move a path outside the output directory", where=str(source))
     workspace.check()
     try:
         _make(workspace, target)
         tree.sync(workspace.quarantine)
         _write_index(tree, target / MOVING, index)
         moved, parents = 0, {target}
-        for move in moves:
+        for source, name in moves:
             try:
-                homes = corners(move.source, workspace, "quarantine")
-                there = move_aside(tree, move.source, homes, target.name, move.name)
+                homes = corners(source, workspace, "quarantine")
+                there = move_aside(tree, source, homes, target.name, name)
             except FileNotFoundError:
                 continue
             moved += 1
-            parents |= {move.source.parent, there.parent}
+            parents |= {source.parent, there.parent}
         for home in corners_of(workspace, "quarantine"):
             if home != workspace.quarantine and tree.is_directory(home / target.name):
                 _write_index(tree, home / target.name / INDEX, index)
@@ -186,12 +164,8 @@ def _fix(error: OSError) -> str:
     return "make the output directory and podwatch's directory beside it writable"
 
 
-def listing(workspace: Workspace) -> list[dict[str, Any]]:
-    """Return every quarantine, oldest first, as its index says; ``paths`` is one directory per file system. Blocks.
-
-    A quarantine whose index cannot be used has no moves, and the reason as ``problem``. Raises PermissionDenied if a
-    quarantine cannot be read.
-    """
+def listing(workspace: Workspace) -> list[Entry]:
+    """Return every quarantine, oldest first. Blocks. Raises PermissionDenied if a quarantine cannot be read."""
     tree = workspace.tree
     found: dict[int, list[Path]] = {}
     for home in dict.fromkeys((workspace.quarantine, *corners_of(workspace, "quarantine"))):
@@ -204,33 +178,25 @@ def listing(workspace: Workspace) -> list[dict[str, Any]]:
             raise PermissionDenied("cannot read the quarantine", where=str(home), fix=fix) from error
         except OSError:
             continue
-    entries = []
-    for number, paths in sorted(found.items()):
-        index: dict[str, Any] = {}
-        problem = "it has no index"
-        for path, name in ((p, n) for p in paths for n in (INDEX, MOVING)):  # the main one first
-            try:
-                index, problem = _read_index(tree, path, name), ""
-            except FileNotFoundError:
-                continue
-            except (OSError, ValueError, HostError) as error:
-                problem = f"its index cannot be used: {error}"
-            break
-        entry = {"moves": [], **index, "id": number, "path": str(paths[0]), "paths": [str(p) for p in paths]}
-        entries.append(entry if not problem else {**entry, "problem": problem})
-    return entries
+    return [_entry(tree, number, tuple(paths)) for number, paths in sorted(found.items())]
 
 
-def _read_index(tree: PinnedTree, directory: Path, name: str) -> dict[str, Any]:
-    """Raises OSError, ValueError (damaged), RootReplaced (it belongs to another user)."""
-    index = json.loads(tree.read_ours(directory / name, INDEX_BYTES).rstrip(b"\0"))
-    if not isinstance(index, dict):
-        raise ValueError("not an object")
-    _moves(index.get("moves"))
-    steps = index.get("steps", {})
-    if not isinstance(steps, dict) or not all(isinstance(state, str) for state in steps.values()):
-        raise ValueError("steps is not an object")
-    return index
+def _entry(tree: PinnedTree, number: int, paths: tuple[Path, ...]) -> Entry:
+    for path, name in ((p, n) for p in paths for n in (INDEX, MOVING)):  # the main one first
+        try:
+            return Entry(number, paths, _read_index(tree, path, name))
+        except FileNotFoundError:
+            continue
+        except (OSError, HostError, IntegrityError) as error:
+            return Entry(number, paths, problem=f"its index cannot be used: {error}")
+    return Entry(number, paths, problem="it has no index")
+
+
+def _read_index(tree: PinnedTree, directory: Path, name: str) -> QuarantineIndex:
+    """With the steps in order. Raises OSError, IntegrityError (damaged), RootReplaced (it belongs to another user)."""
+    data = tree.read_ours(directory / name, QuarantineIndex.LARGEST).rstrip(b"\0")  # reserved space
+    index = QuarantineIndex.from_bytes(data, where=str(directory / name))
+    return replace(index, steps=dict(sorted(index.steps.items())))  # in the file they are sorted as texts
 
 
 def give_back(workspace: Workspace, quarantine_id: int) -> tuple[Path, ...]:
@@ -241,14 +207,15 @@ def give_back(workspace: Workspace, quarantine_id: int) -> tuple[Path, ...]:
     """
     workspace.check()
     tree = workspace.tree
-    entry = next((e for e in listing(workspace) if e["id"] == quarantine_id), None)
+    entry = next((e for e in listing(workspace) if e.id == quarantine_id), None)
     if entry is None:
         raise HostError(f"there is no quarantine {quarantine_id}", where=str(workspace.quarantine))
-    if problem := entry.get("problem"):
+    if entry.index is None:
         fix = "nothing was moved; check the directory and move the files you need yourself"
-        raise HostError(f"quarantine {quarantine_id} cannot be returned: {problem}", where=str(entry["path"]), fix=fix)
-    directories = [Path(path) for path in entry["paths"]]
-    pairs = [(d / move.name, move.source) for move in _moves(entry["moves"]) for d in directories]
+        what = f"quarantine {quarantine_id} cannot be returned: {entry.problem}"
+        raise HostError(what, where=str(entry.paths[0]), fix=fix)
+    directories = entry.paths
+    pairs = [(d / name, Path(source)) for source, name in entry.index.moves for d in directories]
     try:
         pairs = [(here, there) for here, there in pairs if tree.lstat(here) is not None]
         for _, there in pairs:
@@ -293,5 +260,16 @@ def _make(workspace: Workspace, target: Path) -> None:
     tree.make(target)
 
 
-def _write_index(tree: PinnedTree, path: Path, index: Index) -> None:
-    tree.overwrite(path, json.dumps(dict(index), indent=1).encode() + b"\n")
+def _check_index(index: QuarantineIndex, where: str) -> None:
+    """Raises HostError for an index that the next podwatch could not read as it is."""
+    try:
+        if QuarantineIndex.from_bytes(index.to_bytes()) == index:
+            return
+        problem = "a name that is not UTF-8 cannot be recorded"
+    except IntegrityError as error:
+        problem = error.what
+    raise HostError(f"cannot move checkpoints to quarantine: {problem}", where=where, fix="move them away first")
+
+
+def _write_index(tree: PinnedTree, path: Path, index: QuarantineIndex) -> None:
+    tree.overwrite(path, index.to_bytes())

@@ -7,7 +7,6 @@ the trash: before the first removal of a plan, after each one, and at podwatch's
 """
 
 import contextlib
-import json
 import secrets
 import stat
 from collections.abc import Callable, Sequence
@@ -15,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.domain.checkpoint import Completeness
-from podwatch.domain.errors import HostError
+from podwatch.domain.errors import HostError, IntegrityError
+from podwatch.domain.quarantine_index import INDEX, QuarantineIndex
 from podwatch.policy.local_retention import QuarantineEntry, SpareEntry
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import Identity, PinnedTree
@@ -129,11 +129,10 @@ def _device(tree: PinnedTree, path: Path) -> int:
 def _index(tree: PinnedTree, path: Path) -> tuple[float, dict[int, bool]] | None:
     """When it was moved to quarantine, and which steps are in it: True for those that are complete."""
     try:
-        index = json.loads(tree.read_ours(path / "index.json", INDEX_BYTES).rstrip(b"\0"))
-        steps = {int(step): str(state) == Completeness.COMPLETE for step, state in index["steps"].items()}
-        return float(index["wall"]), steps
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, HostError):
+        index = QuarantineIndex.from_bytes(tree.read_ours(path / INDEX, QuarantineIndex.LARGEST).rstrip(b"\0"))
+    except (OSError, HostError, IntegrityError):
         return None
+    return index.wall, {step: state == Completeness.COMPLETE for step, state in index.steps.items()}
 
 
 def _by_number(name: str) -> tuple[int, str]:

@@ -5,14 +5,14 @@ Blocking; runs in a thread of the daemon. An intent is journaled before each wri
 ``recover`` checks the store's real state, confirms that this pod still holds the lease, and finishes or undoes.
 """
 
-import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from podwatch.domain.errors import IntegrityError, RemoteError, SaveGone
+from podwatch.domain.intents import PublishIntent
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestRef, Pointer, Proof, sha1_hex
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.safe_names import valid_run_id
@@ -231,9 +231,7 @@ class Publisher:
             return reused
         data = manifest.to_bytes()
         named = ManifestRef(key, "", sha1_hex(data), len(data))
-        intent = self._journal.open_intent(
-            IntentKind.PUBLISH, {"act": "manifest", "step": manifest.step, "save_id": manifest.save_id, **asdict(named)}
-        )
+        intent = self._journal.open_intent(IntentKind.PUBLISH, PublishIntent(manifest.step).to_json())
         stored = self.store.put_bytes(key, data)
         named = ManifestRef(key, stored.file_id, named.sha1, named.size)
         self._read_named(named, manifest.step, manifest.save_id)
@@ -279,11 +277,8 @@ class Publisher:
         replaced, so that a writer that was frozen meanwhile cannot set the pointer back. ``era``: the journal's at that
         time."""
         data = pointer.to_bytes()
-        intent = self._journal.open_intent(
-            IntentKind.PUBLISH,
-            {"act": "pointer", "pointer": data.decode(), "sha1": hashlib.sha1(data).hexdigest()},
-            era=era,
-        )
+        intended = PublishIntent(pointer.step, pointer).to_json()
+        intent = self._journal.open_intent(IntentKind.PUBLISH, intended, era=era)
         if self.store.conditional:
             written = replace_before(self.store, self.keys.latest, data, until, self._clock, before)
         else:
@@ -363,10 +358,13 @@ class Publisher:
         return tuple(lines)
 
     def _recover(self, intent: Intent, current: Pointer | None) -> str:
-        if intent.data.get("act") != "pointer":
+        intended = PublishIntent.kept(intent.data)
+        if intended is None:
+            return self._undo(intent, "its record cannot be read: the checkpoint is published again")
+        wanted = intended.pointer
+        if wanted is None:
             # A manifest that no pointer names has no effect; the next publication reuses it if it is whole.
             return self._undo(intent, "writing the manifest was interrupted: the checkpoint is published again")
-        wanted = Pointer.from_bytes(str(intent.data["pointer"]).encode())
         if current != wanted:
             return self._undo(intent, "the pointer was not written")
         self._remember(wanted)

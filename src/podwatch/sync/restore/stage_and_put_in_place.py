@@ -9,7 +9,6 @@ Everything here blocks.
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import stat
 import time
@@ -18,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.domain.checkpoint import Completeness
-from podwatch.domain.errors import Busy, HostError
+from podwatch.domain.errors import Busy, HostError, IntegrityError
+from podwatch.domain.quarantine_index import INDEX, QuarantineIndex
 from podwatch.system.files import DIRECTORY_FLAGS, sync_descriptor
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import STAGING, Identity, Pin, PinnedTree, check_ours, open_pinned
@@ -236,19 +236,19 @@ class StagingArea:
             name = f"{len(self.set_aside)}-{target.name}"
             aside = move_aside(self.tree, target, homes, str(self._number), name)
             # Complete as far as we know: retention keeps it until its successor is safe.
-            index = {
-                "number": self._number,
-                "step": step,
-                "lineage": lineage,
-                "wall": time.time(),
-                "steps": {str(step): str(Completeness.COMPLETE)},
-                "moves": [{"from": str(target), "to": name}],
-            }
-            path = aside.parent / "index.json"
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, HostError):
-                index["moves"] = [*json.loads(self.tree.read_ours(path))["moves"], *index["moves"]]  # type: ignore[misc]
+            path, before = aside.parent / INDEX, ()  # type: tuple[Path, tuple[tuple[str, str], ...]]
+            with contextlib.suppress(OSError, HostError, IntegrityError):
+                before = QuarantineIndex.from_bytes(self.tree.read_ours(path, QuarantineIndex.LARGEST)).moves
+            index = QuarantineIndex(
+                self._number,
+                time.time(),
+                step,
+                lineage,
+                {step: Completeness.COMPLETE},
+                (*before, (str(target), name)),
+            )
             with contextlib.suppress(OSError):
-                self.tree.write(path, (json.dumps(index, indent=1) + "\n").encode())
+                self.tree.write(path, index.to_bytes())
         self.set_aside.append(str(target))
 
     def _rename_beside(self, target: Path) -> None:
