@@ -18,18 +18,19 @@ from tests.support.rig import TRAINER, Rig, alive
 pytestmark = pytest.mark.usefixtures("attaching")
 
 LOADING = """
-import os, sys, time
+import ctypes, os, sys, time
 control, save = sys.argv[1], sys.argv[2]
 while not os.path.exists(control):
     time.sleep(0.05)
 held = open(save, "w")
+ctypes.CDLL(None).prctl(15, b"PRIME-RL::Train")  # its title, cut by the kernel
 time.sleep(987)
 """
 
 
 @contextlib.contextmanager
 def loading(rig: Rig) -> Iterator[subprocess.Popen[bytes]]:
-    """``python train.py --output_dir OUT``: no context and no open checkpoint until ``rig.control/save`` exists."""
+    """``python train.py --output_dir OUT``: no training role and no open checkpoint until ``rig.control/save`` exists."""
     save = rig.output / "checkpoints" / "step_3" / "shard.distcp"
     save.parent.mkdir(parents=True, exist_ok=True)
     rig.made_by_others(save)

@@ -112,6 +112,7 @@ def test_a_restart_that_just_resumed_is_not_called_impossible(rig: Rig) -> None:
     daemon = rig.daemon(trainer__command=launcher(rig)).start()
     running(daemon, rig, step=5)
     assert daemon.command("stop-training").returncode == 0
+    daemon.wait_event("trainer-stopped", 60)
     daemon.stop()
     seen = len(daemon.events())
     daemon.start()
