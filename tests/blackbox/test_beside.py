@@ -30,7 +30,7 @@ time.sleep(987)
 
 @contextlib.contextmanager
 def loading(rig: Rig) -> Iterator[subprocess.Popen[bytes]]:
-    """``python train.py --output_dir OUT``: no training role and no open checkpoint until ``rig.control/save`` exists."""
+    """``python train.py --output_dir OUT``: no role and no open checkpoint until ``rig.control/save`` exists."""
     save = rig.output / "checkpoints" / "step_3" / "shard.distcp"
     save.parent.mkdir(parents=True, exist_ok=True)
     rig.made_by_others(save)
