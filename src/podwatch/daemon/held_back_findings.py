@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from podwatch.checkpoints.known_checkpoints import HeldBack
-from podwatch.checkpoints.layouts.base import Layout, StepSeen
+from podwatch.checkpoints.layout import Layout, StepSeen
 from podwatch.config.settings import TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, HeldAs, newest_complete
 from podwatch.domain.finding import Finding, FindingKind, Severity
