@@ -8,7 +8,8 @@ from podwatch.checkpoints.layout import Kind, Layout, Recognition, Site
 from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.step_names import step_names
 from podwatch.checkpoints.table import SaveEnd, TrainerTable
-from podwatch.checkpoints.table_layout import TableLayout, Trainer
+from podwatch.checkpoints.table_layout import TableLayout
+from podwatch.checkpoints.table_places import Trainer
 from podwatch.domain.process import ProcessNames, ProcessRole
 from podwatch.domain.trainer_log import StepPattern, TrainerLog
 

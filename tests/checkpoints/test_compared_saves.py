@@ -158,3 +158,14 @@ def test_a_new_look_reads_again_what_has_the_same_size_and_time(pod: Pod) -> Non
     found = judge(layout, 10)
     assert found is not None
     assert found.damaged
+
+
+def test_what_was_found_complete_stays_so_when_the_one_that_agreed_is_gone(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    with_extra(pod.save(10))
+    pod.save(20)
+    third = pod.save(30)
+    assert pod.look() == {10: "complete", 20: "complete", 30: "complete"}
+    third.rename(tmp_path / "aside")
+    assert pod.look() == {10: "complete", 20: "complete"}
+    assert pod.catalogue.verify(20) == ()

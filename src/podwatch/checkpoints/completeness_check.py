@@ -160,11 +160,11 @@ class CompletenessChecker:
     def judge(self, step: int, found: Sequence[PartFiles], was: str) -> Judgement:
         """The layout's judgement. A save that was complete stays the same save when files are added to it: it is not
         uploaded again for an evaluation that was written into it hours later. ``was``: its ``save_id`` then."""
-        judgement = self._layout.judge(step, found, self._ledger.names())
+        judgement = self._layout.judge(step, found, self._ledger.complete())
         ids = self._stored_ids().get(step, frozenset()) | ({was} if was else set())
         if ids and not (judgement.whole and checkpoint_identity.save_id(found, judgement) in ids):
             for fewer, added in checkpoint_identity.without_additions(found):
-                before = self._layout.judge(step, fewer, self._ledger.names())
+                before = self._layout.judge(step, fewer, self._ledger.complete())
                 if before.whole and checkpoint_identity.save_id(fewer, before) in ids:
                     judgement = replace(before, leftovers=(*before.leftovers, *added))
                     break

@@ -8,7 +8,7 @@ in, data out; ``Expected`` connects it to the journal.
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -254,8 +254,8 @@ class Ledger:
                 return f"was complete, but now {PurePosixPath(names[0]).name} {what}{more}"
         return ""
 
-    def names(self) -> Mapping[int, Collection[str]]:
-        """Step -> ``part/path`` of the files that it had when it was complete."""
+    def complete(self) -> Mapping[int, Files]:
+        """Step -> ``part/path`` -> (size, mtime_ns) of the files that it had when it was complete."""
         return self._load()
 
     def left_of(self, step: int, own: Own) -> bool:

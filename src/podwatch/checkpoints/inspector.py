@@ -56,11 +56,6 @@ class Inspector:
         if not self._own.depth:
             self._end()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether this thread is inside a ``with``."""
-        return bool(getattr(self._own, "depth", 0))
-
     def inspect(
         self,
         table: TrainerTable,

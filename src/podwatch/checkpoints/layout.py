@@ -119,6 +119,10 @@ class ResumeCommand:
     removed: tuple[str, ...] = ()
 
 
+Known = Mapping[int, Mapping[str, tuple[int, int]]]
+"""Step -> ``part/path`` -> (size, mtime_ns) of the files that it had when it was found complete."""
+
+
 class Layout(Protocol):
     """One trainer's layout below one output directory. All methods can block on the file system: never call them on the
     event loop. A directory that vanishes meanwhile is normal and never an error."""
@@ -159,11 +163,9 @@ class Layout(Protocol):
         broadcasts and rollouts, which prime-rl never removes. Oldest first."""
         ...
 
-    def judge(
-        self, step: int, parts: Sequence[PartFiles], known: Mapping[int, Collection[str]] | None = None
-    ) -> Judgement:
-        """Apply the completeness rule. Reads markers and headers, never whole files. ``known``: step -> ``part/path``
-        of the files that it had when it was found complete: what was added later is not asked of other saves."""
+    def judge(self, step: int, parts: Sequence[PartFiles], known: Known | None = None) -> Judgement:
+        """Apply the completeness rule. Reads markers and headers, never whole files. ``known``: of the saves that were
+        found complete: what was added to them later is not asked of other saves."""
         ...
 
     def reading(self) -> AbstractContextManager[None]:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from podwatch.checkpoints import command_line
 from podwatch.checkpoints.layout import Kind, Recognition, Site, Weights
 from podwatch.checkpoints.resume_flags import Preset
-from podwatch.checkpoints.table_layout import TableLayout, Trainer
+from podwatch.checkpoints.table_layout import TableLayout
+from podwatch.checkpoints.table_places import Trainer
 from podwatch.domain.process import ProcessNames, ProcessRole
 from podwatch.domain.trainer_log import TrainerLog
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from podwatch.checkpoints.layout import PATTERN, Concern, Kind, Recognition, Site
 from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.table import TrainerTable, custom_table
-from podwatch.checkpoints.table_layout import TableLayout, Trainer
+from podwatch.checkpoints.table_layout import TableLayout
+from podwatch.checkpoints.table_places import Trainer
 from podwatch.domain.errors import ConfigurationError
 
 _STEP_LIKE = re.compile(r"[A-Za-z].*\d|\d+(?:\..*)?$")

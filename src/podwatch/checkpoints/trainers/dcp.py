@@ -6,7 +6,8 @@ from podwatch.checkpoints.layout import Kind, Recognition, Site, Weights
 from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.step_names import is_plain_dir, newest_names
 from podwatch.checkpoints.structures import INDEX
-from podwatch.checkpoints.table_layout import TableLayout, Trainer
+from podwatch.checkpoints.table_layout import TableLayout
+from podwatch.checkpoints.table_places import Trainer
 
 
 def _preset(_site: Site, _command: Sequence[str]) -> Preset:

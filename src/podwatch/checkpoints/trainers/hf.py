@@ -16,7 +16,8 @@ from podwatch.checkpoints.command_line import Program, program
 from podwatch.checkpoints.layout import SAVES, Concern, Kind, Recognition, Site, Weights
 from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.step_names import newest_names
-from podwatch.checkpoints.table_layout import TableLayout, Trainer
+from podwatch.checkpoints.table_layout import TableLayout
+from podwatch.checkpoints.table_places import Trainer
 from podwatch.domain.trainer_log import StepRecord, TrainerLog
 from podwatch.system.files import read_file
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from podwatch.checkpoints.command_line import program
 from podwatch.checkpoints.layout import Kind, Recognition, Site, Weights
 from podwatch.checkpoints.resume_flags import Preset
-from podwatch.checkpoints.table_layout import TableLayout, Trainer
+from podwatch.checkpoints.table_layout import TableLayout
+from podwatch.checkpoints.table_places import Trainer
 
 
 def _preset(_site: Site, _command: Sequence[str]) -> Preset:

@@ -11,7 +11,8 @@ from podwatch.checkpoints import command_line
 from podwatch.checkpoints.command_line import program
 from podwatch.checkpoints.layout import Kind, Recognition, Site, Weights
 from podwatch.checkpoints.resume_flags import Preset
-from podwatch.checkpoints.table_layout import TableLayout, Trainer
+from podwatch.checkpoints.table_layout import TableLayout
+from podwatch.checkpoints.table_places import Trainer
 
 MARKER = "COMPLETED"
 _SCRIPTS = ("finetune.py", "dpo_tune_cache.py")

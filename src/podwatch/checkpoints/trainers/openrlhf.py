@@ -12,7 +12,8 @@ from podwatch.checkpoints.layout import Kind, Recognition, Site, Weights
 from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.step_names import step_names
 from podwatch.checkpoints.table import TrainerTable, all_tables
-from podwatch.checkpoints.table_layout import TableLayout, Trainer
+from podwatch.checkpoints.table_layout import TableLayout
+from podwatch.checkpoints.table_places import Trainer
 from podwatch.checkpoints.trainers.deepspeed import load_preset
 
 PPO_MODULES = ("openrlhf.cli.train_ppo_ray",)

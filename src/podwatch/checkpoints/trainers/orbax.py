@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from podwatch.checkpoints.layout import Kind, Recognition, Site
 from podwatch.checkpoints.resume_flags import Preset
-from podwatch.checkpoints.table_layout import TableLayout, Trainer
+from podwatch.checkpoints.table_layout import TableLayout
+from podwatch.checkpoints.table_places import Trainer
 
 
 def _preset(_site: Site, _command: Sequence[str]) -> Preset:

@@ -20,7 +20,8 @@ from podwatch.checkpoints.layout import Kind, ResumeCommand, Site, Weights
 from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.step_names import is_plain_dir, step_names
 from podwatch.checkpoints.table import TrainerTable, all_tables
-from podwatch.checkpoints.table_layout import TableLayout, Trainer
+from podwatch.checkpoints.table_layout import TableLayout
+from podwatch.checkpoints.table_places import Trainer
 from podwatch.checkpoints.trainers import prime_rl_run
 from podwatch.checkpoints.trainers.prime_rl_run import Hints
 from podwatch.domain.process import ProcessNames, ProcessRole

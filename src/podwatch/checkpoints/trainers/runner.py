@@ -6,7 +6,8 @@ from podwatch.checkpoints import command_line
 from podwatch.checkpoints.layout import Kind, Recognition, Site, Weights
 from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.step_names import STEP, newest_names
-from podwatch.checkpoints.table_layout import TableLayout, Trainer
+from podwatch.checkpoints.table_layout import TableLayout
+from podwatch.checkpoints.table_places import Trainer
 
 INFO = "training_info.json"
 _FROM = "--from-step"

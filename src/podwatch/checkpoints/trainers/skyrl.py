@@ -10,7 +10,8 @@ from podwatch.checkpoints.layout import Kind, Recognition, Site, Weights
 from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.step_names import named_place, step_names
 from podwatch.checkpoints.table import TrainerTable, all_tables
-from podwatch.checkpoints.table_layout import TableLayout, Trainer
+from podwatch.checkpoints.table_layout import TableLayout
+from podwatch.checkpoints.table_places import Trainer
 
 TRACKER = "latest_ckpt_global_step.txt"
 _SFT_KEYS = ("resume_from",)

@@ -9,7 +9,8 @@ from podwatch.checkpoints.command_line import launched, program
 from podwatch.checkpoints.layout import Kind, Recognition, Site, Weights
 from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.step_names import named_place, step_names
-from podwatch.checkpoints.table_layout import TableLayout, Trainer
+from podwatch.checkpoints.table_layout import TableLayout
+from podwatch.checkpoints.table_places import Trainer
 from podwatch.domain.trainer_log import StepPattern, TrainerLog
 
 TRACKER = "latest_checkpointed_iteration.txt"
