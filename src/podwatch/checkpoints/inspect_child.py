@@ -196,7 +196,7 @@ def _is_torch_bin(fd: int, base: str) -> bool:
 def _index(fd: int) -> tuple[str, bool, Any]:
     try:
         data = read_descriptor(fd, unpickler.MAX_PICKLE_BYTES, INDEX)
-        return "", False, unpickler.dcp_index(data, with_records=True)
+        return "", False, unpickler.dcp_index(data)
     except MemoryError:
         raise
     except OSError as error:

@@ -30,7 +30,7 @@ from podwatch.checkpoints.rules import CheckpointInspection, InspectionOutcome, 
 from podwatch.checkpoints.scan import is_temporary, scan_part
 from podwatch.checkpoints.step_names import is_absent
 from podwatch.checkpoints.structures import UNFINISHED_INDEX
-from podwatch.checkpoints.table import TrainerTable
+from podwatch.checkpoints.table import TrainerTable, all_tables
 from podwatch.checkpoints.table_places import (
     Listing,
     TablePlaces,
@@ -96,16 +96,21 @@ class TableLayout(TablePlaces):
         return ""
 
     @property
+    def _facts(self) -> TrainerTable:
+        """What all tables of the trainer have in common. Never blocks."""
+        return all_tables().get(self.name) or self.table
+
+    @property
     def reshards(self) -> bool:
-        return self.table.reshards
+        return self._facts.reshards
 
     @property
     def counts_all(self) -> bool:
-        return self.table.world_size_is_total
+        return self._facts.world_size_is_total
 
     @property
     def saves_block(self) -> bool:
-        return self.table.saves_block
+        return self._facts.saves_block
 
     @property
     def finish_lines(self) -> tuple[str, ...]:
@@ -122,7 +127,7 @@ class TableLayout(TablePlaces):
         return listing is not None and any(listing.entries.get(part) for part in listing.table.counts_saves)
 
     def log_globs(self) -> tuple[str, ...]:
-        return self.table.logs
+        return self._facts.logs
 
     def first_step_after(self, step: int) -> int:
         table = self.table

@@ -116,17 +116,14 @@ def load(data: bytes) -> Any:
             gc.enable()
 
 
-def dcp_index(data: bytes, *, with_records: bool = False) -> dict[str, Any]:
-    """``{"need": {file: bytes}, "save_id": str, "plain": bool, "keys": [...]}``, on request with ``"records"``.
+def dcp_index(data: bytes) -> dict[str, Any]:
+    """``{"need": {file: bytes}, "save_id": str, "plain": bool, "keys": [...], "records": {...}}``.
 
     ``need`` is max(offset + length) per file, ``records`` are ``{file: [offset, length, offset, length, ...]}``,
     ``keys`` the top-level names of what was saved, ``plain`` says that records are stored as torch wrote them. Raises
     ValueError for a pickle that is not a DCP index.
     """
-    return _described(load(data), with_records=with_records)
-
-
-def _described(root: Any, *, with_records: bool) -> dict[str, Any]:
+    root = load(data)
     storage = getattr(root, "storage_data", None)
     if not isinstance(storage, dict):
         raise ValueError("no storage_data: not a DCP index")
@@ -147,21 +144,18 @@ def _described(root: Any, *, with_records: bool) -> dict[str, Any]:
             need[path], records[path] = end, []
         elif end > need[path]:
             need[path] = end
-        if with_records:
-            records[path] += offset, length
+        records[path] += offset, length
     meta = getattr(root, "storage_meta", None)
     save_id = getattr(meta, "save_id", None)
     state = getattr(root, "state_dict_metadata", None)
     keys = sorted({str(k).split(".", 1)[0] for k in state}) if isinstance(state, dict) else []
-    answer: dict[str, Any] = {
+    return {
         "need": need,
         "save_id": save_id if isinstance(save_id, str) else "",
         "plain": plain,
         "keys": keys[:50],
+        "records": records,
     }
-    if with_records:
-        answer["records"] = records
-    return answer
 
 
 def zip_values(file: io.BufferedReader) -> dict[str, Any]:
