@@ -18,9 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measuring import Figures, memory_mib, parser, percentile, spread
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts import dcp
-from podwatch.checkpoints.layouts.base import Layout, Site
-from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
+from podwatch.checkpoints.layout import Layout, Site
+from podwatch.checkpoints.trainers import KINDS, PrimeRLLayout
 from podwatch.system.clock import SystemClock
 from tests.support.checkpoints import dcp_files, safetensors_bytes, torch_zip_bytes
 
@@ -47,7 +46,7 @@ def write_dcp(out: Path, steps: int, files: int) -> Layout:
     for step in range(steps):
         lay(out / f"step_{step}", content)
         lay(out / f"samples-{step}", {"sample.txt": b"text"})
-    return dcp.KIND.make(Site(out))
+    return KINDS["dcp"].make(Site(out))
 
 
 def lay(directory: Path, content: dict[str, bytes]) -> None:

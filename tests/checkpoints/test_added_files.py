@@ -8,11 +8,12 @@ import pytest
 
 from podwatch.checkpoints import known_checkpoints as catalogues
 from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
-from podwatch.checkpoints.layouts import KINDS, HFLayout
-from podwatch.checkpoints.layouts.base import Site
+from podwatch.checkpoints.layout import Site
 from podwatch.checkpoints.reboot_check import NoMemory
+from podwatch.checkpoints.trainers import KINDS
 from podwatch.domain.checkpoint import Completeness
 from tests.checkpoints.test_known_checkpoints import SETTLE, WEAK, Bench
+from tests.drivers.checkpoints import hf_layout
 from tests.support.checkpoints import torch_zip_bytes, write_hf_step
 
 
@@ -25,7 +26,7 @@ def out(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("restarted", [False, True])
 def test_what_is_added_later_does_not_make_it_another_save(out: Path, name: str, restarted: bool) -> None:
     """47 GB are not sent again, and nothing is thrown away as half a save, for a result written into the directory."""
-    bench = Bench(HFLayout(out))
+    bench = Bench(hf_layout(out))
     write_hf_step(out, 10)
     step = out / "checkpoint-10"
     age_all(out, 7200)
@@ -34,7 +35,7 @@ def test_what_is_added_later_does_not_make_it_another_save(out: Path, name: str,
     if restarted:
         stored = {(10, before.save_id)}
         learned = RunMemory(NoMemory(), stored=lambda: stored)
-        bench.catalogue = Catalogue(HFLayout(out), bench.clock, settle=SETTLE, settle_weak=WEAK, learned=learned)
+        bench.catalogue = Catalogue(hf_layout(out), bench.clock, settle=SETTLE, settle_weak=WEAK, learned=learned)
         bench.settle()
     (step / name).parent.mkdir(exist_ok=True)
     for size in (10, 20, 30):  # being written
@@ -50,7 +51,7 @@ def test_what_is_added_later_does_not_make_it_another_save(out: Path, name: str,
 
 
 def test_what_is_changed_later_does(out: Path) -> None:
-    bench = Bench(HFLayout(out))
+    bench = Bench(hf_layout(out))
     write_hf_step(out, 10)
     step = out / "checkpoint-10"
     age_all(out, 7200)
@@ -69,7 +70,7 @@ def age_all(root: Path, seconds: float) -> None:
 
 @pytest.mark.parametrize("name", ["events.out.tfevents.1763720000.pod.1.0", ".nfs00000000006bb4e900000012"])
 def test_logs_that_grow_inside_a_step_do_not_keep_it_from_being_quiet(out: Path, name: str) -> None:
-    bench = Bench(HFLayout(out))
+    bench = Bench(hf_layout(out))
     write_hf_step(out, 10)
     for size in range(1, 5):
         (out / "checkpoint-10" / name).write_bytes(b"x" * size)
@@ -82,7 +83,7 @@ def test_a_file_server_whose_clock_is_behind_ours(out: Path, monkeypatch: pytest
     """What was written a moment ago there looks minutes old here: only what podwatch saw itself counts."""
     monkeypatch.setattr(catalogues, "slow_to_show", lambda _: True)
     write_hf_step(out, 10)
-    bench = Bench(HFLayout(out))
+    bench = Bench(hf_layout(out))
     bench.clock.advance(600)
     bench.poll()
     assert not bench.poll(5.0)[10].complete
@@ -94,7 +95,7 @@ def test_what_is_nested_too_deep_to_be_seen_is_told(out: Path) -> None:
     deep = out / "checkpoint-10" / "/".join("d" * 40)
     deep.mkdir(parents=True)
     (deep / "optimizer.pt").write_bytes(b"")
-    found = Bench(HFLayout(out)).settle()[10]
+    found = Bench(hf_layout(out)).settle()[10]
     assert not found.complete
     assert "nested more than" in found.reason
 

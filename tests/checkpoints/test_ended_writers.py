@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from podwatch.checkpoints import known_checkpoints as catalogues
-from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
-from podwatch.checkpoints.layouts import CustomLayout, HFLayout, PrimeRLLayout
-from podwatch.checkpoints.layouts.base import Layout
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.reboot_check import RebootCheck
 from podwatch.checkpoints.settle_time import kind_of
+from podwatch.checkpoints.trainers import PrimeRLLayout
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
+from tests.drivers.checkpoints import custom_layout, hf_layout, one_reader
 from tests.support.checkpoints import (
     ManualClock,
     finish,
@@ -64,7 +64,7 @@ def out(tmp_path: Path) -> Path:
 
 def make_hf(out: Path) -> Layout:
     write_hf_step(out, 10)
-    return HFLayout(out)
+    return hf_layout(out)
 
 
 def make_prime_rl(out: Path) -> Layout:
@@ -76,7 +76,7 @@ def make_custom(out: Path) -> Layout:
     (out / "ckpt_10").mkdir(parents=True)
     for name in ("model.bin", "optimizer.bin"):
         (out / "ckpt_10" / name).write_bytes(b"weights of " + name.encode())
-    return CustomLayout(out, CustomLayoutSettings(step_dir="ckpt_{step}", required=("model.bin",)))
+    return custom_layout(out, CustomLayoutSettings(step_dir="ckpt_{step}", required=("model.bin",)))
 
 
 @pytest.mark.parametrize("make", [make_hf, make_prime_rl, make_custom])
@@ -122,7 +122,7 @@ def test_ended_writers_prove_nothing_on_a_network_volume(out: Path, monkeypatch:
 def test_a_save_that_was_cut_off_anywhere_is_never_complete(out: Path, variant: str) -> None:
     """The settle time is no protection against a killed writer: the layout's rule and the structure are."""
     total = len(finish(prime_rl_operations(out, 1, variant, ranks=2)))
-    with sandbox.session():
+    with one_reader():
         for count in range(1, total):
             shutil.rmtree(out)
             done = take(prime_rl_operations(out, 10, variant, ranks=2), count)
@@ -132,11 +132,11 @@ def test_a_save_that_was_cut_off_anywhere_is_never_complete(out: Path, variant: 
 
 def test_an_hf_save_that_was_cut_off_anywhere_is_never_complete(out: Path) -> None:
     total = len(finish(hf_operations(out, 1, shards=2)))
-    with sandbox.session():
+    with one_reader():
         for count in range(1, total):
             shutil.rmtree(out)
             done = take(hf_operations(out, 10, shards=2), count)
-            found = look_or_none(HFLayout(out))
+            found = look_or_none(hf_layout(out))
             assert found is None or not found.complete, f"stopped after {done[-1]}"
 
 

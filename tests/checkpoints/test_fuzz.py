@@ -17,11 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podwatch.checkpoints import expected_files
-from podwatch.checkpoints.formats import dcp, safetensors, sandbox, torch_zip, unpickler
-from podwatch.checkpoints.formats.files import check_file
-from podwatch.checkpoints.layouts import KINDS, Layout, Site, recognised, shared_rules
+from podwatch.checkpoints.formats import safetensors, torch_zip, unpickler
 from podwatch.checkpoints.scan import scan_part
-from tests.drivers.checkpoints import judge
+from podwatch.checkpoints.trainers import KINDS, Layout, Site, recognised
+from tests.drivers.checkpoints import Judgement, file_problem, judge, one_reader, open_layout, values_in_torch_file
 from tests.support.golden import GOLDEN
 
 pytestmark = pytest.mark.slow
@@ -39,8 +38,8 @@ def tries(count: int) -> Callable[..., object]:
 
 
 @pytest.fixture(autouse=True)
-def one_reader() -> Iterator[None]:
-    with sandbox.session():
+def reader() -> Iterator[None]:
+    with one_reader():
         yield
 
 
@@ -145,7 +144,7 @@ def test_torch_files(file: Path, bounded: None, data: bytes) -> None:
 )
 def test_any_file_by_its_name(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
-    assert isinstance(check_file(tmp_path / name), str)
+    assert isinstance(file_problem(tmp_path / name), str)
 
 
 # -- pickles, in the child --------------------------------------------------------------------------------------------
@@ -155,20 +154,24 @@ def test_any_file_by_its_name(tmp_path: Path, name: str, data: bytes) -> None:
 @given(data=damaged(DCP_INDEX))
 def test_dcp_indexes_in_the_child(tmp_path: Path, data: bytes) -> None:
     """The child limits itself; whatever it is given, it answers, or ends and is replaced."""
-    (tmp_path / dcp.INDEX).write_bytes(data)
-    parsed = sandbox.parse("dcp", tmp_path / dcp.INDEX)
-    assert parsed.answer is not None or parsed.error
-    verdict = dcp.check(tmp_path, {dcp.INDEX: dcp.Shard(len(data), 0), "__0_0.distcp": dcp.Shard(6692, 0)})
-    assert verdict.whole or verdict.reason
-    with contextlib.suppress(OSError):  # there are no shards here: for the caller
-        assert isinstance(dcp.check_records(tmp_path), tuple)
+    found = judged_index(tmp_path, data)
+    assert found.whole or found.reason
+
+
+def judged_index(place: Path, data: bytes) -> Judgement:
+    (place / "step_5").mkdir(exist_ok=True)
+    (place / "step_5" / "__0_0.distcp").write_bytes(bytes(6692))
+    (place / "step_5" / ".metadata").write_bytes(data)
+    found = judge(open_layout("dcp", place), 5)
+    assert found is not None
+    return found
 
 
 @tries(15)
 @given(data=damaged(*TORCH[:2]))
 def test_values_in_the_child(file: Path, data: bytes) -> None:
     file.write_bytes(data)
-    values = torch_zip.read_values(file)
+    values = values_in_torch_file(file)
     assert values is None or all(isinstance(v, bool | int | float | str) for v in values.values())
 
 
@@ -185,8 +188,7 @@ def test_values_in_the_child(file: Path, data: bytes) -> None:
 )
 def test_nothing_a_pickle_names_is_run(tmp_path: Path, data: bytes) -> None:
     place = tmp_path / "ran"
-    (tmp_path / dcp.INDEX).write_bytes(data.replace(b"PLACE", os.fsencode(place)))
-    assert sandbox.parse("dcp", tmp_path / dcp.INDEX).answer is None
+    assert not judged_index(tmp_path, data.replace(b"PLACE", os.fsencode(place))).whole
     assert not place.exists()
 
 
@@ -202,10 +204,9 @@ def test_nothing_a_pickle_names_is_run(tmp_path: Path, data: bytes) -> None:
     ],
 )
 def test_giant_requests_end_in_a_refusal(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / dcp.INDEX).write_bytes(data)
-    parsed = sandbox.parse("dcp", tmp_path / dcp.INDEX)
-    assert parsed.answer is None
-    assert parsed.error
+    found = judged_index(tmp_path, data)
+    assert not found.whole
+    assert found.reason
 
 
 @tries(80)
@@ -219,10 +220,11 @@ def test_the_stub_unpickler_reads_plain_values_as_they_are(value: object) -> Non
 
 @tries(80)
 @given(data=st.binary(max_size=40) | st.integers(-5, 10**20).map(lambda n: str(n).encode()) | st.just(b"9" * 5000))
-def test_trackers(file: Path, data: bytes) -> None:
+def test_trackers(tmp_path: Path, data: bytes) -> None:
+    file = tmp_path / "latest_checkpointed_iteration.txt"
     file.write_bytes(data)
-    number = shared_rules.number(file)
-    assert number is None or (number >= 0 and data.strip() == str(number).encode())
+    pinned = KINDS["verl"].make(Site(file.parent)).pinned()
+    assert all(data.strip() == str(step).encode() for step in pinned)
 
 
 @tries(60)

@@ -13,7 +13,7 @@ from tests.drivers.checkpoints import (
     Catalogue,
     Completeness,
     Layout,
-    Marker,
+    SaveEnd,
     file_problem,
     is_legacy_torch_file,
     judge,
@@ -63,7 +63,7 @@ def test_a_golden_set_is_whole(golden: Golden, tmp_path: Path) -> None:
         assert tuple(sorted(p.part.name for p in scan(layout, step) if p.part.required)) == golden.parts
         assert verdict.world_size == golden.world_size
         assert bool(verdict.save_token) == golden.token
-        assert (verdict.marker is not Marker.NONE) == golden.marked
+        assert (verdict.ends is not SaveEnd.NONE) == golden.marked
         tokens.add(verdict.save_token)
     assert not golden.token or len(tokens) == len(golden.steps), "each save has a token of its own"
     for step in golden.others:
@@ -79,7 +79,7 @@ def test_complete_only_after_the_settle_time(golden: Golden, tmp_path: Path) -> 
     need = WEAK
     if golden.marked:
         first = judge(layout, golden.steps[-1])
-        need = SETTLE if first is not None and first.marker is Marker.COMMIT else TRACKER
+        need = SETTLE if first is not None and first.ends is SaveEnd.COMMIT else TRACKER
     catalogue = catalogue_of(layout, clock)
 
     def complete() -> list[int]:

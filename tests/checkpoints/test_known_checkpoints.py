@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints import completeness_check
-from podwatch.checkpoints.formats import sandbox
 from podwatch.checkpoints.known_checkpoints import LOOK_AROUND, Catalogue
-from podwatch.checkpoints.layouts import CustomLayout, HFLayout, PrimeRLLayout
 from podwatch.checkpoints.settle_time import _look_up, is_slow
+from podwatch.checkpoints.trainers import PrimeRLLayout
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
 from podwatch.domain.errors import HostError
+from tests.drivers.checkpoints import custom_layout, hf_layout, one_reader
 from tests.support.checkpoints import (
     ManualClock,
     dcp_operations,
@@ -64,7 +64,7 @@ def out(tmp_path: Path) -> Path:
 def test_a_save_stopped_after_any_operation_is_never_complete(out: Path, variant: str) -> None:
     """A trainer killed after each file operation of a save: the earlier step stays the newest complete one."""
     total = len(finish(prime_rl_operations(out, 1, variant, ranks=2)))
-    with sandbox.session():
+    with one_reader():
         for count in range(1, total):
             shutil.rmtree(out)
             write_prime_rl_step(out, 5, variant, ranks=2)
@@ -102,7 +102,7 @@ def test_hf_save_stopped_after_any_operation_is_never_complete(out: Path) -> Non
     for count in range(1, total):
         shutil.rmtree(out)
         take(hf_operations(out, 5, shards=2), count)
-        sets = Bench(HFLayout(out)).settle()
+        sets = Bench(hf_layout(out)).settle()
         assert not sets[5].complete
         assert sets[5].reason
 
@@ -135,7 +135,7 @@ def test_weak_layouts_wait_longer(out: Path) -> None:
     directory.mkdir(parents=True)
     (directory / "optimizer.pt").write_bytes(torch_zip_bytes({"a": 1}))
     settings = CustomLayoutSettings(step_dir="training_state/step_{step}", required=("optimizer.pt",))
-    bench = Bench(CustomLayout(out, settings))
+    bench = Bench(custom_layout(out, settings))
     bench.poll()
     assert not bench.poll(SETTLE + 1)[5].complete
     assert bench.catalogue.saving
@@ -156,7 +156,7 @@ def test_cut_off_becomes_incomplete_only_after_a_while(out: Path) -> None:
     assert not bench.catalogue.saving
     late = bench.poll(5 * WEAK)[10]
     assert late.completeness is Completeness.INCOMPLETE
-    assert "no .metadata" in late.reason
+    assert ".metadata is missing" in late.reason
     finish(operations)  # it was only slow
     bench.poll()
     assert bench.poll(10)[10].complete
@@ -280,7 +280,7 @@ def test_verify_finds_what_sizes_cannot(out: Path) -> None:
         file.seek(status.st_size // 2)
         file.write(b"\0" * (status.st_size - status.st_size // 2))
     os.utime(shard, ns=(status.st_mtime_ns, status.st_mtime_ns))
-    assert "records are not written" in bench.catalogue.verify(5)[0]
+    assert "records that are not written" in bench.catalogue.verify(5)[0]
 
 
 # -- contents -------------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_a_set_rewritten_where_no_telltale_shows_it_is_not_resumed_from(out: Pat
     assert bench.poll(1.0)[5].complete, "this is the limit that docs/checkpoints.md tells of"
     assert bench.catalogue.verify(10) == ()
     problems = bench.catalogue.verify(5)
-    assert problems[0] == "changed since it was found complete"
+    assert problems[-1] == "changed since it was found complete"
     assert (len(problems) == 1) is whole
     assert not bench.poll()[5].complete, "it is looked at anew from now on"
     assert bench.poll(1000.0)[5].complete is whole
@@ -463,7 +463,7 @@ def test_unchanged_sets_are_not_judged_again(out: Path, monkeypatch: pytest.Monk
 
 def test_hf_rotation_and_watch_dirs(out: Path) -> None:
     write_hf_step(out, 5)
-    bench = Bench(HFLayout(out))
+    bench = Bench(hf_layout(out))
     assert bench.settle()[5].complete
     take(hf_operations(out, 10), 5)
     bench.poll()
@@ -513,7 +513,7 @@ def test_a_save_that_a_newer_one_has_overtaken_is_not_written_any_more(out: Path
     sets = bench.poll(1.0)
     assert (sets[10].completeness, sets[10].overtaken) == (Completeness.WRITING, True)
     assert not sets[15].overtaken
-    assert "1 shard but no .metadata: the save has not finished" in sets[10].reason
+    assert ".metadata is missing: the save has not finished" in sets[10].reason
 
 
 def test_a_save_beside_one_that_began_before_its_last_change_may_still_be_written(out: Path) -> None:
@@ -526,9 +526,11 @@ def test_a_save_beside_one_that_began_before_its_last_change_may_still_be_writte
     assert not bench.poll(2 * WEAK)[10].overtaken
 
 
-def test_nothing_is_overtaken_where_a_trainer_may_save_asynchronously(out: Path) -> None:
+def test_nothing_is_overtaken_where_a_trainer_may_save_asynchronously(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layout = PrimeRLLayout(out)
-    layout.saves_block = False
+    monkeypatch.setattr(PrimeRLLayout, "saves_block", False)
     bench = Bench(layout)
     write_prime_rl_step(out, 5, "A")
     began = bench.clock.wall()

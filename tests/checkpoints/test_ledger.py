@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.formats.files import check_file
 from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
-from podwatch.checkpoints.layouts import CustomLayout, HFLayout, PrimeRLLayout
-from podwatch.checkpoints.layouts.base import Layout
+from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.trainers import PrimeRLLayout
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from tests.checkpoints.test_ended_writers import Memory
+from tests.drivers.checkpoints import custom_layout, file_problem, hf_layout
 from tests.support.checkpoints import ManualClock, write_hf_step, write_prime_rl_step
 
 FILES = 7
@@ -25,12 +25,12 @@ def write_custom(out: Path, step: int, files: int = FILES, size: int = 100) -> L
     directory.mkdir(parents=True)
     for number in range(files):
         (directory / f"rank_{number}.dat").write_bytes(bytes([number]) * size)
-    return CustomLayout(out, CustomLayoutSettings(step_dir="ckpt_{step}", required=("rank_*.dat",)))
+    return custom_layout(out, CustomLayoutSettings(step_dir="ckpt_{step}", required=("rank_*.dat",)))
 
 
 def write_hf(out: Path, step: int) -> Layout:
     write_hf_step(out, step)
-    return HFLayout(out)
+    return hf_layout(out)
 
 
 def write_prime(out: Path, step: int) -> Layout:
@@ -151,7 +151,7 @@ def test_what_cannot_be_read_of_the_journal_is_forgotten(out: Path, kept: object
 def test_an_empty_file_of_unknown_kind_is_no_damage(tmp_path: Path, name: str, problem: str) -> None:
     """Seen: thirteen checkpoints in a row judged damaged, because each had an empty .bin of some extension."""
     (tmp_path / name).touch()
-    assert check_file(tmp_path / name) == problem
+    assert file_problem(tmp_path / name) == problem
 
 
 # -- what is left of a deleted checkpoint ------------------------------------------------------------------------------

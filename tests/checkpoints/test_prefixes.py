@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.checkpoints import Judgement, Marker, judge, one_reader
+from tests.drivers.checkpoints import Judgement, SaveEnd, judge, one_reader
 from tests.support.golden import GOLDENS, Done, Golden, replay, shift
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ def first_look(golden: Golden, step: int) -> int:
 
 def vouched_for(verdict: Judgement | None) -> bool:
     """Would podwatch call it complete soon? Without a marker the learned set and a long quiet time stand before it."""
-    return verdict is not None and verdict.whole and verdict.marker is not Marker.NONE
+    return verdict is not None and verdict.whole and verdict.ends is not SaveEnd.NONE
 
 
 @each

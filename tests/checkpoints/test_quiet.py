@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from podwatch.checkpoints.layouts.base import Marker
 from podwatch.checkpoints.settle_time import SettleTimes, probe
+from podwatch.checkpoints.table import SaveEnd
 
 
 def test_windows_by_strength_and_doubled_where_changes_show_late() -> None:
     windows = SettleTimes(5.0, 15.0, 60.0)
-    assert [windows.need(m, slow=False) for m in (Marker.COMMIT, Marker.LAST_FILE, Marker.NONE)] == [5, 15, 60]
-    assert [windows.need(m, slow=True) for m in (Marker.COMMIT, Marker.LAST_FILE, Marker.NONE)] == [10, 30, 120]
+    assert [windows.need(m, slow=False) for m in (SaveEnd.COMMIT, SaveEnd.LAST, SaveEnd.NONE)] == [5, 15, 60]
+    assert [windows.need(m, slow=True) for m in (SaveEnd.COMMIT, SaveEnd.LAST, SaveEnd.NONE)] == [10, 30, 120]
     assert windows.longest(slow=True) == 120
 
 

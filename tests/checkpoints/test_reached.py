@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts import custom
-from podwatch.checkpoints.layouts.base import Site
-from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
+from podwatch.checkpoints.layout import Site
 from podwatch.checkpoints.scan import first_link
+from podwatch.checkpoints.trainers import custom
+from podwatch.checkpoints.trainers.prime_rl import PrimeRLLayout
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.daemon.own_findings import linked_findings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness

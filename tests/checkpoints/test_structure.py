@@ -3,17 +3,16 @@
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.formats import dcp, safetensors, sandbox, torch_zip, unpickler
-from podwatch.checkpoints.formats.files import check_file, has_hole
+from podwatch.checkpoints.formats import safetensors, torch_zip, unpickler
+from tests.drivers.checkpoints import Judgement, file_problem, judge, one_reader, open_layout, values_in_torch_file
 from tests.support.checkpoints import dcp_files, safetensors_bytes, torch_zip_bytes, write_hf_step
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -30,30 +29,37 @@ def lay(directory: Path, files: dict[str, bytes]) -> Path:
     return directory
 
 
-def seen(directory: Path) -> dict[str, dcp.Shard]:
-    return {p.name: dcp.Shard(p.stat().st_size, p.stat().st_mtime_ns) for p in directory.iterdir()}
+def verdict(directory: Path) -> Judgement:
+    """On a directory called ``step_5``."""
+    found = judge(open_layout("dcp", directory.parent), 5)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(autouse=True)
+def reader() -> Iterator[None]:
+    with one_reader():
+        yield
 
 
 @pytest.fixture
 def golden_dcp(tmp_path: Path) -> Path:
     source = GOLDEN / "dcp"
-    return lay(tmp_path / "dcp", {n: (source / n).read_bytes() for n in ("__0_0.distcp", ".metadata")})
+    return lay(tmp_path / "dcp" / "step_5", {n: (source / n).read_bytes() for n in ("__0_0.distcp", ".metadata")})
 
 
 # -- real files -----------------------------------------------------------------------------------------------------
 
 
 def test_files_written_by_torch_pass(golden_dcp: Path) -> None:
-    verdict = dcp.check(golden_dcp, seen(golden_dcp))
-    assert verdict.whole, verdict.reason
-    assert verdict.save_id == "944259d7-bd56-4f7d-a1a6-e464d34b86c2"
-    assert verdict.world_size == 1
-    assert verdict.keys == ("model", "optim", "progress")
-    assert dcp.check_records(golden_dcp) == ()
+    found = verdict(golden_dcp)
+    assert found.whole, found.reason
+    assert found.save_token == "944259d7-bd56-4f7d-a1a6-e464d34b86c2"
+    assert found.world_size == 1
     for name in ("progress.pt", "optimizer.pt", "legacy.pt", "model.safetensors"):
-        assert check_file(GOLDEN / name) == ""
+        assert file_problem(GOLDEN / name) == ""
     assert torch_zip.is_legacy(GOLDEN / "legacy.pt")
-    assert torch_zip.read_values(GOLDEN / "progress.pt") == {"progress#": 1, "progress.step": 5}
+    assert values_in_torch_file(GOLDEN / "progress.pt") == {"progress#": 1, "progress.step": 5}
     assert safetensors.read_header(GOLDEN / "model.safetensors").names == {"w", "b"}
 
 
@@ -63,7 +69,7 @@ def test_real_file_cut_anywhere_is_found(tmp_path: Path, name: str) -> None:
     target = tmp_path / name
     for length in (*range(0, len(data), 1 if LONG else 31), len(data) - 1):
         target.write_bytes(data[:length])
-        assert check_file(target), f"cut at {length} of {len(data)} went unnoticed"
+        assert file_problem(target), f"cut at {length} of {len(data)} went unnoticed"
 
 
 # -- safetensors ----------------------------------------------------------------------------------------------------
@@ -113,10 +119,12 @@ def test_preallocated_file_has_a_hole_and_a_finished_one_none(tmp_path: Path) ->
     with sparse.open("wb") as file:
         file.write(data[:4096])
         file.truncate(len(data))
-    assert not has_hole(whole)
     if sparse.stat().st_blocks * 512 >= len(data):
         pytest.skip("this filesystem has no sparse files")
-    assert has_hole(sparse)
+    for path, hole in ((whole, False), (sparse, True)):
+        directory = lay(tmp_path / f"of-{path.name}" / "step_5", dcp_files())
+        shutil.move(path, directory / "model.safetensors")
+        assert bool(verdict(directory).hole) is hole
 
 
 def test_index_with_unsafe_or_missing_shards(tmp_path: Path) -> None:
@@ -127,7 +135,6 @@ def test_index_with_unsafe_or_missing_shards(tmp_path: Path) -> None:
     path.write_text('{"weight_map": {"w": "a.safetensors", "v": "a.safetensors"}}')
     index = safetensors.read_index(path)
     assert index.shards == {"a.safetensors"}
-    assert safetensors.missing_tensors(index, [safetensors.Header(names=frozenset({"w"}))]) == {"v"}
 
 
 # -- torch zip ------------------------------------------------------------------------------------------------------
@@ -167,65 +174,76 @@ def test_zip_that_is_not_torch(tmp_path: Path) -> None:
 @settings(FUZZ, max_examples=200 if LONG else 10)
 @given(rank=st.integers(0, 1), cut=st.integers(0, 9000))
 def test_dcp_shard_cut_anywhere(tmp_path: Path, rank: int, cut: int) -> None:
-    directory = lay(tmp_path / "d", dcp_files(ranks=2, save_id="same"))
+    directory = lay(tmp_path / "d" / "step_5", dcp_files(ranks=2, save_id="same"))
     name = f"__{rank}_0.distcp"
     data = (directory / name).read_bytes()
     (directory / name).write_bytes(data[: min(cut, len(data) - 1)])
-    verdict = dcp.check(directory, seen(directory))
-    assert not verdict.whole
-    assert verdict.damaged
-    assert name in verdict.reason
+    os.utime(directory / ".metadata")
+    found = verdict(directory)
+    assert not found.whole
+    assert found.damaged
+    assert name in found.reason
 
 
 def test_dcp_metadata_cut_anywhere(golden_dcp: Path) -> None:
     data = (golden_dcp / ".metadata").read_bytes()
-    with sandbox.session():
-        for length in (*range(0, len(data), 13 if LONG else 389), len(data) - 1):
-            (golden_dcp / ".metadata").write_bytes(data[:length])
-            assert not dcp.check(golden_dcp, seen(golden_dcp)).whole, f"cut at {length}"
+    for length in (*range(0, len(data), 13 if LONG else 389), len(data) - 1):
+        (golden_dcp / ".metadata").write_bytes(data[:length])
+        assert not verdict(golden_dcp).whole, f"cut at {length}"
 
 
 def test_dcp_zero_filled_shard_is_found_by_records(tmp_path: Path) -> None:
-    directory = lay(tmp_path / "d", dcp_files(ranks=1))
+    directory = lay(tmp_path / "d" / "step_5", dcp_files(ranks=1))
     shard = directory / "__0_0.distcp"
     data = shard.read_bytes()
     stamp = (directory / ".metadata").stat().st_mtime_ns
     shard.write_bytes(data[: len(data) // 2] + b"\0" * (len(data) - len(data) // 2))
     os.utime(shard, ns=(stamp, stamp))
-    assert dcp.check(directory, seen(directory)).whole, "sizes alone cannot see it"
-    assert "records are not written" in dcp.check_records(directory)[0]
+    assert "records that are not written" in verdict(directory).reason, "sizes alone cannot see it"
 
 
 def test_dcp_missing_stale_unfinished_and_leftover(tmp_path: Path) -> None:
-    directory = lay(tmp_path / "d", dcp_files(ranks=2))
-    files = seen(directory)
+    directory = lay(tmp_path / "d" / "step_5", dcp_files(ranks=2))
+    shard, index, stamp = directory / "__1_0.distcp", directory / ".metadata", time.time_ns()
 
-    without = {n: f for n, f in files.items() if n != "__1_0.distcp"}
-    assert "shard __1_0.distcp is missing" in dcp.check(directory, without).reason
-    assert not dcp.check(directory, without).damaged, "a missing piece is incomplete, not damaged"
+    def at(path: Path, after_ns: int) -> None:
+        os.utime(path, ns=(stamp + after_ns, stamp + after_ns))
 
-    assert "no .metadata" in dcp.check(directory, {n: f for n, f in files.items() if n != ".metadata"}).reason
-    assert ".metadata.tmp" in dcp.check(directory, {**files, ".metadata.tmp": dcp.Shard(1, 1)}).reason
-
-    late = dcp.Shard(files["__0_0.distcp"].size, files[".metadata"].mtime_ns + 2_000_000_001)
-    assert "newer than .metadata" in dcp.check(directory, {**files, "__0_0.distcp": late}).reason
-    early = dcp.Shard(late.size, late.mtime_ns - 1)
-    assert dcp.check(directory, {**files, "__0_0.distcp": early}).whole
-
-    more = dcp.check(directory, {**files, "__2_0.distcp": dcp.Shard(10, 1)})
-    assert more.whole
-    assert more.leftovers == ("__2_0.distcp",)
-    assert more.world_size == 2
+    for path in directory.iterdir():
+        at(path, 0)
+    for path in (shard, index):
+        aside = path.rename(tmp_path / "aside")
+        assert f"{path.name} is missing" in verdict(directory).reason
+        assert not verdict(directory).damaged, "a missing piece is incomplete, not damaged"
+        aside.rename(path)
+    (directory / ".metadata.tmp").touch()
+    assert ".metadata.tmp" in verdict(directory).reason
+    (directory / ".metadata.tmp").unlink()
+    at(shard, 2_000_000_001)
+    assert "newer than .metadata" in verdict(directory).reason
+    at(shard, 2_000_000_000)
+    assert verdict(directory).whole
+    (directory / "__2_0.distcp").write_bytes(b"of an earlier save")
+    at(directory / "__2_0.distcp", -10)
+    found = verdict(directory)
+    assert found.whole
+    assert found.leftovers == ("checkpoint/__2_0.distcp",)
+    assert found.world_size == 2
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../../x.distcp", "a/../../b"])
-def test_dcp_paths_that_lead_out_are_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = lay(tmp_path / "d", dcp_files())
-    parsed = sandbox.Parsed({"need": {name: 10}, "save_id": "x", "plain": True, "keys": []})
-    monkeypatch.setattr(sandbox, "parse", lambda *_: parsed)
-    verdict = dcp.check(directory, {**seen(directory), name: dcp.Shard(10, 0)})
-    assert "unsafe path" in verdict.reason
-    assert not verdict.whole
+def test_dcp_paths_that_lead_out_are_refused(tmp_path: Path, name: str) -> None:
+    """They are no files of the checkpoint, whatever exists there."""
+    directory = lay(tmp_path / "d" / "step_5", dcp_files())
+    (tmp_path / "x.distcp").write_bytes(bytes(4096))
+    index = (directory / ".metadata").read_bytes()
+    old = b"__0_0.distcp"
+    assert index.count(old) > 0
+    length = len(name)
+    (directory / ".metadata").write_bytes(
+        index.replace(len(old).to_bytes(1, "little") + old, length.to_bytes(1, "little") + name.encode())
+    )
+    assert not verdict(directory).whole
 
 
 # -- pickles that mean harm -----------------------------------------------------------------------------------------
@@ -241,8 +259,8 @@ class _Touch:
 
 def test_a_pickle_runs_and_imports_nothing(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
-    directory = lay(tmp_path / "d", {".metadata": pickle.dumps(_Touch(str(mark)))})
-    assert not dcp.check(directory, seen(directory)).whole
+    directory = lay(tmp_path / "d" / "step_5", {".metadata": pickle.dumps(_Touch(str(mark)))})
+    assert not verdict(directory).whole
     assert not mark.exists()
     unpickler.load(pickle.dumps(_Touch(str(mark))))
     assert not mark.exists()
@@ -255,10 +273,8 @@ def test_giant_allocation_stays_in_the_child(tmp_path: Path) -> None:
         b"\x80\x04\x8b\xff\xff\xff\x7f",
         b"\x80\x04Nr\xff\xff\xff\x7f.",
     ):
-        directory = lay(tmp_path / "d", {".metadata": evil})
-        verdict = dcp.check(directory, seen(directory))
-        assert not verdict.whole
-        assert verdict.damaged
+        directory = lay(tmp_path / "d" / "step_5", {".metadata": evil})
+        assert not verdict(directory).whole
 
 
 def test_mutated_metadata_never_escapes(golden_dcp: Path) -> None:
@@ -266,47 +282,12 @@ def test_mutated_metadata_never_escapes(golden_dcp: Path) -> None:
 
     chance = random.Random(7)
     data = (golden_dcp / ".metadata").read_bytes()
-    with sandbox.session():
-        for _ in range(400 if LONG else 15):
-            bad = bytearray(data)
-            for _ in range(chance.randint(1, 3)):
-                bad[chance.randrange(len(bad))] = chance.randrange(256)
-            (golden_dcp / ".metadata").write_bytes(bytes(bad))
-            dcp.check(golden_dcp, seen(golden_dcp))  # any verdict, but a verdict
-
-
-def test_child_prints_nothing_but_one_line(tmp_path: Path) -> None:
-    (tmp_path / "bad").write_bytes(b"\x80\x04\x95 garbage")
-    question = f'["dcp", "{tmp_path}/bad"]\n["dcp", "{tmp_path}/absent"]\n["values", "{tmp_path}/bad"]\n'
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", unpickler.__file__], input=question, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0
-    assert done.stderr == ""
-    assert len(done.stdout.splitlines()) == 3
-
-
-def test_answers_are_remembered_until_the_file_changes(golden_dcp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert dcp.check(golden_dcp, seen(golden_dcp)).whole
-    monkeypatch.setattr(sandbox, "_ask", lambda *_: pytest.fail("asked again"))
-    assert dcp.check(golden_dcp, seen(golden_dcp)).whole
-
-
-def test_an_index_is_read_once_for_its_sizes_and_its_records(golden_dcp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    real = unpickler.load
-    monkeypatch.setattr(unpickler, "load", lambda data: (read.append(len(data)), real(data))[1])
-    index = golden_dcp / ".metadata"
-    sizes = unpickler.answer("dcp", str(index))
-    records = unpickler.answer("records", str(index))
-    assert len(read) == 1
-    spans = {n: list(zip(flat[::2], flat[1::2], strict=True)) for n, flat in records["answer"].pop("records").items()}
-    assert records == sizes
-    assert {n: max(o + size for o, size in found) for n, found in spans.items()} == sizes["answer"]["need"]
-
-    index.write_bytes(b"\x80\x04N.")  # another file under the same name: nothing of the old one may be told
-    assert not unpickler.answer("records", str(index))["ok"]
-    assert len(read) == 2
+    for _ in range(400 if LONG else 15):
+        bad = bytearray(data)
+        for _ in range(chance.randint(1, 3)):
+            bad[chance.randrange(len(bad))] = chance.randrange(256)
+        (golden_dcp / ".metadata").write_bytes(bytes(bad))
+        verdict(golden_dcp)  # any verdict, but a verdict
 
 
 def test_each_record_must_begin_and_end_as_torch_writes_it(tmp_path: Path) -> None:
@@ -321,13 +302,6 @@ def test_each_record_must_begin_and_end_as_torch_writes_it(tmp_path: Path) -> No
         assert torch_zip.bad_records(file.fileno(), [(6 * size, size)]) == [6 * size]  # beyond its end
 
 
-def test_a_reader_that_dies_is_asked_once_more(golden_dcp: Path) -> None:
-    with sandbox.session():
-        assert sandbox.parse("records", golden_dcp / ".metadata").answer is not None
-        sandbox._local.reader._child.kill()
-        assert sandbox.parse("records", golden_dcp / ".metadata").answer is not None
-
-
 def test_structural_check_of_a_large_set_is_cheap(tmp_path: Path) -> None:
     """4 sparse GB: cost must not follow size (the promise is 0.2 s for 47 GB)."""
     for number in range(40):
@@ -336,7 +310,7 @@ def test_structural_check_of_a_large_set_is_cheap(tmp_path: Path) -> None:
             file.write(head)
             file.truncate(len(head) + 100_000_000)
     began = time.process_time()
-    assert all(check_file(p) == "" for p in tmp_path.iterdir())
+    assert all(file_problem(p) == "" for p in tmp_path.iterdir())
     assert time.process_time() - began < 0.2
 
 
@@ -344,17 +318,15 @@ def test_unknown_and_vanished_files(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"anything")
     (tmp_path / "x.txt").write_bytes(b"")
     (tmp_path / "x.json").write_bytes(b'{"a": ')
-    assert check_file(tmp_path / "x.bin") == ""
-    assert check_file(tmp_path / "x.txt") == ""
-    assert "JSON" in check_file(tmp_path / "x.json")
-    with pytest.raises(FileNotFoundError):
-        check_file(tmp_path / "gone.pt")
+    assert file_problem(tmp_path / "x.bin") == ""
+    assert file_problem(tmp_path / "x.txt") == ""
+    assert "JSON" in file_problem(tmp_path / "x.json")
 
 
 def test_deepspeed_world_size_is_read_from_the_model_states(tmp_path: Path) -> None:
     path = tmp_path / "mp_rank_00_model_states.pt"
     path.write_bytes(torch_zip_bytes({"dp_world_size": 4, "module": {"w": object}}))
-    values = torch_zip.read_values(path)
+    values = values_in_torch_file(path)
     assert values is not None
     assert values["dp_world_size"] == 4
 
@@ -363,4 +335,4 @@ def test_maker_and_copy(tmp_path: Path) -> None:
     """Copies that keep mtimes pass as well: shutil.copytree is what a restore by hand does."""
     write_hf_step(tmp_path, 5)
     shutil.copytree(tmp_path / "checkpoint-5", tmp_path / "copy")
-    assert all(check_file(p) == "" for p in (tmp_path / "copy").iterdir())
+    assert all(file_problem(p) == "" for p in (tmp_path / "copy").iterdir())

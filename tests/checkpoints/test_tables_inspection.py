@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.tables.inspector import Inspector
-from podwatch.checkpoints.tables.layout import TableLayout
-from podwatch.checkpoints.tables.rules import CheckpointInspection, InspectionOutcome
-from podwatch.checkpoints.tables.table import all_tables
+from podwatch.checkpoints.inspector import Inspector
+from podwatch.checkpoints.records import RecordedFile
+from podwatch.checkpoints.rules import CheckpointInspection, InspectionOutcome
+from podwatch.checkpoints.table import all_tables
 from tests.support.checkpoints import torch_zip_bytes
 from tests.support.layout_makers import core, run
 
@@ -36,9 +36,12 @@ def save(tmp_path: Path) -> Path:
 
 
 def inspect(inspector: Inspector, directory: Path) -> CheckpointInspection:
-    layout = TableLayout("hf", all_tables()["hf"], directory.parent)
-    places = layout.steps()[10]
-    return inspector.inspect(layout.table, 10, {p.name: p.path for p in places.parts}, layout.files_of(places))
+    return inspector.inspect(all_tables()["hf"], 10, {"checkpoint": directory}, files_of(directory))
+
+
+def files_of(directory: Path) -> list[RecordedFile]:
+    found = [(p.relative_to(directory).as_posix(), p.stat()) for p in sorted(directory.rglob("*")) if p.is_file()]
+    return [RecordedFile("checkpoint", name, s.st_size, s.st_mtime_ns) for name, s in found]
 
 
 def test_the_four_outcomes(save: Path, shared: Inspector) -> None:
@@ -59,7 +62,7 @@ def test_the_four_outcomes(save: Path, shared: Inspector) -> None:
 def test_a_killed_child_is_unknown_and_the_next_question_has_a_new_one(save: Path) -> None:
     with Inspector() as inspector:
         assert inspect(inspector, save).whole
-        child = inspector._child
+        child = inspector._own.child
         assert child is not None
         os.kill(child.pid, signal.SIGSTOP)
         inspector._deadline = 0.2
@@ -71,21 +74,18 @@ def test_a_killed_child_is_unknown_and_the_next_question_has_a_new_one(save: Pat
 
 def test_exactly_the_files_that_were_listed(save: Path, shared: Inspector) -> None:
     """One that changed, vanished or became something else since is no evidence for the list."""
-    layout = TableLayout("hf", all_tables()["hf"], save.parent)
-    places = layout.steps()[10]
-    files = layout.files_of(places)
-    parts = {p.name: p.path for p in places.parts}
+    files, parts, table = files_of(save), {"checkpoint": save}, all_tables()["hf"]
     os.utime(save / "optimizer.pt", (1, 1))
-    assert "changed" in shared.inspect(layout.table, 10, parts, files).reason
+    assert "changed" in shared.inspect(table, 10, parts, files).reason
     (save / "optimizer.pt").unlink()
-    assert "vanished" in shared.inspect(layout.table, 10, parts, files).reason
+    assert "vanished" in shared.inspect(table, 10, parts, files).reason
     (save / "optimizer.pt").symlink_to("/etc/passwd")
-    assert shared.inspect(layout.table, 10, parts, files).outcome is InspectionOutcome.UNKNOWN
+    assert shared.inspect(table, 10, parts, files).outcome is InspectionOutcome.UNKNOWN
 
 
 def test_the_child_ends_when_its_stdin_closes() -> None:
     child = subprocess.Popen(
-        [sys.executable, "-I", "-m", "podwatch.checkpoints.tables.inspect_child"],
+        [sys.executable, "-I", "-m", "podwatch.checkpoints.inspect_child"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -93,7 +93,7 @@ def test_the_child_ends_when_its_stdin_closes() -> None:
     assert child.stdout is not None
     child.stdin.write(json.dumps({"values": "/nowhere"}).encode() + b"\n")
     child.stdin.flush()
-    assert json.loads(child.stdout.readline()) == {"values": {}}
+    assert json.loads(child.stdout.readline())["outcome"] == "unknown"
     child.stdin.close()
     assert child.wait(30) == 0
     child.stdout.close()

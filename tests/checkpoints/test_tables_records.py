@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.tables.records import (
+from podwatch.checkpoints.records import (
     CheckpointRecord,
     RecordedFile,
     RecordFiles,

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from podwatch.checkpoints.completeness_check import CHECKED_DEEPER
 from podwatch.checkpoints.formats.torch_zip import LEGACY_MAGIC
 from podwatch.checkpoints.known_checkpoints import LOOK_AROUND, Catalogue, RunMemory
-from podwatch.checkpoints.layouts import CustomLayout, PrimeRLLayout
 from podwatch.checkpoints.reboot_check import NoMemory, RebootCheck
+from podwatch.checkpoints.trainers import PrimeRLLayout
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import HostError
+from tests.drivers.checkpoints import Layout, custom_layout
 from tests.support.checkpoints import ManualClock, torch_zip_bytes, write_prime_rl_step
 
 pytestmark = pytest.mark.slow
@@ -159,65 +159,25 @@ def spoil(shard: Path) -> None:
     os.utime(shard, ns=(status.st_mtime_ns, status.st_mtime_ns))
 
 
-def test_after_a_reboot_a_set_is_checked_deeper_before_it_counts(out: Path) -> None:
+def test_data_lost_at_full_size_is_found_by_every_podwatch_that_starts(out: Path) -> None:
     memory = Memory()
     for step in (5, 10):
         write_prime_rl_step(out, step, "B")
     first = Bench(PrimeRLLayout(out), memory=memory, boots=boots(memory, "one"))
     first.poll()
     assert all(s.complete for s in first.poll(10).values())
+    stored = {(s.step, s.save_id) for s in first.catalogue.sets}
     spoil(out / "checkpoints/step_10/trainer/__0_0.distcp")
-
-    same = Bench(PrimeRLLayout(out), memory=memory, boots=boots(memory, "one"))
-    same.poll()
-    assert same.poll(10)[10].complete, "no reboot: sizes and headers are all there is"
-
-    after = Bench(PrimeRLLayout(out), memory=memory, boots=boots(memory, "two"))
-    after.poll()
-    sets = after.poll(10)
-    assert sets[5].complete
-    assert sets[10].completeness is Completeness.DAMAGED
-    assert "damaged by the reboot" in sets[10].reason
-
-    third = Bench(PrimeRLLayout(out), memory=memory, boots=boots(memory, "three", time.time() + 1e6))
-    checked: list[int] = []
-    third.catalogue._settling.check_suspects = lambda steps, states: checked.extend(  # type: ignore[method-assign]
-        s for s, k in states.items() if k.suspect
-    )
-    third.poll()
-    assert third.poll(10)[5].complete, "it passed after an earlier reboot"
-    assert checked == [10]
-
-
-def test_a_set_older_than_this_boot_is_suspect_without_any_record(out: Path) -> None:
-    memory = Memory()
-    write_prime_rl_step(out, 5, "B")
-    bench = Bench(PrimeRLLayout(out), memory=memory, boots=boots(memory, "one", time.time() + 60))
-    settling = bench.catalogue._settling
-    check = settling.check_suspects
-    settling.check_suspects = lambda steps, states: None  # type: ignore[method-assign]
-    bench.poll()
-    waiting = bench.poll(10)[5]
-    assert (waiting.completeness, waiting.reason) == (Completeness.WRITING, CHECKED_DEEPER)
-    settling.check_suspects = check  # type: ignore[method-assign]
-    assert bench.poll(1)[5].complete
-
-
-def test_what_is_stored_needs_no_deeper_check(out: Path) -> None:
-    write_prime_rl_step(out, 5, "B")
-    plain = Bench(PrimeRLLayout(out))
-    plain.poll()
-    save_id = plain.poll(10)[5].save_id
-    spoil(out / "checkpoints/step_5/trainer/__0_0.distcp")
-    memory = Memory()
-    bench = Bench(
-        PrimeRLLayout(out),
-        memory=memory,
-        boots=boots(memory, "one", time.time() + 60),
-        stored=lambda: {(5, save_id)},
-    )
-    bench.poll()
-    assert bench.poll(10)[5].complete
+    for boot, started in (("one", 0.0), ("two", 0.0), ("three", time.time() + 1e6)):
+        after = Bench(
+            PrimeRLLayout(out), memory=memory, boots=boots(memory, boot, started), stored=lambda found=stored: found
+        )
+        after.poll()
+        for _ in range(8):
+            sets = after.poll(60)
+        assert sets[5].complete
+        assert sets[10].completeness is Completeness.DAMAGED
+        assert "records that are not written" in sets[10].reason
 
 
 def test_a_hole_after_a_reboot_is_suspect_never_damaged(out: Path) -> None:
@@ -245,9 +205,9 @@ def test_a_hole_after_a_reboot_is_suspect_never_damaged(out: Path) -> None:
 # -- holes, old formats, no marker ------------------------------------------------------------
 
 
-def custom(out: Path, last: str = "") -> CustomLayout:
+def custom(out: Path, last: str = "") -> Layout:
     settings = CustomLayoutSettings(step_dir="step_{step}", required=("*.raw",), last=last)
-    return CustomLayout(out, settings)
+    return custom_layout(out, settings)
 
 
 def write_custom(out: Path, step: int, *, size: int = 200_000, optimizer: bool = True) -> Path:
@@ -305,8 +265,8 @@ def test_without_a_marker_the_file_set_is_learned_and_kept(out: Path) -> None:
     again.poll()
     found = again.poll(WEAK + 1)[15]
     assert not found.complete
-    assert "checkpoint/optimizer_10.pt of step 10 has no counterpart in this checkpoint" in found.reason
-    assert again.poll(6 * WEAK)[15].completeness is Completeness.INCOMPLETE
+    assert "optimizer_#.pt is missing, which the saves around it have" in found.reason
+    assert again.poll(6 * WEAK)[15].completeness is Completeness.WRITING, "it is kept"
     (out / "step_15" / "optimizer_15.pt").write_bytes(torch_zip_bytes({"a": 1}))
     again.poll()
     assert again.poll(WEAK + 1)[15].complete

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from pathlib import Path
 
-from podwatch.checkpoints.formats import torch_zip
+from tests.drivers.checkpoints import values_in_torch_file
 from tests.support.checkpoints import torch_zip_bytes
 
 
@@ -13,7 +13,7 @@ def test_values_beside_a_state_dict_with_metadata(tmp_path: Path) -> None:
     state._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]
     file = tmp_path / "last.ckpt"
     file.write_bytes(torch_zip_bytes({"state_dict": state, "global_step": 15}))
-    values = torch_zip.read_values(file)
+    values = values_in_torch_file(file)
     assert values is not None
     assert values["global_step"] == 15
     assert values["state_dict.weight"] == 1
@@ -23,7 +23,7 @@ def test_top_level_values_are_found_behind_hundreds_of_deeper_ones(tmp_path: Pat
     file = tmp_path / "model_states.pt"
     many = {f"p{n}": {"step": n} for n in range(1000)}
     file.write_bytes(torch_zip_bytes({"optimizer": {"state": many}, "dp_world_size": 8}))
-    values = torch_zip.read_values(file)
+    values = values_in_torch_file(file)
     assert values is not None
     assert values["dp_world_size"] == 8
     assert len(values) <= 200

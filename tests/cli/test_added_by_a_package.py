@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layouts import KINDS
+from podwatch.checkpoints.trainers import KINDS
 from podwatch.config.settings import LAYOUTS
 from tests.cli.conftest import ROOT, Machine
 from tests.support.checkpoints import safetensors_bytes
@@ -104,7 +104,7 @@ def test_a_package_that_fails_is_named_and_only_where_it_is_used(machine: Machin
         ("def KIND(site): return site.nothing", "raises AttributeError: 'Site' object has no attribute 'nothing'"),
         ("import sys; sys.exit(3)", "raises SystemExit: 3"),
         (
-            "from podwatch.checkpoints.layouts import hf\nKIND = hf.KIND",
+            "from podwatch.checkpoints.trainers import hf\nKIND = hf.KIND",
             "returns a layout with the name 'hf'",
         ),
     ],

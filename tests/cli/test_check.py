@@ -17,7 +17,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from podwatch.checkpoints.layouts import make_layout
+from podwatch.checkpoints.trainers import make_layout
 from podwatch.cli.check import examine, machine, other_programs, training_command
 from podwatch.cli.check.machine import Gpu, gpus
 from podwatch.cli.check.report import Line, sets_of

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts import make_layout
+from podwatch.checkpoints.trainers import make_layout
 from podwatch.client.find_daemon import own_endpoint, write_endpoint
 from podwatch.config.settings import Settings
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts import KINDS
-from podwatch.checkpoints.layouts.base import Site
+from podwatch.checkpoints.layout import Site
+from podwatch.checkpoints.trainers import KINDS
 from podwatch.daemon.checkpoint_loop import KEPT, Announced, CheckpointLoop, Rescans
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.event import Event

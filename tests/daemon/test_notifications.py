@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.checkpoints.layouts import make_layout
+from podwatch.checkpoints.trainers import make_layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.components import Store
 from podwatch.daemon.notifications import all_urls, channels_of, make_notifying, read_urls

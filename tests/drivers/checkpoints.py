@@ -7,32 +7,66 @@ parts, each with ``name``, ``path``, ``names``, ``required``, ``uploaded``), ``s
 a step as it lies there now; ``catalogue_of`` looks again and again, as the daemon does, and says what is complete.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import pytest
-
-from podwatch.checkpoints.formats import dcp, files, safetensors, sandbox, torch_zip
+from podwatch.checkpoints import command_line, inspect_child
+from podwatch.checkpoints.formats import safetensors, torch_zip, unpickler
+from podwatch.checkpoints.inspector import INSPECTOR
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts import KINDS, command_line, hf, make_layout, prime_rl_run, shared_rules
-from podwatch.checkpoints.layouts import recognised as _recognised
-from podwatch.checkpoints.layouts.base import Judgement, Layout, Marker, PartFiles, Recognition, Site, counts_saves
-from podwatch.checkpoints.layouts.choose_layout import choose
-from podwatch.checkpoints.layouts.shared_rules import Inside
+from podwatch.checkpoints.layout import Judgement, Layout, PartFiles, Recognition, Site, counts_saves
+from podwatch.checkpoints.records import RecordedFile
 from podwatch.checkpoints.scan import scan_part
-from podwatch.config.settings import Settings, TrainerSettings
+from podwatch.checkpoints.structures import INDEX
+from podwatch.checkpoints.table import SaveEnd, custom_table
+from podwatch.checkpoints.trackers import tracker_text
+from podwatch.checkpoints.trainers import KINDS, make_layout, prime_rl_run
+from podwatch.checkpoints.trainers import recognised as _recognised
+from podwatch.checkpoints.trainers.choose_layout import choose
+from podwatch.config.settings import CustomLayoutSettings, Settings, TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.errors import ConfigurationError
 from podwatch.sync.upload import optional_parts
 
 __all__ = [
-    "COMPARING", "LAYOUTS", "READERS", "Catalogue", "CheckpointSet", "Completeness", "ConfigurationError", "Judgement",
-    "Layout", "Marker", "PartFiles", "Recognition", "before_the_child_reads", "catalogue_of", "chosen",
-    "configured_layout", "counts_saves", "file_problem", "index_problem", "is_legacy_torch_file", "judge",
-    "legacy_torch_magic", "names_in_safetensors", "one_reader", "open_layout", "parse_dcp_index", "recognised",
-    "recognised_as", "resume_argv", "scan", "torch_file_problem", "values_in_torch_file", "without_the_parents_reader",
+    "COMPARING",
+    "LAYOUTS",
+    "READERS",
+    "Catalogue",
+    "CheckpointSet",
+    "Completeness",
+    "ConfigurationError",
+    "Judgement",
+    "Layout",
+    "PartFiles",
+    "Recognition",
+    "SaveEnd",
+    "answer_about",
+    "catalogue_of",
+    "chosen",
+    "configured_layout",
+    "counts_saves",
+    "custom_layout",
+    "file_problem",
+    "hf_layout",
+    "index_problem",
+    "is_legacy_torch_file",
+    "judge",
+    "legacy_torch_magic",
+    "names_in_safetensors",
+    "one_reader",
+    "open_layout",
+    "recognised",
+    "recognised_as",
+    "resume_argv",
+    "scan",
+    "structure_of",
+    "torch_file_problem",
+    "values_in_torch_file",
+    "without_the_parents_reader",
 ]  # fmt: skip
 
 COMPARING: list[Callable[[Layout, int, Judgement | None], None]] = []
@@ -115,38 +149,36 @@ def catalogue_of(layout: Layout, clock: Clock, **settle: float) -> Catalogue:
 @contextmanager
 def one_reader() -> Iterator[None]:
     """One child reads for as long as this lasts: starting one takes longer than most tests."""
-    with sandbox.session():
+    with INSPECTOR:
         yield
 
 
 def without_the_parents_reader() -> None:
     """In a process that was forked: the child that reads is the parent's."""
-    sandbox._local.open, sandbox._local.reader = False, None
+    INSPECTOR._own = threading.local()
 
 
-def parse_dcp_index(path: Path) -> tuple[object, bool, bool]:
-    """(answer or None, whether it is gone, whether it is unreadable), as the child says."""
-    parsed = sandbox.parse("dcp", path)
-    return parsed.answer, parsed.gone, parsed.unreadable
-
-
-def before_the_child_reads(monkeypatch: pytest.MonkeyPatch, act: Callable[[Path], object]) -> None:
-    """``act`` happens after a file was opened, and before the child is asked to read it."""
-    real = sandbox._Reader.ask
-
-    def ask(self: sandbox._Reader, mode: str, path: Path, descriptor: int) -> object:
-        act(path)
-        return real(self, mode, path, descriptor)
-
-    monkeypatch.setattr(sandbox._Reader, "ask", ask)
+def answer_about(path: Path) -> tuple[str, str]:
+    """(outcome, reason) of an inspection that was told of this file as it was listed: 106 bytes of long ago."""
+    table = custom_table("{step}", required=("*",))
+    file = RecordedFile("checkpoint", path.name, _SAID, 0)
+    with INSPECTOR:
+        found = INSPECTOR.inspect(table, 5, {"checkpoint": path.parent}, (file,))
+    return found.outcome, found.reason
 
 
 # -- single files ------------------------------------------------------------------------------------------------------
 
 
+def structure_of(path: Path) -> tuple[str, bool, object]:
+    """(what is wrong with the structure of one file, by its name; whether its end cannot be seen; its content)."""
+    with path.open("rb") as file:
+        return inspect_child._structure(file.fileno(), path.name, True)
+
+
 def file_problem(path: Path) -> str:
     """What is wrong with the structure of one file, by its name; empty: nothing, or unknown."""
-    return files.check_file(path)
+    return structure_of(path)[0]
 
 
 def torch_file_problem(path: Path) -> str:
@@ -155,7 +187,11 @@ def torch_file_problem(path: Path) -> str:
 
 def values_in_torch_file(path: Path) -> Any:
     """What ``torch.save`` wrote, numbers and texts only; None if it cannot be read."""
-    return torch_zip.read_values(path)
+    try:
+        with path.open("rb") as file:
+            return unpickler.zip_values(file)
+    except Exception:
+        return None
 
 
 def is_legacy_torch_file(path: Path) -> bool:
@@ -186,30 +222,45 @@ def _entry(path: Path) -> FileEntry:
     return FileEntry(path.name, "p", _SAID, 0)
 
 
-def _inside(path: Path) -> Inside:
-    return Inside(path.parent, {path.name: _entry(path)})
-
-
 _SAID = 106
 """Bytes that a listing said a file has."""
+
+
+def _inspected(path: Path) -> object:
+    """What the child says of the file as it is now, if it is one."""
+    try:
+        status = path.lstat()
+        file = RecordedFile("checkpoint", path.name, status.st_size, status.st_mtime_ns)
+    except OSError:
+        return "absent"
+    found = INSPECTOR.inspect(custom_table("{step}", required=("*",)), 5, {"checkpoint": path.parent}, (file,))
+    return found.outcome, found.faults, found.unsized, found.hole
+
+
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "safetensors header": ("model.safetensors", safetensors.read_header),
-    "index": ("model.safetensors.index.json", safetensors.read_index),
+    "safetensors header": ("model.safetensors", _inspected),
+    "index": ("model.safetensors.index.json", _inspected),
     "index of an export": ("x.safetensors.index.json", lambda p: optional_parts._without_shards(p.parent, [_entry(p)])),
-    "torch file": ("model.pt", torch_zip.check),
-    "old torch format": ("model.pt", torch_zip.is_legacy),
-    "torch values": ("model.pt", torch_zip.read_values),
-    "any .bin": ("model.bin", files.check_file),
-    "json": ("config.json", files.check_json),
-    "holes": ("model.bin", files.has_hole),
-    "dcp index": (".metadata", lambda p: sandbox.parse("dcp", p)),
-    "dcp records": (".metadata", lambda p: dcp.check_records(p.parent)),
-    "a marker": ("DONE", lambda p: _inside(p).text(p.name)),
-    "a state": ("trainer_state.json", lambda p: _inside(p).json(p.name)),
-    "a tracker": ("latest", shared_rules.text),
-    "trainer state of hf": ("trainer_state.json", lambda p: hf._pinned(p.parent.parent)),
+    "torch file": ("model.pt", _inspected),
+    "any .bin": ("model.bin", _inspected),
+    "json": ("config.json", _inspected),
+    "dcp index": (INDEX, _inspected),
+    "torch values": ("model.pt", INSPECTOR.values),
+    "a tracker": ("latest", tracker_text),
+    "the child's tracker": ("latest", lambda p: inspect_child._tracker(p).text),
     "a command's toml": ("run.toml", lambda p: command_line.toml_documents(["x", "@", str(p)], None)),
     "a command's script": ("train.sh", lambda p: command_line.program(["bash", str(p)])),
     "a mention": ("train.sh", lambda p: prime_rl_run._mentions(p, "secret")),
-}  # fmt: skip
+}
 """Name -> (a file name that it reads, how)."""
+
+
+# -- layouts of one name -----------------------------------------------------------------------------------------------
+
+
+def hf_layout(output_dir: Path) -> Layout:
+    return open_layout("hf", output_dir)
+
+
+def custom_layout(output_dir: Path, settings: CustomLayoutSettings) -> Layout:
+    return KINDS["custom"].make(Site(output_dir, custom=settings))

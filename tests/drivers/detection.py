@@ -353,7 +353,7 @@ def _for_edition_2(value: Any) -> Any:
         return list(map(_for_edition_2, value))
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
-    return value
+    return "keeper" if value is Supervision.SUPERVISED else value
 
 
 def write_night(path: Path, night: Night) -> None:

@@ -19,8 +19,8 @@ import podwatch.system.files
 import podwatch.system.pinned_directories
 from podwatch.checkpoints import settle_time
 from podwatch.checkpoints.known_checkpoints import SetContents
-from podwatch.checkpoints.layouts.base import PartDir, PartFiles, Tracker
-from podwatch.checkpoints.layouts.write_trackers import repair
+from podwatch.checkpoints.layout import PartDir, PartFiles, Tracker
+from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.cli.checkpoints import quarantine_line
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.errors import HostError, PodwatchError
@@ -201,11 +201,11 @@ class Guard:
         owner = (self._owner(), self._owner())
         return StagingArea(self.workspace, None, owner).homes({"checkpoint": target}, frozenset())["checkpoint"].home
 
-    def repair_trackers(self, files: Mapping[Path, bytes], links: Mapping[Path, str]) -> tuple[Path, ...]:
+    def repair(self, files: Mapping[Path, bytes], links: Mapping[Path, str]) -> tuple[Path, ...]:
         """Write these tracker files and links where they differ; returns those that it wrote."""
         wanted = [Tracker(path, content=content) for path, content in files.items()]
         wanted += [Tracker(path, target=target) for path, target in links.items()]
-        return repair(wanted, self.workspace.tree)
+        return repair_trackers(wanted, self.workspace.tree)
 
     def _owner(self) -> int:
         return self.user if self.user is not None else self.out.stat().st_uid
@@ -265,7 +265,7 @@ def _restore(step: int, to: str = "", below: str = "checkpoints") -> Callable[[G
 
 
 def _trackers(guard: Guard) -> None:
-    guard.repair_trackers({guard.out / "latest": b"5"}, {guard.out / "checkpoints" / "step_latest": "step_5"})
+    guard.repair({guard.out / "latest": b"5"}, {guard.out / "checkpoints" / "step_latest": "step_5"})
 
 
 def _judge(guard: Guard) -> None:

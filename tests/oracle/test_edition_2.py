@@ -41,7 +41,7 @@ def pod_with(golden: Golden, pod: Path) -> Path:
     config.write_text(
         f'run_id = "golden"\nmode = "observe"\nstate_dir = "{pod}/state"\n'
         f'[trainer]\nlayout = "{golden.kind}"\noutput_dir = "{pod / "out" / golden.below}"\ncwd = "{pod}"\n'
-        'command = ["python", "train.py"]\nsupervise = "keeper"\n'
+        'command = ["python", "train.py"]\nsupervise = "start"\n'
         '[checkpoints]\nsettle = 0\nsettle_tracker = 0\nsettle_weak = 0\nrescan = "0.3s"\n'  # no answer waits
         "[disk]\nprune_above = 0.999\nprune_to = 0.99\n[http]\nport = 0\n"
     )

@@ -231,11 +231,11 @@ def test_a_restore_through_a_link_is_refused_before_anything_is_fetched(site: Si
 
 def test_a_repaired_tracker_belongs_to_the_trainer(site: Site) -> None:
     latest, link = site.out / "latest", site.out / "step_latest"
-    assert site.guard.repair_trackers({latest: b"5"}, {link: "step_5"}) == (latest, link)
+    assert site.guard.repair({latest: b"5"}, {link: "step_5"}) == (latest, link)
     assert {latest.lstat().st_uid, link.lstat().st_uid} == {T}
     latest.write_text("7")
     latest.chmod(0o640)
-    site.guard.repair_trackers({latest: b"5"}, {})
+    site.guard.repair({latest: b"5"}, {})
     assert (latest.read_text(), latest.stat().st_uid, stat.S_IMODE(latest.stat().st_mode)) == ("5", T, 0o640)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.layouts import make_layout
+from podwatch.checkpoints.trainers import make_layout
 from podwatch.config.loading import load_text
 from podwatch.config.settings import Settings
 from podwatch.domain.process import ProcessIdentity

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
+from podwatch.checkpoints.trainers.prime_rl import PrimeRLLayout
 from podwatch.retention import list_trash_and_quarantine
 from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
 from podwatch.system.own_directories import Workspace

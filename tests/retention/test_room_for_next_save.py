@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.checkpoints.layouts.command_line import steps_in_use
+from podwatch.checkpoints.command_line import steps_in_use
 from podwatch.config.settings import DiskSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict

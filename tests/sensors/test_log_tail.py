@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.layouts import KINDS
+from podwatch.checkpoints.trainers import KINDS
 from podwatch.sensors.log_tail import (
     MAX_LINE,
     Carry,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.layouts import KINDS
+from podwatch.checkpoints.trainers import KINDS
 from podwatch.detection.log_rules import effective, shipped
 from podwatch.domain.snapshot import LogMatch, SensorState
 from podwatch.domain.trainer_log import LogRule

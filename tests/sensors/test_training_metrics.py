@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.layouts import KINDS
+from podwatch.checkpoints.trainers import KINDS
 from podwatch.domain.snapshot import SensorState, TrainingMetrics
 from podwatch.sensors.log_tail import FileNews, clean
 from podwatch.sensors.training_metrics import (

@@ -4,31 +4,37 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.formats import dcp, safetensors, torch_zip
+from podwatch.checkpoints.formats import safetensors, torch_zip
 from podwatch.simulation.run_files import read_dcp, tensor_bytes, write_dcp, write_safetensors, write_torch_zip
+from tests.drivers.checkpoints import Judgement, judge, open_layout, values_in_torch_file
 
 
-def verdict(directory: Path) -> dcp.DcpVerdict:
-    found = {path.name: path.stat() for path in directory.iterdir()}
-    return dcp.check(directory, {name: dcp.Shard(status.st_size, status.st_mtime_ns) for name, status in found.items()})
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    (tmp_path / "step_5").mkdir()
+    return tmp_path / "step_5"
 
 
-def test_a_dcp_directory_is_whole(tmp_path: Path) -> None:
-    save_id = write_dcp(tmp_path, ranks=2, bytes_per_rank=200_000, seed=5)
-    found = verdict(tmp_path)
-    assert (found.whole, found.reason, found.save_id, found.world_size) == (True, "", save_id, 2)
-    assert found.keys == ("model", "optimizer")
-    assert dcp.check_records(tmp_path) == ()
-    assert read_dcp(tmp_path) == sum(path.stat().st_size for path in tmp_path.glob("__*"))
+def verdict(directory: Path) -> Judgement:
+    found = judge(open_layout("dcp", directory.parent), 5)
+    assert found is not None
+    return found
 
 
-def test_a_cut_shard_is_seen_and_does_not_load(tmp_path: Path) -> None:
-    write_dcp(tmp_path, ranks=1, bytes_per_rank=100_000, seed=1)
-    shard = tmp_path / "__0_0.distcp"
+def test_a_dcp_directory_is_whole(step: Path) -> None:
+    save_id = write_dcp(step, ranks=2, bytes_per_rank=200_000, seed=5)
+    found = verdict(step)
+    assert (found.whole, found.reason, found.save_token, found.world_size) == (True, "", save_id, 2)
+    assert read_dcp(step) == sum(path.stat().st_size for path in step.glob("__*"))
+
+
+def test_a_cut_shard_is_seen_and_does_not_load(step: Path) -> None:
+    write_dcp(step, ranks=1, bytes_per_rank=100_000, seed=1)
+    shard = step / "__0_0.distcp"
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert not verdict(tmp_path).whole
+    assert not verdict(step).whole
     with pytest.raises(ValueError, match="not a whole checkpoint shard"):
-        read_dcp(tmp_path)
+        read_dcp(step)
 
 
 def test_without_metadata_nothing_loads(tmp_path: Path) -> None:
@@ -49,7 +55,7 @@ def test_progress_files_can_be_read_without_torch(tmp_path: Path, atomic: bool) 
     path = tmp_path / "progress.pt"
     write_torch_zip(path, {"progress": {"step": 40, "name": "x"}}, atomic=atomic)
     assert torch_zip.check(path) == ""
-    assert torch_zip.read_values(path) == {"progress#": 2, "progress.step": 40, "progress.name": "x"}
+    assert values_in_torch_file(path) == {"progress#": 2, "progress.step": 40, "progress.name": "x"}
     assert [entry.name for entry in tmp_path.iterdir()] == ["progress.pt"]
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import process_names
+from podwatch.checkpoints.trainers import process_names
 from podwatch.domain.errors import PodwatchError
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock

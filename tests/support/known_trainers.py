@@ -2,7 +2,7 @@
 
 import re
 
-from podwatch.checkpoints.layouts import KINDS, process_names
+from podwatch.checkpoints.trainers import KINDS, process_names
 from podwatch.sensors.log_tail import StepLines
 from podwatch.sensors.read_step_lines import StepReader
 from podwatch.trainer.process_roles import Roles

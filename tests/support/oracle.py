@@ -114,6 +114,8 @@ def _compare(
     answers = []
     for edition in (OURS, second_edition()):
         with _copy_of(config.parent):
+            if edition is not OURS:
+                config.write_text(config.read_text().replace('supervise = "start"', 'supervise = "keeper"'))
             run = _Run(edition, config, {**environment(config.parent), **(environ or {})})
             answers.append(question(run.ask, lambda run=run: run.start(*flags)))  # type: ignore[misc]
     return list(zip(*answers, strict=True))

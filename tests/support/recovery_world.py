@@ -19,9 +19,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
+from podwatch.checkpoints.command_line import strip_flags
 from podwatch.checkpoints.known_checkpoints import HeldBack
-from podwatch.checkpoints.layouts.base import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
-from podwatch.checkpoints.layouts.command_line import strip_flags
+from podwatch.checkpoints.layout import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
 from podwatch.config.settings import Policies, Settings, TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import Busy, HostError
@@ -191,8 +191,11 @@ class FlatLayout:
             n: (PartDir("checkpoints", self.part_dir("checkpoints", n), True),) for n in self.numbers("checkpoints")
         }
 
-    def judge(self, step: int, parts: Sequence[PartFiles]) -> Judgement:
+    def judge(self, step: int, parts: Sequence[PartFiles], known: object = None) -> Judgement:
         return Judgement(True, world_size=self.saved_by)
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def ahead_of(self, step: int | None) -> tuple[Path, ...]:
         first = -1 if step is None else step + 1

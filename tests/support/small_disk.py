@@ -8,7 +8,7 @@ from typing import Protocol
 
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
+from podwatch.checkpoints.trainers.prime_rl import PrimeRLLayout
 from podwatch.config.settings import DiskSettings
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts import make_layout
+from podwatch.checkpoints.trainers import make_layout
 from podwatch.config.settings import Settings
 from podwatch.domain.event import Event
 from podwatch.domain.lease import Pod

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts import make_layout
-from podwatch.checkpoints.layouts.base import PartDir
+from podwatch.checkpoints.layout import PartDir
+from podwatch.checkpoints.trainers import make_layout
 from podwatch.config.settings import Settings, SyncSettings
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.manifest import Manifest, Proof

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
 
-from podwatch.checkpoints.formats import dcp
-from podwatch.checkpoints.layouts.base import Judgement, PartFiles
+from podwatch.checkpoints.layout import Judgement, PartFiles
 from podwatch.checkpoints.scan import Scan, is_temporary
+from podwatch.checkpoints.structures import is_shard
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, PartState
 
 _GAPS = 3
@@ -130,7 +130,7 @@ def guard_of(scans: Sequence[Scan], rests_on: Sequence[str] = ()) -> Guard:
                 stamps += (0, 0)
         files = scan.found.files
         if part.required and files:
-            data = [f for f in files if dcp.is_shard(f.path)] or files
+            data = [f for f in files if is_shard(f.path)] or files
             for file in sorted({data[0], max(files, key=lambda f: f.mtime_ns)}):
                 places.append((number, file.path))
                 stamps += (file.mtime_ns, file.inode)

@@ -1,11 +1,11 @@
 """The state of the checkpoint of one step, from poll to poll.
 
 A checkpoint is complete when its layout's rule holds, two polls saw the same files, nothing changed for the settle time
-of its marker (``settle_time``), and, if it is from before a reboot, the structural check found no damage.
+of its marker (``settle_time``), and, if it is from before a reboot, it has no range that was never written.
 
-The structural check (``inspect``) reads header and tail of each file, and every record inside DCP shards. It finds
-files that are missing, truncated or never written. It cannot find flipped bits, swapped or single lost pages inside
-tensor data, nor a truncated pickle of the old format: the hashes taken during upload do that.
+An inspection reads header and tail of each file, and every record inside DCP shards. It finds files that are missing,
+truncated or never written. It cannot find flipped bits, swapped or single lost pages inside tensor data, nor a
+truncated pickle of the old format: the hashes taken during upload do that.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podwatch.checkpoints import checkpoint_identity
-from podwatch.checkpoints.checkpoint_identity import Guard, Shape, belongs, guard_of, holds, own_files
+from podwatch.checkpoints.checkpoint_identity import Guard, Shape, guard_of, holds
 from podwatch.checkpoints.expected_files import Expected, Ledger
-from podwatch.checkpoints.formats import dcp, torch_zip
-from podwatch.checkpoints.formats.files import HOLE_FROM, can_check, check_file, has_hole
-from podwatch.checkpoints.layouts.base import Judgement, Layout, Marker, PartDir, PartFiles
+from podwatch.checkpoints.layout import Judgement, Layout, PartDir, PartFiles
 from podwatch.checkpoints.reboot_check import RebootCheck
 from podwatch.checkpoints.scan import Scan, scan_part
 from podwatch.checkpoints.settle_time import SettleTimes
+from podwatch.checkpoints.table import SaveEnd
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.system.clock import Clock
 
@@ -40,78 +39,24 @@ class Inspection:
     """Number of files whose structure was checked."""
 
 
-@dataclass(frozen=True, slots=True)
-class StructureHints:
-    """The first file with unwritten ranges and the first of the old torch format; empty where there is none."""
-
-    hole: str = ""
-    legacy: str = ""
-
-
-def find_odd(found: Sequence[PartFiles], judgement: Judgement) -> StructureHints:
-    """Examine each file that a resume needs, once per save. Files that vanish meanwhile are skipped."""
-    hole = legacy = ""
-    for part, file in own_files(found, judgement):
-        path = Path(part.part.path) / file.path
-        try:
-            if not hole and file.size >= HOLE_FROM and has_hole(path):
-                hole = f"{file.part}/{file.path}"
-            if not legacy and torch_zip.is_torch_name(path.name) and torch_zip.is_legacy(path):
-                legacy = f"{file.part}/{file.path}"
-        except OSError:
-            continue
-    return StructureHints(hole, legacy)
-
-
-def inspect(found: Sequence[PartFiles], judgement: Judgement) -> Inspection:
-    """Check every file of a checkpoint that is uploaded or needed for a resume. Blocks; never raises OSError."""
-    problems = [] if judgement.whole else [judgement.reason]
-    notes: list[str] = []
-    leftovers = frozenset(judgement.leftovers)
-    checked = unknown = 0
-    for part in found:
-        if not part.present or not (part.part.required or part.part.uploaded):
-            continue
-        name, root = part.part.name, Path(part.part.path)
-        for file in part.files:
-            if not belongs(file, leftovers):
-                continue
-            path = root / file.path
-            try:
-                if path.name == dcp.INDEX:
-                    checked += 1
-                    problems += [f"{name}: {p}" for p in dcp.check_records(path.parent)]
-                elif can_check(path.name) or dcp.is_shard(path.name):
-                    checked += 1
-                    if problem := check_file(path):
-                        problems.append(f"{name}: {file.path} {problem}")
-                else:
-                    unknown += 1
-                notes += _oddities(name, file.path, path, file.size)
-            except OSError as error:
-                problems.append(f"{name}: {file.path} cannot be read: {error.strerror}")
-    if unknown:
-        notes.append(f"{unknown} files have a format without a structure that podwatch can check")
-    return Inspection(tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes)), checked)
-
-
-def _oddities(part: str, name: str, path: Path, size: int) -> list[str]:
-    found = []
-    if size >= HOLE_FROM and has_hole(path):
-        found.append(
-            f"{part}: {name} has ranges that were never written: preallocated and not filled, or a sparse copy"
+def described(judgement: Judgement) -> Inspection:
+    """What a judgement says to the operator."""
+    notes = []
+    if judgement.hole:
+        notes.append(
+            f"{judgement.hole} has ranges that were never written: preallocated and not filled, or a sparse copy"
         )
-    if torch_zip.is_torch_name(path.name) and torch_zip.is_legacy(path):
-        found.append(f"{part}: {name} has the old torch format: only its size shows whether it is truncated")
-    return found
+    if judgement.unsized:
+        notes.append(f"{judgement.unsized} has the old torch format: only its size shows whether it is truncated")
+    if judgement.unchecked:
+        notes.append(f"{judgement.unchecked} files have a format without a structure that podwatch can check")
+    problems = () if judgement.whole else (judgement.reason, *judgement.faults)
+    return Inspection(tuple(dict.fromkeys(problems)), tuple(notes), judgement.checked)
 
 
 CUT_OFF_FACTOR = 5
 """Number of long settle times that a checkpoint newer than the newest complete one must be unchanged before it counts
 as interrupted: ranks that wait for slow storage look the same."""
-DEEPER_BUDGET = 20.0
-"""Seconds per rescan for checks after a reboot, newest checkpoint first; the others are checked at the next rescan."""
-CHECKED_DEEPER = "suspect after a reboot: being checked deeper"
 _SETTLED_CONTENT = 3.0
 """Seconds. A checkpoint that was unchanged for this long when it was judged, with the same sizes and mtimes now, is not
 judged again."""
@@ -133,8 +78,6 @@ class Known:
     quiet: float = 0.0
     settled: bool = False
     moving: bool = False
-    odd: StructureHints | None = None
-    suspect: bool = False
     was: str = ""
     """The ``save_id`` with which it was last complete."""
 
@@ -217,11 +160,11 @@ class CompletenessChecker:
     def judge(self, step: int, found: Sequence[PartFiles], was: str) -> Judgement:
         """The layout's judgement. A save that was complete stays the same save when files are added to it: it is not
         uploaded again for an evaluation that was written into it hours later. ``was``: its ``save_id`` then."""
-        judgement = self._layout.judge(step, found)
+        judgement = self._layout.judge(step, found, self._ledger.complete())
         ids = self._stored_ids().get(step, frozenset()) | ({was} if was else set())
         if ids and not (judgement.whole and checkpoint_identity.save_id(found, judgement) in ids):
             for fewer, added in checkpoint_identity.without_additions(found):
-                before = self._layout.judge(step, fewer)
+                before = self._layout.judge(step, fewer, self._ledger.complete())
                 if before.whole and checkpoint_identity.save_id(fewer, before) in ids:
                     judgement = replace(before, leftovers=(*before.leftovers, *added))
                     break
@@ -283,13 +226,17 @@ class CompletenessChecker:
     def _judge_now(self, seen: _Seen, earlier: Known | None, was: str) -> Judgement:
         """The judgement of what is there now: that of ``earlier`` where it was settled content, else the layout's; with
         read errors and lost files, which no layout sees."""
-        # What could not be read may be readable now: setting its mode right changes no name, size or mtime.
-        if earlier is not None and not earlier.judgement.unreadable and earlier.quiet >= _SETTLED_CONTENT:
+        # What could not be read may be readable now: setting its mode right changes no name, size or mtime. And the
+        # saves around one that lacks something may agree with it now.
+        open_again = earlier is not None and (earlier.judgement.unreadable or earlier.judgement.lacks)
+        if earlier is not None and not open_again and earlier.quiet >= _SETTLED_CONTENT:
             judgement = earlier.judgement
         else:
             judgement = self.judge(seen.step, seen.found, was)
         if seen.error:
             return replace(judgement, whole=False, unreadable=True, reason=f"cannot be read: {seen.error}")
+        if judgement.lacks and self.writers_ended and judgement.ends is not SaveEnd.NONE:
+            judgement = replace(judgement, whole=True, lacks=False, reason="")  # its end is marked: nothing more comes
         own = checkpoint_identity.own_files(seen.found, judgement)
         if judgement.deleted and self._ledger.left_of(seen.step, own):
             left = ", ".join(p.part.name for p in seen.found if p.present) or "nothing"
@@ -309,7 +256,6 @@ class CompletenessChecker:
         described = checkpoint_identity.describe(step, self._layout.name, found, judgement)
         guard = self._guard(seen.scans, judgement)
         state = Known(seen.fingerprint, seen.since, seen.polls, guard, judgement, described, seen.quiet)
-        state.odd = seen.before.odd if seen.before is not None else None
         state.was = known.was if known is not None else ""
         trusted = known is not None and known.settled and known.set.complete and judgement.whole
         if trusted and checkpoint_identity.save_id(found, judgement) == state.was:  # its own files are unchanged
@@ -322,33 +268,6 @@ class CompletenessChecker:
             return state
         return self._not_whole(state, begun=bool(seen.changed) and not judgement.pending)
 
-    def check_suspects(self, steps: Mapping[int, Sequence[PartDir]], states: Mapping[int, Known]) -> None:
-        """Run the hole test and the medium check on checkpoints from before a reboot, newest first, as time allows."""
-        end = self._clock.monotonic() + DEEPER_BUDGET
-        for step in sorted((s for s, k in states.items() if k.suspect and not k.settled), reverse=True):
-            if self._clock.monotonic() >= end:
-                return
-            state = states[step]
-            found = tuple(s.found for s in self.scan(steps[step]))
-            save_id = checkpoint_identity.save_id(found, state.judgement)
-            problems = inspect(found, state.judgement).problems
-            hole = state.odd.hole if state.odd is not None else ""
-            if problems:
-                reason = f"damaged by the reboot: {problems[0]}"
-                state.set = replace(
-                    state.set, completeness=Completeness.DAMAGED, reason=reason, settles_in=None, unclear=True
-                )
-                state.settled = True
-            elif hole and self._boots is not None and not self._boots.was_sparse(save_id):
-                reason = (
-                    f"suspect after a reboot: {hole} has ranges that were never written (lost, or a sparse copy: then "
-                    "copy it with cp --sparse=never)"
-                )
-                state.set = replace(state.set, reason=reason, settles_in=None, unclear=True)
-                state.settled = True  # stays WRITING: not used, and not removed as a leftover
-            else:
-                self._complete(state, step, found, save_id)
-
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _believe(self, state: Known, step: int, found: tuple[PartFiles, ...], changed: float) -> str:
@@ -358,48 +277,48 @@ class CompletenessChecker:
         # A checkpoint that an earlier podwatch found complete, unchanged since, needs no settle time again.
         known = self._boots is not None and self._boots.knows(save_id)
         settled = self.writers_ended or known or save_id in self._stored_ids().get(step, ())
-        need = 0.0 if settled else windows.need(judgement.marker, slow=self.slow)
-        state.moving = judgement.marker is not Marker.COMMIT
+        # Where nothing shows the end of a file, the marker is NONE.
+        need = 0.0 if settled and not judgement.hole else windows.need(judgement.ends, slow=self.slow)
+        state.moving = judgement.ends is not SaveEnd.COMMIT
         if state.polls < 2 or state.quiet < need:
-            state.wait(need, f"all files present: complete after {need:.0f} s without a change")
+            odd = f", but {judgement.hole} has ranges that were never written" if judgement.hole else ""
+            odd = odd or (f", but {judgement.unsized} has no end to check" if judgement.unsized else "")
+            state.wait(need, f"all files present{odd}: complete after {need:.0f} s without a change")
             return ""
-        if state.odd is None:
-            state.odd = find_odd(found, judgement)
-        odd = state.odd
-        weak = judgement.marker is Marker.NONE or bool(odd.legacy)
-        longer = 0.0 if settled and not odd.hole else windows.need(Marker.NONE, slow=self.slow)
-        if (weak or odd.hole) and state.quiet < longer:
-            what = f"{odd.hole} has ranges that were never written" if odd.hole else f"{odd.legacy} has no end to check"
-            state.wait(longer, f"all files present, but {what}: complete after {longer:.0f} s without a change")
-            return ""
-        if weak:
+        if judgement.ends is SaveEnd.NONE:
             patience = windows.longest(slow=self.slow) * CUT_OFF_FACTOR
             lacks = self._expected.lacks(
                 step, checkpoint_identity.own_files(found, judgement), settled=state.quiet >= patience
             )
             if lacks:
                 return lacks
-        if self._boots is not None and self._boots.suspect(save_id, changed) and (step, save_id) not in self._stored():
-            state.suspect, state.moving = True, False
-            state.set = replace(state.set, reason=CHECKED_DEEPER, settles_in=0.0)
+        boots, stored = self._boots, (step, save_id) in self._stored()
+        suspect = boots is not None and not stored and boots.suspect(save_id, changed)
+        if suspect and judgement.hole and boots is not None and not boots.was_sparse(save_id):
+            reason = (
+                f"suspect after a reboot: {judgement.hole} has ranges that were never written (lost, or a sparse copy: "
+                "then copy it with cp --sparse=never)"
+            )
+            state.set = replace(state.set, reason=reason, settles_in=None, unclear=True)
+            state.settled, state.moving = True, False  # stays WRITING: not used, and not removed as a leftover
         else:
-            self._complete(state, step, found, save_id)
+            self._complete(state, step, found, save_id, after_reboot=suspect)
         return ""
 
-    def _complete(self, state: Known, step: int, found: tuple[PartFiles, ...], save_id: str) -> None:
+    def _complete(
+        self, state: Known, step: int, found: tuple[PartFiles, ...], save_id: str, *, after_reboot: bool
+    ) -> None:
         """The last check: set COMPLETE only if these are still the files that were judged."""
         again = tuple(s.found for s in self.scan([p.part for p in found]))
         if checkpoint_identity.fingerprint(again) != state.fingerprint:
             return
         state.set = replace(state.set, completeness=Completeness.COMPLETE, save_id=save_id, reason="", settles_in=None)
         state.settled, state.moving, state.was = True, False, save_id
-        odd = state.odd or StructureHints()
         self._ledger.note(step, checkpoint_identity.own_files(found, state.judgement))
-        if state.judgement.marker is Marker.NONE or odd.legacy:
+        if state.judgement.ends is SaveEnd.NONE:
             self._expected.note(step, checkpoint_identity.own_files(found, state.judgement))
         if self._boots is not None:
-            self._boots.passed(save_id, deeper=state.suspect, sparse=bool(odd.hole))
-        state.suspect, state.odd = False, None
+            self._boots.passed(save_id, deeper=after_reboot, sparse=bool(state.judgement.hole))
 
     def _not_whole(self, state: Known, *, begun: bool) -> Known:
         judgement = state.judgement
@@ -408,6 +327,10 @@ class CompletenessChecker:
             state.set = replace(state.set, unclear=True)
             return state  # stays WRITING: a checkpoint that cannot be observed must not be removed
         state.moving = begun and state.quiet < long_quiet
+        if judgement.lacks:
+            if state.polls >= 2 and not state.moving:  # stays WRITING: kept until another save agrees with it
+                state.set, state.settled = replace(state.set, unclear=True), True
+            return state
         if state.polls >= 2 and (state.quiet >= long_quiet or not begun):
             final = Completeness.DAMAGED if judgement.damaged else Completeness.INCOMPLETE
             # A volume that is not mounted looks like deleted checkpoints: no fresh start without the operator.

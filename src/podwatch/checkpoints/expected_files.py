@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from podwatch.checkpoints.layouts.base import PartFiles
+from podwatch.checkpoints.layout import PartFiles
 from podwatch.checkpoints.reboot_check import Memory
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.errors import HostError
@@ -253,6 +253,10 @@ class Ledger:
                 more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
                 return f"was complete, but now {PurePosixPath(names[0]).name} {what}{more}"
         return ""
+
+    def complete(self) -> Mapping[int, Files]:
+        """Step -> ``part/path`` -> (size, mtime_ns) of the files that it had when it was complete."""
+        return self._load()
 
     def left_of(self, step: int, own: Own) -> bool:
         """Whether ``own`` are some files, unchanged, of the checkpoint of this step that was complete, or none."""

@@ -22,11 +22,10 @@ from podwatch.checkpoints.completeness_check import (
     Inspection,
     Known,
     StoredSaves,
-    inspect,
+    described,
 )
 from podwatch.checkpoints.expected_files import Expected, Ledger
-from podwatch.checkpoints.formats import sandbox
-from podwatch.checkpoints.layouts.base import Judgement, Layout, PartDir, PartFiles
+from podwatch.checkpoints.layout import Judgement, Layout, PartDir, PartFiles
 from podwatch.checkpoints.reboot_check import Memory, NoMemory, RebootCheck
 from podwatch.checkpoints.scan import linked_out, replaced, without_linked
 from podwatch.checkpoints.settle_time import SettleTimes, slow_to_show
@@ -187,6 +186,7 @@ class Catalogue:
             roots=self._roots_known,
         )
         self._known: dict[int, Known] = {}
+        self._complete: frozenset[tuple[int, str]] = frozenset()
         self._turn = 0
         self._roots: tuple[tuple[str, int, int], ...] = ()
         self._listed: float | None = None
@@ -258,7 +258,7 @@ class Catalogue:
             settling.begin(slow=slow_to_show(self.layout.watch_roots()), writers_ended=writers_ended)
             close = self._look_closely(steps)
             fresh: dict[int, Known] = {}
-            with sandbox.session():
+            with self.layout.reading():
                 for step in sorted(steps):
                     known = self._known.get(step)
                     if known is not None and known.settled and step not in close and known.as_before():
@@ -266,7 +266,7 @@ class Catalogue:
                     else:
                         fresh[step] = settling.examine(step, steps[step], known)
                 self._known = fresh
-                settling.check_suspects(steps, fresh)
+            self._compare_again(fresh)
             self._problem = settling.problem
             self._name_states()
             settling.end(fresh.values())
@@ -298,17 +298,17 @@ class Catalogue:
     def inspect(self, step: int) -> Inspection:
         """Check the structure of every file of one step. HostError: there is no such step."""
         found = [s.found for s in self._settling.scan(self._parts_of(step))]
-        with sandbox.session():
-            return inspect(found, self._judge(step, found))
+        with self.layout.reading():
+            return described(self._judge(step, found))
 
     def verify(self, step: int) -> tuple[str, ...]:
         """Reasons not to start from this checkpoint, with all its files read again: damage that ``inspect`` finds, and
         that it is no longer the save that was found complete (the next rescan then judges it again). HostError: there
         is no such step."""
         found = [s.found for s in self._settling.scan(self._parts_of(step))]
-        with sandbox.session():
+        with self.layout.reading():
             judgement = self._judge(step, found)
-            problems = inspect(found, judgement).problems
+        problems = described(judgement).problems
         with self._lock:
             known = self._known.get(step)
             if known is None or not known.set.complete:
@@ -316,7 +316,7 @@ class Catalogue:
             if checkpoint_identity.save_id(found, judgement) == known.set.save_id:
                 return problems
             known.settled, self._listed = False, None
-        return (_CHANGED, *problems)
+        return (*problems, _CHANGED)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -327,6 +327,14 @@ class Catalogue:
         if any(stamp(path) != (mtime_ns, inode) for path, mtime_ns, inode in self._roots):
             return False
         return all(known.as_before() for known in self._known.values())
+
+    def _compare_again(self, states: Mapping[int, Known]) -> None:
+        """A save that lacks what the saves around it have is judged again when another one is complete."""
+        complete = frozenset((step, k.was) for step, k in states.items() if k.set.complete)
+        if complete != self._complete:
+            self._complete = complete
+            for known in states.values():
+                known.settled = known.settled and not known.judgement.lacks
 
     def _believe_nothing(self, problem: str) -> tuple[CheckpointSet, ...]:
         """The checkpoints stay listed, but podwatch neither uses nor removes them."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.checkpoints.layouts.base import Layout, PartDir, PartFiles
+from podwatch.checkpoints.layout import Layout, PartDir, PartFiles
 from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
 from podwatch.system.pinned_directories import PinnedTree, RootReplaced
 
@@ -245,12 +245,18 @@ def linked_steps(layout: Layout) -> Mapping[int, str]:
             continue
     if not targets:
         return {}
+    places: dict[Path, set[int]] = {}
+    for step, parts in layout.steps().items():
+        for part in parts:
+            real = Path(os.path.realpath(part.path / part.names[0] if part.names else part.path))
+            for path in (real, real.parent):  # of a step with several parts this is its own directory
+                places.setdefault(path, set()).add(step)
+    roots = {Path(os.path.realpath(root)) for root in (*layout.watch_roots(), layout.output_dir)}
+    own = {path: min(steps) for path, steps in places.items() if len(steps) == 1 and path not in roots}
     found: dict[int, str] = {}
-    for step in layout.steps():
-        for path in layout.step_paths(step):
-            # the link can name the step, or something in it
-            real = Path(os.path.realpath(path))
-            for target, name in targets.items():
-                if Path(target) == real or real in Path(target).parents:
-                    found[step] = f"the symlink {name}"
+    for target, name in targets.items():
+        # the link can name the step, or something in it
+        step_of = next((own[path] for path in (Path(target), *Path(target).parents) if path in own), None)
+        if step_of is not None:
+            found[step_of] = f"the symlink {name}"
     return found

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.checkpoints.layouts.base import Marker
+from podwatch.checkpoints.table import SaveEnd
 from podwatch.domain.errors import HostError
 from podwatch.domain.status_document import Capabilities
 from podwatch.system.pinned_directories import PinnedTree
@@ -32,8 +32,8 @@ class SettleTimes:
     tracker: float
     weak: float
 
-    def need(self, marker: Marker, *, slow: bool) -> float:
-        base = {Marker.COMMIT: self.settle, Marker.LAST_FILE: self.tracker, Marker.NONE: self.weak}[marker]
+    def need(self, ends: SaveEnd, *, slow: bool) -> float:
+        base = {SaveEnd.COMMIT: self.settle, SaveEnd.LAST: self.tracker, SaveEnd.NONE: self.weak}[ends]
         return base * (SLOW_FACTOR if slow else 1)
 
     def longest(self, *, slow: bool) -> float:

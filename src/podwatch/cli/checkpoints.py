@@ -22,7 +22,7 @@ from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError,
 from podwatch.domain.finding import counted
 
 if TYPE_CHECKING:
-    from podwatch.checkpoints.layouts import Layout
+    from podwatch.checkpoints.trainers import Layout
     from podwatch.domain.manifest import Manifest
     from podwatch.recovery.quarantine import Entry
     from podwatch.recovery.run_file import RunFile
@@ -142,7 +142,7 @@ def fetch(where: Where) -> dict[str, Any]:
             return dict(call(daemon.control_path, "checkpoints", timeout=150.0))
         except NotRunning:
             pass
-    from podwatch.checkpoints.layouts import make_layout
+    from podwatch.checkpoints.trainers import make_layout
     from podwatch.cli.offline import load, look, noted, recorded
     from podwatch.domain.checkpoint import newest_complete
     from podwatch.reporting.json_documents import checkpoint_document, stored_document

@@ -63,7 +63,7 @@ def _confirm(lines: list[str], question: str) -> None:
 
 def _plan(settings: "Settings") -> dict[str, Any]:
     """The paths and checkpoints to move. Changes nothing."""
-    from podwatch.checkpoints.layouts import make_layout
+    from podwatch.checkpoints.trainers import make_layout
     from podwatch.cli.offline import look
 
     paths = make_layout(settings).ahead_of(None)
@@ -78,7 +78,7 @@ def _plan(settings: "Settings") -> dict[str, Any]:
 
 def running_training(settings: "Settings") -> str:
     """The training that runs here, or possibly does, as text; empty if there is none."""
-    from podwatch.checkpoints.layouts import process_names
+    from podwatch.checkpoints.trainers import process_names
     from podwatch.system.procfs import is_alive
     from podwatch.trainer.find import find_trees, sought_run
     from podwatch.trainer.process_roles import Roles

@@ -240,7 +240,7 @@ _ID_FLAG = re.compile(r"--[\w.-]*wandb[._-](?:id|resume)")
 def _running(pid: int) -> "Trainer":
     """A trainer that runs. What podwatch added to a start of its own is left out. HostError for a process that has
     replaced its arguments by a title."""
-    from podwatch.checkpoints.layouts.command_line import strip_flags
+    from podwatch.checkpoints.command_line import strip_flags
     from podwatch.cli.detect_machine import read_trainer
     from podwatch.domain.errors import HostError
     from podwatch.recovery.command_changed import renamed
@@ -381,7 +381,7 @@ def _load(where: Where) -> "LoadedSettings":
 
 def _look_around(loaded: "LoadedSettings") -> list[str]:
     """Warnings about the machine: missing paths, readable secrets, and concerns of the layout."""
-    from podwatch.checkpoints.layouts import concerns
+    from podwatch.checkpoints.trainers import concerns
     from podwatch.cli.check.report import in_time
     from podwatch.domain.errors import ConfigurationError
     from podwatch.hooks.start_child import problem_of

@@ -11,10 +11,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podwatch.checkpoints.layouts import kind_of, recognised
-from podwatch.checkpoints.layouts.base import Layout, Site
-from podwatch.checkpoints.layouts.command_line import can_be_value, program, strip_flags, strip_keys, without
-from podwatch.checkpoints.layouts.prime_rl_run import RunDirectory, hints, run_directory, runs_below
+from podwatch.checkpoints.command_line import can_be_value, program, strip_flags, strip_keys, without
+from podwatch.checkpoints.layout import Layout, Site
+from podwatch.checkpoints.trainers import kind_of, recognised
+from podwatch.checkpoints.trainers.prime_rl_run import RunDirectory, hints, run_directory, runs_below
 from podwatch.cli.split_environment import split_environment
 from podwatch.config.command_directory import current_directory
 from podwatch.domain.errors import HostError, PermissionDenied

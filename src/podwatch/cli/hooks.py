@@ -80,7 +80,7 @@ def run(where: Where, name: str, step: int | None, as_json: bool) -> None:
 
 def _checkpoint(settings: "Settings", step: int | None) -> tuple[int | None, dict[str, Any]]:
     """The step and what a hook gets about its checkpoint. UsageError if it is not on this pod."""
-    from podwatch.checkpoints.layouts import make_layout
+    from podwatch.checkpoints.trainers import make_layout
     from podwatch.cli.offline import look
     from podwatch.daemon.hooks import facts_of
     from podwatch.domain.checkpoint import newest_complete

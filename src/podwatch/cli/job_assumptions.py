@@ -107,7 +107,7 @@ def _open(
     command: Sequence[str], cwd: Path, known: frozenset[str], environ: Mapping[str, str]
 ) -> list[tuple[str, object, str]]:
     """(key, value, reason) of each setting that can be detected."""
-    from podwatch.checkpoints.layouts.prime_rl_run import hints, run_directory
+    from podwatch.checkpoints.trainers.prime_rl_run import hints, run_directory
     from podwatch.cli import detect_machine
 
     found: list[tuple[str, object, str]] = []

@@ -11,7 +11,7 @@ from podwatch.domain.errors import ConfigurationError, HostError, UsageError
 
 if TYPE_CHECKING:
     from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
-    from podwatch.checkpoints.layouts.base import Layout
+    from podwatch.checkpoints.layout import Layout
     from podwatch.config.settings import Settings
     from podwatch.domain.run_state import RunState
     from podwatch.domain.stored_checkpoint import PublishedSave
@@ -92,8 +92,8 @@ def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue"
     ``problems`` receives what could not be read for the marks. Blocks on the file system."""
     from podwatch.checkpoints.expected_files import command_digest
     from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
-    from podwatch.checkpoints.layouts import make_layout
     from podwatch.checkpoints.reboot_check import NoMemory, RebootCheck, Recalling, boot_wall
+    from podwatch.checkpoints.trainers import make_layout
     from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.system.clock import SystemClock
     from podwatch.system.procfs import boot_id

@@ -41,7 +41,7 @@ PATIENCE_SECONDS = 600.0
 @json_option
 def command(where: Where, step: int | None, to: Path | None, all_parts: bool, as_json: bool) -> None:
     """Download a checkpoint, verify every size and hash, and place it where the trainer looks for it."""
-    from podwatch.checkpoints.layouts import make_layout
+    from podwatch.checkpoints.trainers import make_layout
     from podwatch.cli.offline import journal_path, load, require_store
     from podwatch.config.command_directory import absolute
     from podwatch.journal.journal import Journal
@@ -117,7 +117,7 @@ def _refuse_beside_a_daemon(where: Where) -> None:
 
 
 def make_restorer(settings: "Settings", journal: "Journal", showing: "Showing", *, in_place: bool) -> "Restorer":
-    from podwatch.checkpoints.layouts import make_layout
+    from podwatch.checkpoints.trainers import make_layout
     from podwatch.cli.offline import credentials, open_configured_store
     from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.stores.base import ObjectStore

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podwatch.checkpoints.layouts import process_names
+from podwatch.checkpoints.trainers import process_names
 from podwatch.client.times_and_sizes import ago, gib
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PermissionDenied

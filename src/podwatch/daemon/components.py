@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
-from podwatch.checkpoints.layouts import Layout
+from podwatch.checkpoints.trainers import Layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.ask_and_record_attempts import JobVerdicts
 from podwatch.daemon.checkpoint_loop import Rescans

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from podwatch import __version__
-from podwatch.checkpoints.layouts.base import counts_saves
+from podwatch.checkpoints.layout import counts_saves
 from podwatch.config.last_good import save_last_good
 from podwatch.config.loading import LoadedSettings
 from podwatch.daemon import status_view

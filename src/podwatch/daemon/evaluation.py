@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from podwatch.checkpoints.layouts import kind_of
+from podwatch.checkpoints.trainers import kind_of
 from podwatch.daemon.components import Components
 from podwatch.daemon.hooks import FACTS_SECONDS, checkpoint_facts, facts_of
 from podwatch.daemon.host_and_endpoints import Host

@@ -14,7 +14,7 @@ import pwd
 from dataclasses import dataclass, replace
 
 from podwatch.checkpoints.known_checkpoints import HeldBack
-from podwatch.checkpoints.layouts.base import Layout, StepSeen
+from podwatch.checkpoints.layout import Layout, StepSeen
 from podwatch.config.settings import TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, HeldAs, newest_complete
 from podwatch.domain.document import Document, Many, Text, Whole

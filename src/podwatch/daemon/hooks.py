@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from podwatch.checkpoints.layouts import kind_of
-from podwatch.checkpoints.layouts.base import Layout
+from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.trainers import kind_of
 from podwatch.daemon.components import Components
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.domain.checkpoint import CheckpointSet

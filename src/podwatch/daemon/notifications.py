@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from podwatch.checkpoints.layouts import command_line
+from podwatch.checkpoints import command_line
 from podwatch.client.trusted_configuration import check_command, read_trusted
 from podwatch.config.settings import NotifySettings, Settings
 from podwatch.domain.errors import ConfigurationError

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.checkpoints.layouts.base import SAVES, Concern
+from podwatch.checkpoints.layout import SAVES, Concern
 from podwatch.detection.gaps import TOLD_SECONDS
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity

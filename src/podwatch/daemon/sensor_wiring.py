@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts import trainer_logs
+from podwatch.checkpoints.trainers import trainer_logs
 from podwatch.config.settings import Settings
 from podwatch.daemon.components import LEARNED, READ_SO_FAR, Checkpoints, Run, Sensing
 from podwatch.daemon.held_back_findings import believed_progress

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from podwatch.checkpoints.layouts import trainer_logs
-from podwatch.checkpoints.layouts.base import Concern
-from podwatch.checkpoints.layouts.command_line import steps_in_use, toml_documents
+from podwatch.checkpoints.command_line import steps_in_use, toml_documents
+from podwatch.checkpoints.layout import Concern
+from podwatch.checkpoints.trainers import trainer_logs
 from podwatch.client.trusted_configuration import read_trusted
 from podwatch.config.loading import ETC
 from podwatch.config.settings import HttpSettings, Policies, Settings

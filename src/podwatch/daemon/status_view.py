@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podwatch import __version__
-from podwatch.checkpoints.layouts.base import counts_saves
+from podwatch.checkpoints.layout import counts_saves
 from podwatch.client.times_and_sizes import rfc3339
 from podwatch.config.settings import Policies
 from podwatch.daemon.backup_findings import cannot_be_used

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from podwatch.checkpoints.layouts.base import Layout
+from podwatch.checkpoints.layout import Layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.state_check import Exits
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS

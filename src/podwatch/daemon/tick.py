@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from podwatch.checkpoints.layouts import restart_concerns
-from podwatch.checkpoints.layouts.base import PATTERN, counts_saves
+from podwatch.checkpoints.layout import PATTERN, counts_saves
+from podwatch.checkpoints.trainers import restart_concerns
 from podwatch.config.loading import LoadedSettings, load_settings
 from podwatch.config.reload_limits import refused_by_reload, waits_for_restart
 from podwatch.daemon.backup_findings import (

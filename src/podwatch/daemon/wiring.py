@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from podwatch.checkpoints.command_line import save_interval
 from podwatch.checkpoints.expected_files import command_digest
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack, RunMemory
-from podwatch.checkpoints.layouts import Layout, make_layout, process_names, restart_concerns
-from podwatch.checkpoints.layouts.command_line import save_interval
 from podwatch.checkpoints.reboot_check import RebootCheck, boot_wall
 from podwatch.checkpoints.settle_time import probe
+from podwatch.checkpoints.trainers import Layout, make_layout, process_names, restart_concerns
 from podwatch.config.settings import Settings
 from podwatch.daemon import held_back_findings
 from podwatch.daemon.ask_and_record_attempts import make_verdicts

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from podwatch.checkpoints.layouts.base import Layout
+from podwatch.checkpoints.layout import Layout
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.finding import FindingKind, Severity

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from podwatch.checkpoints.layouts.base import counts_saves
+from podwatch.checkpoints.layout import counts_saves
 from podwatch.detection.one_finding_per_failure import Healing
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName

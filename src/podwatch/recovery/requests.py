@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from podwatch.checkpoints.layouts import write_trackers
+from podwatch.checkpoints.trackers import wrong_trackers
 from podwatch.domain.errors import Busy, PodwatchError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
@@ -285,7 +285,7 @@ class Requests:
         prepared = await tools.blocking(self.starter.prepare, choice.step)
         ahead = await tools.blocking(tools.layout.ahead_of, choice.step)
         trackers = await tools.blocking(tools.layout.trackers, choice.step)
-        wrong = await tools.blocking(write_trackers.wrong, trackers)
+        wrong = await tools.blocking(wrong_trackers, trackers)
         return {
             **answer,
             "possible": True,

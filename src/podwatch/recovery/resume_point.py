@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.checkpoints.layouts.base import Layout
-from podwatch.checkpoints.layouts.resume_flags import Resumed, resumed
+from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.resume_flags import Resumed, resumed
 from podwatch.checkpoints.scan import scan_part
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import PodwatchError

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import write_trackers
-from podwatch.checkpoints.layouts.base import Tracker
+from podwatch.checkpoints.layout import Tracker
+from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity, counted
@@ -261,7 +261,7 @@ class Starter:
     async def _repair(self, trackers: Sequence[Tracker], why: str) -> None:
         """Make the trainer's own "latest" files name the step of the start. Idempotent."""
         tools = self.context.tools
-        written = await tools.blocking(write_trackers.repair, trackers, tools.workspace.tree)
+        written = await tools.blocking(repair_trackers, trackers, tools.workspace.tree)
         if written:
             names = ", ".join(path.name for path in written)
             tools.say(EventName.TRAINER_STARTING, f"updated {names} for {why}", trackers=len(written))

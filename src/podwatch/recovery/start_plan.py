@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.checkpoints.layouts.base import Layout
+from podwatch.checkpoints.layout import Layout
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.run import StartRecord, given_in, identity

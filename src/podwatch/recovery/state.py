@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from podwatch.checkpoints.layouts.base import Layout
+from podwatch.checkpoints.layout import Layout
 from podwatch.config.settings import Policies, Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Emit, Event, EventName

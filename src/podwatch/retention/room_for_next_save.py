@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podwatch.checkpoints.layouts import Layout
+from podwatch.checkpoints.trainers import Layout
 from podwatch.config.settings import DiskSettings
 from podwatch.config.units import format_size
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete, newest_whole

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts import make_layout
+from podwatch.checkpoints.trainers import make_layout
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import HostError, PodwatchError

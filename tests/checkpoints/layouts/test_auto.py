@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.layouts import KINDS, make_layout, recognised
-from podwatch.checkpoints.layouts.base import Recognition, Site
-from podwatch.checkpoints.layouts.choose_layout import choose
-from podwatch.checkpoints.layouts.command_line import program
+from podwatch.checkpoints.command_line import program
+from podwatch.checkpoints.layout import Recognition, Site
+from podwatch.checkpoints.trainers import KINDS, make_layout, recognised
+from podwatch.checkpoints.trainers.choose_layout import choose
 from podwatch.config.settings import CheckpointSettings, CustomLayoutSettings, Settings, TrainerSettings
 from podwatch.domain.errors import ConfigurationError
 from tests.support.layout_makers import run

@@ -9,7 +9,7 @@ import pytest
 from tests.drivers.checkpoints import (
     ConfigurationError,
     Layout,
-    Marker,
+    SaveEnd,
     configured_layout,
     open_layout,
     recognised_as,
@@ -50,7 +50,7 @@ def test_latest_before_the_last_rank(tmp_path: Path) -> None:
     shard.write_bytes(data[:100])
     assert verdict(layout, 10).damaged
     shard.unlink()
-    assert "optim shard of rank 1 (mp 0) is missing" in verdict(layout, 10).reason
+    assert "the optimizer states of rank 1 (model-parallel 0) are missing" in verdict(layout, 10).reason
     shard.write_bytes(data)
     os.utime(shard, (shard.stat().st_mtime + 60,) * 2)
     assert verdict(layout, 10).whole, "a late rank is not a save over this one"
@@ -82,7 +82,7 @@ def test_a_tag_of_the_users_own_is_no_marker(tmp_path: Path) -> None:
     layout = saved(tmp_path, 10)
     (tmp_path / "latest").write_text("final")
     found = verdict(layout, 10)
-    assert (found.whole, found.marker) == (True, Marker.NONE)
+    assert (found.whole, found.ends) == (True, SaveEnd.NONE)
     assert layout.pinned() == {}
 
 
@@ -92,7 +92,7 @@ def test_ranks_that_cannot_be_counted_need_the_long_wait(tmp_path: Path) -> None
     model.write_bytes(torch_zip_bytes({"module": {}}))
     os.utime(model, (1, 1))
     found = verdict(layout_at(tmp_path), 10)
-    assert (found.whole, found.marker, found.world_size) == (True, Marker.NONE, None)
+    assert (found.whole, found.ends, found.world_size) == (True, SaveEnd.NONE, None)
 
 
 @pytest.mark.parametrize("options", [{"stage": 0}, {"stage": 3, "mp": 2}, {"mp": 4}, {"ranks": 8}])
@@ -119,7 +119,7 @@ def test_experts_have_no_gap(tmp_path: Path) -> None:
 def test_before_a_start(tmp_path: Path) -> None:
     layout = saved(tmp_path, 10, 20, 30)
     (tmp_path / "best").mkdir()
-    assert layout.pinned() == {30: "latest"}
+    assert layout.pinned() == {30: "named by latest"}
     assert relative(layout.ahead_of(20), tmp_path) == {"global_step30"}
     assert relative(layout.ahead_of(None), tmp_path) == {"global_step10", "global_step20", "global_step30", "latest"}
     (tracker,) = layout.trackers(20)
@@ -178,7 +178,7 @@ def test_a_kill_at_the_tracker_costs_the_newest_step_only(tmp_path: Path, said: 
     if said is not None:
         (tmp_path / "latest").write_text(said)
     assert verdict(layout, 10).whole
-    assert verdict(layout, 10).marker is Marker.NONE
+    assert verdict(layout, 10).ends is SaveEnd.NONE
     assert not verdict(layout, 20).whole
 
 
@@ -190,4 +190,4 @@ def test_without_zero_the_optimizer_is_inside_the_model_states(tmp_path: Path) -
     found = verdict(layout_at(tmp_path), 10)
     assert found.whole, found.reason
     (tmp_path / "global_step10" / "mp_rank_00_model_states.pt").write_bytes(torch_zip_bytes({"dp_world_size": 2}))
-    assert "optimizer shards" in verdict(layout_at(tmp_path), 10).reason
+    assert "the optimizer states" in verdict(layout_at(tmp_path), 10).reason

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layouts import KINDS, Site
-from podwatch.checkpoints.layouts.command_line import launched
+from podwatch.checkpoints.command_line import launched
+from podwatch.checkpoints.trainers import KINDS, Site
 from podwatch.policy.resume import other_world
 from podwatch.recovery.resume_point import saved_by
 from tests.support.golden import GOLDENS

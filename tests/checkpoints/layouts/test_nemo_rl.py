@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tests.drivers.checkpoints import Layout, Marker, open_layout, recognised_as, resume_argv
+from tests.drivers.checkpoints import Layout, SaveEnd, open_layout, recognised_as, resume_argv
 from tests.support.checkpoints import safetensors_bytes
 from tests.support.layout_checks import relative, verdict
 from tests.support.layout_makers import nemo_rl as maker
@@ -34,15 +34,15 @@ def test_a_swap_over_an_existing_step(tmp_path: Path) -> None:
     operations[-2]()
     assert verdict(layout, 10).whole
     assert verdict(layout, 10).save_token != old
-    assert verdict(layout, 10).marker is Marker.COMMIT
+    assert verdict(layout, 10).ends is SaveEnd.COMMIT
 
 
 def test_a_half_removed_step(tmp_path: Path) -> None:
     layout = saved(tmp_path, 10, 20)
     shutil.rmtree(tmp_path / "step_10/policy/optimizer")
-    assert "policy/optimizer is missing, which other steps have" in verdict(layout, 10).reason
+    assert "policy/optimizer/.metadata is missing, which the saves around it have" in verdict(layout, 10).reason
     shutil.rmtree(tmp_path / "step_10/policy/weights")
-    assert "policy/weights is missing" in verdict(layout, 10).reason
+    assert "policy/weights/* is missing" in verdict(layout, 10).reason
     (tmp_path / "step_20/training_info.json").unlink()
     assert "training_info.json is missing" in verdict(layout, 20).reason
 
@@ -56,7 +56,7 @@ def test_weights_as_safetensors_and_a_value_model(tmp_path: Path) -> None:
         (weights / "model/shard-00001-model-00001-of-00001.safetensors").write_bytes(safetensors_bytes())
     assert verdict(layout, 10).whole
     shutil.copytree(tmp_path / "step_20/policy", tmp_path / "step_20/value")
-    assert "value/weights is missing" in verdict(layout, 10).reason
+    assert "value/optimizer/.metadata is missing" in verdict(layout, 10).reason
     assert verdict(layout, 20).whole
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.checkpoints import ConfigurationError, Layout, Marker, open_layout, recognised_as, resume_argv
+from tests.drivers.checkpoints import ConfigurationError, Layout, SaveEnd, open_layout, recognised_as, resume_argv
 from tests.support.layout_checks import relative, verdict
 from tests.support.layout_makers import openrlhf as maker
 from tests.support.layout_makers import run
@@ -34,7 +34,7 @@ def test_roles_that_reached_different_steps(tmp_path: Path) -> None:
     found = verdict(layout, 20)
     assert not found.whole
     assert set(found.problems) == {"critic"}
-    assert layout.pinned() == {20: "_actor/latest"}
+    assert layout.pinned() == {20: "named by _actor/latest"}
     trackers = layout.trackers(10)
     assert {t.path for t in trackers} == {tmp_path / "_actor" / "latest", tmp_path / "_critic" / "latest"}
     assert {t.content for t in trackers} == {b"global_step10"}
@@ -44,9 +44,9 @@ def test_a_missing_role(tmp_path: Path) -> None:
     run(maker.operations(tmp_path, 10))
     run(maker.role(tmp_path, "_actor", 20))
     layout = layout_at(tmp_path)
-    assert "critic has not saved this step" in verdict(layout, 20).reason
+    assert "critic:*model_states.pt is missing" in verdict(layout, 20).reason
     run(maker.role(tmp_path, "_critic", 30))
-    assert "actor has not saved this step" in verdict(layout, 30).reason
+    assert "actor:*model_states.pt is missing" in verdict(layout, 30).reason
 
 
 def test_without_a_critic(tmp_path: Path) -> None:
@@ -62,16 +62,16 @@ def test_without_a_critic(tmp_path: Path) -> None:
 def test_a_first_save_whose_critic_may_still_come(tmp_path: Path) -> None:
     """The actor's ``latest`` says nothing of the critic, which has made no directory yet: the long wait decides."""
     run(maker.role(tmp_path, "_actor", 10))
-    assert verdict(layout_at(tmp_path), 10).marker is Marker.NONE
+    assert verdict(layout_at(tmp_path), 10).ends is SaveEnd.NONE
     without = layout_at(tmp_path, "python", "--algo.advantage.estimator", "group_norm")
-    assert verdict(without, 10).marker is Marker.LAST_FILE
+    assert verdict(without, 10).ends is SaveEnd.LAST
 
 
 def test_the_states_name_the_step(tmp_path: Path) -> None:
     run(maker.operations(tmp_path, 10, global_step=7))
     found = verdict(layout_at(tmp_path), 10)
     assert found.damaged
-    assert "contain step 7, not 10" in found.reason
+    assert "contains step 7, not 10" in found.reason
 
 
 def test_metric_files_and_best_tags(tmp_path: Path) -> None:

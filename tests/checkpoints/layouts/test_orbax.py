@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.checkpoints import ConfigurationError, Layout, Marker, open_layout, recognised_as, resume_argv
+from tests.drivers.checkpoints import ConfigurationError, Layout, SaveEnd, open_layout, recognised_as, resume_argv
 from tests.support.layout_checks import relative, verdict
 from tests.support.layout_makers import orbax as maker
 from tests.support.layout_makers import run
@@ -21,7 +21,7 @@ def test_what_orbax_itself_wrote() -> None:
     for step in (10, 20):
         found = verdict(layout_at(GOLDEN), step)
         assert found.whole, found.reason
-        assert found.marker is Marker.COMMIT
+        assert found.ends is SaveEnd.COMMIT
         assert found.save_token
 
 
@@ -52,7 +52,7 @@ def test_a_missing_commit_file_counts_only_where_others_have_theirs(tmp_path: Pa
     metadata.write_text(json.dumps({"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": None}))
     assert "has no commit time" in verdict(layout, 6).reason
     metadata.write_text('{"init')
-    assert verdict(layout, 6).damaged
+    assert not verdict(layout, 6).whole
     metadata.unlink()
     assert not verdict(layout, 6).whole
 

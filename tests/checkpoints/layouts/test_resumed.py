@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layouts import prime_rl, torchtitan
-from podwatch.checkpoints.layouts.base import Layout, Site
-from podwatch.checkpoints.layouts.resume_flags import Resumed, resumed
+from podwatch.checkpoints.layout import Layout, Site
+from podwatch.checkpoints.resume_flags import Resumed, resumed
+from podwatch.checkpoints.trainers import prime_rl, torchtitan
 
 RL = ("uv", "run", "rl", "@", "rl.toml", "--ckpt", "--ckpt.interval", "5")
 TITAN = ("torchrun", "-m", "torchtitan.train", "--job.config_file=titan.toml")

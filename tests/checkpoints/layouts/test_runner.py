@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.checkpoints import Layout, Marker, open_layout, resume_argv
+from tests.drivers.checkpoints import Layout, SaveEnd, open_layout, resume_argv
 from tests.support.layout_checks import relative, verdict
 from tests.support.layout_makers import run
 from tests.support.layout_makers import runner as maker
@@ -25,7 +25,7 @@ def saved(out: Path, *steps: int) -> Layout:
 @pytest.mark.parametrize("gone", ["model/model.safetensors", "optimizer.pt", "scheduler.pt", "training_info.json"])
 def test_each_piece_is_needed(tmp_path: Path, gone: str) -> None:
     layout = saved(tmp_path, 10)
-    assert verdict(layout, 10).marker is Marker.NONE
+    assert verdict(layout, 10).ends is SaveEnd.NONE
     (tmp_path / "training_state/step_10" / gone).unlink()
     assert not verdict(layout, 10).whole
 
@@ -34,9 +34,9 @@ def test_each_piece_is_needed(tmp_path: Path, gone: str) -> None:
     ("info", "reason"),
     [
         ('{"step": 9}', "contains step 9, not 10"),
-        ('{"loss": 1}', "names no step"),
-        ("[10]", "names no step"),
-        ('{"st', "cannot be parsed"),
+        ('{"loss": 1}', "contains step None, not 10"),
+        ("[10]", "contains step None, not 10"),
+        ('{"st', "is not valid JSON"),
     ],
 )
 def test_the_step_inside(tmp_path: Path, info: str, reason: str) -> None:
@@ -64,7 +64,7 @@ def test_a_preallocated_file_is_not_written_yet(tmp_path: Path) -> None:
 def test_the_link_is_repaired_pinned_and_never_followed(tmp_path: Path) -> None:
     layout = saved(tmp_path, 10, 20)
     root = tmp_path / "training_state"
-    assert layout.pinned() == {20: "step_latest"}
+    assert layout.pinned() == {20: "named by training_state/step_latest"}
     assert set(layout.steps()) == {10, 20}
     (tracker,) = layout.trackers(10)
     assert (tracker.path, tracker.target, tracker.content) == (root / "step_latest", "step_10", None)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layouts.command_line import save_interval
+from podwatch.checkpoints.command_line import save_interval
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts import KINDS, make_layout
-from podwatch.checkpoints.layouts.base import Site
+from podwatch.checkpoints.layout import Site
+from podwatch.checkpoints.trainers import KINDS, make_layout
 from podwatch.domain.checkpoint import Completeness
 from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine

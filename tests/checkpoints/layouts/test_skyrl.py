@@ -34,15 +34,18 @@ def test_world_size_and_mixed_ranks(tmp_path: Path) -> None:
     extra.write_bytes(torch_zip_bytes({}))
     os.utime(extra, (1_700_000_000,) * 2)
     found = verdict(layout, 10)
-    assert found.damaged
-    assert "files of 2 and 4 ranks" in found.reason
+    assert not found.whole
+    assert "policy: files of 2 and 4 ranks are mixed" in found.faults
 
 
 def test_a_critic_that_others_have(tmp_path: Path) -> None:
     layout = saved(tmp_path, 10, critic=False)
     assert verdict(layout, 10).whole
     run(maker.operations(tmp_path, 20))
-    assert "critic is missing" in verdict(layout, 10).reason
+    assert (
+        "critic/extra_state_world_size_#_rank_#.pt is missing, which the saves around it have"
+        in verdict(layout, 10).reason
+    )
 
 
 def test_data_is_not_demanded_but_must_be_sound(tmp_path: Path) -> None:
@@ -68,7 +71,7 @@ def test_the_fully_asynchronous_trainer_writes_after_the_tracker(tmp_path: Path)
     assert whole_prefixes(layout, 20, maker.asynchronous(tmp_path, 20)) == [], "the step before shows what is needed"
     own = tmp_path / "global_step_20/fully_async_state.pt"
     os.utime(own, (1_700_000_000,) * 2)
-    assert "earlier save" in verdict(layout, 20).reason
+    assert "newer than fully_async_state.pt" in verdict(layout, 20).reason
 
 
 def test_megatron_in_the_background(tmp_path: Path) -> None:

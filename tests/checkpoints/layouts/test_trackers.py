@@ -5,15 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layouts.base import Tracker
-from podwatch.checkpoints.layouts.shared_rules import number
-from podwatch.checkpoints.layouts.write_trackers import repair
+from podwatch.checkpoints.layout import Tracker
+from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.domain.errors import HostError
 from podwatch.system.pinned_directories import PinnedTree
+from tests.drivers.checkpoints import open_layout
 
 
 def test_a_number_is_read_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "latest.txt"
+    path = tmp_path / "latest_checkpointed_iteration.txt"
+    layout = open_layout("verl", tmp_path)
+
+    def number(_path: Path) -> int | None:
+        return next(iter(layout.pinned()), None)
+
     assert number(path) is None
     for text, expected in [("7", 7), ("7\n", 7), ("", None), ("07", None), ("7.5", None), ("x", None), ("7 8", None)]:
         path.write_text(text)
@@ -30,20 +35,20 @@ def test_a_number_is_read_and_nothing_else(tmp_path: Path) -> None:
 def test_written_only_where_it_says_something_else(tmp_path: Path) -> None:
     path = tmp_path / "latest.txt"
     wanted = Tracker(path, content=b"10")
-    assert repair([wanted], PinnedTree([tmp_path])) == (path,)
+    assert repair_trackers([wanted], PinnedTree([tmp_path])) == (path,)
     assert path.read_bytes() == b"10"
     before = path.stat()
-    assert repair([wanted], PinnedTree([tmp_path])) == ()
+    assert repair_trackers([wanted], PinnedTree([tmp_path])) == ()
     path.write_text("10\n")
-    assert repair([wanted], PinnedTree([tmp_path])) == ()
+    assert repair_trackers([wanted], PinnedTree([tmp_path])) == ()
     path.chmod(0o600)
     path.write_text("")
-    assert repair([wanted], PinnedTree([tmp_path]), only_missing=True) == (path,)
+    assert repair_trackers([wanted], PinnedTree([tmp_path]), only_missing=True) == (path,)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.stat().st_ino != before.st_ino
     path.write_text("20")
-    assert repair([wanted], PinnedTree([tmp_path]), only_missing=True) == ()
-    assert repair([wanted], PinnedTree([tmp_path])) == (path,)
+    assert repair_trackers([wanted], PinnedTree([tmp_path]), only_missing=True) == ()
+    assert repair_trackers([wanted], PinnedTree([tmp_path])) == (path,)
     assert [p.name for p in tmp_path.iterdir()] == ["latest.txt"]
 
 
@@ -52,12 +57,12 @@ def test_a_link_is_replaced_by_a_rename_and_a_link_is_not_written_through(tmp_pa
     victim.write_text("precious")
     link = tmp_path / "step_latest"
     link.symlink_to("step_20")
-    assert repair([Tracker(link, target="step_10")], PinnedTree([tmp_path])) == (link,)
+    assert repair_trackers([Tracker(link, target="step_10")], PinnedTree([tmp_path])) == (link,)
     assert link.readlink() == Path("step_10")
-    assert repair([Tracker(link, target="step_10")], PinnedTree([tmp_path])) == ()
+    assert repair_trackers([Tracker(link, target="step_10")], PinnedTree([tmp_path])) == ()
     tracker = tmp_path / "latest.txt"
     tracker.symlink_to(victim)
-    assert repair([Tracker(tracker, content=b"10")], PinnedTree([tmp_path])) == (tracker,)
+    assert repair_trackers([Tracker(tracker, content=b"10")], PinnedTree([tmp_path])) == (tracker,)
     assert not tracker.is_symlink()
     assert victim.read_text() == "precious"
 
@@ -68,6 +73,9 @@ def test_nothing_outside_the_run(tmp_path: Path) -> None:
     (tmp_path / "run" / "leads-out").symlink_to(tmp_path / "else")
     for path in (tmp_path / "else" / "latest", tmp_path / "run" / "leads-out" / "latest"):
         with pytest.raises(HostError, match="outside"):
-            repair([Tracker(path, content=b"1")], PinnedTree([tmp_path / "run"]))
+            repair_trackers([Tracker(path, content=b"1")], PinnedTree([tmp_path / "run"]))
     assert list((tmp_path / "else").iterdir()) == []
-    assert repair([Tracker(tmp_path / "run" / "no" / "latest", content=b"1")], PinnedTree([tmp_path / "run"])) == ()
+    assert (
+        repair_trackers([Tracker(tmp_path / "run" / "no" / "latest", content=b"1")], PinnedTree([tmp_path / "run"]))
+        == ()
+    )

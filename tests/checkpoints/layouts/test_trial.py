@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.checkpoints.layouts import make_layout, restart_concerns
+from podwatch.checkpoints.trainers import make_layout, restart_concerns
 from podwatch.config.settings import Settings
 from podwatch.daemon.own_findings import concern_findings
 from podwatch.domain.finding import FindingKind

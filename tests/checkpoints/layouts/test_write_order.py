@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.checkpoints import Judgement, Layout, Marker, one_reader, open_layout
+from tests.drivers.checkpoints import Judgement, Layout, SaveEnd, one_reader, open_layout
 from tests.drivers.checkpoints import judge as judge_listed
 from tests.support.layout_checks import age
 from tests.support.layout_makers import Operation, Script, run
@@ -37,7 +37,7 @@ def test_whole_after_the_last_operation_and_never_before(name: str, tmp_path: Pa
         verdict = judge(layout, 10)
     assert verdict.whole, verdict.reason
     assert verdict.reason == ""
-    assert verdict.marker is not Marker.NONE
+    assert verdict.ends is not SaveEnd.NONE
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -132,8 +132,7 @@ def test_a_restore_into_an_empty_directory_is_seen_again(name: str, tmp_path: Pa
 def test_foreign_names_and_links_are_no_steps(name: str, tmp_path: Path) -> None:
     layout, operations = made(name, tmp_path / "out", 10)
     run(operations)
-    (place,) = {p.path for p in layout.steps()[10] if p.required and p.name in ("checkpoint", "trainer")}
-    step_dir = place.parent if place.name == "trainer" else place
+    step_dir = layout.step_paths(10)[0]
     for other in (".bad", ".tmp", "-latest"):
         (step_dir.parent / f"{step_dir.name}{other}").mkdir()
     (step_dir.parent / step_dir.name.replace("10", "30")).symlink_to(step_dir.name)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.checkpoints import Layout, Marker, chosen, one_reader, open_layout, recognised
+from tests.drivers.checkpoints import Layout, SaveEnd, chosen, one_reader, open_layout, recognised
 from tests.support.layout_checks import age, verdict, whole_prefixes
 from tests.support.layout_makers import Operation, run
 from tests.support.layout_makers.more import COMMANDS, MAKERS, NO_MARKER, NOT_OVER_ITSELF
@@ -31,7 +31,7 @@ def test_whole_after_the_last_operation_and_never_before(name: str, tmp_path: Pa
         assert whole_prefixes(layout, 10, operations) == []
         found = verdict(layout, 10)
         assert found.reason == ""
-        assert (found.marker is Marker.NONE) == (name in NO_MARKER)
+        assert (found.ends is SaveEnd.NONE) == (name in NO_MARKER)
         age(tmp_path / "out", 100)
         _, second = made(name, tmp_path / "out", 20)
         assert whole_prefixes(layout, 20, second) == []
@@ -128,7 +128,6 @@ def test_recognised_by_its_files_and_by_nobody_else(name: str, tmp_path: Path) -
         assert (layout.step_paths(5), layout.ahead_of(None), layout.progress()) == ((), (), ())
         assert layout.pinned() == {}
         assert layout.watch_roots()
-        assert layout.sources
     for step in (10, 20):
         layout, operations = made(name, tmp_path, step)
         run(operations)

@@ -269,7 +269,7 @@ def test_a_checkpoint_that_was_damaged_before_its_upload_does_not_keep_training_
 def test_the_checks_agree_with_what_torch_really_writes(tmp_path: Path) -> None:
     """The example's files, judged by the rules that never import torch."""
     from podwatch.checkpoints.known_checkpoints import Catalogue
-    from podwatch.checkpoints.layouts.prime_rl import PrimeRLLayout
+    from podwatch.checkpoints.trainers.prime_rl import PrimeRLLayout
     from podwatch.system.clock import SystemClock
 
     output = tmp_path / "outputs"

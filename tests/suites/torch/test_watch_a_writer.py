@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.file_events import Watcher
-from podwatch.checkpoints.formats import dcp, sandbox
+from podwatch.checkpoints.formats import unpickler
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layouts import KINDS, Site
+from podwatch.checkpoints.trainers import KINDS, Site
 from podwatch.domain.errors import HostError
 from podwatch.system.clock import SystemClock
+from tests.drivers.checkpoints import one_reader
 
 pytest.importorskip("torch", reason="needs torch: run it with `make test-torch`")
 pytestmark = pytest.mark.timeout(300)
@@ -72,9 +73,9 @@ class Observer:
         if contents.set.save_id != save_id:
             return None, ""
         part = contents.parts[0]
-        index = part.part.path / dcp.INDEX
-        answer = sandbox.parse("dcp", index).answer if index.exists() else None
-        return {f.path: f.size for f in contents.files}, str((answer or {}).get("save_id", ""))
+        index = part.part.path / ".metadata"
+        answer = unpickler.dcp_index(index.read_bytes()) if index.exists() else {}
+        return {f.path: f.size for f in contents.files}, str(answer.get("save_id", ""))
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("dcp", "dcp"), ("hf", "hf")])
@@ -85,7 +86,7 @@ def test_never_complete_before_its_writer_had_finished(kind: str, layout: str, t
     observer = Observer(layout, out)
     observer.watcher.start()
     try:
-        with sandbox.session():
+        with one_reader():
             while writer.poll() is None:
                 observer.woken.wait(0.03)
                 observer.woken.clear()

@@ -2,7 +2,6 @@
 
 import errno
 import json
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,9 +102,3 @@ def read_index(path: Path) -> Index:
     if not shards or not all(isinstance(s, str) and s and "/" not in s and s != ".." for s in shards):
         return Index("lists no shards, or unsafe names")
     return Index("", shards, names)
-
-
-def missing_tensors(index: Index, headers: Collection[Header]) -> frozenset[str]:
-    """Tensors that the index lists and no shard contains."""
-    present: frozenset[str] = frozenset().union(*(h.names for h in headers)) if headers else frozenset()
-    return index.names - present

@@ -6,11 +6,10 @@ checked here: that would read the whole file, and files saved without CRC are va
 
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from podwatch.checkpoints.formats import sandbox
 from podwatch.system.files import opened
 
 _ZIP = b"PK\x03\x04"
@@ -36,11 +35,6 @@ def check(path: Path) -> str:
         if head[:4] != _ZIP:
             return "is empty" if size == 0 else "is not a torch file (no zip signature)"
         return _check_zip(file)
-
-
-def is_torch_name(name: str) -> bool:
-    """Whether a file of this name can come from ``torch.save``."""
-    return name.endswith((".pt", ".pth", ".ckpt", ".bin"))
 
 
 def is_legacy(path: Path) -> bool:
@@ -101,8 +95,3 @@ def bad_records(fd: int, spans: Sequence[tuple[int, int]]) -> list[int]:
             bad.append(offset)
         head = end[22:]
     return bad
-
-
-def read_values(path: Path) -> Mapping[str, object] | None:
-    """Small values inside (``{"progress.step": 5}``), read in a child that imports nothing; None if unreadable."""
-    return sandbox.parse("values", path).answer

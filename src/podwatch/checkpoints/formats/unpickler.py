@@ -1,33 +1,19 @@
 """Read the few values podwatch needs from a pickle without importing or running anything the pickle names.
 
-Used in two ways: imported by its tests, and run as a script by ``sandbox.py``: ``python -I -S unpickler.py``, one
-request ``(dcp|records|values) FILE`` per line of stdin. With the number of a socket as its argument it receives each
-file open through that socket. A damaged pickle can ask for giant allocations, so the script limits its own memory and
-CPU time and answers with one line of JSON, never a traceback. Standard library only, no import of podwatch, which the
-child cannot import. Few imports, because they cost start-up time: without ``pickle`` (``_pickle`` is enough),
-``typing`` and, until needed, ``zipfile`` it starts in half the time.
+A damaged pickle can ask for giant allocations: only a child that limits its memory and its CPU time may call this.
 """
 
 from __future__ import annotations
 
-import _socket
 import gc
 import io
-import json
 import os
-import resource
-import sys
+import zipfile
 from _pickle import Unpickler
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 MAX_PICKLE_BYTES = 64 * 1024 * 1024
 """134,400 records are 19 MB; a file of more than 64 MB is not a checkpoint index."""
-MAX_MEMORY_BYTES = 1536 * 1024 * 1024
-"""Measured: fourteen times the pickle's size (260 MB for 19 MB). This limit leaves 50 % more."""
-MAX_CPU_SECONDS = 30
 MAX_VALUES = 200
 
 
@@ -130,17 +116,14 @@ def load(data: bytes) -> Any:
             gc.enable()
 
 
-def dcp_index(data: bytes, *, with_records: bool = False) -> dict[str, Any]:
-    """``{"need": {file: bytes}, "save_id": str, "plain": bool, "keys": [...]}``, on request with ``"records"``.
+def dcp_index(data: bytes) -> dict[str, Any]:
+    """``{"need": {file: bytes}, "save_id": str, "plain": bool, "keys": [...], "records": {...}}``.
 
     ``need`` is max(offset + length) per file, ``records`` are ``{file: [offset, length, offset, length, ...]}``,
     ``keys`` the top-level names of what was saved, ``plain`` says that records are stored as torch wrote them. Raises
     ValueError for a pickle that is not a DCP index.
     """
-    return _described(load(data), with_records=with_records)
-
-
-def _described(root: Any, *, with_records: bool) -> dict[str, Any]:
+    root = load(data)
     storage = getattr(root, "storage_data", None)
     if not isinstance(storage, dict):
         raise ValueError("no storage_data: not a DCP index")
@@ -161,28 +144,23 @@ def _described(root: Any, *, with_records: bool) -> dict[str, Any]:
             need[path], records[path] = end, []
         elif end > need[path]:
             need[path] = end
-        if with_records:
-            records[path] += offset, length
+        records[path] += offset, length
     meta = getattr(root, "storage_meta", None)
     save_id = getattr(meta, "save_id", None)
     state = getattr(root, "state_dict_metadata", None)
     keys = sorted({str(k).split(".", 1)[0] for k in state}) if isinstance(state, dict) else []
-    answer: dict[str, Any] = {
+    return {
         "need": need,
         "save_id": save_id if isinstance(save_id, str) else "",
         "plain": plain,
         "keys": keys[:50],
+        "records": records,
     }
-    if with_records:
-        answer["records"] = records
-    return answer
 
 
 def zip_values(file: io.BufferedReader) -> dict[str, Any]:
     """Numbers, texts and booleans in a torch zip's ``data.pkl``, as ``{"a.b": value}``; tensors are left out. Also the
     length of lists and dicts at the top, as ``{"a#": 2}``, to show whether they are empty."""
-    import zipfile  # imported here: it costs a third of the start-up time, and an index does not need it
-
     with zipfile.ZipFile(file) as archive:
         entry = next((i for i in archive.infolist() if i.filename.endswith("/data.pkl")), None)
         if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.file_size > MAX_PICKLE_BYTES:
@@ -223,61 +201,3 @@ def _natural(value: Any) -> bool:
 
 
 _NOTHING: dict[str, Any] = {}
-_last: list[Any] = [None, None]
-"""Path, stamp and tree of the index that was read last (the stamp contains the ctime, which cannot be set back): a
-request for its sizes is often followed by one for its records. It is freed only before the next one is read: that takes
-a third of the time of reading it."""
-
-
-def _index(file: io.BufferedReader, path: str, *, with_records: bool) -> dict[str, Any]:
-    status = os.fstat(file.fileno())
-    key = (path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    if _last[0] != key:
-        _last[:] = None, None  # two trees at once could be too large
-        _last[:] = key, load(file.read())
-    return _described(_last[1], with_records=with_records)
-
-
-def answer(mode: str, path: str, descriptor: int | None = None) -> dict[str, Any]:
-    """Describe one file, which can be open already. Never raises."""
-    try:
-        with open(path if descriptor is None else descriptor, "rb") as file:  # noqa: PTH123 - pathlib costs 5 ms here
-            status = os.fstat(file.fileno())
-            if mode != "values" and status.st_size > MAX_PICKLE_BYTES:
-                raise ValueError(f"{status.st_size} bytes is too large for a checkpoint index")
-            stamp = [status.st_ino, status.st_size, status.st_mtime_ns]
-            found = zip_values(file) if mode == "values" else _index(file, path, with_records=mode == "records")
-    except FileNotFoundError:
-        return {"ok": False, "gone": True, "error": "vanished"}
-    except OSError as error:
-        return {"ok": False, "unreadable": True, "error": os.strerror(error.errno) if error.errno else "read error"}
-    except MemoryError:
-        return {"ok": False, "error": "asks for more memory than a checkpoint index can need"}
-    except RecursionError:
-        return {"ok": False, "error": "nested too deeply"}
-    except Exception as error:
-        return {"ok": False, "error": f"{type(error).__name__}: {error}"[:200]}
-    return {"ok": True, "stamp": stamp, "answer": found}
-
-
-def main() -> None:
-    """Limit this process, then answer requests until the input ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_SECONDS, MAX_CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    gc.disable()  # permanently: otherwise a kept tree would be traversed again and again
-    sender = _socket.socket(fileno=int(sys.argv[1])) if len(sys.argv) > 1 else None
-    for line in sys.stdin:
-        mode, path = json.loads(line)
-        descriptor = None if sender is None else _received(sender)
-        sys.stdout.write(json.dumps(answer(mode, path, descriptor)) + "\n")
-        sys.stdout.flush()
-
-
-def _received(sender: _socket.socket) -> int:
-    _, extra, _, _ = sender.recvmsg(1, _socket.CMSG_SPACE(4))
-    return int.from_bytes(extra[0][2][:4], sys.byteorder)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import make_layout
+from podwatch.checkpoints.trainers import make_layout
 from podwatch.cli.check.report import Level, Line, Sets, in_time, nearest
 from podwatch.client.times_and_sizes import size
 from podwatch.config.settings import Settings
@@ -110,7 +110,7 @@ def disk(settings: Settings, all_sets: Sets) -> Iterator[Line]:
 
 def _peak(settings: Settings, last: int, room: int) -> Iterator[Line]:
     """The peak: trainers delete the oldest checkpoint after the new one, so one more exists than they keep."""
-    from podwatch.checkpoints.layouts import command_line
+    from podwatch.checkpoints import command_line
 
     kept = command_line.positive(command_line.flag_value(settings.trainer.command, KEEP_FLAGS))
     if kept is not None and (kept + 1) * last > room:

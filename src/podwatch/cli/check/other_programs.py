@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.checkpoints.layouts import process_names
+from podwatch.checkpoints.trainers import process_names
 from podwatch.cli.check.report import Line, Sets, in_time
 from podwatch.cli.offline import recorded
 from podwatch.config.settings import Settings
@@ -115,7 +115,7 @@ def _last_start(settings: Settings) -> float | None:
 
 def ahead(settings: Settings, now: str, sets: Sets) -> Iterator[Line]:
     """Files ahead of the newest complete checkpoint: normal while training runs, else they make the next start hang."""
-    from podwatch.checkpoints.layouts import make_layout
+    from podwatch.checkpoints.trainers import make_layout
     from podwatch.domain.checkpoint import newest_complete
 
     layout = in_time(lambda: make_layout(settings))

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from podwatch.checkpoints.layouts import command_line, concerns, make_layout, recognised, site_of
-from podwatch.checkpoints.layouts.base import Layout
-from podwatch.checkpoints.layouts.prime_rl_run import hints
+from podwatch.checkpoints import command_line
+from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.trainers import concerns, make_layout, recognised, site_of
+from podwatch.checkpoints.trainers.prime_rl_run import hints
 from podwatch.cli.check.report import Level, Line, Sets, failed, in_time
 from podwatch.client.times_and_sizes import span
 from podwatch.config.settings import Settings

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from podwatch.checkpoints.layouts.base import Layout
+from podwatch.checkpoints.layout import Layout
 from podwatch.domain.errors import ConfigurationError, IntegrityError
 from podwatch.domain.manifest import Keys, Manifest, ManifestFile, ManifestSymlink, sha1_hex
 from podwatch.domain.safe_links import check_links

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from podwatch.checkpoints.layouts import write_trackers
-from podwatch.checkpoints.layouts.base import Layout
+from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
 from podwatch.domain.intents import StoreIntent
 from podwatch.domain.manifest import Keys, ManifestRef, Pointer, sha1_hex
@@ -283,7 +283,7 @@ class Restorer:
             if to is None:
                 self._note(save)
                 # Without its tracker a checkpoint counts as unfinished; a tracker that names a step is the trainer's.
-                write_trackers.repair(self._layout.trackers(save.step), self._workspace.tree, only_missing=True)
+                repair_trackers(self._layout.trackers(save.step), self._workspace.tree, only_missing=True)
             self._journal.settle(intent.id, IntentState.DONE)
         if progress is not None:
             progress(total, total)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from podwatch import __version__
 from podwatch.checkpoints.known_checkpoints import SetContents
-from podwatch.checkpoints.layouts.base import PartDir, PartFiles
+from podwatch.checkpoints.layout import PartDir, PartFiles
 from podwatch.checkpoints.scan import is_temporary, scan_part
 from podwatch.client.times_and_sizes import size as in_words
 from podwatch.config.settings import Settings

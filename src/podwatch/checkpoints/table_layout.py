@@ -1,0 +1,442 @@
+"""One trainer's checkpoints, by its table: their steps, the verdict on each, and the command of a start.
+
+Everything blocks on the file system. Files are read by the child that inspects.
+"""
+
+import hashlib
+import heapq
+import json
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from podwatch.checkpoints.inspector import INSPECTOR, Inspector, Surroundings
+from podwatch.checkpoints.layout import (
+    Judgement,
+    Known,
+    PartDir,
+    PartFiles,
+    ResumeCommand,
+    Site,
+)
+from podwatch.checkpoints.records import RecordedFile
+from podwatch.checkpoints.resume_flags import resume_command
+from podwatch.checkpoints.rules import CheckpointInspection, InspectionOutcome, missing_form
+from podwatch.checkpoints.scan import is_temporary, scan_part
+from podwatch.checkpoints.step_names import is_absent
+from podwatch.checkpoints.structures import UNFINISHED_INDEX
+from podwatch.checkpoints.table import TrainerTable, all_tables
+from podwatch.checkpoints.table_places import (
+    Listing,
+    TablePlaces,
+    Trainer,
+    is_shared,
+    main_part,
+    status_of,
+)
+from podwatch.checkpoints.templates import forms_of, number_in
+from podwatch.system.files import read_small
+
+_STATE_LIMIT = 64 << 20
+_TRACKER_LIMIT = 4096
+_NEIGHBOURS = 3
+"""So many saves before a step, and after it, are tried until one is found to compare with."""
+_SLOW = 5.0
+"""Seconds. An inspection that took longer and gave no answer is repeated..."""
+_PATIENCE = 10.0
+"""...after so many times as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Inspected:
+    """``files``: a digest of their list. ``forms``: those of its own files. ``again``: monotonic seconds before which
+    it is not inspected again."""
+
+    files: bytes
+    forms: frozenset[str]
+    found: CheckpointInspection
+    again: float = 0.0
+
+
+class TableLayout(TablePlaces):
+    """One trainer's layout below one output directory."""
+
+    def __init__(self, trainer: Trainer, site: Site, *, inspector: Inspector = INSPECTOR) -> None:
+        super().__init__(trainer, site, inspector=inspector)
+        self.chosen_because = ""
+        self._listing: Listing | None = None
+        self._inspected: dict[int, _Inspected] = {}
+        self._forms: dict[frozenset[str], frozenset[str]] = {}
+        """Equal checkpoints share one."""
+        self._compared: dict[tuple[int, int], _Inspected] = {}
+        self._reading: set[int] = set()
+        """The threads in ``reading``."""
+        self._last_values: tuple[object, Mapping[str, object]] = (None, {})
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        self._compared.clear()
+        self._reading.add(threading.get_ident())
+        try:
+            with self.inspector:
+                yield
+        finally:
+            self._reading.discard(threading.get_ident())
+            self._compared.clear()
+
+    # -- the table ----------------------------------------------------------------------------------------------------
+
+    @property
+    def variant(self) -> str:
+        return ""
+
+    @property
+    def _facts(self) -> TrainerTable:
+        """What all tables of the trainer have in common. Never blocks."""
+        return all_tables().get(self.name) or self.table
+
+    @property
+    def reshards(self) -> bool:
+        return self._facts.reshards
+
+    @property
+    def counts_all(self) -> bool:
+        return self._facts.world_size_is_total
+
+    @property
+    def saves_block(self) -> bool:
+        return self._facts.saves_block
+
+    @property
+    def finish_lines(self) -> tuple[str, ...]:
+        return self.table.finish_lines
+
+    @property
+    def shared_parts(self) -> frozenset[str]:
+        table = self.table
+        return frozenset(part for part in table.parts if is_shared(table, part))
+
+    @property
+    def counts_saves(self) -> bool:
+        listing = self._listing
+        return listing is not None and any(listing.entries.get(part) for part in listing.table.counts_saves)
+
+    def log_globs(self) -> tuple[str, ...]:
+        return self._facts.logs
+
+    def first_step_after(self, step: int) -> int:
+        table = self.table
+        if any(self._entries(table, part) for part in table.counts_saves):
+            return 0
+        return step + table.first_step_after
+
+    def expect_parts(self, parts: Collection[str]) -> None:
+        """Nothing to do: there is only one table."""
+
+    def steps(self) -> Mapping[int, tuple[PartDir, ...]]:
+        """Each directory is listed once; the parts of a step are made when it is asked for."""
+        listing = self._listing = self._look()
+        existing = frozenset(listing.steps)
+        self._inspected = {step: seen for step, seen in self._inspected.items() if step in existing}
+        return _OnDemand(listing.steps, lambda step: self._parts(listing, step))
+
+    # -- judging ------------------------------------------------------------------------------------------------------
+
+    def judge(self, step: int, parts: Sequence[PartFiles], known: Known | None = None) -> Judgement:
+        listing = self._listing or self._look()
+        table = listing.table
+        own = [p for p in parts if p.part.name in table.parts]
+        outside = (*self._tracker_paths(table).values(), *self._beside(listing, step))
+        deleted = self._is_deleted(listing, step)
+        main = next((p for p in own if p.part.name == table.deleted_with), None)
+        if main is not None and not main.files and len(own) > 1:
+            others = any(p.present for p in own)
+            reason = f"waiting for the {main.part.name}: step {step} has only other parts" if others else "it is empty"
+            problems = {main.part.name: reason}
+            return Judgement(False, reason, pending=others, problems=problems, rests_on=outside, deleted=deleted)
+        seen = self._inspect(listing, step, own, known or {})
+        found = seen.found
+        verdict = Judgement(
+            found.whole,
+            found.reason,
+            damaged=found.outcome is InspectionOutcome.DAMAGED,
+            unreadable=found.outcome is InspectionOutcome.UNKNOWN,
+            ends=found.end,
+            save_token=found.token,
+            world_size=found.world_size,
+            problems=found.problems,
+            leftovers=_leftovers(own, found),
+            rests_on=outside,
+            deleted=deleted and not found.whole,
+            hole=found.hole,
+            unsized=found.unsized,
+            faults=found.faults,
+            checked=found.checked,
+            unchecked=found.unchecked,
+        )
+        if not found.whole or _is_as_known(own, (known or {}).get(step, {})):
+            return verdict
+        lacking = missing_form(table, self._required_forms(listing, step, known or {}), seen.forms)
+        if not lacking:
+            return verdict
+        reason = f"{lacking} is missing, which the saves around it have"
+        return replace(verdict, whole=False, lacks=True, reason=reason)
+
+    def _is_deleted(self, listing: Listing, step: int) -> bool:
+        part = listing.table.deleted_with
+        return bool(part) and step not in listing.entries[part] and is_absent(self._fresh(listing, part, step).top)
+
+    def _inspect(self, listing: Listing, step: int, own: Sequence[PartFiles], known: Known) -> _Inspected:
+        """Always a new inspection, except of a save that this thread has just read to compare another one with it, and
+        of one whose last inspection took long and gave no answer."""
+        files, ready = _digest(own), self._compared.pop((threading.get_ident(), step), None)
+        if ready is not None and ready.files == files:
+            return ready
+        before = self._inspected.get(step)
+        if before is not None and before.files == files and before.again > time.monotonic():
+            return before
+        return self._ask(listing, step, own, known)
+
+    def _ask(self, listing: Listing, step: int, own: Sequence[PartFiles], known: Known) -> _Inspected:
+        table, began = listing.table, time.monotonic()
+        places = {p.part.name: _place_of(p) for p in own}
+        twins = listing.entries[own[0].part.name].get(step, ()) if table.alone else ()
+        about = Surroundings(
+            self._tracker_paths(table),
+            listing.existing,
+            frozenset(table.if_any) - listing.existing,
+            later=bool(listing.steps) and listing.steps[-1] > step,
+            other_forms=self._other_forms(listing, step, known) if table.usual else (),
+            beside=self._beside(listing, step),
+            twin=f"{twins[1].name}, beside {twins[0].name}," if len(twins) > 1 else "",
+        )
+        found = self.inspector.inspect(table, step, places, _recorded(own), about)
+        forms = forms_of(set(_names(own)) - set(found.unlisted))
+        now = time.monotonic()
+        slow = found.outcome is InspectionOutcome.UNKNOWN and now - began > _SLOW
+        again = now + (now - began) * _PATIENCE if slow else 0.0
+        forms = self._forms.setdefault(forms, forms)
+        seen = self._inspected[step] = _Inspected(_digest(own), forms, found, again)
+        return seen
+
+    # -- comparing with the saves around it ---------------------------------------------------------------------------
+    # A save has every form of file that both the save before it and the save after it have. Two saves that agree are
+    # the new form; one alone that differs was interrupted, or it waits for the next one. What was found complete once
+    # is not compared again: the one that agreed with it can be gone.
+
+    def _required_forms(self, listing: Listing, step: int, known: Known) -> frozenset[str]:
+        before = [s for s in reversed(listing.steps) if s < step][:_NEIGHBOURS]
+        after = [s for s in listing.steps if s > step][:_NEIGHBOURS]
+        found = [self._forms_of_first(listing, few, known) for few in (before, after)]
+        usable = [forms for forms in found if forms is not None]
+        return frozenset.intersection(*usable) if usable else frozenset()
+
+    def _forms_of_first(self, listing: Listing, steps: Sequence[int], known: Known) -> frozenset[str] | None:
+        """Of the first save that is whole but for this comparison; None if none is."""
+        for other in steps:
+            if other in known:
+                return _forms_known(listing.table, known[other])
+            own = self._scanned(listing, other)
+            seen = self._inspected.get(other)
+            if seen is None or seen.files != _digest(own):
+                seen = self._ask(listing, other, own, known)
+                if threading.get_ident() in self._reading:
+                    self._compared[threading.get_ident(), other] = seen
+            if seen.found.whole:
+                return seen.forms
+        return None
+
+    def _other_forms(self, listing: Listing, step: int, known: Known) -> frozenset[str]:
+        """Forms that any of the newest other saves has."""
+        found: set[str] = set()
+        for other in [s for s in reversed(listing.steps) if s != step][:_NEIGHBOURS]:
+            if other in known:
+                found |= _forms_known(listing.table, known[other])
+            else:
+                found |= forms_of(_names(self._scanned(listing, other)))
+        return frozenset(found)
+
+    def _scanned(self, listing: Listing, step: int) -> list[PartFiles]:
+        return [scan_part(part).found for part in self._parts(listing, step) if part.name in listing.table.parts]
+
+    def pinned(self) -> Mapping[int, str]:
+        listing = self._look()
+        table, pins = listing.table, dict[int, str]()
+        for rule in table.trackers:
+            path = self._tracker_path(table, rule)
+            try:
+                text = path.readlink().name if rule.target else read_small(path, _TRACKER_LIMIT).decode().strip()
+            except (OSError, UnicodeDecodeError):
+                continue
+            step = number_in(rule.target or rule.content, text)
+            if step is not None:
+                pins.setdefault(step, f"named by {rule.file}")
+        entries = listing.entries[main_part(table)]
+        by_path = {entry.top: step for step, few in entries.items() for entry in few}
+        for link in self._links(table):
+            if (step := by_path.get(link.parent / os.readlink(link))) is not None:  # noqa: PTH115 - the text
+                pins[step] = link.name
+        for newest in heapq.nlargest(1, entries):
+            pins.update(self._named_by(listing, newest, by_path))
+        return pins
+
+    def _named_by(self, listing: Listing, newest: int, by_path: Mapping[Path, int]) -> Iterator[tuple[int, str]]:
+        """What the newest checkpoint itself names; and an export, which is no interrupted save."""
+        table = listing.table
+        entry = listing.entries[main_part(table)][newest][0]
+        for file, key in table.pin_in.items():
+            if file == "*":  # the checkpoint is a file itself
+                values = self._values(entry.top)
+                named = {Path(str(v)).name for k, v in values.items() if k.endswith(f".{key}") and v}
+            else:
+                named = {_named_in(entry.top / file, key)}
+            what = key if file == "*" else f"{key} in {file}"
+            yield from ((step, what) for path, step in by_path.items() if path.name in named)
+        if table.index_holds:
+            own = self._scanned(listing, newest)
+            seen = self._inspected.get(newest)
+            if seen is None or seen.files != _digest(own):
+                seen = self._ask(listing, newest, own, {})
+            if seen.found.is_export:
+                yield newest, "the export at the end of the run"
+
+    def _values(self, file: Path) -> Mapping[str, object]:
+        """Small values in the newest file, read once."""
+        status = status_of(file)
+        if status is None or not stat.S_ISREG(status.st_mode):
+            return {}
+        stamp = (file, status.st_ino, status.st_size, status.st_mtime_ns)
+        if self._last_values[0] != stamp:
+            self._last_values = stamp, self.inspector.values(file) or {}
+        return self._last_values[1]
+
+    # -- the command -------------------------------------------------------------------------------------
+
+    def resume_command(
+        self, command: Sequence[str], step: int | None, override: str | Sequence[str], wandb: Mapping[str, str]
+    ) -> ResumeCommand:
+        return resume_command(
+            self._trainer.preset(self._site, command),
+            self._site,
+            command,
+            step,
+            override,
+            wandb,
+            checkpoint=None if step is None else self._checkpoint(step),
+        )
+
+    def processes(self, command: Sequence[str]) -> int | None:
+        return self._trainer.processes(command)
+
+    def target_step(self, command: Sequence[str]) -> int | None:
+        return self._trainer.target(self._site, command)
+
+    def wandb_variables(self) -> tuple[str, ...]:
+        return ("WANDB_RUN_ID",) if self._trainer.preset(self._site, self._site.command).wandb else ()
+
+    def wandb_identity(self) -> Mapping[str, str]:
+        """Empty: W&B writes into the working directory, where other runs can write as well. podwatch names the W&B run
+        at every start."""
+        return {}
+
+
+class _OnDemand(Mapping[int, tuple[PartDir, ...]]):
+    """Step -> its parts, made when asked for: a thousand steps with all their paths are megabytes."""
+
+    def __init__(self, steps: Collection[int], make: Callable[[int], tuple[PartDir, ...]]) -> None:
+        self._steps, self._make = dict.fromkeys(steps), make
+
+    def __getitem__(self, step: int) -> tuple[PartDir, ...]:
+        if step not in self._steps:
+            raise KeyError(step)
+        return self._make(step)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+
+# -- files of a part ---------------------------------------------------------------------------------------------------
+
+
+def _below(part: PartFiles, path: str) -> str:
+    """A path as rules know it: below the entry, where the directory is shared by many."""
+    return path.removeprefix(part.part.names[0] + "/") if part.part.names else path
+
+
+def _is_file(part: PartFiles) -> bool:
+    return bool(part.part.names) and any(f.path == part.part.names[0] for f in part.files)
+
+
+def _place_of(part: PartFiles) -> Path:
+    return part.part.path / part.part.names[0] if part.part.names and not _is_file(part) else part.part.path
+
+
+def _recorded(own: Sequence[PartFiles]) -> tuple[RecordedFile, ...]:
+    """Without what a writer has not finished."""
+    return tuple(
+        RecordedFile(p.part.name, _below(p, f.path), f.size, f.mtime_ns, f.inode)
+        for p in own
+        for f in p.files
+        if not is_temporary(f.path) or f.path.endswith(UNFINISHED_INDEX)
+    )
+
+
+def _digest(own: Sequence[PartFiles]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in own:
+        for f in part.files:
+            digest.update(f"\0{f.part}/{f.path}\0{f.size}\0{f.mtime_ns}\0{f.inode}".encode("utf-8", "surrogateescape"))
+    return digest.digest()
+
+
+def _names(own: Sequence[PartFiles]) -> list[str]:
+    """Names of files as rules know them. A checkpoint that is one file has nothing to compare."""
+    several = len(own) > 1
+    return [] if any(map(_is_file, own)) else [f.named(several=several) for f in _recorded(own)]
+
+
+def _is_as_known(own: Sequence[PartFiles], known: Mapping[str, tuple[int, int]]) -> bool:
+    """Whether it has every file, unchanged, that it had when it was found complete."""
+    now = {f"{p.part.name}/{f.path}": (f.size, f.mtime_ns) for p in own for f in p.files} if known else {}
+    return bool(known) and known.items() <= now.items()
+
+
+def _leftovers(own: Sequence[PartFiles], found: CheckpointInspection) -> tuple[str, ...]:
+    names = frozenset(found.unlisted)
+    lead = {p.part.name: f"{p.part.name}:" if len(own) > 1 else "" for p in own}
+    return tuple(
+        f"{p.part.name}/{f.path}"
+        for p in own
+        for f in (p.files if names else ())
+        if f"{lead[p.part.name]}{_below(p, f.path)}" in names
+    )
+
+
+def _forms_known(table: TrainerTable, names: Iterable[str]) -> frozenset[str]:
+    """Forms of ``part/path``."""
+    found = []
+    for name in names:
+        part, _, path = name.partition("/")
+        if is_shared(table, part):
+            path = path.partition("/")[2]
+        if path:
+            found.append(f"{part}:{path}" if len(table.parts) > 1 and not table.either else path)
+    return forms_of(found)
+
+
+def _named_in(path: Path, key: str) -> str:
+    """The last segment of a path that a JSON file names; empty if there is none."""
+    try:
+        found = json.loads(read_small(path, _STATE_LIMIT))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    value = found.get(key) if isinstance(found, dict) else None
+    return Path(value).name if isinstance(value, str) else ""

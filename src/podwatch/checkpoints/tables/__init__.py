@@ -1,1 +1,0 @@
-"""One table per trainer, one engine, and one inspection per checkpoint, whose answer becomes a record."""

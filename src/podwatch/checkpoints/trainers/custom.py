@@ -1,0 +1,88 @@
+"""The operator's own trainer: ``[checkpoints.custom]`` defines the place of a step and its required content.
+
+Patterns match the path inside the step directory; ``*`` matches ``/`` too. Without ``last`` nothing shows the end of a
+save, so such a checkpoint must be unchanged for the long settle time.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from podwatch.checkpoints.layout import PATTERN, Concern, Kind, Recognition, Site
+from podwatch.checkpoints.resume_flags import Preset
+from podwatch.checkpoints.table import TrainerTable, custom_table
+from podwatch.checkpoints.table_layout import TableLayout
+from podwatch.checkpoints.table_places import Trainer
+from podwatch.domain.errors import ConfigurationError
+
+_STEP_LIKE = re.compile(r"[A-Za-z].*\d|\d+(?:\..*)?$")
+"""A name that could be a step's."""
+_SHOWN = 3
+
+
+def _table(site: Site) -> TrainerTable:
+    if site.custom is None:
+        raise ConfigurationError(
+            'layout = "custom" needs a [checkpoints.custom] section',
+            where="trainer.layout",
+            fix="set step_dir (the directory of one step) and required (the files it must contain) there",
+        )
+    own = site.custom
+    return custom_table(own.step_dir, required=own.required, optional=own.optional, ahead=own.ahead, last=own.last)
+
+
+def _preset(_site: Site, _command: Sequence[str]) -> Preset:
+    return Preset(
+        add=None,
+        ask="podwatch does not know how a trainer with a custom layout resumes",
+        example='["--from-step", "{step}"]',
+        wandb=False,
+    )
+
+
+TRAINER = Trainer("custom", _preset, place=lambda _site: None, table=_table)
+
+
+def _make(site: Site) -> TableLayout:
+    _table(site)  # a mistake is reported at once
+    return TableLayout(TRAINER, site)
+
+
+def concerns(site: Site) -> tuple[Concern, ...]:
+    """Reports that nothing matches ``step_dir`` although a similar name exists."""
+    settings = site.custom
+    if settings is None:
+        return ()
+    layout = _make(site)
+    if layout.steps():
+        return ()
+    for folder in dict.fromkeys((*layout.watch_roots(), site.output_dir, site.output_dir / "checkpoints")):
+        like = [name for name in _names(folder) if _STEP_LIKE.match(name)]
+        if like:
+            shown = ", ".join(like[-_SHOWN:])
+            return (
+                Concern(
+                    PATTERN,
+                    f"nothing matches the pattern {settings.step_dir!r} of [checkpoints.custom] step_dir; found {shown}"
+                    f" in {folder}",
+                    'set step_dir to the name of a checkpoint, such as "checkpoints/ckpt_{step}" or "ckpt_{step}.pt"',
+                ),
+            )
+    return ()
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError:
+        return []
+
+
+def recognise(site: Site) -> Recognition | None:
+    """Recognize the configuration section, which is a decision of the operator."""
+    if site.custom is None:
+        return None
+    return Recognition("custom", "the configuration has a [checkpoints.custom] section", certain=True)
+
+
+KIND = Kind("custom", _make, recognise, concerns)
