@@ -291,9 +291,9 @@ UNITS = ["eyJ-", "eyJa.", "/token:/", "key=a ", "a=b ", "password: the ", "$a", 
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_a_megabyte_of_any_text_takes_time_in_proportion(unit: str) -> None:
+def test_a_long_text_of_any_kind_takes_time_in_proportion(unit: str) -> None:
     """Of the processor: at most 32 times for 8 times the text, or little. A look at each known value for each character
-    would take a minute."""
+    would take seconds."""
     register(SECRET, "token-" + "-" * 30 + "end1", "x" + "0" * 38 + "y", "x1" + "ab" * 20 + "y")
     register(*(f"checkpoint-prefix-{n}-{RANDOM[n : n + 40]}" for n in range(50)))
 
@@ -303,9 +303,9 @@ def test_a_megabyte_of_any_text_takes_time_in_proportion(unit: str) -> None:
         scrub(text)
         return time.process_time() - began
 
-    if seconds(1 << 19) >= 1.0:
-        small, large = (min(seconds(length) for _ in range(2)) for length in (1 << 16, 1 << 19))
-        assert large < max(32 * small, 1.0)
+    if seconds(1 << 17) >= 0.25:
+        small, large = (min(seconds(length) for _ in range(2)) for length in (1 << 14, 1 << 17))
+        assert large < max(32 * small, 0.25)
 
 
 def test_fields_of_a_pair_are_found_in_any_case() -> None:

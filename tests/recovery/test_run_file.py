@@ -586,6 +586,7 @@ def kinds(root: Path, points: KillPoints) -> Iterator[tuple[str, str]]:
     yield from dict.fromkeys((call.call, re.sub(r"\.[0-9a-f]{8}\.tmp", ".*.tmp", call.path)) for call in points.trace())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_killed_at_every_call_of_an_edit(tmp_path: Path, library: Path) -> None:
     """The next one reads the last acknowledged edit, or the one that was being made, of both files."""
