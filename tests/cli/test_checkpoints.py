@@ -12,7 +12,7 @@ from podwatch.domain.run import EarlierSave, Lineage
 from podwatch.domain.run_state import RunState
 from podwatch.journal.journal import Journal
 from podwatch.policy.implausible_steps import StepEvidence
-from podwatch.policy.other_trainers import Span
+from podwatch.policy.second_writer import Span
 from tests.cli.test_restore import (
     stored,  # noqa: F401 - a fixture
     write_config,

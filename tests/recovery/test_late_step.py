@@ -7,8 +7,8 @@ import pytest
 
 from podwatch.config.settings import GpuSettings, RecoverySettings
 from podwatch.domain.finding import FindingKind
-from podwatch.policy.other_trainers import ALONE
 from podwatch.policy.restart import RestartHistory
+from podwatch.policy.second_writer import ALONE
 from podwatch.recovery.context import Notes
 from podwatch.recovery.recovery import Confirmation
 from podwatch.recovery.state import Phase

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from podwatch.domain.finding import FindingKind
-from podwatch.policy.other_trainers import Beside, Span
+from podwatch.policy.second_writer import Beside, Span
 from podwatch.recovery import Phase
 from tests.support.recovery_world import Podwatch, World, death
 

@@ -46,7 +46,7 @@ from podwatch.domain.snapshot import (
 )
 from podwatch.domain.stored_checkpoint import PublishedSave, StoredSave
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.other_trainers import ALONE, Beside
+from podwatch.policy.second_writer import ALONE, Beside
 from podwatch.recovery import Phase, Recovery, RunFile, quarantine
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.failure import Failures

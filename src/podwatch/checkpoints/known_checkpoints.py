@@ -5,7 +5,7 @@ nothing changed and nothing is being written, it reads only the times of the dir
 checkpoint, and lists no directory. ``completeness`` judges a single checkpoint; this module handles all of them.
 
 ``HeldBack`` marks complete checkpoints that are held back: written while two trainers were running
-(``policy.other_trainers``), left behind on an earlier branch (``policy.lineage``), or with a step number that no
+(``policy.second_writer``), left behind on an earlier branch (``policy.lineage``), or with a step number that no
 training of this run can have reached (``policy.implausible_steps``).
 """
 
@@ -34,7 +34,7 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.run import EarlierSave
 from podwatch.policy.implausible_steps import StepEvidence, implausible
 from podwatch.policy.lineage import is_earlier
-from podwatch.policy.other_trainers import Span, why_held
+from podwatch.policy.second_writer import Span, why_held
 from podwatch.system.clock import Clock
 from podwatch.system.pinned_directories import PinnedTree
 

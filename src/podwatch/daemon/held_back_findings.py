@@ -24,7 +24,7 @@ from podwatch.domain.snapshot import ProgressSource, Snapshot, TrainerSample
 from podwatch.incidents import scrub
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.implausible_steps import NO_TRAINING, StepEvidence
-from podwatch.policy.other_trainers import Beside, Span, follow
+from podwatch.policy.second_writer import Beside, Span, follow
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import identify, is_alive

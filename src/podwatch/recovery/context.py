@@ -22,7 +22,7 @@ from podwatch.domain.snapshot import Desired, ProgressSample, ProgressSource, Sn
 from podwatch.journal import Journal
 from podwatch.policy.confirm_resume import Confirmation, confirm
 from podwatch.policy.exit_code import Blame
-from podwatch.policy.other_trainers import ALONE, Beside, made_by_us
+from podwatch.policy.second_writer import ALONE, Beside, made_by_us
 from podwatch.recovery.state import Phase, Tools
 from podwatch.system.clock import Clock
 from podwatch.trainer.base import TrainerHandle

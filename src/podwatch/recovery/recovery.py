@@ -13,8 +13,8 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.policy.confirm_resume import ConfirmationState
-from podwatch.policy.other_trainers import ALONE, Beside
 from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, succeeded
+from podwatch.policy.second_writer import ALONE, Beside
 from podwatch.recovery import quarantine
 from podwatch.recovery.command_changed import CommandWatch
 from podwatch.recovery.context import RecoveryContext
