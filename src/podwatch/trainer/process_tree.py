@@ -107,12 +107,14 @@ def read(pid: int, roles: Roles) -> Process | None:
 _ENDED = frozenset("ZXx")
 
 
-def sample(pid: int, roles: Roles) -> ProcessSample | None:
-    """Return one living process; None if it is gone or a zombie. ``cuda`` is None if /proc cannot be read."""
-    status = procfs.read_stat(pid)
-    if status is None or status.state in _ENDED:
-        return None
-    argv = procfs.command(pid)
+READ_EVERY = 8
+"""A process that used no CPU is read again at every eighth look: CPU is counted in hundredths of a second, and a change
+of its title takes less. Opening a GPU takes more."""
+
+
+def sample(status: procfs.ProcStat, roles: Roles) -> ProcessSample:
+    """Return what podwatch knows of a living process. ``cuda`` is None if /proc cannot be read."""
+    pid, argv = status.pid, procfs.command(status.pid)
     if not argv and procfs.hangs(pid):
         argv = (status.name,)
     use = procfs.cuda_use(pid)
@@ -234,6 +236,9 @@ class LocalTree:
         self._seen: frozenset[tuple[ProcessIdentity, int, str]] = frozenset()
         self._spares: frozenset[int] = frozenset()
         self._missed_at: float | None = None
+        self._turn = 0
+        self._read: dict[int, tuple[tuple[object, ...], ProcessSample]] = {}
+        """Of the last look: what shows that nothing has changed, and what was read."""
         self._start_id = start_id
         self._supervisor = supervisor
         self._known: set[ProcessIdentity] = {launcher}
@@ -260,21 +265,36 @@ class LocalTree:
         for identity in list(self._known):
             if not is_alive(identity):
                 self._known.discard(identity)
-        pids: set[int] = set()
-        roots = [identity.pid for identity in list(self._known)]
+        roots = sorted(self._known, key=lambda identity: identity.start_ticks)
         if self._supervisor is not None and is_alive(self._supervisor):
-            roots.append(self._supervisor.pid)
+            roots.insert(0, self._supervisor)
+        pids: set[int] = set()
         for root in roots:
-            pids.update(procfs.descendants(root))
-        pids.update(identity.pid for identity in list(self._known))
+            if root.pid not in pids:  # else what is below it is known, too
+                pids.update((root.pid, *procfs.descendants(root.pid)))
         if self._supervisor is not None and from_here(self._supervisor):
             pids.discard(self._supervisor.pid)
-        samples = [found for pid in sorted(pids) if (found := sample(pid, self._roles)) is not None]
+        samples = self._samples(sorted(pids))
         spared = self._spared(samples, fresh=sweep)
         samples = [found for found in samples if found.identity.pid not in spared]
         self._known.difference_update([identity for identity in self._known if identity.pid in spared])
         self._known.update(found.identity for found in samples)
         return tuple(sorted(samples, key=lambda found: found.identity != self._launcher))
+
+    def _samples(self, pids: Iterable[int]) -> list[ProcessSample]:
+        """Return those that live. One that used no CPU since the last look is what it was then."""
+        self._turn += 1
+        fresh: dict[int, tuple[tuple[object, ...], ProcessSample]] = {}
+        for pid in pids:
+            status = procfs.read_stat(pid)
+            if status is None or status.state in _ENDED:
+                continue
+            mark = (status.start_ticks, status.cpu_ticks, status.name, status.parent_pid, status.state)
+            before = self._read.get(pid)
+            known = before is not None and before[0] == mark and (pid + self._turn) % READ_EVERY
+            fresh[pid] = before if before is not None and known else (mark, sample(status, self._roles))
+        self._read = fresh
+        return [found for _, found in fresh.values()]
 
     def _marked(self) -> set[ProcessIdentity]:
         """Return the processes that the marker proves to be ours. One that is not below the supervisor, or below a

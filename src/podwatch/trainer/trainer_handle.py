@@ -253,8 +253,8 @@ class SupervisedTrainer(_Trainer):
         return self._state.warnings
 
     async def _living(self, *, sweep: bool) -> tuple[ProcessSample, ...]:
-        self.supervisor_lives()
-        living = await super()._living(sweep=sweep)
+        lives = self.supervisor_lives()  # it adopts all orphans of the tree: then there is nothing else to search
+        living = await super()._living(sweep=sweep and not lives)
         with contextlib.suppress(OSError, TimeoutError):  # what it shows is detail; the processes are what counts
             await self.read_state()
         return living
