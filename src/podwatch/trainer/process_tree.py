@@ -261,20 +261,21 @@ class LocalTree:
             self._known.update(self._marked())
         if sweep and self._own_session:
             self._known.update(in_session(self._launcher, self._ended(), self._known))
-        # Only single additions and removals: an abandoned look that hung can return and run at the same time.
-        for identity in list(self._known):
-            if not is_alive(identity):
-                self._known.discard(identity)
         roots = sorted(self._known, key=lambda identity: identity.start_ticks)
         if self._supervisor is not None and is_alive(self._supervisor):
             roots.insert(0, self._supervisor)
         pids: set[int] = set()
         for root in roots:
-            if root.pid not in pids:  # else what is below it is known, too
+            if root.pid not in pids and is_alive(root):  # else what is below it is known, too
                 pids.update((root.pid, *procfs.descendants(root.pid)))
         if self._supervisor is not None and from_here(self._supervisor):
             pids.discard(self._supervisor.pid)
         samples = self._samples(sorted(pids))
+        living = {found.identity for found in samples}
+        # Only single additions and removals: an abandoned look that hung can return and run at the same time.
+        for identity in list(self._known):
+            if identity not in living:
+                self._known.discard(identity)
         spared = self._spared(samples, fresh=sweep)
         samples = [found for found in samples if found.identity.pid not in spared]
         self._known.difference_update([identity for identity in self._known if identity.pid in spared])
