@@ -9,7 +9,8 @@ from podwatch.checkpoints.templates import name_of, number_in
 from podwatch.checkpoints.trainers import KINDS
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.errors import ConfigurationError
-from tests.drivers.checkpoints import SaveEnd, custom_layout, judge
+from tests.drivers.checkpoints import SaveEnd, custom_layout, judge, open_layout
+from tests.support.golden import GOLDENS, Golden
 
 VARIANTS = {
     "prime-rl-2025", "prime-rl-2025-nccl", "prime-rl-sft", "skyrl-async", "skyrl-late", "openrlhf-with-critic",
@@ -26,6 +27,7 @@ def test_a_name_is_written_as_the_others_are() -> None:
     assert name_of("{name}{number}", 30, "ckpt_000010") == "ckpt_000030"
     assert name_of("{name}{number}", 30, "step-10") == "step-30"
     assert name_of("iter_{step:07d}", 30) == "iter_0000030"
+    assert name_of("*.ckpt", 30, "epoch=0-step=10.ckpt") == "step=30.ckpt", "Lightning's names need not tell the step"
     assert number_in("iter_{step:07d}", "iter_30") is None
     assert number_in("step_{step}", "step_030") is None
     assert number_in("*step={number}.ckpt", "epoch=1-step=30.ckpt") == 30
@@ -59,3 +61,16 @@ def test_a_table_of_the_operator(tmp_path: Path) -> None:
     assert layout.part_dir("checkpoint", 30) == tmp_path / "ckpt_0030"
     with pytest.raises(ConfigurationError):
         layout.part_dir("actor", 30)
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
+def test_the_command_for_a_step_that_is_not_there_is_no_error_of_ours(golden: Golden, tmp_path: Path) -> None:
+    """podwatch tries it at its start, to say what would prevent a restart; checkpoints of other steps are there."""
+    golden.copy(tmp_path / "out")
+    layout = open_layout(golden.kind, tmp_path / "out" / golden.below, ("python", "train.py"))
+    assert layout.steps()
+    for step in (1, 10**6):
+        assert (
+            layout.resume_command(("python", "train.py"), step, ["--resume", "{checkpoint}"], {}).argv[-2] == "--resume"
+        )
+        assert str(layout.part_dir(next(iter(layout.steps().values()))[0].name, step)).startswith(str(tmp_path))

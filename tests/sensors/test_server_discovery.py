@@ -16,6 +16,7 @@ from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Health, Reading, SensorState, ServerKind, TrainerSample, observed
 from podwatch.sensors.inference import InferenceSensor
 from podwatch.sensors.server_discovery import ServerFinder, listening
+from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.trainer.process_roles import port_of
 from podwatch.trainer.process_tree import sample
@@ -47,8 +48,9 @@ class Process:
         self.port, self.noise = (int(word) for word in self.popen.stdout.readline().split())
 
     def seen(self, command: str) -> ProcessSample:
-        found = sample(self.popen.pid, ROLES)
-        assert found is not None
+        status = procfs.read_stat(self.popen.pid)
+        assert status is not None
+        found = sample(status, ROLES)
         return replace(found, role=ProcessRole.INFERENCE, command=command)
 
     def end(self) -> None:

@@ -38,20 +38,21 @@ def pattern_of(template: str) -> re.Pattern[str]:
 
 
 def number_in(template: str, text: str) -> int | None:
-    """The step in a name; None if the template does not match all of it."""
-    match = pattern_of(template).fullmatch(text)
+    """The step in a name; None if the template does not match all of it, or says none."""
+    match = pattern_of(template).fullmatch(text) if has_step(template) else None
     return int(match["step"]) if match is not None else None
 
 
 def name_of(template: str, step: int, like: str = "") -> str:
-    """The name of a step that does not exist yet. ``like``: the name of another one, for words and width."""
+    """The name of a step that does not exist yet. ``like``: the name of another one, for words and width. Where names
+    need not tell the step, as Lightning's, a new one does."""
     other = pattern_of(template).fullmatch(like) if like else None
-    digits = other["step"] if other is not None else ""
+    digits = other["step"] if other is not None and has_step(template) else ""
     usual = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
 
     def field(match: re.Match[str]) -> str:
         if match[3]:
-            return ""
+            return "" if has_step(template) else f"step={step}"
         if match[1] == "name":
             return other["name"] if other is not None else "step_"
         return f"{step:0{int(match[2] or usual)}d}"
