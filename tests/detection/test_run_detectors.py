@@ -13,6 +13,7 @@ from podwatch.detection.run_detectors import DETECTORS
 from tests.drivers.detection import (
     TICKS_PER_SECOND,
     Agreement,
+    CheckpointMark,
     Desired,
     DetectionState,
     DiskSample,
@@ -331,6 +332,23 @@ def test_exit_zero_against_a_known_target() -> None:
     last, _ = run((snap(float(n), step=99) for n in range(0, 20, 2)), policy=policy)
     assert run([ended(20.0, ExitStatus(0), step=99)], last, policy)[1][0].verdict is Verdict.FINISH
     assert restarts(run([ended(20.0, ExitStatus(1), step=99)], last, policy)[1]), "a crash is a crash"
+
+
+def test_an_end_at_the_target_is_the_end_of_the_run_once_its_checkpoint_is_complete() -> None:
+    """Of an attached trainer, or one whose supervisor was killed, nobody learns how it ended."""
+    policy = judging(POLICY, max_steps=100)
+    last, _ = run((snap(float(n), step=100) for n in range(0, 20, 2)), policy=policy)
+
+    def saved(newest: int, status: ExitStatus, **kw: object) -> Snapshot:
+        return replace(ended(20.0, status, **kw), checkpoint=CheckpointMark(newest, 10.0))
+
+    unknown = ExitStatus()
+    assert run([saved(100, unknown, step=100)], last, policy)[1][0].verdict is Verdict.FINISH
+    assert restarts(run([saved(90, unknown, step=100)], last, policy)[1]), "its last save is not there: train on"
+    assert restarts(run([saved(100, ExitStatus(1), step=100)], last, policy)[1]), "a crash is a crash"
+    nothing_to_do, _ = run([snap(1.0, step=None)], policy=policy)
+    assert run([saved(100, ExitStatus(0), step=None)], nothing_to_do, policy)[1][0].verdict is Verdict.FINISH
+    assert restarts(run([saved(90, ExitStatus(0), step=None)], nothing_to_do, policy)[1])
 
 
 def test_exit_zero_without_a_target_is_tried_once_more() -> None:

@@ -18,6 +18,7 @@ from podwatch.domain.snapshot import Desired, Supervision, attached_id
 from podwatch.recovery import Phase, gpus_and_ports_free
 from podwatch.recovery.stop import stopping
 from podwatch.trainer.base import CannotExecute, Look, StopReport, TrainerHandle
+from podwatch.trainer.rules import TreeAnswer
 from tests.drivers.detection import judging
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, death, finished
@@ -102,6 +103,17 @@ async def test_a_leftover_says_nothing_about_what_is_wanted(world: World) -> Non
     world.trees.clear()
     await turns(podwatch)
     assert notes(podwatch) == []
+    await podwatch.leave()
+
+
+async def test_what_may_train_beside_a_stopped_run_is_named(world: World) -> None:
+    """``python3 train.py --output_dir OUT`` by hand: stop-training does not end it, and it goes on saving."""
+    podwatch = await idle(world, "stopped")
+    tree = world.person_starts(answer=TreeAnswer.WAIT)
+    await turns(podwatch)
+    assert (podwatch.recovery.state.phase, podwatch.recovery.desired) == (Phase.STOPPED, Desired.STOPPED)
+    (found,) = podwatch.recovery.findings()
+    assert (found.kind, f"pid {tree.launcher.pid}" in found.summary) == (FindingKind.UNGUARDED, True)
     await podwatch.leave()
 
 

@@ -150,6 +150,9 @@ def _launcher(
     if trainer.finish_line:
         evidence.append(Evidence("finish line", "seen", Agreement.AGREES))
         return _finished("the trainer printed its finish line and ended", since, evidence), learned
+    if not status.known and target_reached(progress, policy) and _target_saved(look):
+        what = f"the trainer ended at its target ({step}), whose checkpoint is complete; its exit status is not known"
+        return _finished(what, since, evidence), learned
     if not status.clean:
         memory = _for_memory(state, status, since)
         what = f"the trainer ended with {how} {at}{KILLED if memory else ''}"
@@ -158,8 +161,11 @@ def _launcher(
     if policy.clean_exit_finishes:
         return _finished(f"the trainer ended with code 0 {at}", since, evidence), learned
     if policy.max_steps is not None:
-        if target_reached(progress, look.policies):
+        if target_reached(progress, policy):
             return _finished(f"the trainer ended with code 0 at its target ({step})", since, evidence), learned
+        if progress.step is None and _target_saved(look):
+            what = f"the trainer ended with code 0: the checkpoint of its target (step {policy.max_steps}) was there"
+            return _finished(what, since, evidence), learned
         if snapshot.progress.state is SensorState.PENDING:
             return None, learned  # the step is not known yet; judge at a later turn
         what = f"the trainer ended with code 0 {at}, below its target of {policy.max_steps}"
@@ -183,6 +189,12 @@ def _launcher(
     if again and short:
         what = f"the trainer ended with code 0 at {step}, although it reached step {learned.clean_exit_step} before"
     return _failed(what, since, look, trainer, evidence), learned
+
+
+def _target_saved(look: Look) -> bool:
+    """Whether a complete checkpoint of the last step exists: a start from it has nothing to do."""
+    target, newest = look.policies.max_steps, look.snapshot.checkpoint.newest_step
+    return target is not None and newest is not None and newest >= target
 
 
 def _finished(what: str, since: float, evidence: list[Evidence]) -> Finding:

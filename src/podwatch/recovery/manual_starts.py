@@ -167,11 +167,12 @@ class ManualStarts:
     async def notice(self, look: Look) -> bool:
         """Handle the trainers here while training is not wanted (stopped, finished). Only a trainer of this very run,
         seen at work in output_dir and started since, shows that its operator wants training again: podwatch guards it.
-        It only reports anything else on the GPUs (a notebook, an evaluation, leftovers of the old run): a guarded
+        It only reports anything else (what may train, an evaluation, leftovers of the old run): a guarded
         process would be "restarted" as training one day. Return True if podwatch now watches a trainer whose recorded
         stop is still to be carried out."""
         run, clock = self.context.run, self.context.tools.clock
-        trainers = _trainers(self.choose(look).trees)
+        trees = self.choose(look).trees
+        trainers = _trainers(trees)
         newer = begun_since(trainers, self._seconds_since(run.ended_wall))
         mine = [tree for tree in newer if clock.wall() - tree.top.age > run.desired_wall]
         self.context.notes.clear(FindingKind.AMBIGUOUS_TRAINERS)
@@ -190,12 +191,11 @@ class ManualStarts:
                 await self.stops.set_desired(Desired.RUNNING)
         elif len(mine) > 1:
             self.ask(mine)
-        elif trainers:
+        elif trees:
             self.context.notes.add(
                 FindingKind.UNGUARDED,
                 Severity.WARNING if mine else Severity.INFO,
-                f"podwatch does not guard these processes, because training is {self.context.desired}:"
-                f" {listed(trainers)}",
+                f"podwatch does not guard these processes, because training is {self.context.desired}: {listed(trees)}",
                 "if one of them is this run's training: `podwatch start --attach PID`",
                 subject="beside",
             )

@@ -1,4 +1,4 @@
-"""Stale files of a killed vLLM or torchrun in /dev/shm and /tmp, on which the next start hangs: find and remove them.
+"""Stale files of a killed vLLM in /dev/shm and /tmp, on which the next start hangs: find and remove them.
 
 They are outside every configured root. So podwatch removes one only if it belongs to the user that training runs as, is
 not older than our last start, and no living process has it open or mapped. If that cannot be seen, it removes nothing.
@@ -18,9 +18,9 @@ from podwatch.system import procfs
 PLACES: Final[list[tuple[Path, str]]] = [
     (Path("/dev/shm"), "vllm-*"),
     (Path("/tmp"), "vllm-*"),
-    (Path("/tmp"), "torchelastic_*"),
 ]
-"""What prime-rl's own SLURM template clears after a SIGKILL."""
+"""Not torchrun's log directories ``/tmp/torchelastic_*``: no start waits for them, and a living torchrun keeps none of
+them open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def leftovers(settings: Settings, now: str) -> Iterator[Line]:
             text = f"podwatch deletes {len(stale.stale)} stale files before the next start: {names}"
             yield Line("leftovers", "ok", text)
         elif stale.unseen:
-            text = "podwatch cannot see whether stale vllm or torchelastic files are in use, so it keeps them"
+            text = "podwatch cannot see whether stale vllm files are in use, so it keeps them"
             yield Line("leftovers", "warn", text, "run podwatch as root, or delete them by hand")
     if not found:
         yield Line("leftovers", "ok", "no process of an earlier start is running")
