@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,59 @@ def test_a_file_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None
     with pytest.raises(BlockingIOError), path.open() as other:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(fd)
+
+
+def aliased(pod: Pod, how: str) -> Path:
+    """Another name of the output directory, or of the directory above it."""
+    alias = pod.root / "alias"
+    if how == "link":
+        alias.symlink_to(pod.output)
+        return alias
+    if how == "link to what the trainer makes":
+        pod.output.rmdir()
+        alias.symlink_to(pod.output)
+        return alias
+    alias.mkdir()
+    source = pod.output if how == "bind mount" else pod.output.parent
+    if os.geteuid() != 0 or subprocess.run(["mount", "--bind", source, alias], check=False).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    return alias if how == "bind mount" else alias / pod.output.name
+
+
+@pytest.mark.parametrize("how", ["link", "link to what the trainer makes", "bind mount", "bind mount above"])
+async def test_two_names_of_one_output_directory_meet(pod: Pod, how: str) -> None:
+    pod.output.mkdir()
+    alias = aliased(pod, how)
+    real = pod.output.parent / ".podwatch" / pod.output.name
+    real.mkdir(parents=True)
+    try:
+        first = pod.launcher(beside=real)
+        await first.start(pod.script("exec sleep 300"))
+        (pod.root / "elsewhere").mkdir()
+        second = pod.launcher(state=pod.root / "elsewhere", beside=pod.root / "elsewhere", output=alias)
+        assert "is supervised by process" in (await second.look()).kept
+        with pytest.raises(Busy, match="is supervised by process"):
+            await second.start(pod.script("exit 0", start_id="s2"))
+    finally:
+        if how.startswith("bind"):
+            subprocess.run(["umount", "-l", pod.root / "alias"], check=True)
+
+
+@needs_root
+def test_another_user_who_locks_the_output_directory_holds_no_start_up(tmp_path: Path) -> None:
+    """Who can read a directory can lock it."""
+    with strangers.public_directory() as root:
+        root.chmod(0o755)
+        holder = subprocess.Popen(
+            ["flock", "-x", str(root), "-c", "echo held; exec sleep 300"], user=strangers.UID, group=strangers.UID,
+            stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        try:
+            with pytest.raises(OSError, match="another user's process"):
+                supervise.lock_output(str(root))
+        finally:
+            os.killpg(holder.pid, 9)
+            holder.wait()
+        os.close(supervise.lock_output(str(root)))

@@ -19,6 +19,7 @@ from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.system.files import atomic_write, read_small
+from podwatch.system.pinned_directories import HIDDEN
 from podwatch.system.procfs import command, environment_items, from_here, is_alive, patiently
 from podwatch.trainer import process_tree, supervisor_files
 from podwatch.trainer.base import CannotExecute, Look, MayNotExecute, StartPlan
@@ -147,6 +148,7 @@ class SupervisorLauncher:
     ) -> None:
         self._run_id = run_id
         self._output_dir = Path(os.path.realpath(output_dir))
+        self._linked = self._output_dir != output_dir
         self._directory = state_dir / run_id / supervisor_files.DIRECTORY
         self._log = state_dir / run_id / "logs" / "train.log"
         self._clock = clock
@@ -192,8 +194,14 @@ class SupervisorLauncher:
 
     def _kept(self) -> str:
         """Return who holds a lock of this run or its output directory, although no trainer of it is seen."""
+        return lock_holder((self._directory, *self._lock_also()), self._output_dir)
+
+    def _lock_also(self) -> tuple[Path, ...]:
+        """Return podwatch's directories beside output_dir: by its configured name, and beside what a link leads to."""
         beside = self._options.beside
-        return lock_holder((self._directory, *(() if beside is None else (beside,))))
+        if beside is None:
+            return ()
+        return (beside, self._output_dir.parent / HIDDEN / self._output_dir.name) if self._linked else (beside,)
 
     def _supervised(self, record: SupervisorRecord) -> SupervisedTrainer:
         users = self._run().users
@@ -293,7 +301,7 @@ class SupervisorLauncher:
             "log": str(self._log),
             "log_limit": self._options.log_limit,
             "log_count": self._options.log_count,
-            "lock_also": str(self._options.beside or ""),
+            "lock_also": [str(directory) for directory in self._lock_also()],
             "grace": self._options.grace,
             "linger": self._options.linger,
             "job": self._options.job.to_dict() if self._options.job is not None else None,
@@ -302,6 +310,9 @@ class SupervisorLauncher:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._directory.chmod(0o700)
+            for directory in self._lock_also()[1:]:
+                with contextlib.suppress(OSError):  # the supervisor warns that it cannot lock there
+                    directory.mkdir(parents=True, exist_ok=True)
             supervisor_files.remove_unfinished(self._directory)
             program, self._program_note = supervisor_files.place(self._directory, compiled=self._compiled)
             for stale in self._directory.glob("start-*.json"):

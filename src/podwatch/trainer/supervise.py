@@ -17,7 +17,8 @@ The supervisor of a trainer
 Files in DIRECTORY (mode 0700), all of them small:
   wanted               the only start id that can start now; a late supervisor of an older start gives up
   start-START_ID.json  what to start, environment included; deleted as soon as it is read
-  lock                 locked (flock) while anything of the tree lives; so is ``lock`` in the directory ``lock_also``
+  lock                 locked (flock) while anything of the tree lives; so is ``lock`` in each directory of
+                       ``lock_also``, and the output directory itself, which can have several names
   record.json          who runs: durable before the trainer can execute
   executed-START_ID    exists once the command was executed
   exit-START_ID.json   how the launcher ended
@@ -379,6 +380,34 @@ def take_lock(directory: str) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def lock_output(path: str, how: int = fcntl.LOCK_EX) -> int:
+    """Return a descriptor that holds the output directory itself: links and bind mounts are other names of one inode.
+    Nothing is written. Raises StartRefusedError while another supervisor holds it; OSError where it cannot be locked,
+    or a process of another user, who can read it, holds it."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owners = flock_owners(os.fstat(fd).st_ino)
+        os.close(fd)
+        if owners and all(users_of(pid) and not {0, os.geteuid()}.issuperset(users_of(pid)) for pid in owners):
+            raise OSError(errno.EPERM, f"another user's process {owners[0]} holds it", path) from None
+        by = f"process {owners[0]}" if owners else "another supervisor"
+        raise StartRefusedError("busy", f"training in this output directory is supervised by {by}", 0, path) from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def flock_owners(inode: int) -> list[int]:
+    """Return the processes of this PID namespace that hold a flock on this inode. Its device is not compared: overlays
+    show another one."""
+    lines = [line.split() for line in (read_file("/proc/locks") or b"").decode("ascii", "replace").splitlines()]
+    held = [words for words in lines if len(words) > 5 and words[1] == "FLOCK" and words[5].endswith(f":{inode}")]
+    return [int(words[4]) for words in held if words[4].isdigit() and words[4] != "0"]
 
 
 def lock_owner(fd: int) -> dict[str, Any]:
@@ -819,6 +848,7 @@ class TrainerSupervisor:
         self.tree = SupervisedTree(start_id)
         self.log: OutputLog
         self.locks: list[int] = []
+        self.output_lock = -1
         self.job: dict[str, Any] = {}
         """In job mode: "pipe" (a descriptor), "grace" (seconds), and what identifies the job's owner."""
         self.next_tick = 0.0
@@ -842,7 +872,7 @@ class TrainerSupervisor:
         self.job = request.get("job") or {}
         if self.job:
             os.set_inheritable(self.job["pipe"], False)
-        self.take_locks(request.get("lock_also") or "")
+        self.take_locks(request["lock_also"], request["output_dir"])
         if (read_file("wanted") or b"").decode().strip() != self.start_id:
             raise StartRefusedError("superseded", "a newer start took its place")
         if time.clock_gettime(time.CLOCK_BOOTTIME) > request["expires"]:
@@ -868,16 +898,21 @@ class TrainerSupervisor:
         except OSError as error:  # training runs: from now on this process must not end before it
             self.warn(f"cannot write to the state directory: {error.strerror}")
 
-    def take_locks(self, also: str) -> None:
+    def take_locks(self, also: list[str], output_dir: str) -> None:
         try:
             self.locks.append(take_lock("."))
         except OSError as error:
             raise StartRefusedError("permission", f"cannot lock: {error.strerror}", error.errno or 0, "lock") from error
-        if also:
+        for directory in also:
             try:
-                self.locks.append(take_lock(also))
+                self.locks.append(take_lock(directory))
             except OSError as error:
-                self.warn(f"cannot lock {also}: {error.strerror}")
+                self.warn(f"cannot lock {directory}: {error.strerror}")
+        try:
+            self.output_lock = lock_output(output_dir)
+        except OSError as error:  # the trainer makes it, or its file system locks no directories
+            if error.errno not in (errno.ENOENT, errno.EBADF):
+                self.warn(f"cannot lock {output_dir}: {error.strerror}")
 
     def remove_older(self) -> None:
         """Delete the small files of earlier starts."""

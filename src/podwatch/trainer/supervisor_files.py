@@ -16,6 +16,7 @@ from podwatch.domain.process import ExitStatus, ProcessIdentity
 from podwatch.system import procfs
 from podwatch.system.files import atomic_write, fsync_dir, read_small
 from podwatch.system.procfs import boot_id, pid_namespace
+from podwatch.trainer import supervise
 
 DIRECTORY: Final = "supervisor"
 """Below the run's state directory."""
@@ -255,9 +256,11 @@ def _exit_status(value: Mapping[str, object]) -> ExitStatus:
     )
 
 
-def lock_holder(directories: Iterable[Path]) -> str:
-    """Return who holds the lock of a supervisor in one of these directories, as a sentence; empty if nobody does.
-    Neither takes nor creates anything. Blocks."""
+def lock_holder(directories: Iterable[Path], output_dir: Path | None = None) -> str:
+    """Return who holds the lock of a supervisor in one of these directories, or on output_dir itself, as a sentence;
+    empty if nobody does. Neither takes nor creates anything. Blocks."""
+    if output_dir is not None and (held := _output_holder(output_dir)):
+        return held
     for directory in directories:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
@@ -272,6 +275,16 @@ def lock_holder(directories: Iterable[Path]) -> str:
             continue  # where it cannot be locked, a start warns
         finally:
             os.close(descriptor)
+    return ""
+
+
+def _output_holder(output_dir: Path) -> str:
+    try:
+        os.close(supervise.lock_output(str(output_dir), fcntl.LOCK_SH))
+    except supervise.StartRefusedError as held:
+        return held.text
+    except OSError:
+        pass  # a start warns
     return ""
 
 
