@@ -366,7 +366,9 @@ class TablePlaces:
         for part in listing.table.parts:
             if entries := listing.entries[part].get(step):
                 return entries[0].top
-        return self._fresh(listing, main_part(listing.table), step).top
+        main = main_part(listing.table)
+        fresh = self._fresh(listing, main, step)
+        return self._home(listing.table, main) / fresh.name if is_shared(listing.table, main) else fresh.top
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

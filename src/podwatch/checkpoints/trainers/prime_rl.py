@@ -10,7 +10,6 @@ Supervised fine-tuning (``sft``) has no orchestrator: its steps have only the tr
 of the data loader.
 """
 
-import heapq
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.layout import Kind, ResumeCommand, Site, Weights
 from podwatch.checkpoints.resume_flags import Preset
-from podwatch.checkpoints.step_names import is_plain_dir, step_names
+from podwatch.checkpoints.step_names import is_plain_dir, newest_steps
 from podwatch.checkpoints.table import TrainerTable, all_tables
 from podwatch.checkpoints.table_layout import TableLayout
 from podwatch.checkpoints.table_places import Trainer
@@ -98,7 +97,7 @@ class PrimeRLLayout(TableLayout):
         """The variant by the files on disk. Only B has the orchestrator's half inside checkpoints/, and B is newer than
         A."""
         shared = self.output_dir / "checkpoints"
-        if any(is_plain_dir(shared / f"step_{n}" / "orchestrator") for n in heapq.nlargest(3, step_names(shared))):
+        if any(is_plain_dir(shared / f"step_{n}" / "orchestrator") for n in newest_steps(shared)):
             return "B"
         if is_plain_dir(self.output_dir / "run_default"):
             return "A"
