@@ -156,7 +156,7 @@ def test_checkpoints_that_are_never_complete_are_one_finding_critical_because_no
     daemon.wait_for(is_critical, 60, "the finding, critical")
     said = reasons(daemon)[kind]
     assert "by the rule of layout 'custom'" in said["summary"]
-    assert "nothing matches 'model.bin'" in said["summary"]
+    assert "model.bin is missing" in said["summary"]
     assert "nothing of this run is in the store" in said["summary"]
     assert "[checkpoints.custom] required" in said["suggestion"]
     found = document(daemon)
