@@ -1,7 +1,7 @@
 """The whole daemon beside a trainer that never looks at free space, in the user's proportions: a disk of 250 GB, of
 which 91 are others' and each save takes 47, so that 65 are free beside two sets. Root only (it mounts).
 
-Scaled by 256 KiB for a GB and a second for a cadence of 20 minutes; `make test-disk` runs it for hundreds of saves.
+Scaled by 256 KiB for a GB and two seconds for a cadence of 20 minutes; `make test-disk` runs it for hundreds of saves.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ MIB = 1 << 20
 GB = 256 * 1024
 DISK, OTHERS, SAVE = 250 * GB, 91 * GB, 47 * GB
 SAVES = int(os.environ.get("PODWATCH_DISK_SAVES", "15"))
-CADENCE = 1.0
+CADENCE = 2.0
 """Seconds from one save to the next, at least."""
-TICKS = 5
+TICKS = 10
 """And not before so many turns of the daemon's loop after the last one: under load both are slow."""
 
 
