@@ -28,6 +28,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
     ("*", "document.capabilities.leases"): "no read leases are taken any more",
     ("*", "document.searched"): "a directory that does not exist yet is not listed: its parent is watched",
     ("*", "document.sets.reason"): "the rules of the tables word it",
+    ("*", "document.rejected.reason"): "the same",
     ("*", "document.sets.parts.reason"): "the same; what concerns the whole save is not said of a part",
 }
 """Case and place (``tests.support.oracle.unexplained``) of each difference that is wanted, and why."""
