@@ -17,8 +17,6 @@ from podwatch.checkpoints.records import (
     lost_files,
     needs_inspection,
     next_save_bytes,
-    other_forms,
-    required_forms,
     start_that_wrote,
     was_deleted,
 )
@@ -89,17 +87,6 @@ def test_the_next_save_can_be_as_large_as_the_largest_of_the_last() -> None:
     saves = [record(n, wall=float(n + 1), bytes=100 - n) for n in range(20)]
     assert next_save_bytes(saves, "hf") == 92
     assert next_save_bytes(saves, "verl") is None
-
-
-def test_a_form_is_required_while_the_last_saves_agree() -> None:
-    full = (RecordedFile("checkpoint", "w_1.pt", 1, 1), RecordedFile("checkpoint", "o_1.pt", 1, 1))
-    lean = full[:1]
-    one, two = record(1, full, 1.0), record(2, lean, 2.0)
-    assert required_forms([], "hf") == frozenset()
-    assert required_forms([one], "hf") == {"w_#.pt", "o_#.pt"}
-    assert required_forms([one, two], "hf") == {"w_#.pt"}
-    assert required_forms([one], "hf", waiting=("w_#.pt",)) == {"w_#.pt"}
-    assert other_forms([one, two], "hf") == {"w_#.pt", "o_#.pt"}
 
 
 STARTS = (

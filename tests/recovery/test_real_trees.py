@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.recovery.test_with_supervisor import RealTime, running_trainers
 
 from podwatch.domain.finding import FindingKind
 from podwatch.recovery import Phase
 from podwatch.system.own_directories import Workspace
 from podwatch.trainer.start_and_adopt import SupervisorLauncher, SupervisorOptions
+from tests.recovery.test_with_supervisor import RealTime, running_trainers
 from tests.support.known_trainers import ROLES
 from tests.support.recovery_world import GIB, Podwatch, World, death
 

@@ -121,23 +121,6 @@ def next_save_bytes(records: Iterable[CheckpointRecord], layout: str) -> int | N
     return max((r.bytes for r in own[-_SIZES:]), default=None)
 
 
-def required_forms(records: Iterable[CheckpointRecord], layout: str, waiting: Iterable[str] = ()) -> frozenset[str]:
-    """What a new save must have because the saves before it had it. Forms that one of the last two lacks are optional.
-    ``waiting``: the forms of another save that is whole but for such a form: two that agree are the new form."""
-    own = sorted((r for r in records if r.layout == layout), key=lambda r: r.wall)[-2:]
-    if not own:
-        return frozenset()
-    common = frozenset.intersection(*(r.forms for r in own))
-    others = frozenset(waiting)
-    return common & others if others else common
-
-
-def other_forms(records: Iterable[CheckpointRecord], layout: str) -> frozenset[str]:
-    """Every form that one of the last saves had; empty before the first."""
-    own = sorted((r for r in records if r.layout == layout), key=lambda r: r.wall)[-_SIZES:]
-    return frozenset().union(*(r.forms for r in own))
-
-
 # -- which start wrote it: pure ---------------------------------------------------------------------------------------
 
 
