@@ -18,7 +18,7 @@ from podwatch.trainer.rules import FoundTree, TreeAnswer
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, begun, death
 
-AWAITS = "a CUDA context or a checkpoint that it writes"
+AWAITS = "a CUDA context or a training process"
 PATIENCE = 70 * 60.0
 
 

@@ -302,7 +302,7 @@ def awaited_of(tree: FoundTree) -> str:
     """Return what decides about a tree beside which podwatch starts nothing."""
     if tree.answer is not TreeAnswer.WAIT:
         return "its end"
-    sign = "a CUDA context or a checkpoint that it writes"
+    sign = "a CUDA context or a training process"
     return (
         f"{sign} (neither can be seen here: give podwatch CAP_SYS_PTRACE, or run it as root)" if tree.hidden else sign
     )
