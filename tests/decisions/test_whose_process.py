@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from podwatch.domain.process import ProcessIdentity, ProcessRole
 from podwatch.trainer.rules import (
     SEEN_LATE,
+    TRAINING,
     FoundTree,
     PodProcess,
     SoughtRun,
@@ -431,6 +432,8 @@ def test_a_tree_is_attached_to_only_with_a_tie_and_a_role_or_a_context(processes
             assert one.trains
             roles = {p.role for p in one.members}
             assert roles & {ProcessRole.LAUNCHER, ProcessRole.TRAINER} or any(p.cuda for p in one.members)
-            assert not any(p.start_id == "s7" and not p.tty and one.top.parent_pid for p in one.members)
+            assert one.top.start_id != "s7" or one.top.tty or not one.top.parent_pid
+            signalled = to_signal(processes, one.top, RUN)
+            assert any(p.pid in signalled for p in one.members if p.cuda or p.writes or p.role in TRAINING)
         if one.answer is TreeAnswer.OWN:
             assert any(p.start_id == "s7" for p in one.members)
