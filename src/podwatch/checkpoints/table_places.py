@@ -6,7 +6,7 @@ Everything blocks on the file system and follows no link below the roots. What v
 import heapq
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -170,24 +170,26 @@ class TablePlaces:
 
     def watch_roots(self) -> tuple[Path, ...]:
         table = self.table
+        wanted = [self._template(table, text, part).root for part, texts in table.parts.items() for text in texts]
+        steps: set[Path] = set()
+        if table.hook == "lightning" or any(map(self._is_wild, wanted)):
+            steps = {entry.top for found in self._look().entries.values() for few in found.values() for entry in few}
         roots: dict[Path, None] = {}
-        for part, texts in table.parts.items():
-            for root in (self._template(table, text, part).root for text in texts):
-                roots.update(dict.fromkeys(self._on_the_way(root) if self._is_wild(root) else (root,)))
-        if table.hook == "lightning":  # a file whose step cannot be read yet grows without changing its directory
-            self._look()
+        for root in wanted:
+            roots.update(dict.fromkeys(self._on_the_way(root, steps) if self._is_wild(root) else (root,)))
+        # A file whose step cannot be read yet grows without changing its directory.
         roots.update((path, None) for path, (_, step) in self._steps_inside.items() if step is None)
         return tuple(roots)
 
-    def _on_the_way(self, root: Path) -> Iterator[Path]:
-        """The directories that match, those above them, and the newest in which one can appear."""
+    def _on_the_way(self, root: Path, steps: Container[Path]) -> Iterator[Path]:
+        """The directories that match, those above them, and the newest in which one can appear: that is no step."""
         base = self._place or self.output_dir
         for path in self._matching(root):
             yield path
             yield from (above for above in path.parents if base in above.parents)
         newest = [base]
         for segment in root.relative_to(base).parts:
-            below = [p for place in newest for p in place.glob(segment) if is_plain_dir(p)]
+            below = [p for place in newest for p in place.glob(segment) if p not in steps and is_plain_dir(p)]
             newest = heapq.nlargest(1, below, key=lambda p: p.lstat().st_mtime_ns)
             yield from newest
 

@@ -121,6 +121,12 @@ def test_the_place_of_the_next_version_is_watched(tmp_path: Path) -> None:
     (logs / "version_1").mkdir()
     os.utime(logs / "version_1", (2_000_000_000,) * 2)
     assert {logs, logs / "version_0/checkpoints", logs / "version_1"} <= set(layout.watch_roots())
+    save = tmp_path / "epoch=0-step=20.ckpt"  # a directory, newer than any other: no version begins in it
+    put(save / "meta.pt", 20)
+    (save / "checkpoint").mkdir()
+    os.utime(save, (2_100_000_000,) * 2)
+    assert logs / "version_1" in layout.watch_roots()
+    assert save not in layout.watch_roots()
     alone = layout_at(tmp_path, checkpoint_dir=logs / "version_0/checkpoints")
     assert alone.watch_roots() == (logs / "version_0/checkpoints",)
 
