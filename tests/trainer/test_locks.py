@@ -138,6 +138,23 @@ async def test_two_names_of_one_output_directory_meet(pod: Pod, how: str) -> Non
             subprocess.run(["umount", "-l", pod.root / "alias"], check=True)
 
 
+async def test_nodes_of_one_run_share_the_output_directory_and_another_run_meets_them(pod: Pod) -> None:
+    pod.output.mkdir()
+    nodes = [pod.root / name for name in ("node-0", "node-1", "elsewhere")]
+    for directory in nodes:
+        directory.mkdir()
+    for number, directory in enumerate(nodes[:2]):
+        node = pod.launcher(state=directory, beside=directory, several_nodes=True)
+        assert (await node.look()).kept == ""
+        await node.start(pod.script("exec sleep 300", start_id=f"s{number}"))
+    again = pod.launcher(state=nodes[2], beside=nodes[1], several_nodes=True)
+    other = pod.launcher(state=nodes[2], beside=nodes[2])
+    for refused in (again, other):
+        assert "is supervised by process" in (await refused.look()).kept
+        with pytest.raises(Busy, match="is supervised by process"):
+            await refused.start(pod.script("exit 0", start_id="s2"))
+
+
 @needs_root
 def test_another_user_who_locks_the_output_directory_holds_no_start_up(tmp_path: Path) -> None:
     """Who can read a directory can lock it."""

@@ -43,6 +43,7 @@ class Run:
         base: dict[str, Any] = {
             "run_id": "r1", "argv": list(argv), "cwd": str(self.work), "env": {"PATH": os.environ["PATH"]}, "user": "",
             "nofile": 1024, "step": 40, "before": [], "before_deadline": 30.0, "output_dir": str(self.work / "out"),
+            "output_shared": False,
             "log": str(self.log), "log_limit": 1 << 20, "log_count": 2, "lock_also": [str(self.also)], "grace": 20.0,
             "linger": 1.0, "job": None, "expires": time.clock_gettime(time.CLOCK_BOOTTIME) + 60.0,
         }  # fmt: skip

@@ -84,6 +84,7 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
     held = held_back_findings.recalled_spans(foundation.journal.sync.learned(held_back_findings.TWO_WRITERS_KEY))
     run, missing = _run(settings, foundation, held)
     checkpoints = _checkpoints(settings, run, held, foundation.rescans)
+    place = own_place(settings)
     launcher = SupervisorLauncher(
         settings.run_id,
         settings.trainer.output_dir,
@@ -95,6 +96,7 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
         # it.
         options=SupervisorOptions(
             beside=run.workspace.outside,
+            several_nodes=place is not None,
             grace=max(settings.trainer.stop_grace, settings.recovery.preempt_grace + MORE_SECONDS),
             job=choices.job,
         ),
@@ -106,7 +108,6 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
     run.guard.add(lambda _mutation: checkpoints.roots.blocked_reason())
     deletion = _deletion(run)
     store = _store(settings, run, checkpoints, sensing.processes, foundation.exits, choices, deletion.forecast)
-    place = own_place(settings)
     context = RecoveryContext(_tools(settings, run, checkpoints, sensing, training, store, place, checks.reserve))
     failures = Failures(context)
     verdicts = None

@@ -67,11 +67,13 @@ class SupervisorOptions:
     """Options of a supervisor.
 
     ``beside``: podwatch's directory beside output_dir, for the lock that other podwatches meet; None: none.
+    ``several_nodes``: others train in output_dir, too, each with such a directory of its own.
     ``grace``: seconds from a SIGTERM to the supervisor (its unit is stopped) to SIGKILL for the tree. ``linger``:
     seconds that it tries to record the end of the tree where the disk refuses. ``job``: None unless podwatch runs in
     job mode."""
 
     beside: Path | None = None
+    several_nodes: bool = False
     grace: float = 30.0
     linger: float = 10.0
     log_limit: int = 64 << 20
@@ -194,7 +196,7 @@ class SupervisorLauncher:
 
     def _kept(self) -> str:
         """Return who holds a lock of this run or its output directory, although no trainer of it is seen."""
-        return lock_holder((self._directory, *self._lock_also()), self._output_dir)
+        return lock_holder((self._directory, *self._lock_also()), self._output_dir, shared=self._options.several_nodes)
 
     def _lock_also(self) -> tuple[Path, ...]:
         """Return podwatch's directories beside output_dir: by its configured name, and beside what a link leads to."""
@@ -301,6 +303,7 @@ class SupervisorLauncher:
             "log": str(self._log),
             "log_limit": self._options.log_limit,
             "log_count": self._options.log_count,
+            "output_shared": self._options.several_nodes,
             "lock_also": [str(directory) for directory in self._lock_also()],
             "grace": self._options.grace,
             "linger": self._options.linger,

@@ -18,7 +18,8 @@ Files in DIRECTORY (mode 0700), all of them small:
   wanted               the only start id that can start now; a late supervisor of an older start gives up
   start-START_ID.json  what to start, environment included; deleted as soon as it is read
   lock                 locked (flock) while anything of the tree lives; so is ``lock`` in each directory of
-                       ``lock_also``, and the output directory itself, which can have several names
+                       ``lock_also``, and the output directory itself, which can have several names (nodes of
+                       one run share it)
   record.json          who runs: durable before the trainer can execute
   executed-START_ID    exists once the command was executed
   exit-START_ID.json   how the launcher ended
@@ -384,8 +385,9 @@ def take_lock(directory: str) -> int:
 
 def lock_output(path: str, how: int = fcntl.LOCK_EX) -> int:
     """Return a descriptor that holds the output directory itself: links and bind mounts are other names of one inode.
-    Nothing is written. Raises StartRefusedError while another supervisor holds it; OSError where it cannot be locked,
-    or a process of another user, who can read it, holds it."""
+    Nothing is written. ``how``: LOCK_SH for one of several nodes that train in it. Raises StartRefusedError while
+    another supervisor holds it; OSError where it cannot be locked, or a process of another user, who can read it, holds
+    it."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
@@ -872,7 +874,7 @@ class TrainerSupervisor:
         self.job = request.get("job") or {}
         if self.job:
             os.set_inheritable(self.job["pipe"], False)
-        self.take_locks(request["lock_also"], request["output_dir"])
+        self.take_locks(request["lock_also"], request["output_dir"], shared=request["output_shared"])
         if (read_file("wanted") or b"").decode().strip() != self.start_id:
             raise StartRefusedError("superseded", "a newer start took its place")
         if time.clock_gettime(time.CLOCK_BOOTTIME) > request["expires"]:
@@ -898,7 +900,7 @@ class TrainerSupervisor:
         except OSError as error:  # training runs: from now on this process must not end before it
             self.warn(f"cannot write to the state directory: {error.strerror}")
 
-    def take_locks(self, also: list[str], output_dir: str) -> None:
+    def take_locks(self, also: list[str], output_dir: str, *, shared: bool) -> None:
         try:
             self.locks.append(take_lock("."))
         except OSError as error:
@@ -909,7 +911,7 @@ class TrainerSupervisor:
             except OSError as error:
                 self.warn(f"cannot lock {directory}: {error.strerror}")
         try:
-            self.output_lock = lock_output(output_dir)
+            self.output_lock = lock_output(output_dir, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         except OSError as error:  # the trainer makes it, or its file system locks no directories
             if error.errno not in (errno.ENOENT, errno.EBADF):
                 self.warn(f"cannot lock {output_dir}: {error.strerror}")

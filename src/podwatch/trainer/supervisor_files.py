@@ -256,10 +256,11 @@ def _exit_status(value: Mapping[str, object]) -> ExitStatus:
     )
 
 
-def lock_holder(directories: Iterable[Path], output_dir: Path | None = None) -> str:
+def lock_holder(directories: Iterable[Path], output_dir: Path | None = None, *, shared: bool = False) -> str:
     """Return who holds the lock of a supervisor in one of these directories, or on output_dir itself, as a sentence;
-    empty if nobody does. Neither takes nor creates anything. Blocks."""
-    if output_dir is not None and (held := _output_holder(output_dir)):
+    empty if nobody does. ``shared``: other nodes of the run may hold the latter. Neither keeps nor creates anything.
+    Blocks."""
+    if output_dir is not None and (held := _output_holder(output_dir, shared=shared)):
         return held
     for directory in directories:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -278,9 +279,9 @@ def lock_holder(directories: Iterable[Path], output_dir: Path | None = None) -> 
     return ""
 
 
-def _output_holder(output_dir: Path) -> str:
+def _output_holder(output_dir: Path, *, shared: bool) -> str:
     try:
-        os.close(supervise.lock_output(str(output_dir), fcntl.LOCK_SH))
+        os.close(supervise.lock_output(str(output_dir), fcntl.LOCK_SH if shared else fcntl.LOCK_EX))
     except supervise.StartRefusedError as held:
         return held.text
     except OSError:
