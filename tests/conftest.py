@@ -8,6 +8,7 @@ import contextlib
 import gc
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +80,14 @@ def pytest_report_header(config: pytest.Config) -> str:
 def no_known_secrets() -> None:
     """What one test made known to the scrubber is ordinary text in the next one."""
     secrets.forget()
+
+
+@pytest.fixture(autouse=True)
+def one_inspection_child() -> Iterator[None]:
+    """For a whole test, as for a whole rescan: one for each question would be most of the suite's time."""
+    inspector = sys.modules.get("podwatch.checkpoints.inspector")
+    with contextlib.nullcontext() if inspector is None else inspector.INSPECTOR:
+        yield
 
 
 @pytest.fixture(autouse=True)
