@@ -152,7 +152,7 @@ def fetch_with_podwatch(url: str, target: str, listed: str) -> tuple[float, floa
     from podwatch.stores.credentials import Credentials
     from podwatch.sync.restore.child_job import FetchJob
     from podwatch.sync.restore.start_child import FetchProcess
-    from podwatch.system.pinned_directories import pin_of
+    from podwatch.system.pinned_directories import PinnedTree
 
     files = tuple(
         ManifestFile(f"trainer/{name}", "trainer", size, 1, 0o644, PREFIX + name, file_id, tuple(hashes))
@@ -161,7 +161,7 @@ def fetch_with_podwatch(url: str, target: str, listed: str) -> tuple[float, floa
     job = FetchJob(
         step=1, store=f"b2://{BUCKET}", writer_id="bench", part_size=PART, files=files, symlinks=(),
         staging={"trainer": target}, targets={"trainer": target + "/nothing"}, connections=8,
-        pins=(pin_of(Path(target).parent),),
+        pins=PinnedTree((Path(target).parent,)).pins(),
     )  # fmt: skip
     process = FetchProcess(lambda: Credentials("id", "key", url))
     with Memory(lambda: process.pid) as memory:

@@ -11,7 +11,7 @@ from benchmarks.measuring import MIB, memory_mib
 from podwatch.stores.open_store import Credentials
 from podwatch.sync.upload.child_job import JobFile, UploadJob
 from podwatch.sync.upload.start_child import Upload
-from podwatch.system.pinned_directories import pin_of
+from podwatch.system.pinned_directories import PinnedTree
 from tests.support.b2server import BUCKET, KEY, KEY_ID
 
 PART_SIZE = 100_000_000
@@ -42,7 +42,7 @@ def job_for(paths: Sequence[Path], store: str, name: str, lock: Path, connection
     return UploadJob(
         step=1, save_id=name, store=store, writer_id="bench", part_size=PART_SIZE, connections=connections,
         lock=str(lock), roots={"trainer": str(paths[0].parent)}, files=tuple(files),
-        pins=(pin_of(paths[0].parent),),
+        pins=PinnedTree((paths[0].parent,)).pins(),
     )  # fmt: skip
 
 

@@ -206,7 +206,7 @@ def files(rig: Rig, given: set[Path]) -> dict[str, bytes]:
     found = {}
     state = rig.root / "state" / rig.run_id
     own = [rig.control, rig.output / "logs", state / "logs", state / "supervisor"]
-    kept = {state / "last-good.json", *rig.output.parent.glob(".podwatch/outputs/quarantine/*/*/inference.log")}
+    kept = {state / "last-good.json", *rig.output.parent.glob(".podwatch/outputs/user/quarantine/*/*/inference.log")}
     for path in rig.root.rglob("*"):
         if path.is_file() and path not in given | kept and not any(part in path.parents for part in own):
             found[f"file {path.relative_to(rig.root)}"] = unpacked(path.read_bytes())

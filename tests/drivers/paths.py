@@ -4,11 +4,10 @@
 training user controls: attacks go through it, so that an operation which is added here is attacked.
 """
 
-import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,9 +36,9 @@ from podwatch.sync.restore import stage_and_put_in_place
 from podwatch.sync.restore.stage_and_put_in_place import StagingArea
 from podwatch.sync.upload.keep_files_until_sent import Holder
 from podwatch.system.clock import SystemClock
-from podwatch.system.open_by_descriptor import HIDDEN, as_user
 from podwatch.system.own_directories import Workspace
-from podwatch.system.pinned_directories import RootReplaced
+from podwatch.system.pinned_directories import HIDDEN, RootReplaced
+from podwatch.system.rights import rights_of
 
 __all__ = [
     "HIDDEN", "OPERATIONS", "Guard", "HostError", "Operation", "PodwatchError", "RootReplaced", "as_user",
@@ -198,17 +197,13 @@ class Guard:
 
     def restore_homes(self, target: Path) -> Path:
         """The staging directory in which a checkpoint for ``target`` would be put together."""
-        owner = (self._owner(), self._owner())
-        return StagingArea(self.workspace, None, owner).homes({"checkpoint": target}, frozenset())["checkpoint"].home
+        return StagingArea(self.workspace, None).homes({"checkpoint": target}, frozenset())["checkpoint"].home
 
     def repair(self, files: Mapping[Path, bytes], links: Mapping[Path, str]) -> tuple[Path, ...]:
         """Write these tracker files and links where they differ; returns those that it wrote."""
         wanted = [Tracker(path, content=content) for path, content in files.items()]
         wanted += [Tracker(path, target=target) for path, target in links.items()]
         return repair_trackers(wanted, self.workspace.tree)
-
-    def _owner(self) -> int:
-        return self.user if self.user is not None else self.out.stat().st_uid
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -246,8 +241,7 @@ def _half_removed(guard: Guard) -> None:
 
 def _restore(step: int, to: str = "", below: str = "checkpoints") -> Callable[[Guard], None]:
     def act(guard: Guard) -> None:
-        owner = (guard._owner(), guard._owner())
-        placer = StagingArea(guard.workspace, guard.home / to if to else None, owner)
+        placer = StagingArea(guard.workspace, guard.home / to if to else None)
         target = guard.home / to / "checkpoint" if to else guard.out / below / f"step_{step}"
         name = f"restore-{step}-save"
         with placer.alone():
@@ -255,9 +249,7 @@ def _restore(step: int, to: str = "", below: str = "checkpoints") -> Callable[[G
             places = placer.homes({"checkpoint": target}, frozenset())
             staged = places["checkpoint"].home / name / "checkpoint"
             placer.tree.make(staged)
-            placer.tree.write_as(staged / "model.bin", b"restored", 0o644, owner)
-            with placer.tree.directory(staged) as fd:
-                os.fchown(fd, *owner)
+            placer.tree.write(staged / "model.bin", b"restored", 0o644)
             placer.put(places["checkpoint"], name, step, "line")
             placer.clean(places, name)
 
@@ -324,6 +316,11 @@ OPERATIONS = {
     "hold": Operation(_hold, before=_judge),
     "look": Operation(_look, before=_move),
 }
+
+
+def as_user(uid: int) -> AbstractContextManager[None]:
+    """This thread has the rights of a user meanwhile."""
+    return rights_of(uid, uid).applied()
 
 
 # -- seams -------------------------------------------------------------------------------------------------------------

@@ -64,16 +64,21 @@ def test_a_directory_of_ours_that_another_user_made_is_never_used(site: Site, ui
     site.unharmed()
 
 
-def test_an_index_or_a_record_of_another_user_in_our_directory_is_not_used(site: Site) -> None:
+def test_an_index_moves_only_what_the_training_user_can_move(site: Site) -> None:
+    """The quarantine is the training user's, who can write any index: it is carried out with that user's rights."""
     place = site.guard.probed()
     kept = index(place.quarantine / "1", (str(site.out / "back"), "0-step_9"), uid=T)
-    saved(kept / "0-step_9")
-    with pytest.raises(HostError, match=r"cannot be returned.*belongs to user"):
+    saved(kept / "0-step_9", 0)
+    with pytest.raises(HostError, match="Permission denied"):
         place.give_back(1)
-    (line,) = place.entries()
-    assert "belongs to user" in line
-    assert place.entries_to_delete(verified=1 << 62) == [True], "what cannot be judged stays"
-    own(kept, 0)
+    assert (kept / "0-step_9" / "model.bin").is_file()
+    for path in (kept / "0-step_9", *(kept / "0-step_9").iterdir()):
+        own(path, T)
+    assert place.give_back(1) == (site.out / "back",)
+
+
+def test_a_record_of_another_user_in_our_directory_is_not_used(site: Site) -> None:
+    place = site.guard.probed()
     place.save_record()
     own(place.record, T)
     with pytest.raises(RootReplaced, match="file belongs to user"):
@@ -217,7 +222,7 @@ def test_restored_directories_belong_to_the_trainer(site: Site, user: int | None
     target = site.out / "run" / "default" / "checkpoints" / "step_7"
     staging = site.guard.restore_homes(target)
     assert not (site.out / "run").exists(), "nothing is to be seen before it is whole"
-    assert staging.stat().st_uid == 0
+    assert staging.stat().st_uid == T
     assert stat.S_IMODE(staging.stat().st_mode) == 0o700
     OPERATIONS["restore deep"].act(site.guard)
     assert {p.stat().st_uid for p in (target, *list(target.parents)[:3])} == {T}
@@ -284,12 +289,17 @@ def test_who_can_move_our_directory_away_is_said(site: Site) -> None:
     assert site.guard.exposed() == ""
 
 
-def test_a_quarantine_inside_the_output_directory_must_be_ours(site: Site) -> None:
+@pytest.mark.parametrize("uid", [T, E, 0])
+def test_a_quarantine_inside_the_output_directory_is_used_with_the_rights_of_its_user(site: Site, uid: int) -> None:
     inside = Guard(site.base, site.home, site.out, T, inside=True)
-    index(made(inside.own_directory_inside / "quarantine") / "1", (str(site.out / "x"), "0-x"), uid=T)
-    assert "belongs to user" in inside.problem()
-    with pytest.raises(RootReplaced):
+    index(made(inside.own_directory_inside / "quarantine", uid) / "1", (str(site.out / "x"), "0-x"), uid=uid)
+    saved(inside.quarantine / "1" / "0-x", uid)
+    if uid == T:
+        assert inside.set_aside(site.out / "checkpoints" / "step_9") == 1
+        assert inside.give_back(1) == (site.out / "x",)
+        return
+    with pytest.raises(HostError, match="Permission denied"):
         inside.set_aside(site.out / "checkpoints" / "step_9")
-    with pytest.raises(RootReplaced):
+    with pytest.raises(HostError, match="Permission denied"):
         inside.give_back(1)
     assert (site.out / "checkpoints" / "step_9").is_dir()

@@ -57,7 +57,7 @@ def test_a_set_on_two_filesystems(volumes: tuple[Workspace, Path], tmp_path: Pat
     assert quarantine.carry_out(place, intent) == 2
     assert not any(p.exists() for p in paths)
     assert quarantine.carry_out(place, intent) == 0, "doing it again changes nothing"
-    other = tmp_path / "volume" / ".podwatch" / "ckpt" / "quarantine" / "7"
+    other = tmp_path / "volume" / ".podwatch" / "ckpt" / "user" / "quarantine" / "7"
     assert sorted(p.name for p in other.iterdir()) == ["1-step_15", "index.json"], "beside the root, never in it"
     (entry,) = quarantine.listing(place)
     assert entry.paths == (place.quarantine / "7", other)

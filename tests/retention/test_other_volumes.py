@@ -74,7 +74,7 @@ def test_a_crash_after_the_renames_is_swept_on_every_file_system(pod: Pod, monke
     pod.remover.carry_out(plan(5), pod.paths)
     monkeypatch.undo()
     assert [p.exists() for p in pod.paths(5)] == [False] * 3
-    held = [pod.ckpt.parent / ".podwatch" / "run" / "trash", pod.out / "weights" / ".podwatch" / "trash"]
+    held = [pod.ckpt.parent / ".podwatch" / "run" / "user" / "trash", pod.out / "weights" / ".podwatch" / "trash"]
     assert all(trash_entries(pod.workspace.tree, t) for t in held)
     assert pod.fresh().sweep_trash().freed_bytes >= 3 * MIB
     assert [trash_entries(pod.workspace.tree, t) for t in held] == [(), ()]
@@ -84,6 +84,6 @@ def test_a_crash_after_the_renames_is_swept_on_every_file_system(pod: Pod, monke
 def test_the_trash_of_a_volume_is_made_before_it_is_full(pod: Pod) -> None:
     """mkdir fails on a full disk where rename works (facts/systemd.md, "SQLite at 100 % full")."""
     pod.remover.sweep_trash()
-    assert (pod.ckpt.parent / ".podwatch" / "run" / "trash").is_dir()
+    assert (pod.ckpt.parent / ".podwatch" / "run" / "user" / "trash").is_dir()
     pod.fresh().sweep_trash()
     assert sorted(p.name for p in pod.ckpt.iterdir()) == []

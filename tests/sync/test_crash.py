@@ -26,7 +26,7 @@ from podwatch.sync.store_removal import RemoteRetention
 from podwatch.sync.upload import child_job as jobs
 from podwatch.sync.upload.send_parts import Sending
 from podwatch.system.clock import SystemClock
-from podwatch.system.pinned_directories import pin_of
+from podwatch.system.pinned_directories import PinnedTree
 from tests.drivers.lease import Side
 from tests.support.forking import in_child, kill
 from tests.sync.conftest import AtWall, Held, Run, World, until
@@ -134,7 +134,7 @@ def once(world: World, step: int, fuse: Fuse) -> None:
 
         job = jobs.UploadJob(
             step=step, save_id=save_id, store="", writer_id=world.writer_id, part_size=part_size(world), connections=1,
-            lock="", roots=jobs.roots(contents), files=todo, pins=(pin_of(world.output),),
+            lock="", roots=jobs.roots(contents), files=todo, pins=PinnedTree((world.output,)).pins(),
         )  # fmt: skip
         Sending(job, store, heard, lambda _: None).run()
         if (step, contents.set.save_id) not in {(p.step, p.save_id) for p in real.published()}:

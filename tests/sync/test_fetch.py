@@ -11,7 +11,8 @@ from podwatch.domain.manifest import Manifest
 from podwatch.stores import b2_session, receive_download
 from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.fetch import Fetching
-from podwatch.system.pinned_directories import pin_of
+from podwatch.system.pinned_directories import PinnedTree
+from podwatch.system.rights import Rights
 from tests.support.stored_set import put_set
 from tests.sync.conftest import World
 from tests.sync.test_restore import damage, drop, tree
@@ -41,7 +42,7 @@ def job(world: World, manifest: Manifest, staging: Path, *, target: Path | None 
         symlinks=manifest.symlinks,
         staging={"checkpoint": str(staging)},
         targets={"checkpoint": str(target or staging / "nowhere")},
-        pins=(pin_of(staging.parent), pin_of(world.output)),
+        pins=PinnedTree((staging.parent, world.output)).pins(),
         **options,  # type: ignore[arg-type]
     )
 
@@ -194,6 +195,9 @@ def test_planted_names_in_the_staging_directory(local: World, tmp_path: Path) ->
 @pytest.mark.root
 def test_the_trainers_user_owns_it(local: World, tmp_path: Path) -> None:
     manifest = stored(local, size=1000)
-    fetch(local, job(local, manifest, tmp_path / "s", owner=(65534, 65534)))
-    found = list((tmp_path / "s").rglob("*"))
+    (tmp_path / "home").mkdir()
+    os.chown(tmp_path / "home", 65534, 65534)
+    staging = tmp_path / "home" / "s"
+    fetch(local, job(local, manifest, staging, rights=Rights(65534, 65534)))
+    found = [staging, *staging.rglob("*")]
     assert {(p.lstat().st_uid, p.lstat().st_gid) for p in found} == {(65534, 65534)}

@@ -152,7 +152,7 @@ async def test_what_is_there_is_kept_or_set_aside_never_written_over(local: Worl
     other = tree(pod.output / "checkpoints" / "step_10")
     report = pod.restorer().fetch()
     assert report.set_aside == (str(pod.output / "checkpoints" / "step_10"),)
-    kept = list((pod.output.parent / ".podwatch" / "out" / "quarantine").glob("1/*-step_10"))
+    kept = list((pod.output.parent / ".podwatch" / "out" / "user" / "quarantine").glob("1/*-step_10"))
     assert [tree(k) for k in kept] == [other]
     (entry,) = quarantine.listing(Workspace(pod.output))
     assert entry.index is not None
@@ -264,7 +264,7 @@ async def test_staging_with_a_planted_symlink(local: World, run: Run, tmp_path: 
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "model.bin").write_text("precious")
-    staging = pod.output.parent / ".podwatch" / "out" / "staging"
+    staging = pod.output.parent / ".podwatch" / "out" / "user" / "staging"
     planted = staging / f"restore-{save.step}-{save.save_id}-{save.ref.sha1[:8]}"
     planted.mkdir(parents=True)
     (planted / "checkpoint").symlink_to(outside)

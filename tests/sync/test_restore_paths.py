@@ -14,7 +14,8 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.manifest import Manifest
 from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.fetch import Fetching
-from podwatch.system.pinned_directories import HIDDEN, PinnedTree, RootReplaced, pin_of
+from podwatch.system.pinned_directories import HIDDEN, USER, PinnedTree, RootReplaced
+from podwatch.system.rights import rights_of
 from tests.support.other_users import E, T, as_root, enterable, exchanging, own, owners
 from tests.support.stored_set import put_set
 from tests.sync.conftest import World
@@ -40,7 +41,7 @@ class Pod:
         self.out.mkdir(parents=True)
         own(self.home, T)
         self.tree = PinnedTree([self.out], owner=T)
-        self.staging = self.home / HIDDEN / "out" / "staging"
+        self.staging = self.home / HIDDEN / "out" / USER / "staging"
         self.tree.make(self.staging)
         self.victim = tmp_path / "victim"
         (self.victim / "staging" / "restore" / PART / "sub").mkdir(parents=True)
@@ -52,7 +53,7 @@ class Pod:
             "staging": {PART: str(self.staging / "restore")},
             "targets": {PART: str(self.out / "checkpoints" / "step_10")},
             "pins": self.tree.pins(),
-            "owner": (T, T),
+            "rights": rights_of(T, T),
         }
         return FetchJob(
             step=10,
@@ -78,10 +79,10 @@ def pod(local: World, tmp_path: Path) -> Pod:
 
 
 @as_root
-def test_everything_is_given_to_the_training_at_the_end(pod: Pod) -> None:
+def test_everything_belongs_to_the_training(pod: Pod) -> None:
     pod.fetch(pod.job())
     staged = pod.staging / "restore"
-    assert staged.stat().st_uid == 0
+    assert staged.stat().st_uid == T
     assert stat.S_IMODE(staged.stat().st_mode) == 0o700
     assert set(owners(staged / PART).values()) == {T}
     assert content(staged / PART) == content(pod.source)
@@ -89,7 +90,7 @@ def test_everything_is_given_to_the_training_at_the_end(pod: Pod) -> None:
 
 @as_root
 def test_while_it_is_built_up_nobody_else_can_enter(pod: Pod) -> None:
-    """T asks with every report of progress, and finds a closed door; so T can neither flip nor plant anything."""
+    """E asks with every report of progress, and finds a closed door; so E can neither flip nor plant anything."""
     asked = (
         "import os, sys; os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))\n"
         "try: os.listdir(sys.argv[2])\nexcept PermissionError: sys.exit(7)"
@@ -98,7 +99,7 @@ def test_while_it_is_built_up_nobody_else_can_enter(pod: Pod) -> None:
 
     def progress(_here: int, _came: int) -> None:
         if len(answers) < 3:
-            command = [sys.executable, "-I", "-S", "-c", asked, str(T), str(pod.staging / "restore")]
+            command = [sys.executable, "-I", "-S", "-c", asked, str(E), str(pod.staging / "restore")]
             answers.append(subprocess.run(command, check=False).returncode)
 
     pod.fetch(pod.job(), progress)
@@ -126,7 +127,7 @@ def test_our_directory_exchanged_for_a_link_to_roots(pod: Pod, when: str) -> Non
             pod.fetch(job)
     else:
         pod.fetch(job, flip)
-        assert content(pod.home / "moved" / "out" / "staging" / "restore" / PART) == content(pod.source)
+        assert content(pod.home / "moved" / "out" / USER / "staging" / "restore" / PART) == content(pod.source)
     assert pod.untouched()
 
 
@@ -151,8 +152,8 @@ def test_a_staging_directory_that_was_planted(pod: Pod) -> None:
         pod.fetch(pod.job())
     (pod.staging / "restore").unlink()
     (pod.staging / "restore").mkdir()
-    own(pod.staging / "restore", T)
-    with pytest.raises(RootReplaced, match=f"user {T}"):
+    own(pod.staging / "restore", E)
+    with pytest.raises(PermissionError):
         pod.fetch(pod.job())
     assert pod.untouched()
 
@@ -164,6 +165,8 @@ def test_what_an_earlier_restore_left_open_is_closed_first(pod: Pod) -> None:
     (left / "model.bin").symlink_to(pod.victim / "staging" / "restore" / PART / "model.bin")
     (left / "sub").symlink_to(pod.victim / "staging" / "restore" / PART / "sub")
     os.link(pod.victim / "staging" / "restore" / PART / "model.bin", left / "DONE")
+    for directory in (pod.staging / "restore", left):
+        os.chown(directory, T, T)
     (pod.staging / "restore").chmod(0o777)
     pod.fetch(pod.job())
     assert content(left) == content(pod.source)
@@ -182,29 +185,30 @@ def test_what_lies_in_place_is_never_read_through_a_link(pod: Pod, segment: str)
         place.unlink()
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(elsewhere)
-    done = pod.fetch(pod.job(owner=None))
+    done = pod.fetch(pod.job())
     assert done.staged == (PART,)
     assert done.downloaded >= 2_000_000
 
 
 @as_root
 def test_a_directory_of_an_operator(pod: Pod, tmp_path: Path) -> None:
-    """``--to DIR``: DIR is the operator's choice. Our staging in it must be ours; a link below it is not followed."""
+    """``--to DIR``: DIR is the operator's choice. Our staging in it is its owner's; a link below it is not followed."""
     to = tmp_path / "to"
     to.mkdir()
     own(to, T)
     (to / ".podwatch-staging").mkdir()
+    own(to / ".podwatch-staging", T)
     staging = {PART: str(to / ".podwatch-staging" / "restore")}
     (to / PART).symlink_to(pod.source)
-    job = pod.job(pins=(pin_of(to),), staging=staging, targets={PART: str(to / PART)})
+    job = pod.job(pins=PinnedTree((to,)).pins(), staging=staging, targets={PART: str(to / PART)})
     assert pod.fetch(job).downloaded == pod.manifest.total_bytes, "nothing is taken through the link"
-    own(to / ".podwatch-staging", T)
-    with pytest.raises(RootReplaced, match=f"user {T}"):
+    own(to / ".podwatch-staging", E)
+    with pytest.raises(PermissionError):
         pod.fetch(job)
     (tmp_path / "link").symlink_to(to)
     os.chown(tmp_path / "link", T, T, follow_symlinks=False)
     with pytest.raises(RootReplaced, match="symbolic link"):
-        pin_of(tmp_path / "link")
+        PinnedTree((tmp_path / "link",)).pins()
 
 
 @as_root

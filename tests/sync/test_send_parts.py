@@ -22,7 +22,7 @@ from podwatch.stores.part_reader import FileSource
 from podwatch.sync.connections import RateLimit
 from podwatch.sync.upload.child_job import JobFile, UploadJob
 from podwatch.sync.upload.send_parts import Sending, SourceChanged
-from podwatch.system.pinned_directories import pin_of
+from podwatch.system.pinned_directories import PinnedTree
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.forking import kill
 from tests.sync.conftest import Run, World, until
@@ -67,7 +67,7 @@ def job_of(root: Path, names: list[str], *, part_size: int = PART, resume: dict[
         )  # fmt: skip
     return UploadJob(
         step=1, save_id="s", store="", writer_id="w", part_size=part_size, connections=4, lock="",
-        roots={"p": str(root)}, files=tuple(files), pins=(pin_of(root),),
+        roots={"p": str(root)}, files=tuple(files), pins=PinnedTree((root,)).pins(),
     )  # fmt: skip
 
 

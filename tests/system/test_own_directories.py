@@ -16,7 +16,7 @@ def test_beside_the_output_directory(tmp_path: Path) -> None:
     output.mkdir()
     workspace = Workspace(output).probe()
     assert not workspace.use_inside
-    assert workspace.trash == tmp_path / ".podwatch" / "outputs" / "trash"
+    assert workspace.trash == tmp_path / ".podwatch" / "outputs" / "user" / "trash"
     assert workspace.trash.is_dir()
     assert workspace.quarantine.is_dir()
     assert workspace.staging.is_dir()

@@ -5,6 +5,7 @@ import ctypes
 import errno
 import os
 import stat
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from podwatch.domain.errors import HostError
 from podwatch.system import pinned_directories
-from podwatch.system.pinned_directories import HIDDEN, Identity, PinnedTree, RootReplaced, open_pinned
+from podwatch.system.pinned_directories import HIDDEN, USER, Identity, PinnedTree, RootReplaced, open_pinned
 
 T, E = 54_321, 54_322
 """Uids that no account has: the trainer's user, and a stranger."""
@@ -50,7 +51,7 @@ def own(path: Path, uid: int) -> Path:
 
 
 def test_a_rename_into_our_directory_and_back(tree: PinnedTree, out: Path) -> None:
-    kept = out.parent / HIDDEN / "out" / "quarantine"
+    kept = out.parent / HIDDEN / "out" / USER / "quarantine"
     tree.make(kept)
     assert tree.rename(out / "step_5", kept / "0-step_5")
     assert tree.names(kept) == ("0-step_5",)
@@ -152,6 +153,8 @@ def test_only_regular_files_are_read(tree: PinnedTree, out: Path, kind: str) -> 
         odd.mkdir()
     else:
         os.mknod(odd, stat.S_IFSOCK | 0o600)
+    if os.geteuid() == 0:
+        own(odd, T)
     with pytest.raises(OSError, match=r"not a regular file|Is a directory|No such device"):
         tree.read(odd)
 
@@ -231,10 +234,9 @@ def test_a_link_that_root_made_is_followed(tmp_path: Path, out: Path) -> None:
     tree.close()
 
 
-@pytest.mark.parametrize("where", ["beside", "inside"])
 @as_root
-def test_a_directory_of_ours_that_somebody_else_made_is_refused(tree: PinnedTree, out: Path, where: str) -> None:
-    hidden = (out.parent if where == "beside" else out) / HIDDEN
+def test_a_directory_of_ours_that_somebody_else_made_is_refused(tree: PinnedTree, out: Path) -> None:
+    hidden = out.parent / HIDDEN
     (hidden / "out").mkdir(parents=True)
     own(hidden, T)
     with pytest.raises(RootReplaced, match="belongs to user"):
@@ -316,6 +318,53 @@ def test_a_directory_exchanged_while_it_is_made_is_not_given_away(tree: PinnedTr
         thread.join()
     owners = [p.stat().st_uid for p in (out / "made", prize) if p.exists()]
     assert 0 in owners, "the directory of root's is still root's"
+
+
+@as_root
+def test_the_users_directory_in_ours_belongs_to_the_user_and_its_owner_is_checked(tree: PinnedTree, out: Path) -> None:
+    users = out.parent / HIDDEN / "out" / USER
+    (users / "trash").mkdir(parents=True)
+    tree.make(users / "trash")
+    assert [p.stat().st_uid for p in (users.parent, users, users / "trash")] == [0, T, T], (
+        "empty ones of ours are given"
+    )
+    own(users, E)
+    with pytest.raises(RootReplaced) as caught:
+        tree.names(users / "trash")
+    assert caught.value.fix == f"chown -R {T} {users}"
+
+
+@as_root
+def test_a_directory_of_root_in_the_trainers_is_not_changed_with_roots_rights(tree: PinnedTree, out: Path) -> None:
+    closed = out / "closed"
+    closed.mkdir()
+    (closed / "file").touch(0o600)
+    for attempt in (
+        lambda: tree.unlink(closed / "file"),
+        lambda: tree.write(closed / "new", b""),
+        lambda: tree.make(closed / "new"),
+        lambda: tree.read(closed / "file"),
+        lambda: tree.rename(closed, out.parent / HIDDEN / "out" / USER / "x"),
+    ):
+        tree.make(out.parent / HIDDEN / "out" / USER)
+        with pytest.raises(PermissionError):
+            attempt()
+    assert tree.remove_tree(closed).problems
+    assert (closed / "file").exists()
+
+
+@as_root
+def test_a_second_mount_of_the_device_is_not_emptied_with_the_users_rights(tree: PinnedTree, out: Path) -> None:
+    tree.make(out / "a" / "mount")
+    (out / "kept").mkdir()
+    (own(out / "kept", T) / "file").touch()
+    if subprocess.run(["mount", "--bind", out / "kept", out / "a" / "mount"], capture_output=True).returncode:
+        pytest.skip("mounting needs CAP_SYS_ADMIN")
+    try:
+        assert tree.remove_tree(out / "a").problems
+        assert (out / "kept" / "file").exists()
+    finally:
+        subprocess.run(["umount", out / "a" / "mount"], check=True)
 
 
 def test_a_child_opens_only_what_the_daemon_pinned(tree: PinnedTree, out: Path) -> None:

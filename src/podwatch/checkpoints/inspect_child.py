@@ -1,10 +1,13 @@
-"""The child that inspects checkpoints: ``python -I -m podwatch.checkpoints.inspect_child``.
+"""The child that inspects checkpoints: ``python -I -m podwatch.checkpoints.inspect_child [RIGHTS]``.
 
 One JSON line on stdin is one request, one line on stdout its answer; it ends when stdin closes. It reads heads, tails
 and indexes, never whole files, and imports nothing that a pickle names. A hostile file can cost it its life: its memory
-and its time for each request are limited, and its parent takes its end for an answer (inspector.py).
+and its time for each request are limited, and its parent takes its end for an answer (inspector.py). ``RIGHTS``, as
+JSON, are of the user whose files it reads: each is opened with them, below a directory that podwatch opens itself,
+because that user can be unable to enter the directories above.
 """
 
+import contextlib
 import errno
 import gc
 import json
@@ -22,6 +25,7 @@ from podwatch.checkpoints.rules import SaveFacts, TrackerFacts, inspect_save
 from podwatch.checkpoints.structures import FILLED, HOLE_FROM, INDEX, FileFacts, is_model_states, matching
 from podwatch.checkpoints.table import SaveEnd, TrackerRule, TrainerTable
 from podwatch.system.files import DIRECTORY_FLAGS, open_below, open_file, read_descriptor
+from podwatch.system.rights import Rights, applied
 
 _MEMORY = 1536 << 20
 """Bytes. Measured: an index takes fourteen times its size (260 MB for 134,400 records)."""
@@ -36,7 +40,13 @@ _MANIFEST = bytes.fromhex("0cdb3a2a")
 """First bytes of an OCDBT manifest; then its length in eight, little end first."""
 
 
+_rights: Rights | None = None
+
+
 def main() -> None:
+    if len(sys.argv) > 1:
+        global _rights
+        _rights = Rights.from_json(json.loads(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     gc.disable()  # an index is millions of small objects, and none of them is garbage
@@ -77,7 +87,7 @@ def _facts(request: Mapping[str, Any]) -> SaveFacts:
     roots: dict[str, int] = {}
     try:
         for part, root in request["parts"].items():
-            if os.path.isdir(root):  # noqa: PTH112
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 roots[part] = os.open(root, DIRECTORY_FLAGS)
         for name, (part, path, size, mtime_ns) in listed.items():
             files[name] = _read(roots, part, path, size, mtime_ns, name in wanted)
@@ -98,6 +108,17 @@ def _facts(request: Mapping[str, Any]) -> SaveFacts:
     )
 
 
+def _chown(directory: int) -> str:
+    assert _rights is not None
+    where = os.readlink(f"/proc/self/fd/{directory}")  # noqa: PTH115 - text is wanted
+    return f" for user {_rights.uid}, who owns the output directory: chown -R {_rights.uid} {where}"
+
+
+def _open_below(root: int, path: str) -> int:
+    with applied(_rights):
+        return open_below(root, path, os.O_RDONLY | os.O_NONBLOCK)
+
+
 def _files_with_values(table: TrainerTable, names: Iterable[str]) -> set[str]:
     """Torch files of which a rule reads the values; of DeepSpeed's model states one for each directory."""
     globs = (*table.step_in, *table.step_if_in, *(("*.ckpt",) if table.values else ()))
@@ -113,7 +134,11 @@ def _files_with_values(table: TrainerTable, names: Iterable[str]) -> set[str]:
 
 def _tracker(path: Path) -> TrackerFacts:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        above = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fd = _open_below(above, path.name)
+        finally:
+            os.close(above)
     except (FileNotFoundError, NotADirectoryError):
         return TrackerFacts(None)
     except OSError as error:
@@ -139,11 +164,13 @@ def _text(fd: int) -> str:
 
 def _read(roots: Mapping[str, int], part: str, path: str, size: int, mtime_ns: int, values: bool) -> FileFacts:
     try:
-        fd = open_below(roots[part], path, os.O_RDONLY | os.O_NONBLOCK)
+        fd = _open_below(roots[part], path)
     except FileNotFoundError:
         return FileFacts(size, mtime_ns, problem="vanished while it was inspected")
     except KeyError:
         return FileFacts(size, mtime_ns, problem="vanished with its directory")
+    except PermissionError as error:
+        return FileFacts(size, mtime_ns, unreadable=error.strerror + ("" if _rights is None else _chown(roots[part])))
     except OSError as error:
         return FileFacts(size, mtime_ns, unreadable=error.strerror or str(error))
     try:
@@ -266,7 +293,7 @@ def _check_records(roots: Mapping[str, int], files: dict[str, FileFacts], listed
             if own is None or own.problem or own.unreadable or own.size != facts.content["need"][shard]:
                 continue
             part, path = listed[folder + shard][:2]
-            fd = open_below(roots[part], path, os.O_RDONLY | os.O_NONBLOCK)
+            fd = _open_below(roots[part], path)
             try:
                 bad = torch_zip.bad_records(fd, sorted(zip(records[::2], records[1::2], strict=True)))
             finally:

@@ -16,6 +16,7 @@ from typing import Any
 from podwatch.checkpoints.records import RecordedFile
 from podwatch.checkpoints.rules import CheckpointInspection, InspectionOutcome
 from podwatch.checkpoints.table import SaveEnd, TrainerTable
+from podwatch.system.pinned_directories import PinnedTree
 
 _CHILD = "podwatch.checkpoints.inspect_child"
 DEADLINE = 60.0
@@ -42,10 +43,11 @@ class Inspector:
     """Each thread has a child of its own, for as long as its outermost ``with`` lasts; without one, for one question: a
     child that has read a large index keeps its memory. Blocks until the deadline at most, and never raises."""
 
-    def __init__(self, *, deadline: float = DEADLINE, account: Mapping[str, Any] | None = None) -> None:
-        """``account``: the arguments of ``subprocess`` that let the child work as the trainer's user."""
-        self._deadline, self._account = deadline, dict(account or {})
+    def __init__(self, *, deadline: float = DEADLINE) -> None:
+        self._deadline = deadline
         self._own = threading.local()
+        self.tree: PinnedTree | None = None
+        """The directories whose files are read: the children have the rights of their user. None: podwatch's own."""
 
     def __enter__(self) -> "Inspector":
         self._own.depth = getattr(self._own, "depth", 0) + 1
@@ -138,15 +140,16 @@ class Inspector:
         child: subprocess.Popen[bytes] | None = getattr(self._own, "child", None)
         if child is None or child.poll() is not None:
             self._end()
+            user = None if self.tree is None else self.tree.rights
+            rights = [] if user is None else [json.dumps(asdict(user))]
             child = self._own.child = subprocess.Popen(
-                [sys.executable, "-I", "-m", _CHILD],
+                [sys.executable, "-I", "-m", _CHILD, *rights],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 env={n: v for n, v in os.environ.items() if n == "LD_LIBRARY_PATH"},  # it reads hostile files
                 start_new_session=True,
-                **self._account,
             )
             assert child.stdin is not None
             os.set_blocking(child.stdin.fileno(), False)

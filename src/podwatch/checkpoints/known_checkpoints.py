@@ -25,6 +25,7 @@ from podwatch.checkpoints.completeness_check import (
     described,
 )
 from podwatch.checkpoints.expected_files import Expected, Ledger
+from podwatch.checkpoints.inspector import INSPECTOR
 from podwatch.checkpoints.layout import Judgement, Layout, PartDir, PartFiles
 from podwatch.checkpoints.reboot_check import Memory, NoMemory, RebootCheck
 from podwatch.checkpoints.scan import linked_out, replaced, without_linked
@@ -166,7 +167,7 @@ class Catalogue:
         tree: PinnedTree | None = None,
     ) -> None:
         self.layout = layout
-        self._tree = tree
+        self._tree = INSPECTOR.tree = tree
         self._roots_known = tree.roots if tree is not None else (layout.output_dir,)
         self._linked: tuple[Path, ...] = ()
         self._out_of_reach: frozenset[int] = frozenset()

@@ -28,8 +28,6 @@ def repair_trackers(trackers: Iterable[Tracker], tree: PinnedTree, *, only_missi
         if not tree.contains(path):
             raise HostError("podwatch does not write a tracker outside the run's directories", where=str(path))
         try:
-            with tree.directory(path.parent) as fd:
-                status = os.fstat(fd)
             now = _now(tree, path)
         except FileNotFoundError:
             continue  # no directory yet: the trainer creates it
@@ -43,7 +41,7 @@ def repair_trackers(trackers: Iterable[Tracker], tree: PinnedTree, *, only_missi
             ) from error
         if now.says(tracker) or (only_missing and now.names_something):
             continue
-        _write(tree, tracker, now.status, status)
+        _write(tree, tracker, now.status)
         written.append(path)
     return tuple(written)
 
@@ -82,16 +80,13 @@ def _now(tree: PinnedTree, path: Path) -> _Now:
         return _Now(status)  # too large, gone, or not text: no content
 
 
-def _write(tree: PinnedTree, tracker: Tracker, old: os.stat_result | None, directory: os.stat_result) -> None:
-    """Write it with the mode and owner of the old one, or the directory's owner: the trainer must be able to overwrite
-    it."""
-    like = directory if old is None else old
+def _write(tree: PinnedTree, tracker: Tracker, old: os.stat_result | None) -> None:
+    """Write it with the mode of the old one."""
     if tracker.target is not None:
-        tree.write_link(tracker.path, tracker.target, directory.st_uid if os.geteuid() == 0 else None)
+        tree.write_link(tracker.path, tracker.target)
         return
     mode = stat.S_IMODE(old.st_mode) if old is not None and stat.S_ISREG(old.st_mode) else 0o644
-    owner = (like.st_uid, like.st_gid) if os.geteuid() == 0 else None
-    tree.write_as(tracker.path, tracker.content or b"", mode & 0o777, owner)
+    tree.write(tracker.path, tracker.content or b"", mode & 0o777)
 
 
 def tracker_text(path: Path) -> str:

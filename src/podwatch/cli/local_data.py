@@ -13,7 +13,7 @@ from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import PodwatchError
 from podwatch.recovery import quarantine
 from podwatch.system.files import DIRECTORY_FLAGS
-from podwatch.system.open_by_descriptor import KEPT, measure
+from podwatch.system.open_by_descriptor import KEPT, USER, measure
 from podwatch.system.own_directories import Workspace
 from podwatch.system.rename_places import corners_of
 
@@ -60,7 +60,8 @@ def _beside(settings: "Settings", workspace: Workspace) -> Iterator[Item]:
         entries = quarantine.listing(workspace)
     except PodwatchError as error:
         entries, problem = [], problem or str(error)
-    homes = [home.parent for what in KEPT for home in corners_of(workspace, what)]
+    users = [home.parent for what in KEPT for home in corners_of(workspace, what)]
+    homes = [home.parent if home.name == USER else home for home in users]
     for home in dict.fromkeys([*(h for h in (workspace.outside,) if workspace.tree.lstat(h)), *homes]):
         states = [
             (step, state)

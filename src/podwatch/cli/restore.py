@@ -135,7 +135,6 @@ def make_restorer(settings: "Settings", journal: "Journal", showing: "Showing", 
         journal,
         FetchProcess(lambda: credentials(settings)),
         connections=settings.sync.connections,
-        user=settings.trainer.user,
         patience=Patience(PATIENCE_SECONDS, showing.waiting),
     )
 

@@ -228,5 +228,4 @@ def make_restorer(
         journal,
         FetchProcess(lambda: credentials_for(settings)),
         connections=sync.connections,
-        user=settings.trainer.user,
     )

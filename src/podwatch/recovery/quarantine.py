@@ -193,8 +193,8 @@ def _entry(tree: PinnedTree, number: int, paths: tuple[Path, ...]) -> Entry:
 
 
 def _read_index(tree: PinnedTree, directory: Path, name: str) -> QuarantineIndex:
-    """With the steps in order. Raises OSError, IntegrityError (damaged), RootReplaced (it belongs to another user)."""
-    data = tree.read_ours(directory / name, QuarantineIndex.LARGEST).rstrip(b"\0")  # reserved space
+    """With the steps in order. Raises OSError, IntegrityError (damaged)."""
+    data = tree.read(directory / name, QuarantineIndex.LARGEST).rstrip(b"\0")  # reserved space
     index = QuarantineIndex.from_bytes(data, where=str(directory / name))
     return replace(index, steps=dict(sorted(index.steps.items())))  # in the file they are sorted as texts
 
@@ -223,9 +223,8 @@ def give_back(workspace: Workspace, quarantine_id: int) -> tuple[Path, ...]:
                 raise HostError("the index names a path outside the output directory", where=str(there))
             if tree.lstat(there) is not None:
                 raise HostError("this path exists already", where=str(there), fix="move it away first")
-        owner = workspace.trainers_uid()
         for here, there in pairs:
-            tree.make(there.parent, owner=owner)
+            tree.make(there.parent)
             tree.rename(here, there)
             tree.sync(there.parent)
         for directory in directories:

@@ -129,7 +129,7 @@ def _device(tree: PinnedTree, path: Path) -> int:
 def _index(tree: PinnedTree, path: Path) -> tuple[float, dict[int, bool]] | None:
     """When it was moved to quarantine, and which steps are in it: True for those that are complete."""
     try:
-        index = QuarantineIndex.from_bytes(tree.read_ours(path / INDEX, QuarantineIndex.LARGEST).rstrip(b"\0"))
+        index = QuarantineIndex.from_bytes(tree.read(path / INDEX, QuarantineIndex.LARGEST).rstrip(b"\0"))
     except (OSError, HostError, IntegrityError):
         return None
     return index.wall, {step: state == Completeness.COMPLETE for step, state in index.steps.items()}

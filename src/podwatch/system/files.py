@@ -89,15 +89,13 @@ def atomic_write(path: Path, data: bytes | str, mode: int = 0o600) -> None:
         os.close(directory)
 
 
-def write_at(directory: int, name: str, data: bytes, mode: int, owner: tuple[int, int] | None = None) -> None:
-    """``atomic_write`` in a directory that is open. ``owner`` is (uid, gid), None for our own."""
+def write_at(directory: int, name: str, data: bytes, mode: int) -> None:
+    """``atomic_write`` in a directory that is open."""
     tmp = f".{name}.{secrets.token_hex(4)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(tmp, flags, mode, dir_fd=directory)
     try:
         try:
-            if owner is not None:
-                os.fchown(fd, *owner)
             os.fchmod(fd, mode)  # the umask may have removed bits
             view = memoryview(data)
             while view:

@@ -4,25 +4,25 @@ The functions under ``pinned_directories.py``, which callers use. They block, an
 """
 
 import contextlib
-import ctypes
 import errno
 import os
-import pwd
 import secrets
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.domain.errors import HostError
 from podwatch.system.files import DIRECTORY_FLAGS
+from podwatch.system.rights import Rights, applied
 
 HIDDEN = ".podwatch"
 """Name of every directory of podwatch beside or in a trainer's directory: layouts ignore it."""
 STAGING = ".podwatch-staging"
 """Also podwatch's: the staging directory of a restore to a directory of the operator's choice."""
+USER = "user"
+"""In podwatch's directory beside a root: the one directory that belongs to the trainer's user."""
 KEPT = frozenset({"quarantine", "trash", "staging", "uploading"})
-"""podwatch's directories whose contents are, or become, the trainer's. The contents belong to its user."""
+"""The directories in it. What is in them is, or becomes, the trainer's."""
 NODES = "nodes"
 """podwatch's directory for a run over several nodes: what they report, and a directory for each but rank 0."""
 _RECORD = "run.json"
@@ -33,7 +33,6 @@ _MAX_LINKS = 16
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Opens a directory for traversal: needs no permission to list it, which other users' homes do not give."""
-_libc = ctypes.CDLL(None, use_errno=True)
 _also_ours: set[tuple[int, int]] = set()
 """(device, uid) that a filesystem shows for files we create: found out once for each, by creating a file."""
 
@@ -63,7 +62,39 @@ def open_regular(directory: int, name: str, flags: int = os.O_RDONLY, mode: int 
     return fd
 
 
-def check_ours(fd: int, path: Path) -> None:
+def own_segments(parts: tuple[str, ...]) -> int:
+    """How many segments below podwatch's directory beside a root are opened by podwatch itself: up to ``USER``, which
+    is never the first one (that is the name of the root)."""
+    return next((n + 1 for n, name in enumerate(parts) if n and name == USER), len(parts))
+
+
+def check_users(fd: int, path: Path, rights: Rights | None) -> None:
+    """Raises RootReplaced unless the directory ``USER`` belongs to the trainer's user. One that podwatch made, which no
+    other user can have written to, is given to that user with the empty directories in it."""
+    status = os.fstat(fd)
+    if rights is None:
+        check_owner(fd, fd, path)
+        return
+    if status.st_uid == rights.uid or (status.st_dev, status.st_uid) in _also_ours:
+        return
+    if status.st_uid == os.geteuid():
+        for name in os.listdir(fd):
+            with contextlib.suppress(OSError):
+                below = os.open(name, DIRECTORY_FLAGS, dir_fd=fd)
+                os.fchown(below, rights.uid, rights.gid)
+                os.close(below)
+        with contextlib.suppress(OSError):
+            os.fchown(fd, rights.uid, rights.gid)
+        if os.fstat(fd).st_uid == rights.uid:
+            return
+    raise RootReplaced(
+        f"this directory belongs to user {status.st_uid}, and podwatch works there as user {rights.uid}",
+        where=str(path),
+        fix=f"chown -R {rights.uid} {path}",
+    )
+
+
+def check_ours(fd: int, path: Path, _: Rights | None = None) -> None:
     """Raises RootReplaced unless the directory belongs to podwatch (or root) and no other user can write to it. Removes
     the write permission of group and others."""
     check_owner(fd, fd, path)
@@ -110,7 +141,7 @@ def _looks_made_by_us(fd: int) -> bool:
     names = os.listdir(fd)[:_LOOKED_AT]
     bare = True
     for name in names:
-        if name in KEPT or name.startswith((".podwatch-", "restore-")):
+        if name.startswith(".podwatch-"):
             return True
         try:
             below = os.open(name, DIRECTORY_FLAGS, dir_fd=fd)
@@ -121,52 +152,58 @@ def _looks_made_by_us(fd: int) -> bool:
             inside = os.listdir(below)[:_LOOKED_AT]  # noqa: PTH208
         finally:
             os.close(below)
-        if any(entry in KEPT or entry == NODES or entry.startswith(_RECORD) for entry in inside):
+        if any(entry in (USER, NODES) or entry.startswith(_RECORD) for entry in inside):
             return True
         bare = bare and not inside
     return bare
 
 
-def make_directory(parent: int, name: str, owner: int | None) -> None:
-    """Create ``name`` if it does not exist. As root and for another user: with that user's rights, so that it cannot be
-    replaced before it is given away. Where the user cannot create it (its parent is root's), no other user can replace
-    it either, and it is given away. Raises OSError."""
-    if owner is None or owner == os.geteuid():
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o755, dir_fd=parent)
-        return
+def make_root(path: Path, rights: Rights | None) -> None:
+    """Create a directory of the trainer's that is configured, and what is missing above it. Where its user cannot
+    create it (its parent is root's), no other user can replace it either: it is made and given to that user."""
+    if not os.path.lexists(path.parent):
+        make_root(path.parent, rights)
+    parent, _ = open_path(path.parent)
     try:
-        with as_user(owner):
-            os.mkdir(name, 0o755, dir_fd=parent)
-        return
+        try:
+            with applied(rights):
+                os.mkdir(path.name, 0o755, dir_fd=parent)
+                return
+        except PermissionError:
+            if rights is None:
+                raise
+        os.mkdir(path.name, 0o755, dir_fd=parent)
+        fd = os.open(path.name, DIRECTORY_FLAGS, dir_fd=parent)
+        try:
+            if not os.listdir(fd) and os.fstat(fd).st_uid == os.geteuid():  # noqa: PTH208 - a descriptor
+                os.fchown(fd, rights.uid, rights.gid)
+        finally:
+            os.close(fd)
     except FileExistsError:
         return
-    except PermissionError:
-        pass
-    try:
-        os.mkdir(name, 0o755, dir_fd=parent)
-    except FileExistsError:
-        return
-    fd = os.open(name, DIRECTORY_FLAGS, dir_fd=parent)
-    try:
-        if not os.listdir(fd) and os.fstat(fd).st_uid == os.geteuid():  # noqa: PTH208 - a descriptor
-            os.fchown(fd, owner, _group_of(owner))
     finally:
-        os.close(fd)
+        os.close(parent)
 
 
-def open_or_make(directory: int, name: str, create: bool, mode: int | None, owner: int | None) -> int:
-    """``mode`` is given for a directory of podwatch. An existing one is not created again: a full disk refuses that."""
+def is_own_and_guarded(path: Path) -> bool:
+    """A directory of podwatch's user (or root) in one where no other user can replace it."""
+    try:
+        found, above = path.lstat(), path.parent.stat()
+    except OSError:
+        return False
+    guarded = not above.st_mode & OTHERS_WRITE or bool(above.st_mode & stat.S_ISVTX)
+    return stat.S_ISDIR(found.st_mode) and {found.st_uid, above.st_uid} <= {0, os.geteuid()} and guarded
+
+
+def open_or_make(directory: int, name: str, create: bool, mode: int) -> int:
+    """An existing directory is not created again: a full disk refuses that."""
     try:
         return os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
     except FileNotFoundError:
         if not create:
             raise
-    if mode is None:
-        make_directory(directory, name, owner)
-    else:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, mode, dir_fd=directory)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, mode, dir_fd=directory)
     return os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
 
 
@@ -272,38 +309,5 @@ def measure(directory: int, name: str, seen: list[int], entries: int, depth: int
         os.close(fd)
 
 
-def symlink_at(directory: int, name: str, target: str, owner: int | None) -> None:
-    """Create a link that belongs to ``owner`` from the start; ours where that user cannot create anything here."""
-    if owner is not None and owner != os.geteuid():
-        with contextlib.suppress(PermissionError), as_user(owner):
-            os.symlink(target, name, dir_fd=directory)
-            return
-    os.symlink(target, name, dir_fd=directory)
-
-
 def lstat_at(directory: int, name: str) -> os.stat_result:
     return os.stat(name, dir_fd=directory, follow_symlinks=False)
-
-
-def _group_of(uid: int) -> int:
-    try:
-        return pwd.getpwuid(uid).pw_gid
-    except KeyError:
-        return -1
-
-
-@contextlib.contextmanager
-def as_user(uid: int) -> Iterator[None]:
-    """Perform this thread's file accesses with the rights of ``uid`` (setfsuid(2) is per thread, and drops root's power
-    over files with it)."""
-    gid = _group_of(uid)
-    old_gid = _libc.setfsgid(gid) if gid >= 0 else -1
-    old = _libc.setfsuid(uid)
-    try:
-        if _libc.setfsuid(-1) != uid:
-            raise PermissionError(errno.EPERM, f"cannot act as user {uid}")
-        yield
-    finally:
-        _libc.setfsuid(old)
-        if gid >= 0:
-            _libc.setfsgid(old_gid)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.system.open_by_descriptor import NODES
-from podwatch.system.pinned_directories import HIDDEN, PinnedTree, RootReplaced
+from podwatch.system.pinned_directories import HIDDEN, USER, PinnedTree, RootReplaced
 
 
 @dataclass(slots=True)
@@ -55,16 +55,6 @@ class Workspace:
         root = self.root_of(path)
         return root is not None and HIDDEN not in path.relative_to(root).parts
 
-    def trainers_uid(self) -> int | None:
-        """Owner of what podwatch creates in the trainer's directories; None: podwatch's own user. Blocks."""
-        if self.owner is not None or os.geteuid() != 0:
-            return self.owner
-        try:
-            with self.tree.directory(self.output_dir) as fd:
-                return os.fstat(fd).st_uid
-        except OSError:
-            return None
-
     @property
     def shared(self) -> Path:
         """The directory of all nodes of this run."""
@@ -81,7 +71,8 @@ class Workspace:
 
     @property
     def movable(self) -> Path:
-        return self.inside if self.use_inside else self.outside
+        """The one directory of the trainer's user: what podwatch moves out of the way, or makes for its place."""
+        return self.inside if self.use_inside else self.outside / USER
 
     @property
     def run_copy(self) -> Path:
@@ -105,12 +96,8 @@ class Workspace:
     def check(self) -> None:
         """Raises RootReplaced where podwatch must not change anything in these directories. Blocks."""
         self.tree.check()
-        if self.use_inside:
-            try:
-                with self.tree.directory(self.inside):
-                    return
-            except OSError:
-                return  # missing or unreachable: its user reports that
+        with contextlib.suppress(OSError), self.tree.directory(self.movable):
+            return  # missing or unreachable: its user reports that
 
     def problem(self) -> str:
         """The same as text; empty where podwatch may change files. Blocks."""
@@ -147,17 +134,21 @@ class Workspace:
     def probe(self) -> "Workspace":
         """Create the directories and find out whether a rename out of output_dir works; returns this workspace.
 
-        Blocks. Where output_dir does not exist yet, its nearest existing ancestor is tried: a directory created below
-        it is on the same filesystem, unless a volume is mounted there later, which the next probe sees. Everything is
-        created now because mkdir fails on a full disk when rename and unlink still work. A replaced directory is left
-        alone: ``problem`` has the reason, and nothing is changed. Raises HostError or PermissionDenied where the
-        record's own directory cannot be created.
+        Blocks. Where podwatch itself can create nothing beside output_dir and the trainer's user can in it (NFS gives
+        root no rights), they are inside it, too. Where output_dir does not exist yet, its nearest existing ancestor is
+        tried: a directory created below it is on the same filesystem, unless a volume is mounted there later, which the
+        next probe sees. Everything is created now because mkdir fails on a full disk when rename and unlink still work.
+        A replaced directory is left alone: ``problem`` has the reason, and nothing is changed. Raises HostError or
+        PermissionDenied where the record's own directory cannot be created.
         """
+        self.use_inside = False
         try:
             self.tree.make(self.outside, 0o755)
         except RootReplaced:
             return self
         except PermissionError as error:
+            if self._makes_inside():
+                return self
             raise PermissionDenied(
                 "cannot create podwatch's directory beside the output directory",
                 where=str(self.outside),
@@ -170,25 +161,35 @@ class Workspace:
                 fix="make the parent of output_dir writable (systemd: add it to ReadWritePaths)",
             ) from error
         try:
-            self.use_inside = not self.tree.can_rename(self.output_dir, self.outside)
+            self._make_users()
+            self.use_inside = not self.tree.can_rename(self.output_dir, self.movable)
+            self._make_users()
         except RootReplaced:
             return self
         except OSError:
             # No output_dir yet: below its parent, as podwatch's is, unless a mount is between. Or it cannot be written:
             # then "inside" could not work either.
             self.use_inside = False
+        return self
+
+    def _makes_inside(self) -> bool:
+        self.use_inside = True
+        try:
+            self._make_users()
+        except (OSError, HostError):
+            self.use_inside = False
+        return self.use_inside
+
+    def _make_users(self) -> None:
         for directory in (self.quarantine, self.trash, self.staging):
             try:
                 self.tree.make(directory)
-            except RootReplaced:
-                return self
             except OSError as error:
                 raise HostError(
                     f"cannot create podwatch's trash, quarantine or staging directory: {error.strerror}",
                     where=str(directory),
                     fix="free some space or make it writable",
                 ) from error
-        return self
 
 
 # -- directories of podwatch's own -----------------------------------------------------------------------------------

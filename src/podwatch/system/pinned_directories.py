@@ -7,9 +7,9 @@ A path that was safe when it was judged can lead elsewhere when it is used. So n
   descriptor. A directory that its owner deleted and recreated is pinned again; a link, or another owner, stops every
   mutation (``RootReplaced``).
 - Everything below a root is reached segment by segment with ``O_NOFOLLOW``. No link is followed, in any segment.
-- podwatch's own directories (``.podwatch``) must belong to podwatch, and no other user may have write access to them.
-- A new directory of the trainer's user is created with that user's rights, not created as root and given away: its
-  parent's owner could replace it between the two.
+- In a root of the trainer's, and in the ``user`` directory of podwatch's, all work is done with the rights of the
+  trainer's user (``rights.py``): the kernel refuses what that user cannot do, and what is made belongs to that user.
+- podwatch's own directory beside a root must belong to podwatch, and no other user may have write access to it.
 
 Opening segment by segment is as safe as ``openat2(RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS)``, works on every kernel and
 under every seccomp profile, and can check the owner of each directory on the way.
@@ -21,6 +21,7 @@ All functions block: never call them on the event loop. They may be called from 
 
 import contextlib
 import errno
+import functools
 import os
 import secrets
 import stat
@@ -42,35 +43,35 @@ from podwatch.system.files import (
 )
 from podwatch.system.open_by_descriptor import (
     HIDDEN,
-    KEPT,
     OTHERS_WRITE,
     STAGING,
+    USER,
     Identity,
     RootReplaced,
     check_made_by_us,
     check_ours,
     check_owner,
+    check_users,
     lstat_at,
-    make_directory,
+    make_root,
     measure,
     open_or_make,
     open_path,
     open_regular,
-    symlink_at,
+    own_segments,
 )
+from podwatch.system.rights import Rights, applied, own_rights, rights_of
 
 __all__ = [
     "HIDDEN",
-    "KEPT",
     "STAGING",
+    "USER",
     "Identity",
     "Pin",
     "PinnedTree",
     "RootReplaced",
-    "check_ours",
     "open_pinned",
     "open_regular",
-    "pin_of",
 ]
 
 _DEEPEST = 64
@@ -105,6 +106,14 @@ class _Root:
             if self._pinned is None or now is None or _whose(now) != _whose(self._pinned):
                 self._pin()
             return os.dup(self._fd)
+
+    @property
+    def status(self) -> os.stat_result | None:
+        """Of the directory as it was pinned last; None before."""
+        if self._pinned is None:
+            with contextlib.suppress(OSError, RootReplaced):
+                os.close(self.open())
+        return self._pinned
 
     def _pin(self) -> None:
         try:
@@ -214,6 +223,17 @@ class PinnedTree:
         # The innermost root first: checkpoint_dir may lie in output_dir.
         self._roots = tuple(sorted(found.values(), key=lambda r: -len(r.path.parts)))
 
+    @property
+    def rights(self) -> Rights | None:
+        """Those with which the trainer's directories are worked on: of the user that training runs as, else of the
+        first root's owner. None: podwatch's own."""
+        if os.geteuid() != 0:
+            return None
+        status = next(r for r in self._roots if r.path == self.roots[0]).status
+        if self.owner is not None:
+            return _rights_of(self.owner, None if status is None else status.st_gid)
+        return None if status is None or status.st_uid == 0 else _rights_of(status.st_uid, status.st_gid)
+
     # -- reaching a place ---------------------------------------------------------------------------------------------
 
     def problem(self) -> str:
@@ -252,53 +272,52 @@ class PinnedTree:
         return tuple(found)
 
     @contextlib.contextmanager
-    def directory(
-        self, path: Path, *, create: bool = False, mode: int = 0o700, owner: int | None = None
-    ) -> Iterator[int]:
-        """A descriptor of the directory. ``create`` makes the missing segments: podwatch's with ``mode``, the trainer's
-        as its user would (``make_directory``; ``owner`` instead of the tree's). Raises RootReplaced, HostError (outside
-        every root) or OSError (ELOOP or ENOTDIR: a link)."""
+    def directory(self, path: Path, *, create: bool = False, mode: int = 0o700) -> Iterator[int]:
+        """A descriptor of the directory; while it is open, this thread has the rights that belong there. ``create``
+        makes the missing segments: podwatch's with ``mode``, the trainer's with 0755. Raises RootReplaced, HostError
+        (outside every root) or OSError (ELOOP or ENOTDIR: a link; EACCES: not that user's)."""
         root, parts = self._locate(path)
-        owner = self.owner if owner is None else owner
+        rights = self.rights
         try:
             fd = root.open()
         except FileNotFoundError:
             if not create:
                 raise
-            _make_ours(root.path) if root.ours else _make_root(root.path, owner)
+            _make_ours(root.path) if root.ours else make_root(root.path, rights)
             fd = root.open()
-        ours = root.ours
-        checked = 2 if root.ours else 0
+        own = own_segments(parts) if root.ours else 0
+        theirs = not root.ours or USER in parts[1:]
+        hidden = root.ours
+        user = rights or own_rights()
         try:
-            for name in parts:
-                ours = ours or name in (HIDDEN, STAGING)
-                try:
-                    below = open_or_make(fd, name, create, mode if ours else None, owner)
-                except OSError as error:
-                    error.filename = str(path)
-                    raise
+            for number, name in enumerate(parts):
+                hidden = hidden or name in (HIDDEN, STAGING)
+                ours = number < own
+                with applied(own_rights() if ours else user):
+                    try:
+                        below = open_or_make(fd, name, create, mode if hidden else 0o755)
+                    except OSError as error:
+                        error.filename = str(path)
+                        raise
                 os.close(fd)
                 fd = below
-                if name in (HIDDEN, STAGING):
-                    check_made_by_us(fd, path)
-                    checked = 1
-                elif checked:
-                    check_ours(fd, path)
-                    checked = 0 if name in KEPT else checked - 1
-            yield fd
+                if ours:
+                    (check_users if number and name == USER else check_ours)(
+                        fd, root.path.joinpath(*parts[: number + 1]), rights
+                    )
+            with applied(user if theirs else own_rights()):
+                yield fd
         finally:
             os.close(fd)
 
     @contextlib.contextmanager
-    def parent(
-        self, path: Path, *, create: bool = False, mode: int = 0o700, owner: int | None = None
-    ) -> Iterator[tuple[int, str]]:
+    def parent(self, path: Path, *, create: bool = False, mode: int = 0o700) -> Iterator[tuple[int, str]]:
         """The directory that holds ``path``, and the last segment: what every operation below works on."""
         root, parts = self._locate(path)
         if not parts:
             raise HostError("podwatch refuses to change a configured directory itself", where=str(path))
         above = root.path.joinpath(*parts[:-1])
-        with self.directory(above, create=create, mode=mode, owner=owner) as fd:
+        with self.directory(above, create=create, mode=mode) as fd:
             yield fd, parts[-1]
 
     def _find(self, path: Path) -> _Root | None:
@@ -397,9 +416,9 @@ class PinnedTree:
 
     # -- changing -----------------------------------------------------------------------------------------------------
 
-    def make(self, path: Path, mode: int = 0o700, *, owner: int | None = None) -> None:
+    def make(self, path: Path, mode: int = 0o700) -> None:
         """Create the directory and missing ones above it, and check that it is podwatch's where it must be."""
-        with self.directory(path, create=True, mode=mode, owner=owner):
+        with self.directory(path, create=True, mode=mode):
             return
 
     def rename(self, source: Path, target: Path, *, expected: Identity | None = None) -> bool:
@@ -469,16 +488,11 @@ class PinnedTree:
             finally:
                 os.close(fd)
 
-    def write_as(self, path: Path, data: bytes, mode: int, owner: tuple[int, int] | None) -> None:
-        """``write`` for a file of the trainer's: it belongs to ``owner`` (uid, gid) before it gets its name."""
-        with self.parent(path) as (fd, name):
-            write_at(fd, name, data, mode, owner=owner)
-
-    def write_link(self, path: Path, target: str, owner: int | None) -> None:
+    def write_link(self, path: Path, target: str) -> None:
         """Replace a link of the trainer's by one rename, so that it always exists. Raises OSError."""
         fresh = f".{path.name}.{secrets.token_hex(4)}.tmp"
         with self.parent(path) as (fd, name):
-            symlink_at(fd, fresh, target, owner)
+            os.symlink(target, fresh, dir_fd=fd)
             try:
                 os.rename(fresh, name, src_dir_fd=fd, dst_dir_fd=fd)
             except BaseException:
@@ -527,34 +541,31 @@ class PinnedTree:
             root.close()
 
 
-def pin_of(path: Path) -> Pin:
-    """A directory that an operator names, for a child process. Raises RootReplaced (another user's link), OSError."""
-    fd, _ = open_path(path)
-    try:
-        status = os.fstat(fd)
-    finally:
-        os.close(fd)
-    return Pin(str(path), status.st_dev, status.st_ino)
-
-
-def open_pinned(pins: Sequence[Pin], path: str) -> int:
-    """In a child process: a descriptor of the directory ``path`` below one of the daemon's roots. No link is followed.
-    Raises RootReplaced where a root is no longer the daemon's, HostError outside them, OSError."""
+def open_pinned(pins: Sequence[Pin], path: str, rights: Rights | None = None) -> int:
+    """In a child process: a descriptor of the directory ``path`` below one of the daemon's roots, opened with these
+    rights. No link is followed. Raises RootReplaced where a root is no longer the daemon's, HostError outside them,
+    OSError."""
     for pin in sorted(pins, key=lambda p: -len(p.path)):
         if path != pin.path and not path.startswith(pin.path.rstrip("/") + "/"):
             continue
-        fd, _ = open_path(Path(pin.path))
+        parts = Path(path).relative_to(pin.path).parts
+        own = own_segments(parts) if Path(pin.path).name == HIDDEN else 0
+        with applied(own_rights()):
+            fd, _ = open_path(Path(pin.path))
         try:
             if Identity.of(os.fstat(fd)) != Identity(pin.device, pin.inode):
                 raise RootReplaced("this directory was replaced", where=pin.path, fix="find out which user replaced it")
-            for name in Path(path).relative_to(pin.path).parts:
+            for number, name in enumerate(parts):
                 if name == "..":
                     raise HostError("not a plain path", where=path)
-                below = os.open(name, DIRECTORY_FLAGS, dir_fd=fd)
+                with applied(own_rights() if number < own else rights or own_rights()):
+                    below = os.open(name, DIRECTORY_FLAGS, dir_fd=fd)
                 os.close(fd)
                 fd = below
-                if name in (HIDDEN, STAGING):
-                    check_made_by_us(fd, Path(path))
+                if number < own:
+                    (check_users if number and name == USER else check_ours)(
+                        fd, Path(pin.path, *parts[: number + 1]), rights
+                    )
         except BaseException:
             os.close(fd)
             raise
@@ -563,6 +574,9 @@ def open_pinned(pins: Sequence[Pin], path: str) -> int:
 
 
 # -- owners, and creation of directories -----------------------------------------------------------------------------
+
+
+_rights_of = functools.cache(rights_of)
 
 
 def _whose(status: os.stat_result) -> tuple[Identity, int]:
@@ -589,15 +603,5 @@ def _make_ours(path: Path) -> None:
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path.name, 0o755, dir_fd=fd)
-    finally:
-        os.close(fd)
-
-
-def _make_root(path: Path, owner: int | None) -> None:
-    if not os.path.lexists(path.parent):
-        _make_root(path.parent, owner)
-    fd, _ = open_path(path.parent)
-    try:
-        make_directory(fd, path.name, owner)
     finally:
         os.close(fd)

@@ -15,7 +15,7 @@ from pathlib import Path
 from podwatch.domain.errors import HostError
 from podwatch.system.files import DIRECTORY_FLAGS
 from podwatch.system.own_directories import Workspace
-from podwatch.system.pinned_directories import HIDDEN, PinnedTree, RootReplaced
+from podwatch.system.pinned_directories import HIDDEN, USER, PinnedTree, RootReplaced
 
 _ELSEWHERE = (errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors after which the next home is tried."""
@@ -27,7 +27,7 @@ def corners(path: Path, workspace: Workspace, what: str) -> tuple[Path, ...]:
     found = [workspace.movable / what]
     root = workspace.root_of(path)
     if root is not None:
-        found += [root.parent / HIDDEN / root.name / what, root / HIDDEN / what]
+        found += [root.parent / HIDDEN / root.name / USER / what, root / HIDDEN / what]
     found.append(path.parent / HIDDEN / what)
     return tuple(dict.fromkeys(found))
 
@@ -100,10 +100,10 @@ def reachable(tree: PinnedTree, candidates: Sequence[Path], place: Path) -> Path
 
 
 def drop_empty(tree: PinnedTree, directory: Path) -> None:
-    """Remove podwatch's empty directory, and the hidden one above it if that is empty too."""
+    """Remove podwatch's empty directory, and those of podwatch above it that are then empty too."""
     with contextlib.suppress(OSError, HostError):
         tree.rmdir(directory)
-        while (directory := directory.parent).name == HIDDEN or directory.parent.name == HIDDEN:
+        while HIDDEN in (directory := directory.parent).parts[-3:]:
             tree.rmdir(directory)
 
 

@@ -8,13 +8,14 @@ from typing import Any
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink
 from podwatch.stores.credentials import Credentials
 from podwatch.system.pinned_directories import Pin
+from podwatch.system.rights import Rights
 
 
 @dataclass(frozen=True, slots=True)
 class FetchJob:
     """``staging`` maps each part to the directory in which ``<part>/...`` is built, on the filesystem of its target;
-    ``targets`` maps each part to its target, whatever is there now. ``owner`` is (uid, gid), None for our own. All are
-    below one of ``pins``."""
+    ``targets`` maps each part to its target, whatever is there now. All are below one of ``pins``. ``rights``: of the
+    user whose directories they are; None for our own."""
 
     step: int
     store: str
@@ -24,7 +25,7 @@ class FetchJob:
     symlinks: tuple[ManifestSymlink, ...]
     staging: Mapping[str, str]
     targets: Mapping[str, str]
-    owner: tuple[int, int] | None = None
+    rights: Rights | None = None
     connections: int = 8
     pins: tuple[Pin, ...] = ()
     features: Mapping[str, object] = field(default_factory=dict)
@@ -46,10 +47,9 @@ class FetchJob:
         secret = doc.pop("credentials")
         files = tuple(ManifestFile(**{**f, "parts_sha1": tuple(f["parts_sha1"])}) for f in doc.pop("files"))
         links = tuple(ManifestSymlink(**s) for s in doc.pop("symlinks"))
-        owner = doc.pop("owner")
         pins = tuple(Pin(**p) for p in doc.pop("pins"))
-        given = None if owner is None else (int(owner[0]), int(owner[1]))
-        job = cls(**doc, files=files, symlinks=links, owner=given, pins=pins)
+        rights = Rights.from_json(doc.pop("rights"))
+        job = cls(**doc, files=files, symlinks=links, rights=rights, pins=pins)
         return job, Credentials.from_json(secret)
 
 

@@ -22,8 +22,9 @@ from podwatch.stores.part_reader import part_spans
 from podwatch.sync.connections import Work, work_off
 from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.pieces_on_disk import StagedFile, hash_in_place, link_there, same_on_disk
-from podwatch.sync.restore.stage_and_put_in_place import allocated, give_away, open_staging, strip
+from podwatch.sync.restore.stage_and_put_in_place import allocated, open_staging, strip, sync_directories
 from podwatch.system.files import open_dir_below, sync_filesystem
+from podwatch.system.rights import applied, own_rights
 
 MARKERS = frozenset(
     {".metadata", "STABLE", "COMPLETED", "trainer_state.json", "latest", "model.safetensors.index.json"}
@@ -54,6 +55,11 @@ class Fetching:
         spinning: a fifth of the CPU of a restore of large files (benchmarks/transfers.md)."""
 
     def run(self) -> Fetched:
+        """The threads that it starts have the same rights."""
+        with applied(self._job.rights):
+            return self._run()
+
+    def _run(self) -> Fetched:
         files = by_part(self._job.files)
         check_links(self._job.files, self._job.symlinks)
         staged = tuple(p for p in self._job.parts if not self._in_place(p, files.get(p, [])))
@@ -64,7 +70,7 @@ class Fetching:
         links = [s for s in self._job.symlinks if s.part in staged]
         opened: dict[Path, int] = {}
         for home in set(homes.values()):
-            opened[home] = open_staging(self._job.pins, home)
+            opened[home] = open_staging(self._job.pins, home, self._job.rights)
             strip(opened[home], {f.path for f in wanted if homes[f.part] == home})
         roots = {part: opened[home] for part, home in homes.items()}
         check_room([(roots[f.part], f.size) for f in wanted])
@@ -74,7 +80,7 @@ class Fetching:
         for link in links:
             self._link(roots[link.part], link)
         for descriptor in opened.values():
-            give_away(descriptor, self._job.owner)
+            sync_directories(descriptor)
             sync_filesystem(descriptor)
             os.close(descriptor)
         return Fetched(staged, self._downloaded)
@@ -116,7 +122,7 @@ class Fetching:
                     left -= 1
                     last = not left
                 if last:
-                    state.complete(self._job.owner)
+                    state.complete()
 
         for number in range(len(spans)):
             yield partial(piece, number)
@@ -126,7 +132,7 @@ class Fetching:
             there = state.prepare()
             if state.spans:
                 self._bring(state, 0, there=there)
-            state.complete(self._job.owner)
+            state.complete()
 
     def _bring(self, state: StagedFile, number: int, *, there: bool) -> None:
         length = state.spans[number][1]
@@ -160,15 +166,17 @@ class Fetching:
         return digest.hexdigest() == file.parts_sha1[number]
 
     def _ask(self, file: ManifestFile, offset: int, length: int, take: Take) -> int:
+        """With podwatch's own rights: a store can be a directory that the trainer's user cannot enter."""
         store = self._store
-        try:
-            return store.get_range(file.key, offset, length, take, file_id=file.file_id)
-        except IntegrityError:
-            raise
-        except RemoteError as error:
-            if not error.transient and store.stat(file.key, file.file_id) is None:
-                raise SaveGone("the object is not in the store any more", where=self._place(file)) from error
-            raise
+        with own_rights().applied():
+            try:
+                return store.get_range(file.key, offset, length, take, file_id=file.file_id)
+            except IntegrityError:
+                raise
+            except RemoteError as error:
+                if not error.transient and store.stat(file.key, file.file_id) is None:
+                    raise SaveGone("the object is not in the store any more", where=self._place(file)) from error
+                raise
 
     def _place(self, file: ManifestFile) -> str:
         return f"{self._store.url}/{file.key}"
@@ -186,8 +194,6 @@ class Fetching:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=directory)
             os.symlink(link.target, name, dir_fd=directory)
-            if self._job.owner is not None:
-                os.chown(name, *self._job.owner, dir_fd=directory, follow_symlinks=False)
         finally:
             os.close(directory)
 

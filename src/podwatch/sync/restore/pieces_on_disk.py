@@ -75,12 +75,9 @@ class StagedFile:
         """Start writing the piece to disk now, so that the final sync is short."""
         start_writeback(self._fd, *self.spans[number])
 
-    def complete(self, owner: tuple[int, int] | None) -> None:
-        """Call when every piece is right. Sets mode, owner and time as recorded, without setuid, setgid or
-        capabilities."""
+    def complete(self) -> None:
+        """Call when every piece is right. Sets mode and time as recorded, without setuid, setgid or capabilities."""
         os.fchmod(self._fd, self.file.mode & 0o777)
-        if owner is not None:
-            os.fchown(self._fd, *owner)
         os.utime(self._fd, ns=(self.file.mtime_ns, self.file.mtime_ns))
         if self.file.size > _BLOCK:
             os.fsync(self._fd)  # small ones are synced together at the end

@@ -4,8 +4,6 @@ Blocking: for a thread or the command line. Nothing from the store is trusted (f
 ``train_command`` in a manifest is only ever shown.
 """
 
-import os
-import pwd
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +13,7 @@ from typing import Any
 
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.trackers import repair_trackers
-from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
+from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
 from podwatch.domain.intents import StoreIntent
 from podwatch.domain.manifest import Keys, ManifestRef, Pointer, sha1_hex
 from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState
@@ -31,7 +29,7 @@ from podwatch.sync.restore.optional_parts import Brought, Part, bring_optional
 from podwatch.sync.restore.stage_and_put_in_place import StagingArea
 from podwatch.sync.restore.start_child import Fetcher
 from podwatch.system.own_directories import Workspace
-from podwatch.system.pinned_directories import pin_of
+from podwatch.system.pinned_directories import PinnedTree
 
 RestoreProgress = Callable[[int, int], None]
 """(bytes that are here, verified or in flight; bytes in all)."""
@@ -89,7 +87,7 @@ class Patience:
 
 
 class Restorer:
-    """``fetcher`` runs the child that fetches. ``user`` is the user that training runs as, empty for podwatch's own."""
+    """``fetcher`` runs the child that fetches."""
 
     def __init__(
         self,
@@ -100,12 +98,11 @@ class Restorer:
         fetcher: Fetcher,
         *,
         connections: int = 8,
-        user: str = "",
         patience: Patience = Patience(),
     ) -> None:
         self._store, self._keys, self._layout = store, store.keys, layout
         self._workspace, self._journal, self._fetcher = workspace, journal, fetcher
-        self._connections, self._user, self._patience = connections, user, patience
+        self._connections, self._patience = connections, patience
         self._killed = threading.Event()
 
     # -- what is there ----------------------------------------------------------------------------------------------
@@ -250,16 +247,14 @@ class Restorer:
         if to is None:
             self._layout.expect_parts(parts)
         targets = {part: self._target(part, save.step, to) for part in parts}
-        owner = self._owner(to)
-        placer = StagingArea(self._workspace, to, owner)
+        placer = self._staging(to)
         name = f"restore-{save.step}-{save.save_id}-{ref.sha1[:8]}"
         with placer.alone() as lock:
             placer.forget_others(name)
             places = placer.homes(targets, frozenset(parts) & self._layout.shared_parts if to is None else frozenset())
             job = self._job(
-                to,
+                placer.tree,
                 step=save.step,
-                owner=owner,
                 part_size=manifest.part_size,
                 files=files,
                 symlinks=manifest.symlinks,
@@ -299,37 +294,35 @@ class Restorer:
             manifest.train_command,
         )
 
-    def _owner(self, to: Path | None) -> tuple[int, int] | None:
+    def _staging(self, to: Path | None) -> StagingArea:
         if to is None:
             self._workspace.check()
-        return owner_of(to or self._workspace.output_dir, self._user if to is None else "")
+        return StagingArea(self._workspace, to)
 
-    def _job(self, to: Path | None, **fields: Any) -> FetchJob:
+    def _job(self, tree: PinnedTree, **fields: Any) -> FetchJob:
         """Call when all staging directories exist. Raises RootReplaced."""
-        pins = self._workspace.tree.pins() if to is None else (pin_of(to),)
         known = features_of(self._journal, self._store.url)
         return FetchJob(
             store=self._store.url,
             writer_id=self._store.writer_id,
-            pins=pins,
+            pins=tree.pins(),
+            rights=tree.rights,
             features=known,
             **fields,
             connections=self._connections,
         )
 
     def _beside(self, store: ObjectStore, save: StoredSave, to: Path | None) -> Brought:
-        owner = self._owner(to)
-        place = StagingArea(self._workspace, to, owner)
+        place = self._staging(to)
         return bring_optional(
-            store, self._keys, self._layout, save.content, place, to, _PartFetch(self, save.step, to, owner)
+            store, self._keys, self._layout, save.content, place, to, _PartFetch(self, save.step, place.tree)
         )
 
-    def fetch_part(self, part: Part, *, step: int, to: Path | None, owner: tuple[int, int] | None) -> Fetched:
+    def fetch_part(self, part: Part, *, step: int, tree: PinnedTree) -> Fetched:
         """Fetch one optional part into its staging directory."""
         job = self._job(
-            to,
+            tree,
             step=step,
-            owner=owner,
             part_size=part.part_size,
             files=part.files,
             symlinks=part.symlinks,
@@ -419,30 +412,7 @@ class _PartFetch:
 
     restorer: Restorer
     step: int
-    to: Path | None
-    owner: tuple[int, int] | None
+    tree: PinnedTree
 
     def fetch(self, part: Part) -> Fetched:
-        return self.restorer.fetch_part(part, step=self.step, to=self.to, owner=self.owner)
-
-
-def owner_of(path: Path, user: str) -> tuple[int, int] | None:
-    """Owner of restored files: the user that training runs as, else the owner of the directory; only root can and must
-    change that."""
-    if os.geteuid() != 0:
-        return None
-    if user:
-        try:
-            entry = pwd.getpwnam(user)
-        except KeyError:
-            raise ConfigurationError(
-                f"user {user!r} not found on this machine", where="[trainer] user", fix="create it, or correct it"
-            ) from None
-        return entry.pw_uid, entry.pw_gid
-    for candidate in (path, *path.parents):
-        try:
-            found = candidate.stat()
-        except OSError:
-            continue
-        return found.st_uid, found.st_gid
-    return None
+        return self.restorer.fetch_part(part, step=self.step, tree=self.tree)

@@ -1,9 +1,8 @@
 """The staging area of a restore: the directory in which a checkpoint is built, accessed by descriptors only, and the
 move of a complete checkpoint to its place.
 
-The directory belongs to podwatch and is closed to all others (0700) until everything in it is right and was given to
-the training's user: nothing can be planted in it, and no name can change its meaning between a check and a use.
-Everything here blocks.
+The directory belongs to the trainer's user and is closed to all others (0700). All work in it is done with that user's
+rights: what is restored belongs to that user from its first byte on. Everything here blocks.
 """
 
 import contextlib
@@ -20,30 +19,21 @@ from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import Busy, HostError, IntegrityError
 from podwatch.domain.quarantine_index import INDEX, QuarantineIndex
 from podwatch.system.files import DIRECTORY_FLAGS, sync_descriptor
+from podwatch.system.open_by_descriptor import is_own_and_guarded, open_or_make
 from podwatch.system.own_directories import Workspace
-from podwatch.system.pinned_directories import STAGING, Identity, Pin, PinnedTree, check_ours, open_pinned
+from podwatch.system.pinned_directories import STAGING, Identity, Pin, PinnedTree, open_pinned
 from podwatch.system.rename_places import corners, corners_of, drop_empty, move_aside, reachable
+from podwatch.system.rights import Rights
 
 
-def open_staging(pins: Sequence[Pin], path: Path) -> int:
-    """A descriptor of the directory, made if it does not exist. Raises RootReplaced where it, or its parent, is not
-    podwatch's own, HostError outside of ``pins``, OSError."""
-    above = open_pinned(pins, str(path.parent))
+def open_staging(pins: Sequence[Pin], path: Path, rights: Rights | None) -> int:
+    """A descriptor of the directory, made if it does not exist. Raises HostError outside of ``pins``, OSError."""
+    above = open_pinned(pins, str(path.parent), rights)
     try:
-        check_ours(above, path.parent)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path.name, 0o700, dir_fd=above)
-        staging = os.open(path.name, DIRECTORY_FLAGS, dir_fd=above)
+        staging = open_or_make(above, path.name, True, 0o700)
     finally:
         os.close(above)
-    try:
-        check_ours(staging, path)
-        if stat.S_IMODE(os.fstat(staging).st_mode) != 0o700:
-            with contextlib.suppress(OSError):  # a filesystem without modes
-                os.fchmod(staging, 0o700)
-    except BaseException:
-        os.close(staging)
-        raise
+    _close_to_others(staging)
     return staging
 
 
@@ -79,16 +69,14 @@ def allocated(directory: int) -> int:
     return total
 
 
-def give_away(directory: int, owner: tuple[int, int] | None) -> None:
-    """Give all directories below this one to ``owner``, innermost first, durably. This one stays ours."""
+def sync_directories(directory: int) -> None:
+    """This one and all below it, innermost first."""
     for name in os.listdir(directory):
         if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
             continue
         below = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
         try:
-            give_away(below, owner)
-            if owner is not None:
-                os.fchown(below, *owner)
+            sync_directories(below)
         finally:
             os.close(below)
     sync_descriptor(directory)
@@ -97,8 +85,7 @@ def give_away(directory: int, owner: tuple[int, int] | None) -> None:
 # -- move to the place -----------------------------------------------------------------------------------------------
 # By renames, overwriting nothing. The staging directory is on the filesystem of the checkpoint's place, found out by
 # trying. Existing files that differ are moved to quarantine first, as in a recovery, so that ``podwatch quarantine``
-# shows them and can return them. All work is on pinned directories: no link is followed, and a directory of the
-# trainer's is created with its user's rights, never created by root and given away by name.
+# shows them and can return them. All work is on pinned directories: no link is followed.
 
 LOCK_SECONDS = 5.0
 """Seconds: the child of a killed restore holds the lock until it has noticed, within milliseconds."""
@@ -117,14 +104,12 @@ class Place:
 
 
 class StagingArea:
-    """``to`` is a directory that the operator chose, None: in place. ``owner`` is (uid, gid) of the restored files,
-    None for our own."""
+    """``to`` is a directory that the operator chose, None: in place."""
 
-    def __init__(self, workspace: Workspace, to: Path | None, owner: tuple[int, int] | None) -> None:
+    def __init__(self, workspace: Workspace, to: Path | None) -> None:
         self._workspace, self._to = workspace, to
-        self._uid = None if owner is None else owner[0]
-        self.tree = workspace.tree if to is None else PinnedTree((to,), owner=self._uid)
-        """Directories to which the fetching child may also write."""
+        self.tree = workspace.tree if to is None else chosen_tree(to)
+        """Directories to which the fetching child may also write, and the rights that it has there."""
         self._number: int | None = None
         self.set_aside: list[str] = []
         """What was in the way and is now in quarantine."""
@@ -139,7 +124,7 @@ class StagingArea:
         """Exclude a second restore in the same place: yields a descriptor that holds the lock, which the child holds
         too. Raises Busy."""
         if self._to is not None:
-            self.tree.make(self._to, owner=self._uid)
+            self.tree.make(self._to)
         else:
             self._workspace.check()
         end = time.monotonic() + LOCK_SECONDS
@@ -181,7 +166,7 @@ class StagingArea:
             if _is_there(self.tree, into):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(into))
             into = into.parent
-        self.tree.make(into, owner=self._uid)
+        self.tree.make(into)
         return into
 
     def forget_others(self, keep: str) -> None:
@@ -219,7 +204,7 @@ class StagingArea:
                 drop_empty(self.tree, home)
 
     def _put(self, staged: Path, target: Path, step: int, lineage: str) -> None:
-        self.tree.make(target.parent, owner=self._uid)
+        self.tree.make(target.parent)
         if self.tree.lstat(target) is not None:
             self._set_aside(target, step, lineage)
         if not self.tree.rename(staged, target):
@@ -238,7 +223,7 @@ class StagingArea:
             # Complete as far as we know: retention keeps it until its successor is safe.
             path, before = aside.parent / INDEX, ()  # type: tuple[Path, tuple[tuple[str, str], ...]]
             with contextlib.suppress(OSError, HostError, IntegrityError):
-                before = QuarantineIndex.from_bytes(self.tree.read_ours(path, QuarantineIndex.LARGEST)).moves
+                before = QuarantineIndex.from_bytes(self.tree.read(path, QuarantineIndex.LARGEST)).moves
             index = QuarantineIndex(
                 self._number,
                 time.time(),
@@ -264,6 +249,15 @@ class StagingArea:
                 return
 
 
+def chosen_tree(to: Path) -> PinnedTree:
+    """Of a directory that the operator chose: podwatch works there as its owner. One of podwatch's user that another
+    user can have put there is taken for that user's."""
+    path = next((p for p in (to, *to.parents) if p.exists()), Path("/"))
+    if path == to and path.stat().st_uid in (0, os.geteuid()) and not is_own_and_guarded(to):
+        path = to.parent
+    return PinnedTree((to,), owner=path.stat().st_uid or None)
+
+
 def free_number(tree: PinnedTree, homes: Sequence[Path]) -> int:
     """A number above every numbered directory in any of them."""
     numbers = [0]
@@ -271,6 +265,12 @@ def free_number(tree: PinnedTree, homes: Sequence[Path]) -> int:
         with contextlib.suppress(FileNotFoundError):
             numbers += [int(name) for name in tree.names(home) if name.isascii() and name.isdecimal()]
     return 1 + max(numbers)
+
+
+def _close_to_others(directory: int) -> None:
+    with contextlib.suppress(OSError):  # a file system without modes
+        if os.fstat(directory).st_mode & 0o077:
+            os.fchmod(directory, 0o700)
 
 
 def _is_there(tree: PinnedTree, path: Path) -> bool:
@@ -284,13 +284,11 @@ def _lock(tree: PinnedTree, directory: Path) -> int | None:
     """An exclusive flock on the directory itself; None while another process has it. It leaves no file behind."""
     try:
         with tree.directory(directory, create=True) as found:
+            _close_to_others(found)  # any user that can read a directory can lock it
             descriptor = os.dup(found)
     except FileNotFoundError:
         return None  # the previous holder has just removed it
     try:
-        status = os.fstat(descriptor)
-        if status.st_uid == os.geteuid() and status.st_mode & 0o077:
-            os.fchmod(descriptor, 0o700)  # any user that can read a directory can lock it
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if Identity.of(os.fstat(descriptor)) == tree.identity(directory):
             return descriptor

@@ -12,6 +12,7 @@ from podwatch.domain.safe_names import check_relative_path
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open_store import parse_store_url
 from podwatch.system.pinned_directories import Pin
+from podwatch.system.rights import Rights
 
 if TYPE_CHECKING:  # the child, which only reads a job, starts in half the time and memory without these
     from podwatch.checkpoints.known_checkpoints import SetContents
@@ -45,8 +46,7 @@ class JobFile:
 class UploadJob:
     """``roots`` maps each part to its absolute directory, below one of ``pins``. ``files`` are those not in the store
     yet. ``max_rate`` is bytes per second, 0 for no limit.
-
-    ``owners``: the users whose files may have several names; None: the daemon has judged that (``belonging``)."""
+    ``rights``: of the user whose directories they are; None for our own."""
 
     step: int
     save_id: str
@@ -59,7 +59,7 @@ class UploadJob:
     files: tuple[JobFile, ...]
     max_rate: float = 0.0
     pins: tuple[Pin, ...] = ()
-    owners: tuple[int, ...] | None = ()
+    rights: Rights | None = None
     features: Mapping[str, object] = field(default_factory=dict)
     """What is known of the store (``ObjectStore.features``)."""
 
@@ -77,8 +77,8 @@ class UploadJob:
         secret = doc.pop("credentials")
         files = tuple(_from_json(f) for f in doc.pop("files"))
         pins = tuple(Pin(**p) for p in doc.pop("pins"))
-        owners = doc.pop("owners")
-        job = cls(**doc, files=files, pins=pins, owners=None if owners is None else tuple(owners))
+        rights = Rights.from_json(doc.pop("rights"))
+        job = cls(**doc, files=files, pins=pins, rights=rights)
         return job, Credentials.from_json(secret)
 
 

@@ -18,9 +18,9 @@ from podwatch.stores.part_reader import FileSource, part_sha1, part_spans
 from podwatch.sync.connections import RateLimit, work_off
 from podwatch.sync.read_back import read_back
 from podwatch.sync.upload.child_job import JobFile, UploadJob
-from podwatch.sync.upload.file_owners import foreign
 from podwatch.system.files import open_dir_below
 from podwatch.system.pinned_directories import open_pinned, open_regular
+from podwatch.system.rights import applied
 
 
 class SourceChanged(PodwatchError):  # noqa: N818
@@ -28,7 +28,7 @@ class SourceChanged(PodwatchError):  # noqa: N818
 
 
 class SourceForeign(PodwatchError):  # noqa: N818
-    """A file does not belong to the training: the checkpoint is void."""
+    """The trainer's user cannot read a file: the checkpoint is void."""
 
 
 Say = Callable[..., None]
@@ -214,20 +214,29 @@ class Sending:
 
 
 def _open(job: UploadJob, file: JobFile) -> int:
-    """Open the file from one of the daemon's roots without following a link. Raises SourceChanged, SourceForeign,
-    RootReplaced."""
+    """Open the file from one of the daemon's roots, with the rights of the directory's user and without following a
+    link. Raises SourceChanged, SourceForeign, RootReplaced."""
+    with applied(job.rights):
+        return _open_with_these_rights(job, file)
+
+
+def _open_with_these_rights(job: UploadJob, file: JobFile) -> int:
     folder, _, name = file.path.rpartition("/")
     try:
-        root = open_pinned(job.pins, job.roots[file.part])
+        root = open_pinned(job.pins, job.roots[file.part], job.rights)
         try:
             directory = open_dir_below(root, folder)
         finally:
             os.close(root)
         try:
             descriptor = open_regular(directory, name)
-            around = os.fstat(directory)
         finally:
             os.close(directory)
+    except PermissionError as error:
+        user = "podwatch's user" if job.rights is None else f"user {job.rights.uid}"
+        raise SourceForeign(
+            f"{user}, to whom the directory belongs, cannot read the file", where=file.remote
+        ) from error
     except OSError as error:
         what = "a symbolic link is on its path" if error.errno in (errno.ELOOP, errno.ENOTDIR) else error.strerror
         raise SourceChanged(f"the file cannot be opened: {what}", where=file.remote) from error
@@ -235,9 +244,6 @@ def _open(job: UploadJob, file: JobFile) -> int:
     if _identity(found) != _expected(file):
         os.close(descriptor)
         raise SourceChanged("the file is not the one that was found complete", where=file.remote)
-    if job.owners is not None and (reason := foreign(found, around, job.owners)):
-        os.close(descriptor)
-        raise SourceForeign(f"{file.remote} {reason}", where=file.remote)
     return descriptor
 
 

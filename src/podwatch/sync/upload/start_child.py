@@ -33,7 +33,7 @@ class SetVoid(PodwatchError):  # noqa: N818
 
 
 class SetForeign(SetVoid):
-    """The checkpoint contains a file that is not the training's: nothing of it is sent."""
+    """The trainer's user cannot read a file of the checkpoint: nothing of it is sent."""
 
 
 class UploadStopped(PodwatchError):  # noqa: N818

@@ -22,7 +22,6 @@ from podwatch.stores.base import Progress
 from podwatch.sync.interfaces import RunSource, SetSource, features_of, rfc3339
 from podwatch.sync.publish_and_pointer import ObjectsMissing, Publisher
 from podwatch.sync.upload import child_job as jobs
-from podwatch.sync.upload.file_owners import check_contents, owners_of
 from podwatch.sync.upload.keep_files_until_sent import Held, Holder
 from podwatch.sync.upload.start_child import NICE, SetVoid, Upload, UploadStopped
 from podwatch.system.blocking_calls import Worker
@@ -214,9 +213,8 @@ class Sender:
             await self._let_go()
 
     def _hold(self, contents: SetContents) -> Held | None:
-        """Held files are sent from our own directories, so their owners must be judged before. Blocks."""
+        """Blocks."""
         with contextlib.suppress(OSError):
-            check_contents(self._workspace.tree, contents, owners_of(self._workspace.tree))
             return self._holder.hold(contents, self._run.identity().lineage)
         return None
 
@@ -276,7 +274,7 @@ class Sender:
         held: bool,
     ) -> jobs.UploadJob:
         pins = await self._worker.call(self._workspace.tree.pins)
-        owners = None if held else await self._worker.call(owners_of, self._workspace.tree)
+        rights = await self._worker.call(lambda: self._workspace.tree.rights)
         step, save_id = contents.set.step, contents.set.save_id
         lock = self._settings.state_dir / self._settings.run_id / "upload.lock"
         job = jobs.UploadJob(
@@ -293,7 +291,7 @@ class Sender:
             ),
             max_rate=float(self._settings.sync.max_rate or 0),
             pins=pins,
-            owners=owners,
+            rights=rights,
             features=await self._worker.call(features_of, self._journal.sync, self._settings.sync.store),
         )
         await self._worker.call(lambda: lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700))
