@@ -55,6 +55,7 @@ def _names(rig: Rig, store: Path) -> None:
     contract.check_names("files", _listed("state", state.iterdir()))
     contract.check_names("files", _listed("runtime", (rig.root / "runtime" / rig.run_id).iterdir()))
     contract.check_names("files", _listed("beside", beside.iterdir()))
+    contract.check_names("files", _listed("user", (beside / "user").iterdir()))
     contract.check_names("files", _listed("incident", (state / "incidents" / "1").iterdir()))
 
 

@@ -177,3 +177,15 @@ def test_recreated_by_its_owner_it_is_looked_at_again(out: Path) -> None:
     own(out, T)
     sets = bench.settle()
     assert [s for s in sets if sets[s].complete] == [9]
+
+
+@as_root
+def test_a_file_that_the_user_cannot_read_makes_none_complete(out: Path) -> None:
+    """As with one of root's that the user linked: podwatch, which is root, does not read it for that user."""
+    bench = Bench(out, PinnedTree([out], owner=T))
+    metadata = next(out.rglob(".metadata"))
+    metadata.chmod(0o600)
+    os.chown(metadata, 0, 0)
+    found = bench.settle()[5]
+    assert not found.complete
+    assert f"Permission denied for user {T}" in found.reason

@@ -13,7 +13,6 @@ from podwatch.sync.upload.send_parts import Sending, SourceChanged, SourceForeig
 from podwatch.system.pinned_directories import PinnedTree, RootReplaced
 from podwatch.system.rights import rights_of
 from tests.support.other_users import E, T, as_root, enterable, own
-from tests.sync.conftest import World
 from tests.sync.test_send_parts import Heard
 
 SECRET = b"root only"
@@ -114,17 +113,3 @@ def test_hard_links_of_the_training_are_fine(out: Path, tmp_path: Path) -> None:
     model = out / "ckpt" / "step_5" / "deep" / "model.bin"
     os.link(model, model.with_name("same.bin"))
     assert send(job(tree, out / "ckpt" / "step_5"), tmp_path).count()["object"] == 1
-
-
-@as_root
-def test_a_set_with_a_file_that_the_user_cannot_read_is_not_complete(local: World, tmp_path: Path) -> None:
-    enterable(tmp_path)
-    root = local.write_set(5, size=1000)
-    (tmp_path / "secret").write_bytes(SECRET)
-    os.link(tmp_path / "secret", root / "model2.bin")
-    own(local.directory, T)
-    own(root / "model2.bin", 0).chmod(0o600)
-    local.scan()
-    (found,) = local.catalogue.sets
-    assert not found.complete
-    assert f"Permission denied for user {T}" in found.reason

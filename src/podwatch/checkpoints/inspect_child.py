@@ -108,12 +108,6 @@ def _facts(request: Mapping[str, Any]) -> SaveFacts:
     )
 
 
-def _chown(directory: int) -> str:
-    assert _rights is not None
-    where = os.readlink(f"/proc/self/fd/{directory}")  # noqa: PTH115 - text is wanted
-    return f" for user {_rights.uid}, who owns the output directory: chown -R {_rights.uid} {where}"
-
-
 def _open_below(root: int, path: str) -> int:
     with applied(_rights):
         return open_below(root, path, os.O_RDONLY | os.O_NONBLOCK)
@@ -170,7 +164,8 @@ def _read(roots: Mapping[str, int], part: str, path: str, size: int, mtime_ns: i
     except KeyError:
         return FileFacts(size, mtime_ns, problem="vanished with its directory")
     except PermissionError as error:
-        return FileFacts(size, mtime_ns, unreadable=error.strerror + ("" if _rights is None else _chown(roots[part])))
+        whose = "" if _rights is None else f" for user {_rights.uid} (`podwatch check` names the fix)"
+        return FileFacts(size, mtime_ns, unreadable=f"{error.strerror}{whose}")
     except OSError as error:
         return FileFacts(size, mtime_ns, unreadable=error.strerror or str(error))
     try:

@@ -146,7 +146,7 @@ def carry_out(workspace: Workspace, index: QuarantineIndex) -> int:
         raise HostError(
             f"cannot move checkpoints to quarantine: {_reason(error)}",
             where=str(error.filename or target),
-            fix=_fix(error),
+            fix=workspace.foreign_owners([Path(error.filename or target)])[1] or _fix(error),
         ) from error
     make_spare(workspace)
     return moved

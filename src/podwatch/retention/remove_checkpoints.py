@@ -107,7 +107,7 @@ class Remover:
             try:
                 moved = self._set_aside(removal, paths_of)
             except (OSError, PodwatchError) as error:
-                problems.append(_explain(removal, error))
+                problems.append(_explain(removal, error, self._workspace))
                 freed += self._empty_trash(problems)
                 continue
             if not moved:
@@ -361,10 +361,13 @@ def _identity(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, stat.S_IFMT(status.st_mode), int(status.st_mtime)
 
 
-def _explain(removal: Removal, error: Exception) -> str:
+def _explain(removal: Removal, error: Exception, workspace: Workspace) -> str:
     what = f"step {removal.step}" if removal.step is not None else removal.path
     if isinstance(error, OSError) and error.errno == errno.EXDEV:
         return (
             f"{what}: cannot be renamed into the trash (another filesystem). Move output_dir off the image's own layer"
         )
+    if isinstance(error, PermissionError) and error.filename:
+        found, fix = workspace.foreign_owners([Path(error.filename)])
+        return f"{what}: {found}. Repair it: {fix}" if fix else f"{what}: {error}"
     return f"{what}: {error}"

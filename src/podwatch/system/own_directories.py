@@ -5,13 +5,18 @@ those that no other user can write to, or even enter.
 import contextlib
 import os
 import secrets
+import shlex
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.system.open_by_descriptor import NODES
 from podwatch.system.pinned_directories import HIDDEN, USER, PinnedTree, RootReplaced
+
+_NAMED = 20
+"""Paths in one command."""
 
 
 @dataclass(slots=True)
@@ -106,6 +111,37 @@ class Workspace:
         except RootReplaced as error:
             return str(error)
         return ""
+
+    def foreign_owners(self, paths: Iterable[Path]) -> tuple[str, str]:
+        """Which of these paths (and directories above them in a root) belong to a user other than the one with whose
+        rights podwatch works there, as text, and the command that repairs it; both empty where none does. Blocks.
+
+        Where no user is configured, training runs as podwatch's user: what is that user's is right, and the root's
+        owner is not."""
+        rights = self.tree.rights
+        if rights is None:
+            return "", ""
+        found: dict[Path, int] = {}
+        for path in paths:
+            root = self.root_of(path)
+            for one in (path, *path.parents) if root is not None else ():
+                if one == root:
+                    break
+                with contextlib.suppress(OSError, HostError):
+                    status = self.tree.lstat(one)
+                    if status is not None and status.st_uid != rights.uid:
+                        found[one] = status.st_uid
+        if not found:
+            return "", ""
+        first = min(found, key=lambda p: (len(p.parts), p))
+        text = (
+            f"{first}{f' and {len(found) - 1} more' if len(found) > 1 else ''} belongs to user {found[first]}, and"
+            f" podwatch works in {self.output_dir} as user {rights.uid}: it can neither read all of it nor move it"
+        )
+        if self.owner is None and found[first] == os.geteuid():
+            return text, f"chown -R {os.geteuid()} {shlex.join(map(str, (*self.roots, self.movable)))}"
+        tops = [p for p in found if not found.keys() & set(p.parents)]
+        return text, f"chown -R {rights.uid} {shlex.join(map(str, sorted(tops)[:_NAMED]))}"
 
     def exposed(self) -> str:
         """Users who can move podwatch's own directory away, and the fix, as text; empty where only root or podwatch

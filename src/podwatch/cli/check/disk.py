@@ -37,14 +37,23 @@ def own_directory(settings: Settings) -> Iterator[Line]:
     if problem := in_time(workspace.problem):
         yield Line("directories", "fail", problem, "fix this; until then podwatch moves and deletes nothing")
         return
+    text, fix = in_time(lambda: workspace.foreign_owners(_paths(settings)))
+    if text:
+        yield Line("directories", "fail", text, fix)
     links = in_time(lambda: _links(settings, workspace))
     for link in links[:LINKS_SHOWN]:
         text = f"{link} is a symbolic link: podwatch does not follow it, so it uploads nothing from its target"
         yield Line("directories", "warn", text, "use a directory, or set trainer.checkpoint_dir to the link's target")
     if exposed := in_time(workspace.exposed):
         yield Line("directories", "warn", exposed, "or accept it: podwatch detects a replaced directory")
-    if not links and not exposed:
+    if not links and not exposed and not text:
         yield Line("directories", "ok", f"{workspace.outside}: only podwatch can change it")
+
+
+def _paths(settings: Settings) -> list[Path]:
+    """What the layout reads and moves."""
+    layout = make_layout(settings)
+    return [*layout.watch_roots(), *layout.ahead_of(None)]
 
 
 def _links(settings: Settings, workspace: Workspace) -> list[Path]:

@@ -219,7 +219,8 @@ class Restorer:
             raise HostError(
                 f"the restore cannot write here: {error.strerror or error}",
                 where=str(error.filename or to or self._workspace.staging),
-                fix="free space or correct the permissions, then restore again; it continues from there",
+                fix=self._workspace.foreign_owners([Path(error.filename or self._workspace.staging)])[1]
+                or "free space or correct the permissions, then restore again; it continues from there",
             ) from error
         finally:
             store.close()
