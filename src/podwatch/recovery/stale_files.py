@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from podwatch.system import procfs
+from podwatch.system.rights import applied, rights_of
 
 PLACES: Final[list[tuple[Path, str]]] = [
     (Path("/dev/shm"), "vllm-*"),
@@ -57,11 +58,17 @@ def find_stale(uid: int, since: float, places: Sequence[tuple[Path, str]] | None
 
 def clear_stale(uid: int, since: float, places: Sequence[tuple[Path, str]] | None = None) -> tuple[Path, ...]:
     """Remove stale files; return those that are gone. Blocks. Never raises for a file that cannot be removed."""
-    return remove_stale(find_stale(uid, since, places).stale)
+    return remove_stale(find_stale(uid, since, places).stale, uid)
 
 
-def remove_stale(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Remove ``paths``, which ``find_stale`` has just found; return those that are gone."""
+def remove_stale(paths: Iterable[Path], uid: int) -> tuple[Path, ...]:
+    """Remove ``paths``, which ``find_stale`` has just found, with the rights of that user; return those that are
+    gone."""
+    with applied(rights_of(uid) if os.geteuid() == 0 and uid > 0 else None):
+        return _removed(paths)
+
+
+def _removed(paths: Iterable[Path]) -> tuple[Path, ...]:
     gone = []
     for path in paths:
         try:

@@ -67,7 +67,7 @@ class Starter:
         except TimeoutError:
             return
         # A second call removes them: a look that hung and returns late must have nothing left to do.
-        gone = await tools.blocking(stale_files.remove_stale, found.stale)
+        gone = await tools.blocking(stale_files.remove_stale, found.stale, stale_files.owner_id(last.user))
         if gone:
             names = ", ".join(str(path) for path in gone[:5]) + (", ..." if len(gone) > 5 else "")
             text = f"removed {counted(len(gone), 'stale entry', 'stale entries')} of the last start: {names}"
