@@ -1,4 +1,4 @@
-"""What a record answers: same save, damage, deletion, size, start, lineage; and that a lost one does no harm."""
+"""What a record answers: same save, damage, deletion, size; and that a lost one does no harm."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +11,10 @@ from podwatch.checkpoints.records import (
     RecordedFile,
     RecordFiles,
     RecordSource,
-    StartSpan,
-    is_current,
     is_same_save,
     lost_files,
     needs_inspection,
     next_save_bytes,
-    start_that_wrote,
     was_deleted,
 )
 
@@ -87,37 +84,6 @@ def test_the_next_save_can_be_as_large_as_the_largest_of_the_last() -> None:
     saves = [record(n, wall=float(n + 1), bytes=100 - n) for n in range(20)]
     assert next_save_bytes(saves, "hf") == 92
     assert next_save_bytes(saves, "verl") is None
-
-
-STARTS = (
-    StartSpan("one", None, 100, 199),
-    StartSpan("two", 10, 200, 299),
-    StartSpan("three", 5, 300, None),
-)
-
-
-def of_times(*times: int) -> tuple[RecordedFile, ...]:
-    return tuple(RecordedFile("checkpoint", f"f{n}", 1, time) for n, time in enumerate(times))
-
-
-def test_a_checkpoint_belongs_to_the_start_during_which_its_files_appeared() -> None:
-    def start(*times: int) -> str:
-        found = start_that_wrote(of_times(*times), STARTS)
-        return found.start_id if found is not None else ""
-
-    assert [start(150), start(200, 299), start(300, 10**9)] == ["one", "two", "three"]
-    assert start(50) == ""
-    assert start(150, 250) == "", "half of it is of another start"
-    assert start() == ""
-
-
-def test_a_checkpoint_is_current_until_a_start_begins_below_it() -> None:
-    assert is_current(5, "one", STARTS)
-    assert not is_current(10, "one", STARTS), "three began at 5"
-    assert not is_current(15, "two", STARTS)
-    assert is_current(400, "three", STARTS)
-    assert not is_current(5, "unknown", STARTS)
-    assert not is_current(5, "three", (*STARTS, StartSpan("fresh", None, 400)))
 
 
 def test_the_copy_brings_back_what_is_lost(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ made again by an inspection and the starts, or from a manifest with equal files.
 import contextlib
 import re
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -119,42 +119,6 @@ def next_save_bytes(records: Iterable[CheckpointRecord], layout: str) -> int | N
     """Bytes of the largest of the last saves; None before the first."""
     own = sorted((r for r in records if r.layout == layout), key=lambda r: r.wall)
     return max((r.bytes for r in own[-_SIZES:]), default=None)
-
-
-# -- which start wrote it: pure ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StartSpan:
-    """One start of the trainer. The times are those of files that podwatch wrote at that moment on the checkpoints'
-    file system, so that two clocks are never compared. ``from_step`` is None for a fresh start; ``ended_ns`` None
-    while it lives."""
-
-    start_id: str
-    from_step: int | None
-    began_ns: int
-    ended_ns: int | None = None
-
-
-def start_that_wrote(
-    files: Iterable[RecordedFile], starts: Sequence[StartSpan], identity: Collection[str] = ()
-) -> StartSpan | None:
-    """The start during which all files of the save appeared. None: nobody of this run wrote it. ``starts``: in their
-    order."""
-    times = [f.mtime_ns for f in files if not identity or f.part in identity]
-    for start in reversed(starts) if times else ():
-        if start.began_ns <= min(times) and (start.ended_ns is None or max(times) <= start.ended_ns):
-            return start
-    return None
-
-
-def is_current(step: int, start_id: str, starts: Sequence[StartSpan]) -> bool:
-    """Whether it is on the current lineage: written by a known start, and no later one began below it."""
-    order = [start.start_id for start in starts]
-    if start_id not in order:
-        return False
-    later = starts[order.index(start_id) + 1 :]
-    return all(start.from_step is not None and start.from_step >= step for start in later)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
