@@ -21,12 +21,10 @@ from podwatch.checkpoints.completeness_check import (
     CompletenessChecker,
     Inspection,
     Known,
-    StoredSaves,
     described,
 )
-from podwatch.checkpoints.expected_files import Expected, Ledger
 from podwatch.checkpoints.layout import Judgement, Layout, PartDir, PartFiles
-from podwatch.checkpoints.reboot_check import Memory, NoMemory, RebootCheck
+from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.checkpoints.scan import linked_out, replaced, without_linked
 from podwatch.checkpoints.settle_time import SettleTimes, slow_to_show
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, HeldAs, SymlinkEntry, newest_complete
@@ -125,28 +123,13 @@ class SetContents:
     world_size: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunMemory:
-    """What is known of one run from before this start of podwatch."""
-
-    memory: Memory
-    """Keeps the learned file sets and the checks after reboots."""
-    whose: str = ""
-    """Identifies the trainer's command: file sets of another command are forgotten."""
-    boots: RebootCheck | None = None
-    """Judges checkpoints from before a reboot, except those in ``stored``. None: none is suspect."""
-    stored: StoredSaves = tuple
-
-
-NOTHING_LEARNED = RunMemory(NoMemory())
-
-
 class Catalogue:
     """All checkpoints of one layout. ``settle``, ``settle_tracker`` and ``settle_weak`` are settle times in seconds:
     with a commit marker, with a file written last or a tracker (default: ``settle``), and without any marker; all are
     doubled on network filesystems, which show changes late.
 
-    ``held_back`` marks checkpoints that are held back. ``tree``: the pinned directories; where one of them was
+    ``records``: of the checkpoints that were complete; without them nothing is known from before. ``held_back`` marks
+    checkpoints that are held back. ``tree``: the pinned directories; where one of them was
     replaced, nothing in it is a checkpoint.
 
     ``rescan``, ``contents``, ``verify`` and ``inspect`` block: call them in a worker thread. The properties never
@@ -161,7 +144,7 @@ class Catalogue:
         settle: float,
         settle_weak: float,
         settle_tracker: float | None = None,
-        learned: RunMemory = NOTHING_LEARNED,
+        records: CheckpointRecords | None = None,
         held_back: HeldBack = NOTHING_HELD,
         tree: PinnedTree | None = None,
     ) -> None:
@@ -172,19 +155,8 @@ class Catalogue:
         self._out_of_reach: frozenset[int] = frozenset()
         self._clock = clock
         self._windows = SettleTimes(settle, settle if settle_tracker is None else settle_tracker, settle_weak)
-        self._expected = Expected(learned.memory, f"{layout.name}/{learned.whose}")
-        self._boots = learned.boots
-        self._ledger = Ledger(learned.memory)
-        self._settling = CompletenessChecker(
-            layout,
-            clock,
-            self._windows,
-            self._expected,
-            self._ledger,
-            boots=learned.boots,
-            stored=learned.stored,
-            roots=self._roots_known,
-        )
+        self.records = CheckpointRecords() if records is None else records
+        self._settling = CompletenessChecker(layout, clock, self._windows, self.records, roots=self._roots_known)
         self._known: dict[int, Known] = {}
         self._complete: frozenset[tuple[int, str]] = frozenset()
         self._turn = 0
@@ -266,9 +238,9 @@ class Catalogue:
                     else:
                         fresh[step] = settling.examine(step, steps[step], known)
                 self._known = fresh
-            self._compare_again(fresh)
             self._problem = settling.problem
             self._name_states()
+            self._compare_again(fresh)
             settling.end(fresh.values())
             self._remember()
             aged = all(0 <= mtime < wall_ns - _FRESH_NS for _, mtime, _ in roots)
@@ -334,7 +306,8 @@ class Catalogue:
         if complete != self._complete:
             self._complete = complete
             for known in states.values():
-                known.settled = known.settled and not known.judgement.lacks
+                lacks = known.judgement.lacks or (known.judgement.whole and not known.set.complete)
+                known.settled = known.settled and not lacks
 
     def _believe_nothing(self, problem: str) -> tuple[CheckpointSet, ...]:
         """The checkpoints stay listed, but podwatch neither uses nor removes them."""
@@ -374,8 +347,7 @@ class Catalogue:
         return close
 
     def _judge(self, step: int, found: Sequence[PartFiles]) -> Judgement:
-        known = self._known.get(step)
-        return self._settling.judge(step, found, known.was if known is not None else "")
+        return self._settling.judge(step, found)
 
     def _name_states(self) -> None:
         """Set the states that depend on other checkpoints: one ahead of the newest complete one can still be being
@@ -413,11 +385,11 @@ class Catalogue:
         )
 
     def _remember(self) -> None:
-        """Save to the journal, once per rescan. Checkpoints refused by a rule that no longer holds are judged again."""
-        for step in self._expected.save():
-            if step in self._known:
-                self._known[step].settled = False
-        if not self._problem:
-            self._ledger.save([s.step for s in self._sets])
-        if self._boots is not None and not self._problem:
-            self._boots.save([s.save_id for s in self._sets if s.save_id])
+        """Once per rescan: what grew, and what is gone."""
+        if self._problem:
+            return
+        for found in self._sets:
+            if found.complete:
+                parts = {p.name: p.size_bytes for p in found.parts if p.size_bytes}
+                self.records.grow((found.step, found.save_id), parts, found.file_count)
+        self.records.keep_only({s.step for s in self._sets})

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
+from podwatch.checkpoints.records import RecordFiles
 from podwatch.checkpoints.trainers import Layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.ask_and_record_attempts import JobVerdicts
@@ -84,6 +85,7 @@ class Run:
         self.paths, self.clock, self.journal = foundation.paths, foundation.clock, foundation.journal
         self.emit = foundation.emit
         self.config, self.layout, self.workspace, self.file = config, layout, workspace, file
+        self.records = RecordFiles(self.paths.records, workspace.records_copy, workspace.tree)
         self.own = OwnCheckpoints(file, foundation.clock)
         self.guard = MutationGuard()
 
