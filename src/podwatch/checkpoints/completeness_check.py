@@ -260,6 +260,8 @@ class CompletenessChecker:
         guard = self._guard(seen.scans, judgement)
         state = Known(seen.fingerprint, seen.since, seen.polls, guard, judgement, described, seen.quiet)
         state.was = known.was if known is not None else ""
+        if judgement.unreadable and not any(s.outside for s in seen.scans):
+            state.set = replace(state.set, unanswered=1 + (known.set.unanswered if known is not None else 0))
         trusted = known is not None and known.settled and known.set.complete and judgement.whole
         if trusted and checkpoint_identity.save_id(found, judgement) == state.was:  # its own files are unchanged
             state.set = replace(described, completeness=Completeness.COMPLETE, save_id=state.was, reason="")
