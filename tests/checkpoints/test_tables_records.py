@@ -210,6 +210,24 @@ def test_a_later_podwatch_knows_what_an_earlier_one_wrote(tmp_path: Path) -> Non
     assert {r.step for r in other.all} == {5, 6, 7}
 
 
+def test_what_was_held_back_stays_so_until_the_operator_names_it(tmp_path: Path) -> None:
+    def begun() -> CheckpointRecords:
+        found = CheckpointRecords(RecordFiles(tmp_path))
+        found.begin("hf")
+        return found
+
+    first = begun()
+    first.note(record(5))
+    first.note(record(6))
+    first.hold((5, "save5"), "a second trainer")
+    first.hold((7, "none"), "a second trainer")
+    assert begun().decided == {(5, "save5"): "a second trainer"}
+    begun().release((5, "save5"))
+    after = begun()
+    after.hold((5, "save5"), "a second trainer")
+    assert after.decided == {(5, "save5"): ""}
+
+
 def test_records_of_checkpoints_that_are_gone_stay_only_for_the_comparison() -> None:
     kept = CheckpointRecords()
     for step in range(RECENT + 8):

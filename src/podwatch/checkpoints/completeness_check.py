@@ -350,7 +350,9 @@ class CompletenessChecker:
             return new
         parts = {**before.parts, **{n: max(size, before.parts.get(n, 0)) for n, size in new.parts.items()}}
         count = max(before.file_count, new.file_count)
-        return replace(new, parts=parts, file_count=count, start_id=before.start_id, source=before.source)
+        return replace(
+            before, boot_id=new.boot_id, parts=parts, file_count=count, ends=new.ends, sparse=new.sparse, deleted=False
+        )
 
     def _not_whole(self, state: Known, *, begun: bool) -> Known:
         judgement = state.judgement

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from podwatch.checkpoints import checkpoint_identity
 from podwatch.checkpoints.checkpoint_identity import stamp
@@ -36,17 +37,18 @@ from podwatch.policy.second_writer import Span, why_held
 from podwatch.system.clock import Clock
 from podwatch.system.pinned_directories import PinnedTree
 
+NOTHING_DECIDED: Mapping[tuple[int, str], str] = MappingProxyType({})
+
 
 class HeldBack:
-    """Which checkpoints are in doubt, and the operator's decisions. Read in any thread; set by one.
+    """Which checkpoints are in doubt. Read in any thread; set by one.
 
-    ``spans`` are in epoch seconds. ``released`` are (step, save_id) that the operator asked for by name. ``evidence``
-    limits how far this run can be; ``earlier`` are the checkpoints of abandoned branches.
+    ``spans`` are in epoch seconds. ``evidence`` limits how far this run can be; ``earlier`` are the checkpoints of
+    abandoned branches. What was decided about a checkpoint stands in its record.
     """
 
-    def __init__(self, spans: Iterable[Span] = (), released: Iterable[tuple[int, str]] = ()) -> None:
+    def __init__(self, spans: Iterable[Span] = ()) -> None:
         self.spans = tuple(spans)
-        self.released = frozenset(released)
         self.evidence = StepEvidence()
         self.earlier: tuple[EarlierSave, ...] = ()
         self.version = 0
@@ -70,26 +72,25 @@ class HeldBack:
             self.earlier = earlier
             self.version += 1
 
-    def release(self, step: int, save_id: str) -> None:
-        self.released |= {(step, save_id)}
-        self.version += 1
-
-    def mark(self, sets: Sequence[CheckpointSet]) -> tuple[CheckpointSet, ...]:
+    def mark(
+        self, sets: Sequence[CheckpointSet], decided: Mapping[tuple[int, str], str] = NOTHING_DECIDED
+    ) -> tuple[CheckpointSet, ...]:
         """The same checkpoints, with ``held`` where one is held back. Whether a step is plausible depends on all of
-        them."""
-        evidence = replace(self.evidence, believed=self.evidence.believed | self.released)
-        odd = implausible(sets, evidence)
-        return tuple(self._marked(found, odd.get(found.step, "")) for found in sets)
+        them. ``decided``: see ``CheckpointRecords``."""
+        released = {key for key, held in decided.items() if not held}
+        odd = implausible(sets, replace(self.evidence, believed=self.evidence.believed | released))
+        return tuple(self._marked(found, odd.get(found.step, ""), decided) for found in sets)
 
-    def _marked(self, found: CheckpointSet, odd: str) -> CheckpointSet:
+    def _marked(self, found: CheckpointSet, odd: str, decided: Mapping[tuple[int, str], str]) -> CheckpointSet:
         if odd:
             return replace(found, held=f"its step number is implausible: {odd}", held_as=HeldAs.IMPLAUSIBLE)
         if self.earlier and is_earlier(found, self.earlier):
             why = "it belongs to an earlier branch of this run, which training has left"
             return replace(found, held=why, held_as=HeldAs.EARLIER_BRANCH)
-        if not self.spans or not found.complete or (found.step, found.save_id) in self.released:
+        if not found.complete:
             return found
-        why = why_held(found, self.spans)
+        key = (found.step, found.save_id)
+        why = decided[key] if key in decided else why_held(found, self.spans)
         return replace(found, held=why, held_as=HeldAs.TWO_WRITERS) if why else found
 
 
@@ -168,16 +169,16 @@ class Catalogue:
         self._open: tuple[Path, ...] = ()
         self._problem = ""
         self._held_back = held_back
-        self._marked: tuple[tuple[CheckpointSet, ...], int, tuple[CheckpointSet, ...]] = ((), 0, ())
+        self._marked: tuple[tuple[object, ...], tuple[CheckpointSet, ...]] = ((), ())
 
     @property
     def sets(self) -> tuple[CheckpointSet, ...]:
         """Result of the last rescan, lowest step first."""
-        found, version = self._sets, self._held_back.version
-        before, at, marked = self._marked
-        if before is not found or at != version:
-            marked = self._held_back.mark(found)
-            self._marked = (found, version, marked)
+        found, decided, version = self._sets, self.records.decided, self._held_back.version
+        of, marked = self._marked
+        if len(of) != 3 or of[0] is not found or of[1] is not decided or of[2] != version:
+            marked = self._held_back.mark(found, decided)
+            self._marked = ((found, decided, version), marked)
         return marked
 
     @property
@@ -261,7 +262,7 @@ class Catalogue:
             if now.complete and now.save_id != checkpoint_identity.save_id(found, judgement):
                 now = replace(now, completeness=Completeness.WRITING, save_id="", reason=_CHANGED)
         others = [s for s in self._sets if s.step != step]
-        now = next(s for s in self._held_back.mark((*others, now)) if s.step == step)
+        now = next(s for s in self._held_back.mark((*others, now), self.records.decided) if s.step == step)
         travels = [p for p in found if p.part.uploaded]
         leftovers = frozenset(judgement.leftovers)
         files = tuple(f for p in travels for f in p.files if checkpoint_identity.belongs(f, leftovers))
@@ -289,6 +290,10 @@ class Catalogue:
                 return problems
             known.settled, self._listed = False, None
         return (*problems, _CHANGED)
+
+    def release(self, found: CheckpointSet) -> None:
+        """Hold this checkpoint back no more: the operator named it. In the thread of the rescans."""
+        self.records.release((found.step, found.save_id))
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -352,7 +357,7 @@ class Catalogue:
     def _name_states(self) -> None:
         """Set the states that depend on other checkpoints: one ahead of the newest complete one can still be being
         written."""
-        newest = newest_complete(self._held_back.mark([k.set for k in self._known.values()]))
+        newest = newest_complete(self._held_back.mark([k.set for k in self._known.values()], self.records.decided))
         limit = self._windows.longest(slow=self._settling.slow) * CUT_OFF_FACTOR
         for step, known in self._known.items():
             if known.settled or known.set.completeness in (Completeness.WRITING, Completeness.COMPLETE):
@@ -392,4 +397,7 @@ class Catalogue:
             if found.complete:
                 parts = {p.name: p.size_bytes for p in found.parts if p.size_bytes}
                 self.records.grow((found.step, found.save_id), parts, found.file_count)
+        for found in self.sets:
+            if found.held_as is HeldAs.TWO_WRITERS:
+                self.records.hold((found.step, found.save_id), found.held)
         self.records.keep_only({s.step for s in self._sets})

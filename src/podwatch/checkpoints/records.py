@@ -83,6 +83,9 @@ class CheckpointRecord(Document):
     world_size: Whole | None = None
     sparse: Flag = False
     """It had ranges that were never written when it was found complete: after a reboot they prove nothing."""
+    held: Text = ""
+    """Why it is held back: a second trainer ran while it was written. ``released``: the operator named it since."""
+    released: Flag = False
     deleted: Flag = False
     """The checkpoint is no longer on this pod."""
 
@@ -299,6 +302,8 @@ class CheckpointRecords:
         self._all: dict[tuple[int, str], CheckpointRecord] = {}
         self._layout = ""
         self.known = KnownFiles()
+        self.decided: Mapping[tuple[int, str], str] = {}
+        """(step, save_id) -> why it is held back, empty if the operator released it."""
         self.all: tuple[CheckpointRecord, ...] = ()
         """Oldest first."""
 
@@ -335,6 +340,18 @@ class CheckpointRecords:
             count = max(file_count, record.file_count)
             self._keep(replace(record, parts={**record.parts, **larger}, file_count=count))
 
+    def hold(self, key: tuple[int, str], why: str) -> None:
+        """Hold this checkpoint back until the operator names it. Blocks."""
+        record = self._all.get(key)
+        if record is not None and not record.held:
+            self._keep(replace(record, held=why))
+
+    def release(self, key: tuple[int, str]) -> None:
+        """The operator named it. Blocks."""
+        record = self._all.get(key)
+        if record is not None:
+            self._keep(replace(record, released=True))
+
     def keep_only(self, steps: Collection[int]) -> None:
         """Of steps that are gone, only the newest records stay: the next save is compared with them. Blocks."""
         for record in [r for r in self._all.values() if r.step not in steps and not r.deleted]:
@@ -360,6 +377,8 @@ class CheckpointRecords:
 
     def _learn(self) -> None:
         self.all = tuple(sorted(self._all.values(), key=lambda r: (r.wall, r.step)))
+        decided = (r for r in self._all.values() if r.held or r.released)
+        self.decided = {r.key: "" if r.released else r.held for r in decided}
         self.known = KnownFiles(sorted((r for r in self._all.values() if not r.deleted), key=_age))
 
 
