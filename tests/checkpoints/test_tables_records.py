@@ -76,7 +76,7 @@ def test_the_same_step_saved_again_lost_nothing(found: dict[str, tuple[int, int]
 
 @given(listings)
 def test_a_record_is_read_as_it_was_written(found: dict[str, tuple[int, int]]) -> None:
-    known = record(files=listed(found), source=RecordSource.ADOPTED, deleted=True, world_size=8)
+    known = record(files=listed(found), source=RecordSource.RESTORED, deleted=True)
     assert CheckpointRecord.from_bytes(known.to_bytes()) == known
 
 

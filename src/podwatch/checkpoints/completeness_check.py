@@ -342,7 +342,6 @@ class CompletenessChecker:
             {p.name: p.size_bytes for p in state.set.parts if p.size_bytes},
             state.set.file_count,
             ends=judgement.ends,
-            world_size=judgement.world_size,
             sparse=bool(judgement.hole),
         )
         before = self._records.same_save(step, own)

@@ -51,19 +51,15 @@ class RecordedFile:
 
 class RecordSource(StrEnum):
     SAVED = "saved"
-    ATTACHED = "attached"
-    """Saved by a trainer that podwatch did not start."""
     RESTORED = "restored"
-    ADOPTED = "adopted"
-    """Written by nobody that this run knows, and accepted by the operator."""
+    """It came from this run's store."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord(Document):
-    """One complete checkpoint. ``start_id``: the start that wrote it, empty if none that is known did. ``boot_id``: the
-    boot in which it was inspected last. ``files``: those that a resume needs. ``parts``: bytes of each part that is
-    deleted with it, by-products included, at their largest; ``file_count`` counts these files. ``wall``: the newest
-    change."""
+    """One complete checkpoint. ``boot_id``: the boot in which it was inspected last. ``files``: those that a resume
+    needs. ``parts``: bytes of each part that is deleted with it, by-products included, at their largest; ``file_count``
+    counts these files. ``wall``: the newest change."""
 
     KIND: ClassVar[str] = "checkpoint-record"
     FILE: ClassVar[str] = "record of a checkpoint"
@@ -77,10 +73,8 @@ class CheckpointRecord(Document):
     wall: Real
     parts: Mapping[Label, Whole] = field(default_factory=dict)
     file_count: Whole = 0
-    start_id: Text = ""
     source: RecordSource = RecordSource.SAVED
     ends: SaveEnd = SaveEnd.NONE
-    world_size: Whole | None = None
     sparse: Flag = False
     """It had ranges that were never written when it was found complete: after a reboot they prove nothing."""
     held: Text = ""
@@ -315,6 +309,11 @@ class CheckpointRecords:
             found = {record.key: record for record in self._files.read() if record.layout == layout}
             self._all = {**self._all, **found}
             self._learn()
+
+    @property
+    def restored(self) -> frozenset[tuple[int, str]]:
+        """(step, save_id) of what came from this run's store."""
+        return frozenset(r.key for r in self.all if r.source is RecordSource.RESTORED)
 
     def of(self, step: int) -> CheckpointRecord | None:
         """Of the newest save of this step that is still here."""

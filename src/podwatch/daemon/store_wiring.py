@@ -224,7 +224,7 @@ def make_restorer(settings: Settings, run: "Run", journal: Journal, writer_id: s
         run.workspace,
         journal,
         FetchProcess(lambda: credentials_for(settings)),
-        run.records,
+        run.record_files,
         connections=sync.connections,
         user=settings.trainer.user,
     )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from podwatch.checkpoints.command_line import save_interval
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
-from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.checkpoints.settle_time import probe
 from podwatch.checkpoints.trainers import Layout, make_layout, process_names, restart_concerns
 from podwatch.config.settings import Settings
@@ -62,7 +61,6 @@ from podwatch.sync.interfaces import OwnSets
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.files import ReservedSpace
 from podwatch.system.own_directories import Workspace
-from podwatch.system.procfs import boot_id, boot_wall
 from podwatch.trainer.find import sought_run
 from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.start_and_adopt import SupervisorLauncher, SupervisorOptions
@@ -151,11 +149,7 @@ def _checkpoints(settings: Settings, run: Run, held: HeldBack, rescans: Rescans)
         settle=checkpoints.settle,
         settle_weak=checkpoints.settle_weak,
         settle_tracker=checkpoints.settle_tracker,
-        records=CheckpointRecords(
-            run.records,
-            boot_id=boot_id(),
-            boot_wall=boot_wall(),
-        ),
+        records=run.records,
         held_back=held,
         tree=workspace.tree,
     )

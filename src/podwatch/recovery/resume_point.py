@@ -216,7 +216,7 @@ class ResumeChooser:
         """Rescan; return (checkpoints of this run, checkpoints of an unknown run)."""
         sets = await self.context.rescan()
         published = await self.context.tools.journal.run(Journal.published)
-        self.context.tools.run.own.fetched = frozenset((p.step, p.save_id) for p in published if p.restored)
+        self.context.tools.run.own.in_store = frozenset((p.step, p.save_id) for p in published if p.restored)
         return [s for s in sets if self.context.owns(s)], [s for s in sets if not self.context.owns(s)]
 
     async def choose(
