@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.checkpoints.records import (
+    MOST,
     RECENT,
     CheckpointRecord,
     CheckpointRecords,
@@ -237,6 +238,14 @@ def test_records_of_checkpoints_that_are_gone_stay_only_for_the_comparison() -> 
     assert {r.step for r in kept.all if not r.deleted} == {0, RECENT} == set(kept.known)
     assert kept.of(8) is None
     assert kept.same_save(8, FILES) is not None, "it can come back from quarantine"
+
+
+def test_there_are_never_more_than_the_newest() -> None:
+    kept = CheckpointRecords()
+    for step in range(MOST + 9):
+        kept.note(record(step, wall=float(step + 1)))
+    kept.keep_only(set(range(MOST + 9)))
+    assert {r.step for r in kept.all} == set(range(9, MOST + 9)) == set(kept.known)
 
 
 def test_a_full_disk_forgets_nothing_now(tmp_path: Path) -> None:

@@ -25,6 +25,9 @@ from podwatch.system.pinned_directories import PinnedTree
 _NAME = re.compile(r"step_(0|[1-9][0-9]{0,17})\.([A-Za-z0-9][A-Za-z0-9_-]{0,63})\.json")
 RECENT = 32
 """How many of the last saves stay known after their checkpoints are gone: three milestones at every tenth save."""
+MOST = 128
+"""How many records are kept at all: those of a thousand checkpoints are 30 MiB. What has none is inspected and waited
+for like a new one."""
 _COMPARED = 2
 """A save without a mark at its end must have what so many saves before it have. A file that only one of them has (an
 export, a best model) is not required."""
@@ -357,7 +360,8 @@ class CheckpointRecords:
             self._keep(replace(record, deleted=True))
         if len(self._all) <= RECENT:
             return
-        for record in [record for record in self.all[:-RECENT] if record.deleted]:
+        spare = [r for n, r in enumerate(reversed(self.all)) if n >= MOST or (n >= RECENT and r.deleted)]
+        for record in spare:
             self._all = {key: other for key, other in self._all.items() if other is not record}
             self._learn()
             if self._files is not None and self._writes:
