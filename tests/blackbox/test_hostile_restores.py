@@ -164,10 +164,8 @@ def test_a_manifest_that_is_none(pod: BarePod, name: str) -> None:
     pod.falls_back()
 
 
-@pytest.mark.xfail(strict=True, reason="issue 41")
 def test_a_manifest_without_files_is_no_checkpoint(pod: BarePod) -> None:
-    """Today it is "restored: 0 B, every size and hash verified", and the whole one before it is not used: what was
-    fetched is not inspected."""
+    """It would be restored: 0 B, every size and hash verified; and the whole one before it would not be used."""
     pod.bucket.forge(lambda document: document.update(files=[], total_bytes=0))
     pod.falls_back()
 

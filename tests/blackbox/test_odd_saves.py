@@ -12,8 +12,6 @@ from tests.support.resuming import CUSTOM, newest_complete, steps_of
 from tests.support.rig import Rig
 
 pytestmark = pytest.mark.slow
-not_yet = pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 41")
-
 NO_RULE = {name: value for name, value in CUSTOM.items() if name.rpartition("__")[2] not in ("required", "last")}
 """``custom`` as an operator writes it who knows only where the steps are."""
 
@@ -71,9 +69,8 @@ def listed(daemon: DaemonProcess, step: int) -> dict[str, Any]:
 # -- no rule ----------------------------------------------------------------------------------------------------------
 
 
-@not_yet
 def test_a_rule_that_requires_nothing_and_marks_no_end_is_refused_by_check(rig: Rig, elsewhere: Path) -> None:
-    """Seen today: `check` accepts it, and a part of the first save can be stored as a checkpoint."""
+    """A part of the first save could be stored as a checkpoint."""
     failed = []
     for rules in (CUSTOM, NO_RULE):
         checked = rig.daemon(sync__store=f"file://{elsewhere}", **rules).command("check", "--json")

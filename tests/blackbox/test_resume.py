@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.asking import confirmed, running
+from tests.support.asking import confirmed, looks, running, wait_reason
 from tests.support.resuming import quarantine_of, quarantines, stands, steps_of
 from tests.support.rig import Rig
 
@@ -144,3 +144,21 @@ def test_a_fresh_start_sets_aside_every_checkpoint_and_destroys_none(rig: Rig) -
     daemon.wait_for(lambda: not rig.trainer_pid, 60, "it is stopped")
     daemon.wait_for(lambda: daemon.command("quarantine", "return", str(number)).returncode == 0, 30, "it is returned")
     assert {step: content(part(rig, step)) for step in saved} == kept
+
+
+def test_the_newest_save_that_no_inspection_can_judge_is_asked_about(rig: Rig) -> None:
+    """Its index does not fit into the memory of an inspection: whether it is whole is not known."""
+    daemon = rig.daemon().start()
+    running(daemon, rig, step=10)
+    newest = stands(rig, daemon)
+    index = rig.output / "checkpoints" / f"step_{newest}" / "trainer" / ".metadata"
+    index.write_bytes(b"\x80\x02(" + b"]" * 25_000_000 + b"t.")
+    rig.kill("trainer")
+    told = wait_reason(daemon, "blocked", 40)
+    assert f"step {newest}" in told["summary"]
+    looks(daemon, 3)
+    assert steps_of(rig) == [None]
+    assert quarantines(daemon) == {}
+    rig.obey()
+    assert daemon.command("start", "--step", str(newest - 5)).returncode == 0
+    daemon.wait_for(lambda: steps_of(rig) == [None, newest - 5], 60, "it starts from the step that the operator named")

@@ -13,10 +13,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.usefixtures("attaching")
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 41")
 def test_the_death_of_training_that_was_found_running_resumes_from_its_save(rig: Rig, elsewhere: Path) -> None:
-    """It saved before podwatch's first look and not since: the save is this run's all the same. Seen today: it is taken
-    for another run's, and nothing is stored."""
+    """It saved before podwatch's first look and not since: the save is this run's all the same."""
     rig.start_by_hand()
     rig.daemon().wait_for(lambda: len(rig.saved) >= 2, 60, "it saves before any podwatch is there")
     rig.order(wait=True)

@@ -98,9 +98,8 @@ def test_two_writers_are_told_and_nothing_of_that_time_is_published(rig: Rig, el
     assert len(rig.starts) == 1
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 41")
 def test_what_was_held_back_stays_so_where_podwatch_began_without_its_database(rig: Rig, elsewhere: Path) -> None:
-    """Its parts are built from an empty database then, and take that for all there is once the real one is back."""
+    """Their records say it."""
     daemon = rig.daemon(sync__store=f"file://{elsewhere}", sync__upload_gap="0s").start()
     running(daemon, rig, step=10)
     published(daemon)

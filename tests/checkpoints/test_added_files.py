@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints import known_checkpoints as catalogues
-from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layout import Site
-from podwatch.checkpoints.reboot_check import NoMemory
+from podwatch.checkpoints.records import CheckpointRecords, RecordFiles
 from podwatch.checkpoints.trainers import KINDS
 from podwatch.domain.checkpoint import Completeness
 from tests.checkpoints.test_known_checkpoints import SETTLE, WEAK, Bench
@@ -27,15 +27,19 @@ def out(tmp_path: Path) -> Path:
 def test_what_is_added_later_does_not_make_it_another_save(out: Path, name: str, restarted: bool) -> None:
     """47 GB are not sent again, and nothing is thrown away as half a save, for a result written into the directory."""
     bench = Bench(hf_layout(out))
+
+    def start() -> None:
+        records = CheckpointRecords(RecordFiles(out.parent / "records"))
+        bench.catalogue = Catalogue(hf_layout(out), bench.clock, settle=SETTLE, settle_weak=WEAK, records=records)
+
+    start()
     write_hf_step(out, 10)
     step = out / "checkpoint-10"
     age_all(out, 7200)
     before = bench.settle()[10]
     assert before.complete
     if restarted:
-        stored = {(10, before.save_id)}
-        learned = RunMemory(NoMemory(), stored=lambda: stored)
-        bench.catalogue = Catalogue(hf_layout(out), bench.clock, settle=SETTLE, settle_weak=WEAK, learned=learned)
+        start()
         bench.settle()
     (step / name).parent.mkdir(exist_ok=True)
     for size in (10, 20, 30):  # being written

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from podwatch.checkpoints import known_checkpoints as catalogues
-from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layout import Layout
-from podwatch.checkpoints.reboot_check import RebootCheck
+from podwatch.checkpoints.records import CheckpointRecords, RecordFiles
 from podwatch.checkpoints.settle_time import kind_of
 from podwatch.checkpoints.trainers import PrimeRLLayout
 from podwatch.config.settings import CustomLayoutSettings
@@ -29,20 +29,14 @@ from tests.support.checkpoints import (
 )
 
 
-class Memory:
-    """What the journal keeps between two podwatches."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Any] = {}
-
-    def learned(self, key: str, default: Any = None) -> Any:
-        return self.kept.get(key, default)
-
-    def learn(self, key: str, value: object) -> None:
-        self.kept[key] = value
+def records(out: Path, place: str = "records") -> CheckpointRecords:
+    """As a new podwatch reads them."""
+    return CheckpointRecords(RecordFiles(out.parent / place), boot_id="boot")
 
 
-def look(layout: Layout, memory: Memory, clock: ManualClock, *, times: int = 2, ended: bool = False) -> CheckpointSet:
+def look(
+    layout: Layout, clock: ManualClock, known: CheckpointRecords | None = None, *, times: int = 2, ended: bool = False
+) -> CheckpointSet:
     """The newest set as a new podwatch sees it after so many looks, with no time between them."""
     found = Catalogue(
         layout,
@@ -50,7 +44,7 @@ def look(layout: Layout, memory: Memory, clock: ManualClock, *, times: int = 2, 
         settle=5.0,
         settle_weak=60.0,
         settle_tracker=15.0,
-        learned=RunMemory(memory, boots=RebootCheck(memory, "boot", 0.0)),
+        records=known,
     )
     for _ in range(times):
         found.rescan(writers_ended=ended)
@@ -82,12 +76,12 @@ def make_custom(out: Path) -> Layout:
 @pytest.mark.parametrize("make", [make_hf, make_prime_rl, make_custom])
 def test_a_save_of_a_trainer_that_was_seen_to_end_needs_no_settle_time(out: Path, make: Any) -> None:
     layout, clock = make(out), ManualClock()
-    waiting = look(layout, Memory(), clock)
+    waiting = look(layout, clock)
     assert (waiting.completeness, waiting.save_id) == (Completeness.WRITING, "")
     assert waiting.settles_in is not None
     assert 0 < waiting.settles_in <= 60
-    assert not look(layout, Memory(), clock, times=1, ended=True).complete, "two equal looks"
-    done = look(layout, Memory(), clock, ended=True)
+    assert not look(layout, clock, times=1, ended=True).complete, "two equal looks"
+    done = look(layout, clock, ended=True)
     assert (done.complete, done.settles_in) == (True, None)
 
 
@@ -95,27 +89,25 @@ def test_a_save_of_a_trainer_that_was_seen_to_end_needs_no_settle_time(out: Path
 def test_what_an_earlier_podwatch_knew_is_known(out: Path, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container restarts on a network volume: what was saved in its last 15 minutes was not believed."""
     monkeypatch.setattr(catalogues, "slow_to_show", lambda _: True)
-    layout, clock, memory = make(out), ManualClock(), Memory()
-    first = Catalogue(
-        layout, clock, settle=5.0, settle_weak=60.0, learned=RunMemory(memory, boots=RebootCheck(memory, "boot", 0.0))
-    )
+    layout, clock = make(out), ManualClock()
+    first = Catalogue(layout, clock, settle=5.0, settle_weak=60.0, records=records(out))
     first.rescan()
     clock.advance(200.0)
     first.rescan()
     assert first.sets[-1].complete
     first.rescan()
-    assert look(layout, memory, clock).complete
-    assert not look(layout, Memory(), clock).complete, "nothing is known of it: it is observed for the settle time"
+    assert look(layout, clock, records(out)).complete
+    assert not look(layout, clock).complete, "nothing is known of it: it is observed for the settle time"
     file = next(p for p in sorted(out.rglob("*")) if p.is_file() and p.stat().st_size > 8)
     file.write_bytes(file.read_bytes())
-    changed = look(layout, memory, clock)
+    changed = look(layout, clock, records(out))
     assert not changed.complete, "another save by its times"
 
 
 def test_ended_writers_prove_nothing_on_a_network_volume(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This client may show what another one wrote seconds later."""
     monkeypatch.setattr(catalogues, "slow_to_show", lambda _: True)
-    assert not look(make_hf(out), Memory(), ManualClock(), ended=True).complete
+    assert not look(make_hf(out), ManualClock(), ended=True).complete
 
 
 @pytest.mark.parametrize("variant", ["A", "B"])
@@ -163,17 +155,15 @@ def fuse(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_known_save_on_a_real_fuse_mount_is_believed_after_a_restart(fuse: Path) -> None:
     out = fuse / "outputs"
-    layout, clock, memory = make_hf(out), ManualClock(), Memory()
+    layout, clock = make_hf(out), ManualClock()
     assert kind_of(out).startswith("fuse")
-    first = Catalogue(
-        layout, clock, settle=5.0, settle_weak=60.0, learned=RunMemory(memory, boots=RebootCheck(memory, "boot", 0.0))
-    )
+    first = Catalogue(layout, clock, settle=5.0, settle_weak=60.0, records=records(out))
     first.rescan()
     clock.advance(200.0)
     first.rescan()
     first.rescan()
     assert first.sets[-1].complete
-    assert look(layout, memory, clock).complete
-    unknown = look(layout, Memory(), clock)
+    assert look(layout, clock, records(out)).complete
+    unknown = look(layout, clock)
     assert unknown.settles_in is not None
     assert unknown.settles_in <= 30, "the settle time, not a quarter of an hour"

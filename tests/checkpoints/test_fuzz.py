@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podwatch.checkpoints import expected_files
 from podwatch.checkpoints.formats import safetensors, torch_zip, unpickler
 from podwatch.checkpoints.scan import scan_part
 from podwatch.checkpoints.trainers import KINDS, Layout, Site, recognised
@@ -241,43 +240,6 @@ def test_markers_of_the_trainer(tmp_path: Path, state: object, cut: int) -> None
     assert verdict.reason
     layout.target_step(())
     layout.progress()
-
-
-PATHS = st.lists(
-    st.sampled_from(["part", "checkpoint_5", "a_5", "b_05", "5", "15", "x.pt"]), min_size=1, max_size=4
-).map("/".join)
-SETS = st.builds(expected_files.FileSet, st.integers(0, 30), st.dictionaries(PATHS, st.integers(0, 10**12), max_size=6))
-
-
-@tries(80)
-@given(new=SETS, known=st.lists(SETS, max_size=3))
-def test_learned_sets(new: expected_files.FileSet, known: list[expected_files.FileSet]) -> None:
-    remembered: tuple[expected_files.FileSet, ...] = ()
-    for one in known:
-        remembered = expected_files.remember(remembered, one)
-        assert len(remembered) <= expected_files.KEPT
-        assert expected_files.agree(one, one)
-    assert isinstance(expected_files.lacking(new, remembered), str)
-    assert expected_files.from_plain(expected_files.to_plain(remembered, "me"), "me") == remembered
-    assert expected_files.from_plain(expected_files.to_plain(remembered, "me"), "you") == ()
-    if len(known) == 1 and new.step > known[0].step and not any(c.isdigit() for p in new.files for c in p):
-        gone = set(known[0].files) - set(new.files)
-        assert bool(expected_files.lacking(new, remembered)) >= bool(gone)
-
-
-@tries(80)
-@given(data=PLAIN)
-def test_learned_sets_from_a_damaged_journal(data: object) -> None:
-    for wrapped in (data, {"whose": "me", "sets": data}, {"whose": "me", "sets": [data]}):
-        assert all(isinstance(s.step, int) for s in expected_files.from_plain(wrapped, "me"))
-
-
-def test_a_number_in_a_name_may_be_the_step_or_a_rank() -> None:
-    first = expected_files.FileSet(0, {"c/checkpoint_0/rng_0.pkl": 10, "c/checkpoint_0/state_0_of_10.bin": 10})
-    second = expected_files.FileSet(1, {"c/checkpoint_1/rng_0.pkl": 10, "c/checkpoint_1/state_0_of_10.bin": 10})
-    assert expected_files.lacking(second, (first,)) == ""
-    assert expected_files.agree(first, second)
-    assert "rng_0" in expected_files.lacking(expected_files.FileSet(1, dict([*second.files.items()][1:])), (first,))
 
 
 # -- whole trees ------------------------------------------------------------------------------------------------------

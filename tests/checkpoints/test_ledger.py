@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.records import CheckpointRecords, RecordFiles
 from podwatch.checkpoints.trainers import PrimeRLLayout
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
-from tests.checkpoints.test_ended_writers import Memory
 from tests.drivers.checkpoints import custom_layout, file_problem, hf_layout
 from tests.support.checkpoints import ManualClock, write_hf_step, write_prime_rl_step
 
@@ -42,15 +42,16 @@ MAKERS = [write_custom, write_hf, write_prime]
 
 
 class Pod:
-    """One podwatch after the other over the same files and the same journal."""
+    """One podwatch after the other over the same files and the same records."""
 
     def __init__(self, layout: Layout) -> None:
-        self.layout, self.clock, self.memory = layout, ManualClock(), Memory()
+        self.layout, self.clock = layout, ManualClock()
+        self.files = RecordFiles(layout.output_dir.parent / "records")
         self.restart()
 
     def restart(self) -> None:
         self.catalogue = Catalogue(
-            self.layout, self.clock, settle=5.0, settle_weak=60.0, learned=RunMemory(self.memory)
+            self.layout, self.clock, settle=5.0, settle_weak=60.0, records=CheckpointRecords(self.files)
         )
 
     def settle(self) -> CheckpointSet:
@@ -124,23 +125,28 @@ def test_a_file_that_was_added_later_is_no_loss(out: Path) -> None:
     assert pod.settle().complete
 
 
-def test_what_is_kept_is_bounded_and_forgets_sets_that_are_gone(out: Path) -> None:
+def test_of_checkpoints_that_are_gone_only_the_newest_records_stay(out: Path) -> None:
     for step in range(1, 41):
         layout = write_custom(out, step, files=1)
     pod = Pod(layout)
     pod.settle()
-    assert len(pod.memory.kept["checkpoints.ledger"]) == 32
+    assert len(pod.files.read()) == 40
     for step in range(2, 41):
         shutil.rmtree(out / f"ckpt_{step}")
     pod.settle()
-    assert len(pod.memory.kept["checkpoints.ledger"]) <= 1
+    assert {r.step for r in pod.files.read()} == {1, *range(9, 41)}
+    assert {r.step for r in pod.files.read() if not r.deleted} == {1}
 
 
-@pytest.mark.parametrize("kept", [None, [], {"x": 1}, {"5": {"a": "b"}}, {"5": {"a": [1]}}])
-def test_what_cannot_be_read_of_the_journal_is_forgotten(out: Path, kept: object) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"kind": "checkpoint-record"}', b"\xff"])
+def test_a_record_that_cannot_be_read_is_made_again(out: Path, content: bytes) -> None:
     pod = Pod(write_custom(out, 10))
-    pod.memory.kept["checkpoints.ledger"] = kept
-    assert pod.settle().complete
+    found = pod.settle()
+    (record,) = pod.files.directory.iterdir()
+    record.write_bytes(content)
+    pod.restart()
+    assert pod.settle() == found
+    assert [r.key for r in pod.files.read()] == [(10, found.save_id)]
 
 
 @pytest.mark.parametrize(

@@ -1,35 +1,36 @@
-"""What a record answers: same save, damage, deletion, size, start, lineage; and that a lost one does no harm."""
+"""What a record answers: same save, loss, deletion, what a save must have; and that a lost one does no harm."""
 
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.checkpoints.records import (
+    MOST,
+    RECENT,
     CheckpointRecord,
+    CheckpointRecords,
     RecordedFile,
     RecordFiles,
     RecordSource,
-    StartSpan,
-    is_current,
+    agree,
+    is_left_of,
     is_same_save,
+    is_suspect,
+    lacking,
     lost_files,
-    needs_inspection,
-    next_save_bytes,
-    start_that_wrote,
-    was_deleted,
 )
 
 FILES = (RecordedFile("trainer", "a/b.pt", 10, 1000, 1), RecordedFile("orchestrator", "p.pt", 5, 2000, 2))
+MIB = 1 << 20
 
 
 def record(
     step: int = 5, files: tuple[RecordedFile, ...] = FILES, wall: float = 1.0, **changes: object
 ) -> CheckpointRecord:
-    made = CheckpointRecord(
-        step, f"save{step}", "start-1", RecordSource.SAVED, "boot-1", "hf", files, sum(f.size for f in files), wall
-    )
+    made = CheckpointRecord(step, f"save{step}", "hf", "boot-1", files, wall, {"trainer": 10}, len(files))
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -43,24 +44,40 @@ def listed(found: dict[str, tuple[int, int]]) -> tuple[RecordedFile, ...]:
     return tuple(RecordedFile("checkpoint", name, size, mtime) for name, (size, mtime) in sorted(found.items()))
 
 
+# -- one save ----------------------------------------------------------------------------------------------------------
+
+
 @given(listings, listings, st.data())
 def test_a_change_of_any_recorded_file_is_another_save_and_an_addition_is_not(
     found: dict[str, tuple[int, int]], added: dict[str, tuple[int, int]], data: st.DataObject
 ) -> None:
     known = record(files=listed(found))
     assert is_same_save(known, listed({**added, **found}))
-    assert lost_files(known, listed({**added, **found})) == ()
+    assert lost_files(known, listed({**added, **found})) == ""
     name = data.draw(st.sampled_from(sorted(found)))
     size, mtime = found[name]
-    assert not is_same_save(known, listed({**found, name: (size, mtime + 1)}))
-    assert not is_same_save(known, listed({**found, name: (size + 1, mtime)}))
-    assert lost_files(known, listed({**found, name: (size - 1, mtime)})) == (f"checkpoint/{name}",)
-    assert lost_files(known, listed({n: f for n, f in found.items() if n != name})) == (f"checkpoint/{name}",)
+    without = {n: f for n, f in found.items() if n != name}
+    for changed in (without, {**found, name: (size, mtime + 1)}, {**found, name: (size + 1, mtime)}):
+        assert not is_same_save(known, listed(changed))
+    assert is_left_of(known, listed(without))
+    assert not is_left_of(known, listed({**found, name: (size, mtime + 1)}))
+    if without:
+        assert lost_files(known, listed(without)) == f"was complete, but now {name} is gone"
+        smaller = {**found, name: (size - 1, mtime)}
+        assert lost_files(known, listed(smaller)) == f"was complete, but now {name} is smaller than it was"
+    else:
+        assert lost_files(known, ()) == "", "nothing of it is left: it is not here"
+
+
+@given(listings)
+def test_the_same_step_saved_again_lost_nothing(found: dict[str, tuple[int, int]]) -> None:
+    again = {name: (0, mtime + 1) for name, (size, mtime) in list(found.items())[:1]}
+    assert lost_files(record(files=listed(found)), listed(again)) == ""
 
 
 @given(listings)
 def test_a_record_is_read_as_it_was_written(found: dict[str, tuple[int, int]]) -> None:
-    known = record(files=listed(found))
+    known = record(files=listed(found), source=RecordSource.RESTORED, deleted=True)
     assert CheckpointRecord.from_bytes(known.to_bytes()) == known
 
 
@@ -71,53 +88,83 @@ def test_identity_leaves_out_what_a_resume_writes_again() -> None:
     assert not is_same_save(record(), (FILES[1],), ("trainer",))
 
 
-def test_what_a_deletion_leaves_is_no_damage() -> None:
-    assert was_deleted(record(), (FILES[1],), "trainer")
-    assert not was_deleted(record(), (replace(FILES[0], size=1), FILES[1]), "trainer")
-
-
-def test_files_are_inspected_once_in_each_boot() -> None:
-    assert needs_inspection(None, FILES, "boot-1")
-    assert not needs_inspection(record(), FILES, "boot-1")
-    assert needs_inspection(record(), FILES, "boot-2")
-    assert needs_inspection(record(), FILES[:1], "boot-1")
-
-
-def test_the_next_save_can_be_as_large_as_the_largest_of_the_last() -> None:
-    saves = [record(n, wall=float(n + 1), bytes=100 - n) for n in range(20)]
-    assert next_save_bytes(saves, "hf") == 92
-    assert next_save_bytes(saves, "verl") is None
-
-
-STARTS = (
-    StartSpan("one", None, 100, 199),
-    StartSpan("two", 10, 200, 299),
-    StartSpan("three", 5, 300, None),
+@pytest.mark.parametrize(
+    ("known", "before_boot", "suspect"),
+    [
+        (None, True, True),
+        (None, False, False),
+        (record(boot_id="now"), True, False),
+        (record(), False, True),
+        (record(sparse=True), True, False),
+    ],
 )
+def test_ranges_that_were_never_written(known: CheckpointRecord | None, before_boot: bool, suspect: bool) -> None:
+    assert is_suspect(known, "now", before_boot=before_boot) is suspect
 
 
-def of_times(*times: int) -> tuple[RecordedFile, ...]:
-    return tuple(RecordedFile("checkpoint", f"f{n}", 1, time) for n, time in enumerate(times))
+# -- what a save without a mark at its end must have -------------------------------------------------------------------
 
 
-def test_a_checkpoint_belongs_to_the_start_during_which_its_files_appeared() -> None:
-    def start(*times: int) -> str:
-        found = start_that_wrote(of_times(*times), STARTS)
-        return found.start_id if found is not None else ""
-
-    assert [start(150), start(200, 299), start(300, 10**9)] == ["one", "two", "three"]
-    assert start(50) == ""
-    assert start(150, 250) == "", "half of it is of another start"
-    assert start() == ""
+def saved(step: int, size: int = 10 * MIB, ranks: int = 8, **more: int) -> tuple[RecordedFile, ...]:
+    files = {f"rank_{rank}.pt": size for rank in range(ranks)}
+    files |= {f"model_{step}.safetensors": size, "info.json": 120} | more
+    return tuple(RecordedFile("checkpoint", name, n, 1) for name, n in files.items() if n >= 0)
 
 
-def test_a_checkpoint_is_current_until_a_start_begins_below_it() -> None:
-    assert is_current(5, "one", STARTS)
-    assert not is_current(10, "one", STARTS), "three began at 5"
-    assert not is_current(15, "two", STARTS)
-    assert is_current(400, "three", STARTS)
-    assert not is_current(5, "unknown", STARTS)
-    assert not is_current(5, "three", (*STARTS, StartSpan("fresh", None, 400)))
+def known(*steps: int, **more: int) -> list[CheckpointRecord]:
+    return [record(step, saved(step, **(more if step == steps[-1] else {})), wall=float(step)) for step in steps]
+
+
+def test_each_file_is_missed() -> None:
+    whole = saved(15)
+    assert lacking(15, whole, known(5, 10)) == ""
+    for file in whole:
+        assert "step 10" in lacking(15, [f for f in whole if f != file], known(5, 10)), file.path
+
+
+@pytest.mark.parametrize(
+    ("new", "reason"),
+    [
+        (saved(15, 10 * MIB - 50_000), ""),
+        (saved(15, 20 * MIB), ""),
+        (saved(15, ranks=9), ""),
+        (saved(15, 9 * MIB), f"{9 * MIB} bytes, in step 10 it had {10 * MIB}"),
+        (saved(15, **{"info.json": 40}), ""),
+        (saved(15, **{"info.json": 0}), "info.json has 0 bytes"),
+        (saved(15, **{"info.json": -1}), "0 files like checkpoint/info.json"),
+        (saved(15, ranks=7), "7 files like checkpoint/rank_#.pt, step 10 has 8"),
+    ],
+)
+def test_sizes_may_vary_a_little_or_grow(new: tuple[RecordedFile, ...], reason: str) -> None:
+    found = lacking(15, new, known(5, 10))
+    assert (reason in found) if reason else not found
+
+
+def test_a_file_that_only_one_save_has_is_not_asked_for() -> None:
+    assert lacking(15, saved(15), known(5, 10, best=3 * MIB)) == ""
+    assert "best" in lacking(15, saved(15), known(10, best=3 * MIB))
+
+
+def test_only_the_saves_before_it_count_and_those_without_a_mark() -> None:
+    assert lacking(5, saved(5, ranks=1), known(90, 95)) == ""
+    marked = [replace(r, ends="last") for r in known(5, 10)]
+    assert lacking(15, saved(15, ranks=1), marked) == ""
+
+
+def test_two_that_agree() -> None:
+    assert agree(saved(5), saved(10))
+    assert not agree(saved(5), saved(10, 8 * MIB))
+    assert not agree(saved(5), saved(10, ranks=7))
+    assert not agree(saved(5), saved(10, extra=MIB))
+
+
+@given(listings, st.integers(1, 10**7))
+def test_a_save_lacks_nothing_of_itself(found: dict[str, tuple[int, int]], step: int) -> None:
+    assert lacking(step, listed(found), [record(step - 1, listed(found))]) == ""
+    assert agree(listed(found), listed(found))
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_copy_brings_back_what_is_lost(tmp_path: Path) -> None:
@@ -126,7 +173,7 @@ def test_the_copy_brings_back_what_is_lost(tmp_path: Path) -> None:
     kept.write(record(6, wall=2.0))
     (tmp_path / "state" / record(5).name).unlink()
     (tmp_path / "state" / record(6).name).write_bytes(b"{")
-    assert [r.step for r in kept.read()] == [5, 6]
+    assert sorted(r.step for r in kept.read()) == [5, 6]
     kept.remove(record(5))
     assert [r.step for r in kept.read()] == [6]
 
@@ -141,10 +188,70 @@ def test_what_cannot_be_read_or_has_another_name_is_no_record(tmp_path: Path) ->
     assert RecordFiles(tmp_path / "nowhere").read() == ()
 
 
-def test_records_of_checkpoints_that_are_gone_stay_only_for_the_comparison(tmp_path: Path) -> None:
-    kept = RecordFiles(tmp_path)
-    for step in range(5):
-        kept.write(record(step, wall=float(step + 1)))
-    left = kept.keep_only({(0, "save0")}, newest=2)
-    assert [r.step for r in left] == [0, 3, 4]
-    assert [r.step for r in kept.read()] == [0, 3, 4]
+def test_a_later_podwatch_knows_what_an_earlier_one_wrote(tmp_path: Path) -> None:
+    def begun(layout: str = "hf", *, writes: bool = True) -> CheckpointRecords:
+        found = CheckpointRecords(RecordFiles(tmp_path), writes=writes)
+        found.begin(layout)
+        return found
+
+    first, other = begun(), begun(writes=False)
+    first.note(record(5))
+    first.note(record(6, save_id="first", wall=2.0))
+    first.note(record(6, save_id="second", wall=3.0))
+    first.grow((5, "save5"), {"weights": 7, "trainer": 3}, 9)
+    again = begun()
+    assert again.all == first.all
+    assert [(r.save_id, r.deleted) for r in again.all] == [("save5", False), ("first", True), ("second", False)]
+    assert (again.all[0].bytes, again.all[0].file_count) == (17, 9)
+    assert again.known == {5: {"trainer/a/b.pt": (10, 1000), "orchestrator/p.pt": (5, 2000)}, 6: again.known[6]}
+    assert begun("verl").all == ()
+    other.note(record(7))
+    assert len(RecordFiles(tmp_path).read()) == 3, "it only looks"
+    other.begin("hf")
+    assert {r.step for r in other.all} == {5, 6, 7}
+
+
+def test_what_was_held_back_stays_so_until_the_operator_names_it(tmp_path: Path) -> None:
+    def begun() -> CheckpointRecords:
+        found = CheckpointRecords(RecordFiles(tmp_path))
+        found.begin("hf")
+        return found
+
+    first = begun()
+    first.note(record(5))
+    first.note(record(6))
+    first.hold((5, "save5"), "a second trainer")
+    first.hold((7, "none"), "a second trainer")
+    assert begun().decided == {(5, "save5"): "a second trainer"}
+    begun().release((5, "save5"))
+    after = begun()
+    after.hold((5, "save5"), "a second trainer")
+    assert after.decided == {(5, "save5"): ""}
+
+
+def test_records_of_checkpoints_that_are_gone_stay_only_for_the_comparison() -> None:
+    kept = CheckpointRecords()
+    for step in range(RECENT + 8):
+        kept.note(record(step, wall=float(step + 1)))
+    kept.keep_only({0, RECENT})
+    assert len(kept.all) == RECENT + 1
+    assert {r.step for r in kept.all if not r.deleted} == {0, RECENT} == set(kept.known)
+    assert kept.of(8) is None
+    assert kept.same_save(8, FILES) is not None, "it can come back from quarantine"
+
+
+def test_there_are_never_more_than_the_newest() -> None:
+    kept = CheckpointRecords()
+    for step in range(MOST + 9):
+        kept.note(record(step, wall=float(step + 1)))
+    kept.keep_only(set(range(MOST + 9)))
+    assert {r.step for r in kept.all} == set(range(9, MOST + 9)) == set(kept.known)
+
+
+def test_a_full_disk_forgets_nothing_now(tmp_path: Path) -> None:
+    (tmp_path / "records").write_text("in the way")
+    kept = CheckpointRecords(RecordFiles(tmp_path / "records"))
+    kept.begin("hf")
+    kept.note(record(5))
+    kept.begin("hf")
+    assert kept.of(5) == record(5)

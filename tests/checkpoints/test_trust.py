@@ -1,7 +1,6 @@
 """The catalogue on what cannot be believed at once: reboots, holes, old formats, no marker, wild writers, and the cost
 of looking when nothing happens."""
 
-import json
 import os
 import subprocess
 import sys
@@ -13,8 +12,8 @@ from typing import Any
 import pytest
 
 from podwatch.checkpoints.formats.torch_zip import LEGACY_MAGIC
-from podwatch.checkpoints.known_checkpoints import LOOK_AROUND, Catalogue, RunMemory
-from podwatch.checkpoints.reboot_check import NoMemory, RebootCheck
+from podwatch.checkpoints.known_checkpoints import LOOK_AROUND, Catalogue
+from podwatch.checkpoints.records import CheckpointRecords, RecordFiles
 from podwatch.checkpoints.trainers import PrimeRLLayout
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
@@ -27,25 +26,11 @@ pytestmark = pytest.mark.slow
 WEAK = 60.0
 
 
-class Memory:
-    """What survives podwatch, as the journal keeps it: JSON."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, str] = {}
-
-    def learned(self, key: str, default: Any = None) -> Any:
-        return json.loads(self.kept[key]) if key in self.kept else default
-
-    def learn(self, key: str, value: object) -> None:
-        self.kept[key] = json.dumps(value)
-
-
 class Bench:
-    def __init__(self, layout: Any, memory: Any = None, **options: Any) -> None:
-        learned = RunMemory(memory or NoMemory(), **options)
+    def __init__(self, layout: Any, records: CheckpointRecords | None = None) -> None:
         self.clock = ManualClock()
         self.catalogue = Catalogue(
-            layout, self.clock, settle=5.0, settle_weak=WEAK, settle_tracker=15.0, learned=learned
+            layout, self.clock, settle=5.0, settle_weak=WEAK, settle_tracker=15.0, records=records
         )
 
     def poll(self, seconds: float = 0.0) -> dict[int, CheckpointSet]:
@@ -146,8 +131,9 @@ def test_a_directory_that_was_just_changed_is_not_trusted_to_show_the_next_chang
 # -- after a reboot -------------------------------------------------------------------------------------------------
 
 
-def boots(memory: Memory, boot: str, started: float = 0.0) -> RebootCheck:
-    return RebootCheck(memory, boot, started)
+def kept(out: Path, boot: str, started: float = 0.0, place: str = "records") -> CheckpointRecords:
+    """What a podwatch of this boot knows."""
+    return CheckpointRecords(RecordFiles(out.parent / place), boot_id=boot, boot_wall=started)
 
 
 def spoil(shard: Path) -> None:
@@ -160,18 +146,14 @@ def spoil(shard: Path) -> None:
 
 
 def test_data_lost_at_full_size_is_found_by_every_podwatch_that_starts(out: Path) -> None:
-    memory = Memory()
     for step in (5, 10):
         write_prime_rl_step(out, step, "B")
-    first = Bench(PrimeRLLayout(out), memory=memory, boots=boots(memory, "one"))
+    first = Bench(PrimeRLLayout(out), kept(out, "one"))
     first.poll()
     assert all(s.complete for s in first.poll(10).values())
-    stored = {(s.step, s.save_id) for s in first.catalogue.sets}
     spoil(out / "checkpoints/step_10/trainer/__0_0.distcp")
     for boot, started in (("one", 0.0), ("two", 0.0), ("three", time.time() + 1e6)):
-        after = Bench(
-            PrimeRLLayout(out), memory=memory, boots=boots(memory, boot, started), stored=lambda found=stored: found
-        )
+        after = Bench(PrimeRLLayout(out), kept(out, boot, started))
         after.poll()
         for _ in range(8):
             sets = after.poll(60)
@@ -186,18 +168,16 @@ def test_a_hole_after_a_reboot_is_suspect_never_damaged(out: Path) -> None:
     with model.open("r+b") as file:
         file.truncate(0)
         file.truncate(1 << 20)
-    memory = Memory()
-    bench = Bench(custom(out), memory=memory, boots=boots(memory, "one", time.time() + 60))
+    bench = Bench(custom(out), kept(out, "one", time.time() + 60))
     bench.poll()
     found = bench.poll(WEAK + 1)[5]
     assert found.completeness is Completeness.WRITING
     assert "data.raw has ranges that were never written" in found.reason
     assert "sparse=never" in found.reason
-    known = Memory()
-    before = Bench(custom(out), memory=known, boots=boots(known, "one"))
+    before = Bench(custom(out), kept(out, "one", place="others"))
     before.poll()
     assert before.poll(WEAK + 1)[5].complete
-    after = Bench(custom(out), memory=known, boots=boots(known, "two"))
+    after = Bench(custom(out), kept(out, "two", place="others"))
     after.poll()
     assert after.poll(WEAK + 1)[5].complete, "it was sparse before, so holes say nothing"
 
@@ -254,13 +234,12 @@ def test_the_old_format_is_believed_by_its_size_only(out: Path) -> None:
 
 
 def test_without_a_marker_the_file_set_is_learned_and_kept(out: Path) -> None:
-    memory = Memory()
     write_custom(out, 5)
     write_custom(out, 10)
-    bench = Bench(custom(out), memory=memory)
+    bench = Bench(custom(out), kept(out, "one"))
     bench.poll()
     assert all(s.complete for s in bench.poll(WEAK + 1).values())
-    again = Bench(custom(out), memory=memory)
+    again = Bench(custom(out), kept(out, "one"))
     write_custom(out, 15, optimizer=False)
     again.poll()
     found = again.poll(WEAK + 1)[15]
@@ -270,10 +249,6 @@ def test_without_a_marker_the_file_set_is_learned_and_kept(out: Path) -> None:
     (out / "step_15" / "optimizer_15.pt").write_bytes(torch_zip_bytes({"a": 1}))
     again.poll()
     assert again.poll(WEAK + 1)[15].complete
-    other = Bench(custom(out), memory=memory, whose="another command")
-    write_custom(out, 20, optimizer=False)
-    other.poll()
-    assert other.catalogue._expected._sets == ()
 
 
 def test_a_trainer_that_saves_something_else_now_is_learned_anew(out: Path) -> None:
@@ -326,8 +301,7 @@ def test_a_wild_writer_never_brings_a_traceback_or_an_alarm(out: Path) -> None:
     writer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert writer.stdout is not None
     writer.stdout.readline()
-    memory = Memory()
-    bench = Bench(PrimeRLLayout(out), memory=memory, boots=boots(memory, "one"))
+    bench = Bench(PrimeRLLayout(out), kept(out, "one"))
     looks, end = 0, time.monotonic() + 2.0
     while looks < 10 or time.monotonic() < end:
         assert writer.poll() is None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from podwatch.checkpoints.records import CheckpointRecord, RecordedFile
 from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.document import Document
 from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
@@ -27,7 +28,6 @@ from podwatch.domain.nodes import GangEnd, GangRecord, NodeFailure, Report
 from podwatch.domain.replacement import Billed, Record, Rules
 from podwatch.domain.status_document import Status
 from podwatch.policy.bootstrap import LeftOut, StartFile, StoredStart
-from podwatch.policy.disk_forecast import Save, Saves
 from podwatch.recording.last_day import Moment
 from podwatch.reporting.status import build_status
 from podwatch.sync.runs.archive import ArchivedSave, ArchiveRecord
@@ -66,7 +66,7 @@ SAMPLES: list[Document] = [
     StoreIntent(40, "save", "old", ("/a",), ("/b",)),
     RemovalIntent("stored-set", 40, "old", (PathToRemove("/a", 2**64 - 1, 1, 5),)),
     Tally((UploadOutcome.STORED,), 1.0, 2.0),
-    Saves((Save(40, "save", 1.0, 9, 3, (("part", 9),)),)),
+    CheckpointRecord(40, "save", "hf", "boot", (RecordedFile("part", "a", 9, 1),), 1.0, {"part": 9}, 3),
     Moment(1.0, "running", True, ((0, 1, 2),), (1, 2), 3, 40, 1.0, 0.5, -0.5),
 ]  # fmt: skip
 HOSTILE: list[Any] = [

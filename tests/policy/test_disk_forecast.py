@@ -1,20 +1,21 @@
 """The next save: how big, how many files, when; and whole weeks of a disk that is judged every ten seconds."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podwatch.checkpoints.records import CheckpointRecord, CheckpointRecords
 from podwatch.config.settings import DiskSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState, newest_complete
 from podwatch.domain.snapshot import DiskSample
 from podwatch.policy.disk_forecast import (
     MOST_SAVES,
-    SAVES_KEPT,
     NextSave,
-    Saves,
+    Save,
     due,
     save_gap,
     sizes,
@@ -40,15 +41,27 @@ def saved(
     return CheckpointSet(step, "x", whole, tuple(parts), size + export, files, wall, save_id or f"id{step}")
 
 
+def seen(sets: Sequence[CheckpointSet], before: CheckpointRecords | None = None) -> CheckpointRecords:
+    """The records after a rescan that found these."""
+    records = CheckpointRecords() if before is None else before
+    for found in sorted((s for s in sets if s.complete), key=lambda s: s.changed_wall):
+        key, parts = (found.step, found.save_id), {p.name: p.size_bytes for p in found.parts}
+        if any(r.key == key for r in records.all):
+            records.grow(key, parts, found.file_count)
+        else:
+            records.note(CheckpointRecord(*key, "x", "", (), found.changed_wall, parts, found.file_count))
+    return records
+
+
 def predict(
-    saves: Saves, *, wall: float, policy: DiskSettings, save_seconds: float = 0.0, speed: float = 0.0
+    saves: Sequence[Save], *, wall: float, policy: DiskSettings, save_seconds: float = 0.0, speed: float = 0.0
 ) -> NextSave:
     return due(sizes(saves, REACT, speed), saves, wall, policy.lead, speed, save_seconds)
 
 
 def after(*sets: CheckpointSet, wall: float | None = None, **kw: float) -> NextSave:
     last = max((s.changed_wall for s in sets), default=0.0)
-    return predict(Saves().seeing(sets), wall=last if wall is None else wall, policy=POLICY, **kw)
+    return predict(seen(sets).all, wall=last if wall is None else wall, policy=POLICY, **kw)
 
 
 def test_nothing_is_predicted_from_nothing() -> None:
@@ -97,10 +110,11 @@ def test_one_big_save_costs_no_unstored_checkpoint_and_no_training() -> None:
 
 def test_what_podwatch_removed_of_a_set_was_written_all_the_same() -> None:
     whole, cut = saved(1, 10.0, export=16), saved(1, 10.0)
-    saves = Saves().seeing([whole])
-    assert saves.seeing([cut]) is saves
-    assert saves.seeing([]) is saves
-    assert Saves().seeing([cut]).seeing([whole]).known == saves.known, "an export that comes later belongs to it"
+    saves = seen([whole])
+    before = saves.all
+    assert seen([cut], saves).all is before
+    assert seen([], saves).all is before
+    assert seen([whole], seen([cut])).all == before, "an export that comes later belongs to it"
 
 
 def test_when_it_comes() -> None:
@@ -119,9 +133,9 @@ def test_when_it_comes() -> None:
 
 
 def test_how_long_it_is_from_one_to_the_next() -> None:
-    saves = Saves().seeing([saved(n * 5, n * 1200.0) for n in range(1, 4)] + [saved(20, 4500.0)])
+    saves = seen([saved(n * 5, n * 1200.0) for n in range(1, 4)] + [saved(20, 4500.0)]).all
     assert save_gap(saves) == 1200.0
-    assert save_gap(Saves().seeing([saved(5, 1200.0)])) is None
+    assert save_gap(seen([saved(5, 1200.0)]).all) is None
 
 
 def test_a_step_back_is_no_rhythm() -> None:
@@ -148,14 +162,6 @@ def test_inodes_are_predicted_too() -> None:
     assert plan_removal(full, POLICY).missing_inodes == 2200 - 600 - 900
 
 
-def test_it_outlives_a_restart_and_garbage_is_forgotten() -> None:
-    saves = Saves().seeing([saved(n, n * 10.0, export=n) for n in range(SAVES_KEPT + 9)])
-    assert len(saves.known) == SAVES_KEPT
-    assert Saves.kept(saves.to_json()) == saves
-    for garbage in (None, 3, [[1]], {"known": [["x", 1, 2, 3, 4, 5]]}, {"known": [{"step": 1}]}, "text"):
-        assert Saves.kept(garbage) is None
-
-
 SIZES = st.lists(st.integers(1, 200), min_size=1, max_size=20)
 
 
@@ -163,7 +169,7 @@ SIZES = st.lists(st.integers(1, 200), min_size=1, max_size=20)
 @given(SIZES, st.floats(0, 5000), st.floats(1, 3000))
 def test_whatever_was_saved(sizes: list[int], wait: float, gap: float) -> None:
     sets = [saved(n, n * gap, size) for n, size in enumerate(sizes)]
-    found = predict(Saves().seeing(sets), wall=(len(sizes) - 1) * gap + wait, policy=POLICY)
+    found = predict(seen(sets).all, wall=(len(sizes) - 1) * gap + wait, policy=POLICY)
     assert found.bytes == max(sizes[-12:])
     assert found.due_in is None or 0 < found.due_in <= gap
 
@@ -193,7 +199,7 @@ class World:
     writing: int | None = None
     uploading: int | None = None
     sent = 0.0
-    saves: Saves = field(default_factory=Saves)
+    saves: CheckpointRecords = field(default_factory=CheckpointRecords)
     now = 0.0
     least_free = 1 << 60
 
@@ -241,8 +247,7 @@ class World:
         if self.writing is not None:
             part = replace(saved(self.writing, self.now, max(1, int(self.written))), completeness=Completeness.WRITING)
             listed.append(replace(part, save_id=""))
-        self.saves = self.saves.seeing(listed)
-        expected = predict(self.saves, wall=self.now, policy=self.policy, save_seconds=120.0)
+        expected = predict(seen(listed, self.saves).all, wall=self.now, policy=self.policy, save_seconds=120.0)
         given_ = RemovalInput(
             listed,
             DiskSample("/app", self.capacity, self.used(), self.free()),

@@ -77,9 +77,8 @@ def test_it_is_neither_the_newest_nor_chosen_and_alone_it_is_asked_about() -> No
     assert choose(held.mark([saved(STRAY)]), lineage=LINE, wanted=STRAY).step == STRAY
     assert choose([], [StoredSave(STRAY, "r", "b", 1)], lineage=LINE).source == "none"
     assert choose([saved(5)], [StoredSave(STRAY, "r", "b", 1)], lineage=LINE).step == 5
-    held.release(STRAY, sets[-1].save_id)
     assert not held.mark(sets[:2])[0].held
-    assert held.mark([saved(STRAY)])[0].held_as is None
+    assert held.mark([saved(STRAY)], {(STRAY, sets[-1].save_id): ""})[0].held_as is None
 
 
 History = tuple[int, int, float, list[int], int, bool, int | None]

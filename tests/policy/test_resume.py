@@ -1,15 +1,16 @@
 """Which step is resumed from."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, PartState
 from podwatch.domain.run import Lineage
 from podwatch.domain.stored_checkpoint import StoredSave
-from podwatch.policy.resume import awaited, choose
+from podwatch.policy.resume import awaited, choose, unanswered
 
 LINE = Lineage("b", parent="a", parent_step=20)
 
@@ -111,6 +112,19 @@ def test_what_cannot_be_read_or_is_broken_is_an_operators_decision(unclear: Call
     assert choose([unclear(20)], lineage=LINE).source == "none"
     assert choose([local(10), unclear(20)], lineage=LINE).step == 10
     assert choose([unclear(20)], [remote(15)], lineage=LINE).step == 15
+
+
+def test_the_newest_that_no_inspection_could_judge_is_asked_about() -> None:
+    def unknown(step: int) -> CheckpointSet:
+        return replace(unreadable(step), unanswered=1)
+
+    assert unanswered([local(10), unknown(20)]) == unknown(20)
+    assert unanswered([unknown(20)]) == unknown(20)
+    assert unanswered([local(30), unknown(20)]) is None, "a newer one is complete"
+    assert unanswered([local(10), unreadable(20)]) is None, "it was not inspected"
+    assert unanswered([local(10), unknown(20)], below=20) is None
+    assert unanswered([local(10), unknown(20)], refused={20: "resumed at the wrong step"}) is None
+    assert unanswered([local(10), replace(unknown(20), held_as=HeldAs.IMPLAUSIBLE)]) is None
 
 
 def test_several_saves_of_which_none_is_complete_are_not_understood() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from podwatch.checkpoints.command_line import steps_in_use
+from podwatch.checkpoints.records import CheckpointRecord, CheckpointRecords, RecordFiles
 from podwatch.config.settings import DiskSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
@@ -106,21 +107,24 @@ def test_other_file_systems_are_told_apart() -> None:
     assert others(state, output) == [(FindingKind.DISK_HIGH, "state"), (FindingKind.DISK_HIGH, "output")]
 
 
-def test_a_forecast_outlives_a_restart() -> None:
-    kept: list[dict[str, Any]] = []
-    forecast = Forecast(keep=kept.append)
-    sets = tuple(a_set(n, n * GB, 1000.0 * n) for n in (45, 46, 47))
-    forecast.see(sets)
-    forecast.see(sets)
-    assert len(kept) == 1
+def test_a_forecast_outlives_a_restart(tmp_path: Path) -> None:
+    def records() -> CheckpointRecords:
+        found = CheckpointRecords(RecordFiles(tmp_path))
+        found.begin("x")
+        return found
+
+    first, kept = records(), list[float]()
+    forecast = Forecast(first, keep=kept.append)
+    for n in (45, 46, 47):
+        first.note(CheckpointRecord(n, f"id{n}", "x", "", (), 1000.0 * n, {"trainer": n * GB}, 3))
     forecast.removed(47 * GB, 10.0)
     forecast.removed(47 * GB, 1.0)
     forecast.removed(1000, 100.0)
     assert forecast.bytes_per_second == pytest.approx(1.1 * 4.7 * GB)
-    heir = Forecast(kept[-1])
+    heir = Forecast(records(), kept[-1])
     assert heir.next_save(47_000.0, POLICY.lead, REACT) == forecast.next_save(47_000.0, POLICY.lead, REACT)
     assert heir.next_save(47_000.0, POLICY.lead, REACT).bytes == 47 * GB
-    assert Forecast("garbage").next_save(0.0, POLICY.lead, REACT) == NextSave()
+    assert Forecast(CheckpointRecords(), "garbage").next_save(0.0, POLICY.lead, REACT) == NextSave()
 
 
 @pytest.mark.parametrize(

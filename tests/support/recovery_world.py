@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from podwatch.checkpoints.command_line import strip_flags
 from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.checkpoints.layout import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
+from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.config.settings import Policies, Settings, TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import Busy, HostError
@@ -498,7 +499,7 @@ class Podwatch:
         self.environment, servers = FlatEnvironment(), FlatServers(kw.pop("ports", ()))
         self.writers: Writers | None = kw.pop("beside", None)
         """Who else writes into output_dir; None: nobody."""
-        own = OwnCheckpoints(self.file, world.clock)
+        own = OwnCheckpoints(self.file, world.clock, CheckpointRecords())
         gang: Any = kw.pop("gang", None)
         place = None if gang is None else Place(0 if gang.leads else 1, 2, "job:1")
         context = RecoveryContext(

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from podwatch.checkpoints.records import RecordFiles
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.run import IntentKind
 from podwatch.journal.journal import Journal
@@ -54,7 +55,7 @@ def restore(pod: World) -> None:
     """What a podwatch does; ours is the process that is killed."""
     Restorer(
         StorePlace(pod.store, pod.keys, pod.store_url, "w2"), pod.layout, Workspace(pod.output), pod.journal,
-        FetchProcess(pod.credentials), connections=CONNECTIONS,
+        FetchProcess(pod.credentials), RecordFiles(pod.output.parent / "records"), connections=CONNECTIONS,
     ).fetch()  # fmt: skip
 
 

@@ -83,7 +83,7 @@ class Guard:
             rescan=self.rescans.wake,
             abandon=self.abandon,
             refresh_disks=self.disk.refresh,
-            forecast=Forecast(),
+            forecast=Forecast(self.catalogue.records),
             remover=Remover(self.workspace, self.journal, clock, self.events.append),
             aside=self.aside,
             worker=self.workers[1],

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
+from podwatch.checkpoints.records import RecordFiles
 from podwatch.checkpoints.trainers import make_layout
 from podwatch.config.settings import Settings
 from podwatch.domain.event import Event
@@ -266,6 +267,7 @@ class World:
             Workspace(self.output),
             self.journal,
             FetchProcess(self.credentials),
+            RecordFiles(self.output.parent / "records"),
         )
 
     def pointer(self) -> Pointer | None:

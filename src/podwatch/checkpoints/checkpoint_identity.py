@@ -4,19 +4,16 @@ the guard that shows later whether anything changed.
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from types import MappingProxyType
 
 from podwatch.checkpoints.layout import Judgement, PartFiles
+from podwatch.checkpoints.records import CheckpointRecord, RecordedFile
 from podwatch.checkpoints.scan import Scan, is_temporary
 from podwatch.checkpoints.structures import is_shard
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, PartState
 
-_GAPS = 3
-"""How many of the longest pauses between a checkpoint's files are tried as the end of the save (later files were
-added)."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -80,16 +77,26 @@ def save_id(found: Sequence[PartFiles], judgement: Judgement) -> str:
     return digest.hexdigest()[:16]
 
 
-def without_additions(found: Sequence[PartFiles]) -> Iterator[tuple[tuple[PartFiles, ...], tuple[str, ...]]]:
-    """Candidates of the checkpoint as it was before files were added to it (an evaluation, merged weights): without the
-    files after one of the longest pauses between its files, and ``<part>/<path>`` of the files left out."""
-    times = sorted({f.mtime_ns for p in found if p.part.required for f in p.files})
-    gaps = sorted(((after - before, before) for before, after in pairwise(times)), reverse=True)
-    for _, last in gaps[:_GAPS]:
-        fewer = tuple(
-            replace(p, files=tuple(f for f in p.files if f.mtime_ns <= last)) if p.part.required else p for p in found
-        )
-        yield fewer, tuple(f"{f.part}/{f.path}" for p in found if p.part.required for f in p.files if f.mtime_ns > last)
+def recorded(own: Sequence[tuple[PartFiles, FileEntry]]) -> tuple[RecordedFile, ...]:
+    return tuple(RecordedFile(f.part, f.path, f.size, f.mtime_ns, f.inode) for _, f in own)
+
+
+def all_files(found: Sequence[PartFiles]) -> tuple[RecordedFile, ...]:
+    """Of the parts that a resume needs, whatever they are."""
+    return recorded([(p, f) for p in found if p.part.required for f in p.files])
+
+
+def without_additions(
+    found: Sequence[PartFiles], record: CheckpointRecord
+) -> tuple[tuple[PartFiles, ...], tuple[str, ...]]:
+    """The save as it was recorded, and ``<part>/<path>`` of what was added to it since (an evaluation, merged
+    weights)."""
+    own = {(f.part, f.path) for f in record.files}
+    fewer = tuple(
+        replace(p, files=tuple(f for f in p.files if (f.part, f.path) in own)) if p.part.required else p for p in found
+    )
+    added = (f for p in found if p.part.required for f in p.files if (f.part, f.path) not in own)
+    return fewer, tuple(f"{f.part}/{f.path}" for f in added)
 
 
 # -- guards ----------------------------------------------------------------------------------------------------------

@@ -8,15 +8,23 @@ truncated or never written. It cannot find flipped bits, swapped or single lost 
 truncated pickle of the old format: the hashes taken during upload do that.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podwatch.checkpoints import checkpoint_identity
 from podwatch.checkpoints.checkpoint_identity import Guard, Shape, guard_of, holds
-from podwatch.checkpoints.expected_files import Expected, Ledger
 from podwatch.checkpoints.layout import Judgement, Layout, PartDir, PartFiles
-from podwatch.checkpoints.reboot_check import RebootCheck
+from podwatch.checkpoints.records import (
+    CheckpointRecord,
+    CheckpointRecords,
+    RecordedFile,
+    agree,
+    is_left_of,
+    is_suspect,
+    lacking,
+    lost_files,
+)
 from podwatch.checkpoints.scan import Scan, scan_part
 from podwatch.checkpoints.settle_time import SettleTimes
 from podwatch.checkpoints.table import SaveEnd
@@ -111,10 +119,6 @@ class _Seen:
     """Seconds without a change."""
 
 
-StoredSaves = Callable[[], Collection[tuple[int, str]]]
-"""(step, save_id) of every save that the store holds. Can block."""
-
-
 class CompletenessChecker:
     """Judges single checkpoints for one ``Catalogue``, which keeps the results. Blocks; one thread at a time."""
 
@@ -123,20 +127,19 @@ class CompletenessChecker:
         layout: Layout,
         clock: Clock,
         windows: SettleTimes,
-        expected: Expected,
-        ledger: Ledger,
+        records: CheckpointRecords,
         *,
-        boots: RebootCheck | None,
-        stored: StoredSaves,
         roots: Sequence[Path],
     ) -> None:
         self._layout = layout
         self._roots = roots
         self._clock = clock
         self._windows = windows
-        self._expected, self._ledger = expected, ledger
-        self._boots, self._stored = boots, stored
-        self._ids: Mapping[int, frozenset[str]] | None = None
+        self._records = records
+        self._refused: tuple[int, tuple[RecordedFile, ...]] | None = None
+        """The last save that lacked what those before it have."""
+        self._agreed: set[int] = set()
+        """Steps that another save agreed with: together they are what the trainer saves now."""
         self._shapes: dict[Shape, Shape] = {}
         self.slow = False
         """The filesystem is a network filesystem, which shows changes late."""
@@ -146,8 +149,9 @@ class CompletenessChecker:
         """The first read error since ``begin``."""
 
     def begin(self, *, slow: bool, writers_ended: bool = False) -> None:
-        """Start a new rescan: the journal is read again."""
-        self.slow, self.problem, self._ids = slow, "", None
+        """Start a new rescan: records that another command wrote are read."""
+        self._records.begin(self._layout.name)
+        self.slow, self.problem = slow, ""
         self.writers_ended = writers_ended and not slow
 
     def end(self, states: Collection[Known]) -> None:
@@ -157,17 +161,15 @@ class CompletenessChecker:
     def scan(self, parts: Sequence[PartDir]) -> list[Scan]:
         return [scan_part(p, self._roots) for p in parts]
 
-    def judge(self, step: int, found: Sequence[PartFiles], was: str) -> Judgement:
+    def judge(self, step: int, found: Sequence[PartFiles]) -> Judgement:
         """The layout's judgement. A save that was complete stays the same save when files are added to it: it is not
-        uploaded again for an evaluation that was written into it hours later. ``was``: its ``save_id`` then."""
-        judgement = self._layout.judge(step, found, self._ledger.complete())
-        ids = self._stored_ids().get(step, frozenset()) | ({was} if was else set())
-        if ids and not (judgement.whole and checkpoint_identity.save_id(found, judgement) in ids):
-            for fewer, added in checkpoint_identity.without_additions(found):
-                before = self._layout.judge(step, fewer, self._ledger.complete())
-                if before.whole and checkpoint_identity.save_id(fewer, before) in ids:
-                    judgement = replace(before, leftovers=(*before.leftovers, *added))
-                    break
+        uploaded again for an evaluation that was written into it hours later."""
+        record, added = self._records.same_save(step, checkpoint_identity.all_files(found)), tuple[str, ...]()
+        if record is not None:
+            found, added = checkpoint_identity.without_additions(found, record)
+        judgement = self._layout.judge(step, found, self._records.known)
+        if added:
+            judgement = replace(judgement, leftovers=(*judgement.leftovers, *added))
         return judgement if judgement.problems else replace(judgement, problems=checkpoint_identity.NOTHING)
 
     def examine(self, step: int, parts: Sequence[PartDir], known: Known | None) -> Known:
@@ -176,7 +178,7 @@ class CompletenessChecker:
         earlier = self._reuse(seen)
         if earlier is not None and earlier.settled:
             return earlier
-        return self._state(seen, known, self._judge_now(seen, earlier, known.was if known is not None else ""))
+        return self._state(seen, known, self._judge_now(seen, earlier))
 
     def _identify(self, step: int, parts: Sequence[PartDir], known: Known | None) -> _Seen:
         """Read the step's directories and compare them with the last time."""
@@ -223,7 +225,7 @@ class CompletenessChecker:
             known.guard = guard
         return known
 
-    def _judge_now(self, seen: _Seen, earlier: Known | None, was: str) -> Judgement:
+    def _judge_now(self, seen: _Seen, earlier: Known | None) -> Judgement:
         """The judgement of what is there now: that of ``earlier`` where it was settled content, else the layout's; with
         read errors and lost files, which no layout sees."""
         # What could not be read may be readable now: setting its mode right changes no name, size or mtime. And the
@@ -232,17 +234,18 @@ class CompletenessChecker:
         if earlier is not None and not open_again and earlier.quiet >= _SETTLED_CONTENT:
             judgement = earlier.judgement
         else:
-            judgement = self.judge(seen.step, seen.found, was)
+            judgement = self.judge(seen.step, seen.found)
         if seen.error:
             return replace(judgement, whole=False, unreadable=True, reason=f"cannot be read: {seen.error}")
         if judgement.lacks and self.writers_ended and judgement.ends is not SaveEnd.NONE:
             judgement = replace(judgement, whole=True, lacks=False, reason="")  # its end is marked: nothing more comes
-        own = checkpoint_identity.own_files(seen.found, judgement)
-        if judgement.deleted and self._ledger.left_of(seen.step, own):
+        own = checkpoint_identity.recorded(checkpoint_identity.own_files(seen.found, judgement))
+        before = self._records.of(seen.step)
+        if before is not None and judgement.deleted and is_left_of(before, own):
             left = ", ".join(p.part.name for p in seen.found if p.present) or "nothing"
             reason = f"it was deleted, not by podwatch; what is left: {left}"
             return replace(judgement, whole=False, damaged=False, pending=False, remainder=True, reason=reason)
-        if lost := self._ledger.lost(seen.step, own):
+        if before is not None and (lost := lost_files(before, own)):
             return replace(judgement, whole=False, damaged=True, reason=lost)
         outside = next((s.outside for s in seen.scans if s.outside and s.found.part.required), "")
         if outside and not judgement.whole:  # what it lacks can be behind the link
@@ -257,6 +260,8 @@ class CompletenessChecker:
         guard = self._guard(seen.scans, judgement)
         state = Known(seen.fingerprint, seen.since, seen.polls, guard, judgement, described, seen.quiet)
         state.was = known.was if known is not None else ""
+        if judgement.unreadable and not any(s.outside for s in seen.scans):
+            state.set = replace(state.set, unanswered=1 + (known.set.unanswered if known is not None else 0))
         trusted = known is not None and known.settled and known.set.complete and judgement.whole
         if trusted and checkpoint_identity.save_id(found, judgement) == state.was:  # its own files are unchanged
             state.set = replace(described, completeness=Completeness.COMPLETE, save_id=state.was, reason="")
@@ -274,9 +279,10 @@ class CompletenessChecker:
         """Set COMPLETE if all conditions hold; otherwise return what it lacks compared with earlier saves."""
         judgement, windows = state.judgement, self._windows
         save_id = checkpoint_identity.save_id(found, judgement)
-        # A checkpoint that an earlier podwatch found complete, unchanged since, needs no settle time again.
-        known = self._boots is not None and self._boots.knows(save_id)
-        settled = self.writers_ended or known or save_id in self._stored_ids().get(step, ())
+        own = checkpoint_identity.recorded(checkpoint_identity.own_files(found, judgement))
+        # A checkpoint that was found complete before, unchanged since, needs no settle time again.
+        record = self._records.same_save(step, own)
+        settled = self.writers_ended or record is not None
         # Where nothing shows the end of a file, the marker is NONE.
         need = 0.0 if settled and not judgement.hole else windows.need(judgement.ends, slow=self.slow)
         state.moving = judgement.ends is not SaveEnd.COMMIT
@@ -285,16 +291,11 @@ class CompletenessChecker:
             odd = odd or (f", but {judgement.unsized} has no end to check" if judgement.unsized else "")
             state.wait(need, f"all files present{odd}: complete after {need:.0f} s without a change")
             return ""
-        if judgement.ends is SaveEnd.NONE:
+        if judgement.ends is SaveEnd.NONE and record is None:
             patience = windows.longest(slow=self.slow) * CUT_OFF_FACTOR
-            lacks = self._expected.lacks(
-                step, checkpoint_identity.own_files(found, judgement), settled=state.quiet >= patience
-            )
-            if lacks:
+            if lacks := self._lacks(step, own, settled=state.quiet >= patience):
                 return lacks
-        boots, stored = self._boots, (step, save_id) in self._stored()
-        suspect = boots is not None and not stored and boots.suspect(save_id, changed)
-        if suspect and judgement.hole and boots is not None and not boots.was_sparse(save_id):
+        if judgement.hole and is_suspect(record, self._records.boot_id, before_boot=changed < self._records.boot_wall):
             reason = (
                 f"suspect after a reboot: {judgement.hole} has ranges that were never written (lost, or a sparse copy: "
                 "then copy it with cp --sparse=never)"
@@ -302,23 +303,55 @@ class CompletenessChecker:
             state.set = replace(state.set, reason=reason, settles_in=None, unclear=True)
             state.settled, state.moving = True, False  # stays WRITING: not used, and not removed as a leftover
         else:
-            self._complete(state, step, found, save_id, after_reboot=suspect)
+            self._complete(state, step, found, save_id)
         return ""
 
-    def _complete(
-        self, state: Known, step: int, found: tuple[PartFiles, ...], save_id: str, *, after_reboot: bool
-    ) -> None:
-        """The last check: set COMPLETE only if these are still the files that were judged."""
+    def _lacks(self, step: int, own: tuple[RecordedFile, ...], *, settled: bool) -> str:
+        """What it lacks compared with earlier saves. ``settled``: it has not changed for so long that no more files are
+        expected; two such checkpoints in a row that agree are what the trainer saves now."""
+        reason = lacking(step, own, self._records.all)
+        if not reason or step in self._agreed:
+            return ""
+        other = self._refused
+        if settled and (other is None or other[0] != step):
+            if other is not None and agree(own, other[1]):
+                self._refused, self._agreed = None, {step, other[0]}
+                return ""
+            self._refused = step, own
+        return reason
+
+    def _complete(self, state: Known, step: int, found: tuple[PartFiles, ...], save_id: str) -> None:
+        """The last check: set COMPLETE only if these are still the files that were judged; and record it."""
         again = tuple(s.found for s in self.scan([p.part for p in found]))
         if checkpoint_identity.fingerprint(again) != state.fingerprint:
             return
         state.set = replace(state.set, completeness=Completeness.COMPLETE, save_id=save_id, reason="", settles_in=None)
         state.settled, state.moving, state.was = True, False, save_id
-        self._ledger.note(step, checkpoint_identity.own_files(found, state.judgement))
-        if state.judgement.ends is SaveEnd.NONE:
-            self._expected.note(step, checkpoint_identity.own_files(found, state.judgement))
-        if self._boots is not None:
-            self._boots.passed(save_id, deeper=after_reboot, sparse=bool(state.judgement.hole))
+        self._records.note(self._record(state, step, found))
+
+    def _record(self, state: Known, step: int, found: tuple[PartFiles, ...]) -> CheckpointRecord:
+        judgement = state.judgement
+        own = checkpoint_identity.recorded(checkpoint_identity.own_files(found, judgement))
+        new = CheckpointRecord(
+            step,
+            state.set.save_id,
+            self._layout.name,
+            self._records.boot_id,
+            own,
+            state.set.changed_wall,
+            {p.name: p.size_bytes for p in state.set.parts if p.size_bytes},
+            state.set.file_count,
+            ends=judgement.ends,
+            sparse=bool(judgement.hole),
+        )
+        before = self._records.same_save(step, own)
+        if before is None or before.save_id != new.save_id:
+            return new
+        parts = {**before.parts, **{n: max(size, before.parts.get(n, 0)) for n, size in new.parts.items()}}
+        count = max(before.file_count, new.file_count)
+        return replace(
+            before, boot_id=new.boot_id, parts=parts, file_count=count, ends=new.ends, sparse=new.sparse, deleted=False
+        )
 
     def _not_whole(self, state: Known, *, begun: bool) -> Known:
         judgement = state.judgement
@@ -341,13 +374,3 @@ class CompletenessChecker:
     def _guard(self, scans: Sequence[Scan], judgement: Judgement) -> Guard:
         guard = guard_of(scans, [str(p) for p in judgement.rests_on])
         return Guard(self._shapes.setdefault(guard.shape, guard.shape), guard.stamp)
-
-    def _stored_ids(self) -> Mapping[int, frozenset[str]]:
-        """The ids of stored saves, read from the journal once per rescan."""
-        ids = self._ids
-        if ids is None:
-            found: dict[int, set[str]] = {}
-            for step, save_id in self._stored():
-                found.setdefault(step, set()).add(save_id)
-            ids = self._ids = {step: frozenset(few) for step, few in found.items()}
-        return ids

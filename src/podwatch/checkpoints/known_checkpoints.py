@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from podwatch.checkpoints import checkpoint_identity
 from podwatch.checkpoints.checkpoint_identity import stamp
@@ -21,13 +22,11 @@ from podwatch.checkpoints.completeness_check import (
     CompletenessChecker,
     Inspection,
     Known,
-    StoredSaves,
     described,
 )
-from podwatch.checkpoints.expected_files import Expected, Ledger
 from podwatch.checkpoints.inspector import INSPECTOR
 from podwatch.checkpoints.layout import Judgement, Layout, PartDir, PartFiles
-from podwatch.checkpoints.reboot_check import Memory, NoMemory, RebootCheck
+from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.checkpoints.scan import linked_out, replaced, without_linked
 from podwatch.checkpoints.settle_time import SettleTimes, slow_to_show
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, HeldAs, SymlinkEntry, newest_complete
@@ -39,17 +38,18 @@ from podwatch.policy.second_writer import Span, why_held
 from podwatch.system.clock import Clock
 from podwatch.system.pinned_directories import PinnedTree
 
+NOTHING_DECIDED: Mapping[tuple[int, str], str] = MappingProxyType({})
+
 
 class HeldBack:
-    """Which checkpoints are in doubt, and the operator's decisions. Read in any thread; set by one.
+    """Which checkpoints are in doubt. Read in any thread; set by one.
 
-    ``spans`` are in epoch seconds. ``released`` are (step, save_id) that the operator asked for by name. ``evidence``
-    limits how far this run can be; ``earlier`` are the checkpoints of abandoned branches.
+    ``spans`` are in epoch seconds. ``evidence`` limits how far this run can be; ``earlier`` are the checkpoints of
+    abandoned branches. What was decided about a checkpoint stands in its record.
     """
 
-    def __init__(self, spans: Iterable[Span] = (), released: Iterable[tuple[int, str]] = ()) -> None:
+    def __init__(self, spans: Iterable[Span] = ()) -> None:
         self.spans = tuple(spans)
-        self.released = frozenset(released)
         self.evidence = StepEvidence()
         self.earlier: tuple[EarlierSave, ...] = ()
         self.version = 0
@@ -73,26 +73,25 @@ class HeldBack:
             self.earlier = earlier
             self.version += 1
 
-    def release(self, step: int, save_id: str) -> None:
-        self.released |= {(step, save_id)}
-        self.version += 1
-
-    def mark(self, sets: Sequence[CheckpointSet]) -> tuple[CheckpointSet, ...]:
+    def mark(
+        self, sets: Sequence[CheckpointSet], decided: Mapping[tuple[int, str], str] = NOTHING_DECIDED
+    ) -> tuple[CheckpointSet, ...]:
         """The same checkpoints, with ``held`` where one is held back. Whether a step is plausible depends on all of
-        them."""
-        evidence = replace(self.evidence, believed=self.evidence.believed | self.released)
-        odd = implausible(sets, evidence)
-        return tuple(self._marked(found, odd.get(found.step, "")) for found in sets)
+        them. ``decided``: see ``CheckpointRecords``."""
+        released = {key for key, held in decided.items() if not held}
+        odd = implausible(sets, replace(self.evidence, believed=self.evidence.believed | released))
+        return tuple(self._marked(found, odd.get(found.step, ""), decided) for found in sets)
 
-    def _marked(self, found: CheckpointSet, odd: str) -> CheckpointSet:
+    def _marked(self, found: CheckpointSet, odd: str, decided: Mapping[tuple[int, str], str]) -> CheckpointSet:
         if odd:
             return replace(found, held=f"its step number is implausible: {odd}", held_as=HeldAs.IMPLAUSIBLE)
         if self.earlier and is_earlier(found, self.earlier):
             why = "it belongs to an earlier branch of this run, which training has left"
             return replace(found, held=why, held_as=HeldAs.EARLIER_BRANCH)
-        if not self.spans or not found.complete or (found.step, found.save_id) in self.released:
+        if not found.complete:
             return found
-        why = why_held(found, self.spans)
+        key = (found.step, found.save_id)
+        why = decided[key] if key in decided else why_held(found, self.spans)
         return replace(found, held=why, held_as=HeldAs.TWO_WRITERS) if why else found
 
 
@@ -126,28 +125,13 @@ class SetContents:
     world_size: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunMemory:
-    """What is known of one run from before this start of podwatch."""
-
-    memory: Memory
-    """Keeps the learned file sets and the checks after reboots."""
-    whose: str = ""
-    """Identifies the trainer's command: file sets of another command are forgotten."""
-    boots: RebootCheck | None = None
-    """Judges checkpoints from before a reboot, except those in ``stored``. None: none is suspect."""
-    stored: StoredSaves = tuple
-
-
-NOTHING_LEARNED = RunMemory(NoMemory())
-
-
 class Catalogue:
     """All checkpoints of one layout. ``settle``, ``settle_tracker`` and ``settle_weak`` are settle times in seconds:
     with a commit marker, with a file written last or a tracker (default: ``settle``), and without any marker; all are
     doubled on network filesystems, which show changes late.
 
-    ``held_back`` marks checkpoints that are held back. ``tree``: the pinned directories; where one of them was
+    ``records``: of the checkpoints that were complete; without them nothing is known from before. ``held_back`` marks
+    checkpoints that are held back. ``tree``: the pinned directories; where one of them was
     replaced, nothing in it is a checkpoint.
 
     ``rescan``, ``contents``, ``verify`` and ``inspect`` block: call them in a worker thread. The properties never
@@ -162,7 +146,7 @@ class Catalogue:
         settle: float,
         settle_weak: float,
         settle_tracker: float | None = None,
-        learned: RunMemory = NOTHING_LEARNED,
+        records: CheckpointRecords | None = None,
         held_back: HeldBack = NOTHING_HELD,
         tree: PinnedTree | None = None,
     ) -> None:
@@ -173,19 +157,8 @@ class Catalogue:
         self._out_of_reach: frozenset[int] = frozenset()
         self._clock = clock
         self._windows = SettleTimes(settle, settle if settle_tracker is None else settle_tracker, settle_weak)
-        self._expected = Expected(learned.memory, f"{layout.name}/{learned.whose}")
-        self._boots = learned.boots
-        self._ledger = Ledger(learned.memory)
-        self._settling = CompletenessChecker(
-            layout,
-            clock,
-            self._windows,
-            self._expected,
-            self._ledger,
-            boots=learned.boots,
-            stored=learned.stored,
-            roots=self._roots_known,
-        )
+        self.records = CheckpointRecords() if records is None else records
+        self._settling = CompletenessChecker(layout, clock, self._windows, self.records, roots=self._roots_known)
         self._known: dict[int, Known] = {}
         self._complete: frozenset[tuple[int, str]] = frozenset()
         self._turn = 0
@@ -197,16 +170,16 @@ class Catalogue:
         self._open: tuple[Path, ...] = ()
         self._problem = ""
         self._held_back = held_back
-        self._marked: tuple[tuple[CheckpointSet, ...], int, tuple[CheckpointSet, ...]] = ((), 0, ())
+        self._marked: tuple[tuple[object, ...], tuple[CheckpointSet, ...]] = ((), ())
 
     @property
     def sets(self) -> tuple[CheckpointSet, ...]:
         """Result of the last rescan, lowest step first."""
-        found, version = self._sets, self._held_back.version
-        before, at, marked = self._marked
-        if before is not found or at != version:
-            marked = self._held_back.mark(found)
-            self._marked = (found, version, marked)
+        found, decided, version = self._sets, self.records.decided, self._held_back.version
+        of, marked = self._marked
+        if len(of) != 3 or of[0] is not found or of[1] is not decided or of[2] != version:
+            marked = self._held_back.mark(found, decided)
+            self._marked = ((found, decided, version), marked)
         return marked
 
     @property
@@ -267,9 +240,9 @@ class Catalogue:
                     else:
                         fresh[step] = settling.examine(step, steps[step], known)
                 self._known = fresh
-            self._compare_again(fresh)
             self._problem = settling.problem
             self._name_states()
+            self._compare_again(fresh)
             settling.end(fresh.values())
             self._remember()
             aged = all(0 <= mtime < wall_ns - _FRESH_NS for _, mtime, _ in roots)
@@ -290,7 +263,7 @@ class Catalogue:
             if now.complete and now.save_id != checkpoint_identity.save_id(found, judgement):
                 now = replace(now, completeness=Completeness.WRITING, save_id="", reason=_CHANGED)
         others = [s for s in self._sets if s.step != step]
-        now = next(s for s in self._held_back.mark((*others, now)) if s.step == step)
+        now = next(s for s in self._held_back.mark((*others, now), self.records.decided) if s.step == step)
         travels = [p for p in found if p.part.uploaded]
         leftovers = frozenset(judgement.leftovers)
         files = tuple(f for p in travels for f in p.files if checkpoint_identity.belongs(f, leftovers))
@@ -319,6 +292,10 @@ class Catalogue:
             known.settled, self._listed = False, None
         return (*problems, _CHANGED)
 
+    def release(self, found: CheckpointSet) -> None:
+        """Hold this checkpoint back no more: the operator named it. In the thread of the rescans."""
+        self.records.release((found.step, found.save_id))
+
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _nothing_new(self) -> bool:
@@ -335,7 +312,8 @@ class Catalogue:
         if complete != self._complete:
             self._complete = complete
             for known in states.values():
-                known.settled = known.settled and not known.judgement.lacks
+                lacks = known.judgement.lacks or (known.judgement.whole and not known.set.complete)
+                known.settled = known.settled and not lacks
 
     def _believe_nothing(self, problem: str) -> tuple[CheckpointSet, ...]:
         """The checkpoints stay listed, but podwatch neither uses nor removes them."""
@@ -375,13 +353,12 @@ class Catalogue:
         return close
 
     def _judge(self, step: int, found: Sequence[PartFiles]) -> Judgement:
-        known = self._known.get(step)
-        return self._settling.judge(step, found, known.was if known is not None else "")
+        return self._settling.judge(step, found)
 
     def _name_states(self) -> None:
         """Set the states that depend on other checkpoints: one ahead of the newest complete one can still be being
         written."""
-        newest = newest_complete(self._held_back.mark([k.set for k in self._known.values()]))
+        newest = newest_complete(self._held_back.mark([k.set for k in self._known.values()], self.records.decided))
         limit = self._windows.longest(slow=self._settling.slow) * CUT_OFF_FACTOR
         for step, known in self._known.items():
             if known.settled or known.set.completeness in (Completeness.WRITING, Completeness.COMPLETE):
@@ -414,11 +391,14 @@ class Catalogue:
         )
 
     def _remember(self) -> None:
-        """Save to the journal, once per rescan. Checkpoints refused by a rule that no longer holds are judged again."""
-        for step in self._expected.save():
-            if step in self._known:
-                self._known[step].settled = False
-        if not self._problem:
-            self._ledger.save([s.step for s in self._sets])
-        if self._boots is not None and not self._problem:
-            self._boots.save([s.save_id for s in self._sets if s.save_id])
+        """Once per rescan: what grew, and what is gone."""
+        if self._problem:
+            return
+        for found in self._sets:
+            if found.complete:
+                parts = {p.name: p.size_bytes for p in found.parts if p.size_bytes}
+                self.records.grow((found.step, found.save_id), parts, found.file_count)
+        for found in self.sets:
+            if found.held_as is HeldAs.TWO_WRITERS:
+                self.records.hold((found.step, found.save_id), found.held)
+        self.records.keep_only({s.step for s in self._sets})

@@ -1,28 +1,40 @@
-"""Records: one small file about each inspected checkpoint, ``step_<N>.<save_id>.json``, and what they answer.
+"""Records: one small file about each checkpoint that was found complete, ``step_<N>.<save_id>.json``, and what they
+answer.
 
-A record says which files a complete checkpoint had. Whether it is the same save, whether it lost something, how large
-the next one will be, which start wrote it: all of that is answered by comparing it with a new listing. A lost record is
-made again by an inspection and the starts, or from a manifest with equal files.
+A record says which files a complete checkpoint had. Whether it is the same save, whether it lost something, what a save
+without a mark at its end must have, how large the next one will be, which start wrote it: all of that is answered by
+comparing it with a new listing. A lost record is made again by an inspection.
 """
 
 import contextlib
 import re
-import secrets
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from podwatch.checkpoints.table import SaveEnd
-from podwatch.checkpoints.templates import forms_of
-from podwatch.domain.document import Document, Integer, Label, Many, RelativePath, SaveId, Text, Wall, Whole
-from podwatch.domain.errors import IntegrityError
+from podwatch.checkpoints.templates import form_of
+from podwatch.domain.document import Document, Flag, Integer, Label, Many, Real, RelativePath, SaveId, Text, Whole
+from podwatch.domain.errors import HostError, IntegrityError, PodwatchError
 from podwatch.system.files import atomic_write, read_small
+from podwatch.system.pinned_directories import PinnedTree
 
 _NAME = re.compile(r"step_(0|[1-9][0-9]{0,17})\.([A-Za-z0-9][A-Za-z0-9_-]{0,63})\.json")
-_SIZES = 12
-"""How many of the last saves tell how large the next one can be."""
+RECENT = 32
+"""How many of the last saves stay known after their checkpoints are gone: three milestones at every tenth save."""
+MOST = 128
+"""How many records are kept at all: those of a thousand checkpoints are 30 MiB. What has none is inspected and waited
+for like a new one."""
+_COMPARED = 2
+"""A save without a mark at its end must have what so many saves before it have. A file that only one of them has (an
+export, a best model) is not required."""
+_TOLERANCE = 0.01
+"""A file can be this much smaller: buffers and states of data loaders vary a little."""
+_SMALL = 64 * 1024
+"""Bytes. Smaller files hold text and counters of varying length; they only must not be empty."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -42,17 +54,15 @@ class RecordedFile:
 
 class RecordSource(StrEnum):
     SAVED = "saved"
-    ATTACHED = "attached"
-    """Saved by a trainer that podwatch did not start."""
     RESTORED = "restored"
-    ADOPTED = "adopted"
-    """Written by nobody that this run knows, and accepted by the operator."""
+    """It came from this run's store."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord(Document):
-    """One inspected checkpoint. ``start_id``: the start that wrote it, empty if none that is known did. ``boot_id``:
-    the boot in which it was inspected. ``bytes``: of what is stored."""
+    """One complete checkpoint. ``boot_id``: the boot in which it was inspected last. ``files``: those that a resume
+    needs. ``parts``: bytes of each part that is deleted with it, by-products included, at their largest; ``file_count``
+    counts these files. ``wall``: the newest change."""
 
     KIND: ClassVar[str] = "checkpoint-record"
     FILE: ClassVar[str] = "record of a checkpoint"
@@ -60,36 +70,41 @@ class CheckpointRecord(Document):
 
     step: Whole
     save_id: SaveId
-    start_id: Text
-    source: RecordSource
-    boot_id: Text
     layout: Label
+    boot_id: Text
     files: Many[RecordedFile]
-    bytes: Whole
-    wall: Wall
+    wall: Real
+    parts: Mapping[Label, Whole] = field(default_factory=dict)
+    file_count: Whole = 0
+    source: RecordSource = RecordSource.SAVED
     ends: SaveEnd = SaveEnd.NONE
-    token: Text = ""
-    world_size: Whole | None = None
+    sparse: Flag = False
+    """It had ranges that were never written when it was found complete: after a reboot they prove nothing."""
+    held: Text = ""
+    """Why it is held back: a second trainer ran while it was written. ``released``: the operator named it since."""
+    released: Flag = False
+    deleted: Flag = False
+    """The checkpoint is no longer on this pod."""
 
     @property
     def name(self) -> str:
         return f"step_{self.step}.{self.save_id}.json"
 
     @property
-    def forms(self) -> frozenset[str]:
-        """What the next save of this run must have, too."""
-        several = len({f.part for f in self.files}) > 1
-        return forms_of(f.named(several=several) for f in self.files)
+    def bytes(self) -> int:
+        return sum(self.parts.values())
 
-
-def new_save_id() -> str:
-    return secrets.token_hex(8)
+    @property
+    def key(self) -> tuple[int, str]:
+        return self.step, self.save_id
 
 
 # -- what a record answers: pure --------------------------------------------------------------------------------------
 
+Files = Iterable[RecordedFile]
 
-def is_same_save(record: CheckpointRecord, files: Iterable[RecordedFile], identity: Collection[str] = ()) -> bool:
+
+def is_same_save(record: CheckpointRecord, files: Files, identity: Collection[str] = ()) -> bool:
     """Whether all its files are unchanged. What else is there was added later and is never stored. ``identity``: the
     parts that make the save, where a resume writes others again. Inodes do not count: a restore has others."""
     now = {(f.part, f.path): (f.size, f.mtime_ns) for f in files}
@@ -97,115 +112,131 @@ def is_same_save(record: CheckpointRecord, files: Iterable[RecordedFile], identi
     return bool(own) and all(now.get((f.part, f.path)) == (f.size, f.mtime_ns) for f in own)
 
 
-def lost_files(record: CheckpointRecord, files: Iterable[RecordedFile]) -> tuple[str, ...]:
-    """``part/path`` of files that are gone or smaller than they were."""
-    now = {(f.part, f.path): f.size for f in files}
-    lost = (f for f in record.files if now.get((f.part, f.path), -1) < f.size)
-    return tuple(sorted(f"{f.part}/{f.path}" for f in lost))
+def lost_files(record: CheckpointRecord, files: Files) -> str:
+    """What the checkpoint had when it was complete and lacks now, in words; empty where nothing is lost. Another save
+    of the same step is no loss: all its files differ."""
+    now = {(f.part, f.path): (f.size, f.mtime_ns) for f in files}
+    if not any(now.get((f.part, f.path)) == (f.size, f.mtime_ns) for f in record.files):
+        return ""
+    gone = sorted(f for f in record.files if (f.part, f.path) not in now)
+    smaller = sorted(f for f in record.files if now.get((f.part, f.path), (f.size,))[0] < f.size)
+    for lost, what in ((gone, "is gone"), (smaller, "is smaller than it was")):
+        if lost:
+            more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+            return f"was complete, but now {PurePosixPath(lost[0].path).name} {what}{more}"
+    return ""
 
 
-def was_deleted(record: CheckpointRecord, files: Iterable[RecordedFile], deleted_with: str) -> bool:
-    """Whether nothing is left of the part with which the trainer deletes a checkpoint: what remains of other parts is
-    no damage."""
-    return any(f.part == deleted_with for f in record.files) and all(f.part != deleted_with for f in files)
+def is_left_of(record: CheckpointRecord, files: Files) -> bool:
+    """Whether these are some files of the save, unchanged, or none: what a deletion leaves is no damage."""
+    return {_content(f) for f in files} <= {_content(f) for f in record.files}
 
 
-def needs_inspection(record: CheckpointRecord | None, files: Collection[RecordedFile], boot_id: str) -> bool:
-    """Whether these files were never inspected, or not in this boot: a power cut tears files that were whole."""
-    return record is None or record.boot_id != boot_id or not is_same_save(record, files)
+def is_suspect(record: CheckpointRecord | None, boot_id: str, *, before_boot: bool) -> bool:
+    """Whether ranges that were never written can be what a power cut took. ``record``: of these files, if there is one;
+    ``before_boot``: the files are older than this boot."""
+    if record is None:
+        return before_boot
+    return record.boot_id != boot_id and not record.sparse
 
 
-def next_save_bytes(records: Iterable[CheckpointRecord], layout: str) -> int | None:
-    """Bytes of the largest of the last saves; None before the first."""
-    own = sorted((r for r in records if r.layout == layout), key=lambda r: r.wall)
-    return max((r.bytes for r in own[-_SIZES:]), default=None)
+def lacking(step: int, files: Files, records: Iterable[CheckpointRecord]) -> str:
+    """What a save without a mark at its end lacks, compared with those before it; empty if nothing. Truncation of some
+    formats shows in nothing else."""
+    below = (r for r in records if r.step < step and r.ends is SaveEnd.NONE)
+    before = sorted(below, key=lambda r: (r.wall, r.step))[-_COMPARED:]
+    if not before:
+        return ""
+    new, olds = _by_form(files), [_by_form(record.files) for record in before]
+    for form in sorted(frozenset.intersection(*(frozenset(old) for old in olds))):
+        count = min(len(old[form]) for old in olds)
+        if len(new.get(form, ())) < count:
+            return f"it has {len(new.get(form, ()))} files like {form}, step {before[-1].step} has {count}"
+        least, wanted = min(new[form]), min(old[form][0] for old in olds)
+        if _is_too_small(least, wanted):
+            return f"{form} has {least} bytes, in step {before[-1].step} it had {wanted}"
+    return ""
 
 
-# -- which start wrote it: pure ---------------------------------------------------------------------------------------
+def agree(one: Files, other: Files) -> bool:
+    """Whether both have the same kinds of files, about as large. Two saves that agree are not both interrupted: the
+    trainer now saves other files."""
+    first, second = _by_form(one), _by_form(other)
+    return first.keys() == second.keys() and all(
+        len(sizes) == len(second[form])
+        and not any(_is_too_small(a, b) or _is_too_small(b, a) for a, b in zip(sizes, second[form], strict=True))
+        for form, sizes in first.items()
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class StartSpan:
-    """One start of the trainer. The times are those of files that podwatch wrote at that moment on the checkpoints'
-    file system, so that two clocks are never compared. ``from_step`` is None for a fresh start; ``ended_ns`` None
-    while it lives."""
-
-    start_id: str
-    from_step: int | None
-    began_ns: int
-    ended_ns: int | None = None
+def _content(file: RecordedFile) -> tuple[str, str, int, int]:
+    return file.part, file.path, file.size, file.mtime_ns
 
 
-def start_that_wrote(
-    files: Iterable[RecordedFile], starts: Sequence[StartSpan], identity: Collection[str] = ()
-) -> StartSpan | None:
-    """The start during which all files of the save appeared. None: nobody of this run wrote it. ``starts``: in their
-    order."""
-    times = [f.mtime_ns for f in files if not identity or f.part in identity]
-    for start in reversed(starts) if times else ():
-        if start.began_ns <= min(times) and (start.ended_ns is None or max(times) <= start.ended_ns):
-            return start
-    return None
+def _by_form(files: Files) -> dict[str, list[int]]:
+    """Name without its numbers -> the sizes of the files that have it, smallest first."""
+    found = defaultdict[str, list[int]](list)
+    for file in files:
+        found[form_of(f"{file.part}/{file.path}")].append(file.size)
+    return {form: sorted(sizes) for form, sizes in found.items()}
 
 
-def is_current(step: int, start_id: str, starts: Sequence[StartSpan]) -> bool:
-    """Whether it is on the current lineage: written by a known start, and no later one began below it."""
-    order = [start.start_id for start in starts]
-    if start_id not in order:
-        return False
-    later = starts[order.index(start_id) + 1 :]
-    return all(start.from_step is not None and start.from_step >= step for start in later)
+def _is_too_small(size: int, wanted: int) -> bool:
+    return size == 0 < wanted if wanted < _SMALL else size < wanted * (1 - _TOLERANCE)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
 class RecordFiles:
-    """The records in one directory, with a copy in a second one. Blocks. A record that cannot be read is as good as
-    lost: the checkpoint is inspected again."""
+    """The records in one directory, with a copy in a second one, which lies in podwatch's directory beside output_dir.
+    Blocks. A record that cannot be read is as good as lost: the checkpoint is inspected again."""
 
-    def __init__(self, directory: Path, copy: Path | None = None) -> None:
-        self._directory, self._copy = directory, copy
+    def __init__(self, directory: Path, copy: Path | None = None, tree: PinnedTree | None = None) -> None:
+        self.directory, self._copy, self._tree = directory, copy, tree
 
     def read(self) -> tuple[CheckpointRecord, ...]:
-        """By step, then by age. The copy adds what the first directory lacks."""
+        """The copy adds what the first directory lacks."""
         found: dict[str, CheckpointRecord] = {}
-        for directory in (self._directory, self._copy):
+        for directory in (self.directory, self._copy):
             for name in _names(directory):
-                assert directory is not None
-                if name not in found and (record := _read(directory / name)) is not None:
+                if directory is not None and name not in found and (record := _read(directory / name)) is not None:
                     found[name] = record
-        return tuple(sorted(found.values(), key=lambda r: (r.step, r.wall)))
+        return tuple(found.values())
+
+    def stamp(self) -> int:
+        """Changes when a record is added or removed."""
+        try:
+            return self.directory.stat().st_mtime_ns
+        except OSError:
+            return 0
 
     def write(self, record: CheckpointRecord) -> None:
         """Durable when it returns; the copy is best effort. OSError: it could not be written."""
         data = record.to_bytes()
-        self._directory.mkdir(parents=True, exist_ok=True)
-        atomic_write(self._directory / record.name, data)
         if self._copy is not None:
-            with contextlib.suppress(OSError):
-                self._copy.mkdir(parents=True, exist_ok=True)
-                atomic_write(self._copy / record.name, data)
+            with contextlib.suppress(OSError, HostError):
+                self._write_copy(self._copy, record.name, data)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        atomic_write(self.directory / record.name, data)
+
+    def _write_copy(self, copy: Path, name: str, data: bytes) -> None:
+        if self._tree is not None:
+            self._tree.make(copy, 0o755)
+            self._tree.write(copy / name, data, 0o644)
+        else:
+            copy.mkdir(parents=True, exist_ok=True)
+            atomic_write(copy / name, data)
 
     def remove(self, record: CheckpointRecord) -> None:
         """The copy first: it would bring the record back."""
         if self._copy is not None:
-            with contextlib.suppress(OSError):
-                (self._copy / record.name).unlink(missing_ok=True)
-        (self._directory / record.name).unlink(missing_ok=True)
-
-    def keep_only(self, existing: Collection[tuple[int, str]], newest: int = _SIZES) -> tuple[CheckpointRecord, ...]:
-        """Remove the records of checkpoints that are gone, except the newest ones, which the next save is compared
-        with. ``existing``: (step, save id). Returns what is left."""
-        records = self.read()
-        recent = {r.name for r in sorted(records, key=lambda r: r.wall)[-newest:]}
-        left = []
-        for record in records:
-            if record.name in recent or (record.step, record.save_id) in existing:
-                left.append(record)
-            else:
-                self.remove(record)
-        return tuple(left)
+            with contextlib.suppress(OSError, HostError):
+                if self._tree is not None:
+                    self._tree.unlink(self._copy / record.name)
+                else:
+                    (self._copy / record.name).unlink(missing_ok=True)
+        (self.directory / record.name).unlink(missing_ok=True)
 
 
 def _names(directory: Path | None) -> list[str]:
@@ -221,3 +252,138 @@ def _read(path: Path) -> CheckpointRecord | None:
     except (OSError, IntegrityError):
         return None
     return record if record.name == path.name else None
+
+
+# -- the records of one layout -----------------------------------------------------------------------------------------
+
+
+class KnownFiles(Mapping[int, Mapping[str, tuple[int, int]]]):
+    """Step -> ``part/path`` -> (size, mtime_ns) of the files that it had when it was found complete. Made when asked
+    for: those of a thousand checkpoints are megabytes."""
+
+    def __init__(self, records: Iterable[CheckpointRecord] = ()) -> None:
+        self._records = {record.step: record for record in records}
+
+    def __getitem__(self, step: int) -> Mapping[str, tuple[int, int]]:
+        return {f"{f.part}/{f.path}": (f.size, f.mtime_ns) for f in self._records[step].files}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __contains__(self, step: object) -> bool:
+        return step in self._records
+
+
+class CheckpointRecords:
+    """The records of one layout in memory and, with ``files``, on disk. ``boot_wall``: when this boot began, epoch
+    seconds, 0 if unknown. ``writes``: commands that only look change nothing.
+
+    What cannot be written is known to this podwatch only: a later one inspects, and waits, again. One thread changes
+    it; any thread reads it.
+    """
+
+    def __init__(
+        self,
+        files: RecordFiles | None = None,
+        *,
+        boot_id: str = "",
+        boot_wall: float = 0.0,
+        writes: bool = True,
+    ) -> None:
+        self.boot_id, self.boot_wall = boot_id, boot_wall
+        self._files, self._writes = files, writes
+        self._stamp: int | None = None
+        self._all: dict[tuple[int, str], CheckpointRecord] = {}
+        self._layout = ""
+        self.known = KnownFiles()
+        self.decided: Mapping[tuple[int, str], str] = {}
+        """(step, save_id) -> why it is held back, empty if the operator released it."""
+        self.all: tuple[CheckpointRecord, ...] = ()
+        """Oldest first."""
+
+    def begin(self, layout: str) -> None:
+        """Read what other commands wrote since the last time. Blocks."""
+        self._layout = layout
+        if self._files is not None and (stamp := self._files.stamp()) != self._stamp:
+            self._stamp = stamp
+            found = {record.key: record for record in self._files.read() if record.layout == layout}
+            self._all = {**self._all, **found}
+            self._learn()
+
+    @property
+    def restored(self) -> frozenset[tuple[int, str]]:
+        """(step, save_id) of what came from this run's store."""
+        return frozenset(r.key for r in self.all if r.source is RecordSource.RESTORED)
+
+    def of(self, step: int) -> CheckpointRecord | None:
+        """Of the newest save of this step that is still here."""
+        return max((r for r in self._all.values() if r.step == step and not r.deleted), key=_age, default=None)
+
+    def same_save(self, step: int, files: Sequence[RecordedFile]) -> CheckpointRecord | None:
+        """The record of exactly this save, also of one that was away."""
+        return next((r for r in self._all.values() if r.step == step and is_same_save(r, files)), None)
+
+    def note(self, record: CheckpointRecord) -> None:
+        """Record a checkpoint that was found complete now. A save of this step that it replaces is gone. Blocks."""
+        for other in [r for r in self._all.values() if r.step == record.step and r.key != record.key and not r.deleted]:
+            self._keep(replace(other, deleted=True))
+        self._keep(record)
+
+    def grow(self, key: tuple[int, str], parts: Mapping[str, int], file_count: int) -> None:
+        """By-products that came later: the save had to write them. Blocks."""
+        record = self._all.get(key)
+        if record is None:
+            return
+        larger = {name: size for name, size in parts.items() if size > record.parts.get(name, 0)}
+        if larger or file_count > record.file_count:
+            count = max(file_count, record.file_count)
+            self._keep(replace(record, parts={**record.parts, **larger}, file_count=count))
+
+    def hold(self, key: tuple[int, str], why: str) -> None:
+        """Hold this checkpoint back until the operator names it. Blocks."""
+        record = self._all.get(key)
+        if record is not None and not record.held:
+            self._keep(replace(record, held=why))
+
+    def release(self, key: tuple[int, str]) -> None:
+        """The operator named it. Blocks."""
+        record = self._all.get(key)
+        if record is not None:
+            self._keep(replace(record, released=True))
+
+    def keep_only(self, steps: Collection[int]) -> None:
+        """Of steps that are gone, only the newest records stay: the next save is compared with them. Blocks."""
+        for record in [r for r in self._all.values() if r.step not in steps and not r.deleted]:
+            self._keep(replace(record, deleted=True))
+        if len(self._all) <= RECENT:
+            return
+        spare = [r for n, r in enumerate(reversed(self.all)) if n >= MOST or (n >= RECENT and r.deleted)]
+        for record in spare:
+            self._all = {key: other for key, other in self._all.items() if other is not record}
+            self._learn()
+            if self._files is not None and self._writes:
+                with contextlib.suppress(OSError):
+                    self._files.remove(record)
+
+    def _keep(self, record: CheckpointRecord) -> None:
+        if self._all.get(record.key) == record:
+            return
+        self._all = {**self._all, record.key: record}
+        self._learn()
+        if self._files is not None and self._writes:
+            with contextlib.suppress(OSError, ValueError, PodwatchError):  # a name that no document can hold
+                self._files.write(record)
+            self._stamp = self._files.stamp()
+
+    def _learn(self) -> None:
+        self.all = tuple(sorted(self._all.values(), key=lambda r: (r.wall, r.step)))
+        decided = (r for r in self._all.values() if r.held or r.released)
+        self.decided = {r.key: "" if r.released else r.held for r in decided}
+        self.known = KnownFiles(sorted((r for r in self._all.values() if not r.deleted), key=_age))
+
+
+def _age(record: CheckpointRecord) -> tuple[float, str]:
+    return record.wall, record.save_id

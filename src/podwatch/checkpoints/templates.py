@@ -67,4 +67,8 @@ def glob_of(text: str) -> str:
 
 def forms_of(names: Iterable[str]) -> frozenset[str]:
     """The names without their numbers: two saves of one run have the same."""
-    return frozenset(_DIGITS.sub("#", _LONG.sub("#", name)) for name in names)
+    return frozenset(map(form_of, names))
+
+
+def form_of(name: str) -> str:
+    return _DIGITS.sub("#", _LONG.sub("#", name))

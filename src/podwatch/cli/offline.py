@@ -12,6 +12,7 @@ from podwatch.domain.errors import ConfigurationError, HostError, UsageError
 if TYPE_CHECKING:
     from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
     from podwatch.checkpoints.layout import Layout
+    from podwatch.checkpoints.records import RecordFiles
     from podwatch.config.settings import Settings
     from podwatch.domain.run_state import RunState
     from podwatch.domain.stored_checkpoint import PublishedSave
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from podwatch.recovery.run_file import RunFile
     from podwatch.stores.base import ObjectStore
     from podwatch.stores.credentials import Credentials
+    from podwatch.system.own_directories import Workspace
 
 
 def load(where: Where) -> "Settings":
@@ -87,22 +89,25 @@ def recorded(settings: "Settings", run_id: str = "") -> "RunState | None":
     return run_file(settings, run_id).load(looking=True)
 
 
+def record_files(settings: "Settings", workspace: "Workspace") -> "RecordFiles":
+    from podwatch.checkpoints.records import RecordFiles
+
+    return RecordFiles(settings.state_dir / settings.run_id / "records", workspace.records_copy, workspace.tree)
+
+
 def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue":
     """A catalogue after two scans, which completeness needs, with the checkpoints marked that the daemon holds back.
     ``problems`` receives what could not be read for the marks. Blocks on the file system."""
-    from podwatch.checkpoints.expected_files import command_digest
-    from podwatch.checkpoints.known_checkpoints import Catalogue, RunMemory
-    from podwatch.checkpoints.reboot_check import NoMemory, RebootCheck, Recalling, boot_wall
+    from podwatch.checkpoints.known_checkpoints import Catalogue
+    from podwatch.checkpoints.records import CheckpointRecords
     from podwatch.checkpoints.trainers import make_layout
     from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.system.clock import SystemClock
-    from podwatch.system.procfs import boot_id
+    from podwatch.system.procfs import boot_id, boot_wall
 
     rules = settings.checkpoints
     journal = _journal_if_any(settings)
     try:
-        memory = Recalling(journal) if journal is not None else NoMemory()
-        stored = () if journal is None else tuple((p.step, p.save_id) for p in journal.published())
         layout, workspace = make_layout(settings), workspace_of(settings)
         catalogue = Catalogue(
             layout,
@@ -110,11 +115,11 @@ def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue"
             settle=rules.settle,
             settle_weak=rules.settle_weak,
             settle_tracker=rules.settle_tracker,
-            learned=RunMemory(
-                memory,
-                whose=command_digest(settings.trainer.command),
-                boots=RebootCheck(memory, boot_id(), boot_wall()),
-                stored=lambda: stored,
+            records=CheckpointRecords(
+                record_files(settings, workspace),
+                boot_id=boot_id(),
+                boot_wall=boot_wall(),
+                writes=False,
             ),
             held_back=_held_back(settings, layout, journal, problems if problems is not None else []),
             tree=workspace.tree,

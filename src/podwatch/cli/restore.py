@@ -118,7 +118,7 @@ def _refuse_beside_a_daemon(where: Where) -> None:
 
 def make_restorer(settings: "Settings", journal: "Journal", showing: "Showing", *, in_place: bool) -> "Restorer":
     from podwatch.checkpoints.trainers import make_layout
-    from podwatch.cli.offline import credentials, open_configured_store
+    from podwatch.cli.offline import credentials, open_configured_store, record_files
     from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.stores.base import ObjectStore
     from podwatch.sync.restore.restore import Patience, Restorer, StorePlace
@@ -128,12 +128,14 @@ def make_restorer(settings: "Settings", journal: "Journal", showing: "Showing", 
     def open_one() -> ObjectStore:
         return open_configured_store(settings)
 
+    workspace = _workspace(settings) if in_place else workspace_of(settings)
     return Restorer(
         StorePlace(open_one, keys_for(settings.sync.store, settings.run_id), settings.sync.store, "by-hand"),
         make_layout(settings),
-        _workspace(settings) if in_place else workspace_of(settings),
+        workspace,
         journal,
         FetchProcess(lambda: credentials(settings)),
+        record_files(settings, workspace),
         connections=settings.sync.connections,
         patience=Patience(PATIENCE_SECONDS, showing.waiting),
     )

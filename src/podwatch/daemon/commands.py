@@ -195,8 +195,7 @@ class Commands:
                     )
                 if found.held_as is HeldAs.IMPLAUSIBLE:
                     self._parts.checkpoints.implausible.release(found)
-                else:
-                    await self._parts.checkpoints.worker.call(self._parts.training.two_writers.release, found)
+                await self._parts.checkpoints.worker.call(self._parts.checkpoints.catalogue.release, found)
                 self._parts.syncer.retry(found.step, found.save_id)
         task = asyncio.create_task(self._parts.syncer.sync_now(step))
         await asyncio.sleep(0)  # a permanent refusal fails in the first step of the task

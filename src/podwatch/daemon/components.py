@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
+from podwatch.checkpoints.records import CheckpointRecords, RecordFiles
 from podwatch.checkpoints.trainers import Layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.ask_and_record_attempts import JobVerdicts
@@ -37,6 +38,7 @@ from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.own_directories import Workspace
+from podwatch.system.procfs import boot_id, boot_wall
 from podwatch.trainer.start_and_adopt import SupervisorJob, SupervisorLauncher
 
 if TYPE_CHECKING:
@@ -84,7 +86,9 @@ class Run:
         self.paths, self.clock, self.journal = foundation.paths, foundation.clock, foundation.journal
         self.emit = foundation.emit
         self.config, self.layout, self.workspace, self.file = config, layout, workspace, file
-        self.own = OwnCheckpoints(file, foundation.clock)
+        self.record_files = RecordFiles(self.paths.records, workspace.records_copy, workspace.tree)
+        self.records = CheckpointRecords(self.record_files, boot_id=boot_id(), boot_wall=boot_wall())
+        self.own = OwnCheckpoints(file, foundation.clock, self.records)
         self.guard = MutationGuard()
 
 

@@ -177,7 +177,7 @@ async def make_evaluations(parts: Components, host: Host, loops: DaemonLoops, co
     )
     restore = None
     if parts.syncer is not None:
-        restorer = make_restorer(settings, run.layout, run.workspace, host.journal.sync, "evaluation")
+        restorer = make_restorer(settings, run, host.journal.sync, "evaluation")
         restore = RestoreThread(restorer, "evaluation fetch")
     place = place_of(settings.evaluation, run.paths.state, settings.run_id)
     what, fix = await worker.call(problem_of, settings.evaluation.as_check(), settings, os.environ)

@@ -17,7 +17,7 @@ from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.checkpoints.layout import Layout, StepSeen
 from podwatch.config.settings import TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, HeldAs, newest_complete
-from podwatch.domain.document import Document, Many, Text, Whole
+from podwatch.domain.document import Document, Many
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import ProgressSource, Snapshot, TrainerSample
@@ -34,7 +34,7 @@ from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.trainer_handle import SupervisedTrainer, started_wall
 
 TWO_WRITERS_KEY = "two-writers"
-"""Journal key of the time spans and of the released checkpoints."""
+"""Journal key of the time spans."""
 SHOWN = 100
 """Characters of a command line in a finding."""
 
@@ -113,11 +113,6 @@ class TwoWriters:
 
     # -- findings (on the loop) ---------------------------------------------------------------------------------------
 
-    def release(self, found: CheckpointSet) -> None:
-        """Release this checkpoint: the operator named it. Blocks for the journal."""
-        self.held.release(found.step, found.save_id)
-        self._keep()
-
     def findings(self, sets: tuple[CheckpointSet, ...], now: float) -> tuple[Finding, ...]:
         """``now`` monotonic."""
         handle = self._processes.handle
@@ -135,7 +130,7 @@ class TwoWriters:
             return ()
         newest = newest_complete(sets)
         behind = newest is None or newest.step < held[-1]
-        ended = self.held.spans[-1].end
+        ended = self.held.spans[-1].end if self.held.spans else None
         return (
             Finding(
                 FindingKind.TWO_WRITERS,
@@ -170,8 +165,7 @@ class TwoWriters:
         )
 
     def _keep(self) -> None:
-        kept = HeldSpans(self.held.spans, tuple(sorted(self.held.released)))
-        self._journal.learn(TWO_WRITERS_KEY, kept.to_json())
+        self._journal.learn(TWO_WRITERS_KEY, HeldSpans(self.held.spans).to_json())
 
 
 def shown(argv: tuple[str, ...] | list[str]) -> str:
@@ -189,16 +183,14 @@ def _uid_of(user: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HeldSpans(Document):
-    """When a second trainer wrote, and the checkpoints of those times that an operator released: (step, save_id)."""
+    """When a second trainer wrote: for saves that are not complete yet, and so have no record."""
 
     spans: Many[Span] = ()
-    released: Many[tuple[Whole, Text]] = ()
 
 
 def recalled_spans(document: object) -> HeldBack:
     """The state in the journal's ``document``; holds nothing back if it cannot be read."""
-    kept = HeldSpans.kept(document) or HeldSpans()
-    return HeldBack(kept.spans, kept.released)
+    return HeldBack((HeldSpans.kept(document) or HeldSpans()).spans)
 
 
 IMPLAUSIBLE_KEY = "implausible-steps"

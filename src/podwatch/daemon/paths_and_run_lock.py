@@ -39,6 +39,11 @@ class RunPaths:
         return self.state / GUARD_LOCK
 
     @property
+    def records(self) -> Path:
+        """Of the checkpoints that were found complete."""
+        return self.state / "records"
+
+    @property
     def incidents(self) -> Path:
         return self.state / "incidents"
 

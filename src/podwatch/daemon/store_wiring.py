@@ -32,7 +32,6 @@ from podwatch.stores.open_store import open_store, same_filesystem
 from podwatch.sync.interfaces import RunIdentity, features_of
 from podwatch.sync.upload.child_job import keys_for
 from podwatch.system.blocking_calls import Worker
-from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import boot_id, from_here, machine_id, start_ticks
 
 if TYPE_CHECKING:
@@ -206,10 +205,8 @@ class SyncedRun:
 # -- restores --------------------------------------------------------------------------------------------------------
 
 
-def make_restorer(
-    settings: Settings, layout: Layout, workspace: Workspace, journal: Journal, writer_id: str
-) -> "Restorer":
-    """The Restorer of this run; also used by ``podwatch restore`` without a daemon."""
+def make_restorer(settings: Settings, run: "Run", journal: Journal, writer_id: str) -> "Restorer":
+    """The Restorer of this run."""
     from podwatch.sync.restore.restore import Restorer, StorePlace
     from podwatch.sync.restore.start_child import FetchProcess
 
@@ -223,9 +220,10 @@ def make_restorer(
 
     return Restorer(
         StorePlace(opened, keys_for(sync.store, settings.run_id), sync.store, writer_id),
-        layout,
-        workspace,
+        run.layout,
+        run.workspace,
         journal,
         FetchProcess(lambda: credentials_for(settings)),
+        run.record_files,
         connections=sync.connections,
     )

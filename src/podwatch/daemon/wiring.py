@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.command_line import save_interval
-from podwatch.checkpoints.expected_files import command_digest
 from podwatch.checkpoints.file_events import Watcher
-from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack, RunMemory
-from podwatch.checkpoints.reboot_check import RebootCheck, boot_wall
+from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
 from podwatch.checkpoints.settle_time import probe
 from podwatch.checkpoints.trainers import Layout, make_layout, process_names, restart_concerns
 from podwatch.config.settings import Settings
@@ -49,7 +47,7 @@ from podwatch.domain.node_from_engine import Place
 from podwatch.domain.run_state import RunState
 from podwatch.domain.secrets import register
 from podwatch.journal import Journal
-from podwatch.policy.disk_forecast import SAVES, Forecast, save_gap
+from podwatch.policy.disk_forecast import SPEED, Forecast, save_gap
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.environment import TrainingEnvironment
 from podwatch.recovery.failure import Failures
@@ -63,7 +61,6 @@ from podwatch.sync.interfaces import OwnSets
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.files import ReservedSpace
 from podwatch.system.own_directories import Workspace
-from podwatch.system.procfs import boot_id
 from podwatch.trainer.find import sought_run
 from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.start_and_adopt import SupervisorLauncher, SupervisorOptions
@@ -106,7 +103,7 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
     checks = _checks(run, foundation, missing)
     run.guard.add(checks.blocked_reason)
     run.guard.add(lambda _mutation: checkpoints.roots.blocked_reason())
-    deletion = _deletion(run)
+    deletion = _deletion(run, checkpoints)
     store = _store(settings, run, checkpoints, sensing.processes, foundation.exits, choices, deletion.forecast)
     context = RecoveryContext(_tools(settings, run, checkpoints, sensing, training, store, place, checks.reserve))
     failures = Failures(context)
@@ -144,7 +141,7 @@ def _run(settings: Settings, foundation: Foundation, held: HeldBack) -> tuple[Ru
 
 
 def _checkpoints(settings: Settings, run: Run, held: HeldBack, rescans: Rescans) -> Checkpoints:
-    journal, layout, workspace = run.journal.sync, run.layout, run.workspace
+    layout, workspace = run.layout, run.workspace
     checkpoints = settings.checkpoints
     catalogue = Catalogue(
         layout,
@@ -152,12 +149,7 @@ def _checkpoints(settings: Settings, run: Run, held: HeldBack, rescans: Rescans)
         settle=checkpoints.settle,
         settle_weak=checkpoints.settle_weak,
         settle_tracker=checkpoints.settle_tracker,
-        learned=RunMemory(
-            journal,
-            whose=command_digest(settings.trainer.command),
-            boots=RebootCheck(journal, boot_id(), boot_wall()),
-            stored=lambda: frozenset((p.step, p.save_id) for p in journal.published()),
-        ),
+        records=run.records,
         held_back=held,
         tree=workspace.tree,
     )
@@ -212,7 +204,7 @@ def _store(
     synced = SyncedRun(settings, run, processes, exits, wandb, checkpoints.rescans, take_over=take_over)
     terms = _terms(settings, writer_id, take_over=bool(take_over), stands_by=choices.job is not None)
     syncer = _syncer(settings, run, checkpoints.catalogue, synced, terms, forecast)
-    restorer = make_restorer(settings, run.layout, run.workspace, journal, writer_id)
+    restorer = make_restorer(settings, run, journal, writer_id)
     return Store(syncer, RestoreThread(restorer, "restore"), refused, wandb)
 
 
@@ -289,11 +281,15 @@ def _tools(
     )
 
 
-def _deletion(run: Run) -> Deletion:
+def _deletion(run: Run, checkpoints: Checkpoints) -> Deletion:
     journal = run.journal
     return Deletion(
         remover=Remover(run.workspace, journal.sync, run.clock, run.emit, run.guard),
-        forecast=Forecast(journal.sync.learned(SAVES), keep=lambda known: journal.post(Journal.learn, SAVES, known)),
+        forecast=Forecast(
+            checkpoints.catalogue.records,
+            journal.sync.learned(SPEED),
+            keep=lambda speed: journal.post(Journal.learn, SPEED, speed),
+        ),
         worker=Worker("removals"),
     )
 

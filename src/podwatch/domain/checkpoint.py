@@ -88,6 +88,8 @@ class CheckpointSet:
     reason: str = ""
     settles_in: float | None = None
     unclear: bool = False
+    unanswered: int = 0
+    """How many inspections in a row gave no answer: a child that was killed, an I/O error, a time-out."""
     began_wall: float = 0.0
     overtaken: bool = False
     """It is not whole and has not changed for the longest settle time, and a trainer that saves synchronously has

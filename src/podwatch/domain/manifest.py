@@ -195,6 +195,8 @@ class Manifest(Document):
     """How it was known, when this was written, that the store holds these bytes."""
 
     def __post_init__(self) -> None:
+        if not self.files:
+            raise ValueError("files: there is none")
         _check_places([entry.path for entries in (self.files, self.symlinks) for entry in entries])
         if any(len(file.parts_sha1) != -(-file.size // self.part_size) for file in self.files):
             raise ValueError("files: a file has another number of hashes than parts")

@@ -230,6 +230,21 @@ def awaited(
     return None if newest is None or newest.complete else newest
 
 
+INSPECTIONS = 3
+"""So many inspections without an answer, and the operator is asked: an older checkpoint would lose steps, and a start
+from it would move this one to quarantine."""
+
+
+def unanswered(
+    local: Sequence[CheckpointSet], *, refused: Mapping[int, str] | None = None, below: int | None = None
+) -> CheckpointSet | None:
+    """The newest checkpoint that no inspection could judge and that is newer than every complete one; None if there is
+    none."""
+    usable = [s for s in local if s.of_line and not _why_not(s.step, refused or {}, below)]
+    newest = max((s for s in usable if s.complete or s.unanswered), key=lambda s: (s.step, s.complete), default=None)
+    return None if newest is None or newest.complete else newest
+
+
 def _no_step(step: int, *, named: bool) -> str:
     return "the step number is impossibly high" if step >= NO_TRAINING and not named else ""
 

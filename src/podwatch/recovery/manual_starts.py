@@ -3,6 +3,7 @@
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 from podwatch.domain.errors import Busy, PodwatchError
@@ -147,6 +148,7 @@ class ManualStarts:
         now = tools.clock.monotonic()
         self.context.watch(handle, Attempt(handle.start_id, now, known=False))
         tools.begin_start(now, handle.start_id)
+        await self._own_its_saves(handle.started_wall)
         await self.lineages.descend(handle)
         self.context.show(Phase.ATTACHED, f"watching pid {handle.launcher.pid}, which podwatch did not start")
         tools.say(
@@ -163,6 +165,14 @@ class ManualStarts:
                 "run `podwatch config init` to copy it from the running trainer",
             )
         return True
+
+    async def _own_its_saves(self, began: float) -> None:
+        """What appeared during the life of an attached tree is this run's, also if podwatch was not there yet."""
+        file = self.context.tools.run_file
+        if file.known and began < file.current.first_seen_wall:
+            await file.edit(lambda run: replace(run, first_seen_wall=min(run.first_seen_wall, began)))
+            if all(self.context.owns(s) for s in self.context.tools.catalogue.sets if s.complete):
+                self.context.notes.clear(FindingKind.FOREIGN_CHECKPOINTS)
 
     async def notice(self, look: Look) -> bool:
         """Handle the trainers here while training is not wanted (stopped, finished). Only a trainer of this very run,

@@ -1,5 +1,6 @@
 """Which checkpoints on this pod belong to the run; ``policy.resume.Ownership`` decides."""
 
+from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.process import ProcessIdentity
 from podwatch.policy.resume import Ownership
@@ -11,12 +12,17 @@ from podwatch.trainer.trainer_handle import started_wall
 class OwnCheckpoints:
     """For the event loop; nothing blocks."""
 
-    def __init__(self, file: RunFile, clock: Clock) -> None:
-        self._file, self._clock = file, clock
-        self.fetched: frozenset[tuple[int, str]] = frozenset()
-        """(step, save_id) of every checkpoint that came from the store, as last read from the journal."""
+    def __init__(self, file: RunFile, clock: Clock, records: CheckpointRecords) -> None:
+        self._file, self._clock, self._records = file, clock, records
+        self.in_store: frozenset[tuple[int, str]] = frozenset()
+        """(step, save_id) of what other pods of this run published, as last read from the journal."""
         self.launched: ProcessIdentity | None = None
         """The launcher of the last start that podwatch watched."""
+
+    @property
+    def fetched(self) -> frozenset[tuple[int, str]]:
+        """(step, save_id) of every checkpoint that came from this run's store, or is the same."""
+        return self.in_store | self._records.restored
 
     def owns(self, found: CheckpointSet) -> bool:
         """Whether this checkpoint belongs to the run; False before run.json is read. Others are not uploaded either."""

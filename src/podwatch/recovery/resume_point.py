@@ -23,7 +23,7 @@ from podwatch.domain.snapshot import Supervision
 from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal
 from podwatch.policy.lineage import departure
-from podwatch.policy.resume import Choice, awaited, choose, other_world
+from podwatch.policy.resume import INSPECTIONS, Choice, awaited, choose, other_world, unanswered
 from podwatch.recovery import start_plan
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.state import Phase
@@ -190,6 +190,12 @@ def unfit(choice: Choice, why: str) -> Choice:
     return replace(choice, source="none", reason=f"step {choice.step} cannot be resumed from: {why}")
 
 
+def not_inspected(choice: Choice, unknown: CheckpointSet) -> Choice:
+    """Return the choice refused: whether the newest checkpoint is whole is not known."""
+    reason = f"step {unknown.step} may be complete, but no inspection gave an answer: {unknown.reason}"
+    return replace(choice, source="none", reason=reason)
+
+
 def still_written(settling: CheckpointSet) -> Choice:
     reason = f"step {settling.step} keeps changing: {settling.reason}. Another process writes to it"
     return Choice(None, "none", "", reason, ((settling.step, settling.reason),))
@@ -210,7 +216,7 @@ class ResumeChooser:
         """Rescan; return (checkpoints of this run, checkpoints of an unknown run)."""
         sets = await self.context.rescan()
         published = await self.context.tools.journal.run(Journal.published)
-        self.context.tools.run.own.fetched = frozenset((p.step, p.save_id) for p in published if p.restored)
+        self.context.tools.run.own.in_store = frozenset((p.step, p.save_id) for p in published if p.restored)
         return [s for s in sets if self.context.owns(s)], [s for s in sets if not self.context.owns(s)]
 
     async def choose(
@@ -242,6 +248,12 @@ class ResumeChooser:
                 self.context.show(Phase.LOOKING, waits)
                 await tools.clock.sleep(min(SETTLE_POLL, max(SETTLE_LOOK, left)))
                 continue
+            unsure = None if wanted is not None else unanswered(use, refused=self.context.run.refused, below=below)
+            if unsure is not None and wait and unsure.unanswered < INSPECTIONS:
+                count = f"{unsure.unanswered} of {INSPECTIONS} inspections gave no answer"
+                self.context.show(Phase.LOOKING, f"step {unsure.step} may be complete; {count}: {unsure.reason}")
+                await tools.clock.sleep(SETTLE_POLL)
+                continue
             remote, trouble = await self._remote(wanted)
             choice = choose(
                 [s for s in use if s.step not in unsound],
@@ -253,6 +265,8 @@ class ResumeChooser:
                 below=below,
                 ancestry=self.context.run.ancestry,
             )
+            if unsure is not None and (choice.step is None or choice.step < unsure.step):
+                raise NothingToResume(not_inspected(choice, unsure))
             if choice.source == "none":
                 raise _unusable(choice, trouble, wanted, use)
             if unknown := self._unknown(choice, foreign):

@@ -97,7 +97,6 @@ class Pruner:
 
     def next_save(self) -> NextSave:
         facts, policy = self._facts(), self.rules.policy
-        self._forecast.see(facts.checkpoints)
         return self._forecast.next_save(self._clock.wall(), policy.lead, self.rules.react, facts.save_seconds)
 
     @property

@@ -85,6 +85,11 @@ class Workspace:
         return self.outside / "run.json"
 
     @property
+    def records_copy(self) -> Path:
+        """The copy of the records of checkpoints."""
+        return self.outside / "records"
+
+    @property
     def quarantine(self) -> Path:
         return self.movable / "quarantine"
 

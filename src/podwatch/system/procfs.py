@@ -359,6 +359,17 @@ _ENDED = frozenset("ZXx")
 
 
 @functools.cache
+def boot_wall() -> float:
+    """When this boot of the kernel began, epoch seconds; 0 where /proc does not show it."""
+    try:
+        for line in Path("/proc/stat").read_text().splitlines():
+            if line.startswith("btime "):
+                return float(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0.0
+
+
 def boot_id() -> str:
     """Random id of this boot of the kernel; empty where /proc does not show it."""
     try:

@@ -79,10 +79,19 @@ def test_a_truncated_single_file_is_not_whole(tmp_path: Path) -> None:
 def test_a_pattern_that_matches_nothing_is_named(tmp_path: Path, names: list[str], pattern: str, found: str) -> None:
     for name in names:
         (tmp_path / name).mkdir(parents=True)
-    said = concerns(settings(tmp_path, step_dir=pattern))
+    said = concerns(settings(tmp_path, step_dir=pattern, required=("*.pt",)))
     assert [c.what for c in said if found in c.what] if found else said == ()
     if found:
         assert "nothing matches the pattern" in said[0].what
+
+
+@pytest.mark.parametrize(("rules", "certain"), [({}, 1), ({"required": ("*.pt",)}, 0), ({"last": "done"}, 0)])
+def test_rules_by_which_anything_is_a_checkpoint_are_named(
+    tmp_path: Path, rules: dict[str, object], certain: int
+) -> None:
+    (tmp_path / "ckpt_10.pt").touch()
+    said = concerns(settings(tmp_path, step_dir="ckpt_{step}", **rules))
+    assert [c.certain for c in said] == [True] * certain + [False], "and that the pattern matches nothing"
 
 
 @pytest.mark.parametrize(

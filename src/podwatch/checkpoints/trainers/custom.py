@@ -13,6 +13,7 @@ from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.table import TrainerTable, custom_table
 from podwatch.checkpoints.table_layout import TableLayout
 from podwatch.checkpoints.table_places import Trainer
+from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.errors import ConfigurationError
 
 _STEP_LIKE = re.compile(r"[A-Za-z].*\d|\d+(?:\..*)?$")
@@ -49,10 +50,27 @@ def _make(site: Site) -> TableLayout:
 
 
 def concerns(site: Site) -> tuple[Concern, ...]:
-    """Reports that nothing matches ``step_dir`` although a similar name exists."""
-    settings = site.custom
-    if settings is None:
+    """Reports rules by which a part of the first save would be a checkpoint, and that nothing matches ``step_dir``
+    although a similar name exists."""
+    return () if site.custom is None else (*_missing_rules(site.custom), *_unmatched(site, site.custom))
+
+
+def _missing_rules(settings: CustomLayoutSettings) -> tuple[Concern, ...]:
+    if settings.required or settings.last:
         return ()
+    return (
+        Concern(
+            "checkpoints.custom",
+            "[checkpoints.custom] names no file that a checkpoint must have and none that is written last: a part of"
+            " the first save could be stored as a checkpoint",
+            'set required to the files of every save, such as ["model.pt", "optimizer.pt"], or last to the one that'
+            " the trainer writes last",
+            certain=True,
+        ),
+    )
+
+
+def _unmatched(site: Site, settings: CustomLayoutSettings) -> tuple[Concern, ...]:
     layout = _make(site)
     if layout.steps():
         return ()

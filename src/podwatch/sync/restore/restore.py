@@ -4,6 +4,7 @@ Blocking: for a thread or the command line. Nothing from the store is trusted (f
 ``train_command`` in a manifest is only ever shown.
 """
 
+import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.records import CheckpointRecord, RecordedFile, RecordFiles, RecordSource
 from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
 from podwatch.domain.intents import StoreIntent
-from podwatch.domain.manifest import Keys, ManifestRef, Pointer, sha1_hex
+from podwatch.domain.manifest import Keys, Manifest, ManifestRef, Pointer, sha1_hex
 from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState
 from podwatch.domain.safe_links import check_links
 from podwatch.domain.stored_checkpoint import PublishedSave, StoredSave, stored_save
@@ -30,6 +32,7 @@ from podwatch.sync.restore.stage_and_put_in_place import StagingArea
 from podwatch.sync.restore.start_child import Fetcher
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import PinnedTree
+from podwatch.system.procfs import boot_id
 
 RestoreProgress = Callable[[int, int], None]
 """(bytes that are here, verified or in flight; bytes in all)."""
@@ -96,12 +99,14 @@ class Restorer:
         workspace: Workspace,
         journal: Journal,
         fetcher: Fetcher,
+        records: RecordFiles,
         *,
         connections: int = 8,
         patience: Patience = Patience(),
     ) -> None:
         self._store, self._keys, self._layout = store, store.keys, layout
         self._workspace, self._journal, self._fetcher = workspace, journal, fetcher
+        self._records = records
         self._connections, self._patience = connections, patience
         self._killed = threading.Event()
 
@@ -277,7 +282,7 @@ class Restorer:
                 self._journal.settle(intent.id, IntentState.FAILED, error.what)
                 raise
             if to is None:
-                self._note(save)
+                self._note(save, manifest)
                 # Without its tracker a checkpoint counts as unfinished; a tracker that names a step is the trainer's.
                 repair_trackers(self._layout.trackers(save.step), self._workspace.tree, only_missing=True)
             self._journal.settle(intent.id, IntentState.DONE)
@@ -382,9 +387,11 @@ class Restorer:
         except (KeyError, ValueError):
             raise IntegrityError(f"layout {self._layout.name!r} has no part {part!r}", where="manifest.json") from None
 
-    def _note(self, save: StoredSave) -> None:
-        """Record the checkpoint as stored: it must not be sent again (its mtimes are restored, so its id is equal).
-        Keep its W&B ids, if they are valid ids: a new pod knows no others."""
+    def _note(self, save: StoredSave, manifest: Manifest) -> None:
+        """Record the checkpoint as this run's, and as stored: it must not be sent again (its mtimes are restored, so
+        its id is equal). Keep its W&B ids, if they are valid ids: a new pod knows no others."""
+        with contextlib.suppress(OSError):  # it is then like a save of nobody that podwatch knows
+            self._records.write(self._record(save, manifest))
         self._journal.learn(FROM_STORE, dict(save.wandb))
         if any((p.step, p.save_id) == save.key for p in self._journal.published()):
             return
@@ -404,6 +411,21 @@ class Restorer:
                 wall=save.uploaded_wall,
                 restored=True,
             )
+        )
+
+    def _record(self, save: StoredSave, manifest: Manifest) -> CheckpointRecord:
+        needed = {p.name for p in self._layout.steps().get(save.step, ()) if p.required}
+        files = [f for f in manifest.files if f.part in needed]
+        return CheckpointRecord(
+            save.step,
+            save.save_id,
+            self._layout.name,
+            boot_id(),
+            tuple(RecordedFile(f.part, f.path.removeprefix(f"{f.part}/"), f.size, f.mtime_ns) for f in files),
+            max((f.mtime_ns for f in files), default=0) / 1e9,
+            {part: sum(f.size for f in few) for part, few in by_part(manifest.files).items()},
+            len(manifest.files),
+            source=RecordSource.RESTORED,
         )
 
 
