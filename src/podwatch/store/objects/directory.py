@@ -41,7 +41,7 @@ class DirectoryObjects:
     def __init__(self, root: Path) -> None:
         self.root, self.url = root, f"file://{root}"
         self.calls: Counter[str] = Counter()
-        self._identity: tuple[int, int] | None = None
+        self._inode: int | None = None
         self._swept = False
 
     def put(self, key: str, source: Source, hashes: Mapping[str, str] | None = None) -> None:
@@ -246,14 +246,18 @@ class DirectoryObjects:
     def _folder(self, folder: str, *, create: bool = False) -> int:
         """Walks down from the root, which has to be the one that was there before: a file system that is not mounted
         any more leaves an empty directory, and what is written there is no backup."""
-        if create and self._identity is None:
+        if create and self._inode is None:
             self.root.mkdir(parents=True, exist_ok=True)
-        root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            status = os.fstat(root)
-            if self._identity is None:
-                self._identity = (status.st_dev, status.st_ino)
-            if (status.st_dev, status.st_ino) != self._identity:
+            root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if self._inode is None:
+                raise
+            raise OSError(errno.ENODEV, "its directory is not there any more") from None
+        try:
+            inode = os.fstat(root).st_ino  # a remount can change the device
+            self._inode = self._inode or inode
+            if inode != self._inode:
                 raise OSError(errno.ENODEV, "its file system is not mounted any more, or the directory was replaced")
             return open_dir_below(root, folder, create=create)
         finally:

@@ -161,7 +161,7 @@ class S3Objects(HttpObjects):
 
         if code in _DAMAGED:
             return damaged_in_transit(url), ""
-        if code in _AGAIN or (not code and status in (408, 409, 429)) or (status >= 500 and status not in (501, 507)):
+        if code in _AGAIN or status in (408, 409, 429) or (status >= 500 and status not in (501, 507)):
             return StoreOutage(f"the store is busy or broken ({text})", where=url, wait=wait), ""
         if code in _EXPIRED:
             return StoreOutage("the temporary credentials have expired", where=url, fix="renew them"), ""
