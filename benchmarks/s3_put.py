@@ -3,11 +3,13 @@
     python benchmarks/s3_put.py [--gib 2] [--rounds 3] [--only http tls] [--piece 128]
 
 The service throws bodies away (measuring/discard_s3.py). Each client reads slices of one file in the page cache, hashes
-each with SHA-256, and sends it with that hash, four at a time. Clients take
+each with SHA-256, and sends it with that hash, four at a time; the whole child of a
+transfer and rclone, where it is installed, beside them. Clients take
 turns within each round. boto3 signs the body's hash once more over plain HTTP, and sends in blocks of 16 KiB.
 """
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -87,6 +89,31 @@ def send(at, length):
     assert answer.status_code == 200, answer.text
 run(send)
 """,
+    "transfer child": """
+import tempfile
+from podwatch.store.objects.s3 import S3Access
+from podwatch.store.transfer.job import MovedFile, Piece, TransferJob
+from podwatch.store.transfer.start import Transfer
+status, root = os.stat(path), os.open(os.path.dirname(path), os.O_RDONLY)
+file = MovedFile("part", os.path.basename(path), size, status.st_mtime_ns, 0o644, status.st_ino, status.st_dev)
+pieces = tuple(Piece(0, f"c/{at}", at, min(piece, size - at)) for at in range(0, size, piece))
+job = TransferJob("send", "s3://%s", (file,), pieces, {"part": root}, sent=tempfile.mktemp(), connections=4)
+began = time.monotonic()
+Transfer(job).run(S3Access("AKTEST000000", "secretsecret", endpoint=url, region="us-east-1", ca=ca or ""), id)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps([time.monotonic() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]))
+""",
+    "rclone": """
+import subprocess
+env = os.environ | {"RCLONE_CONFIG": "", "RCLONE_CONFIG_X_TYPE": "s3", "RCLONE_CONFIG_X_PROVIDER": "Other",
+    "RCLONE_CONFIG_X_ENV_AUTH": "true", "RCLONE_CONFIG_X_ENDPOINT": url, "RCLONE_CONFIG_X_REGION": "us-east-1",
+    "RCLONE_S3_NO_CHECK_BUCKET": "true"} | ({"RCLONE_CA_CERT": ca} if ca else {})
+began = time.monotonic()
+subprocess.run(["rclone", "copyto", path, "x:%s/r", "--s3-upload-concurrency", "4", "--s3-chunk-size", "32M",
+    "--retries", "1"], env=env, check=True, capture_output=True)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps([time.monotonic() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]))
+""",
 }
 
 
@@ -115,6 +142,8 @@ def main() -> None:
             try:
                 for _ in range(given.rounds):
                     for name, text in CLIENTS.items():
+                        if name == "rclone" and shutil.which("rclone") is None:
+                            continue
                         program = COMMON + (text % BUCKET if "%s" in text else text)
                         ca = str(home / "cert.pem") if line == "tls" else ""
                         command = [sys.executable, "-c", program, url, str(file), str(given.piece), ca]
@@ -124,9 +153,11 @@ def main() -> None:
                 service.kill()
             gigabytes = file.stat().st_size / 1e9
             for name, runs in figures.items():
+                if not runs:
+                    continue
                 seconds, cpu, memory = (statistics.median(column) for column in zip(*runs, strict=True))
                 print(
-                    f"{line:5} {name:12} {gigabytes * 1000 / seconds:7.0f} MB/s {cpu / gigabytes:6.2f} CPU s/GB "
+                    f"{line:5} {name:14} {gigabytes * 1000 / seconds:7.0f} MB/s {cpu / gigabytes:6.2f} CPU s/GB "
                     f"{memory:5.0f} MiB"
                 )
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import unquote_plus, urlsplit
+from urllib.parse import unquote_plus
 
 import boto3
 from botocore import exceptions as boto_errors
@@ -38,14 +38,56 @@ _PERMISSIONS = {
     "put_object": "s3:PutObject", "get_object": "s3:GetObject", "list_objects_v2": "s3:ListBucket",
     "list_object_versions": "s3:ListBucketVersions", "delete_object": "s3:DeleteObject(Version)",
 }  # fmt: skip
-_AGAIN = frozenset(
-    ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "IncompleteBody", "TooManyRequests",
-     "OperationAborted", "RequestLimitExceeded", "Throttling", "ThrottlingException", "Busy", "ServerBusy")
-)  # fmt: skip
-_DAMAGED = frozenset(("BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "InvalidDigest"))
-_EXPIRED = frozenset(("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"))
-_REGION = frozenset(("PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "IllegalLocation"))
-_KEY = frozenset(("InvalidAccessKeyId", "InvalidAccessKey", "InvalidClientTokenId", "InvalidToken", "Unauthorized"))
+_CODES = {
+    **dict.fromkeys(
+        ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "IncompleteBody", "TooManyRequests",
+         "OperationAborted", "RequestLimitExceeded", "Throttling", "ThrottlingException", "Busy", "ServerBusy"),
+        "again",
+    ),
+    **dict.fromkeys(
+        ("BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "InvalidDigest"), "damaged"
+    ),
+    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"), "expired"),
+    **dict.fromkeys(("PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed"), "region"),
+    **dict.fromkeys(("NoSuchKey", "NoSuchVersion"), "absent"),
+    **dict.fromkeys(
+        ("InvalidAccessKeyId", "InvalidAccessKey", "InvalidClientTokenId", "InvalidToken", "Unauthorized"), "key"
+    ),
+    "NoSuchBucket": "bucket", "SignatureDoesNotMatch": "signature", "RequestTimeTooSkewed": "clock",
+    "InvalidObjectState": "archived", "NotImplemented": "unsupported", "MethodNotAllowed": "unsupported",
+    "AccessDenied": "permission",
+}  # fmt: skip
+_STATUS = {405: "unsupported", 408: "again", 409: "again", 429: "again", 501: "unsupported", 507: "cap"}
+_REFUSALS = {
+    "region": ("the bucket is in another region ({text})", "set [sync] s3_region"),
+    "key": ("the store does not know the access key ({text})", _CREDENTIALS_FIX),
+    "signature": (
+        "the store refuses the signature: the secret key is wrong",
+        "check AWS_SECRET_ACCESS_KEY, and [sync] s3_region where the store has its own",
+    ),
+    "bucket": ("the bucket does not exist", "create it, or correct [sync] store"),
+    "cap": ("the account's space or quota is used up ({text})", "raise it, or remove old runs"),
+    "clock": ("this machine's clock is wrong ({clock}), which the store refuses", "set the clock (chronyd, ntpdate)"),
+    "archived": (
+        "the object is in the store's archive (Glacier) and cannot be read",
+        "restore it there, and exclude podwatch's prefix from the rule that archives",
+    ),
+    "unsupported": ("the store does not support this request ({text})", "report it, with the endpoint"),
+    "permission": ("the credentials lack {action} here ({text})", "extend the policy (docs/s3.md has one)"),
+    "request": ("the store refused a request ({text})", "correct what the store's answer names"),
+}
+"""What happened, and what to do, by what an answer means."""
+
+
+def meaning(code: str, status: int, *, skewed: bool) -> str:
+    """The XML code decides before the status, because servers agree on codes more than on statuses. Without a code it
+    is no answer of S3, unless the status asks to wait: ``""``. ``skewed``: this machine's clock differs by more than
+    signatures allow, which some servers answer with AccessDenied."""
+    found = _CODES.get(code, "")
+    if not found and any(word in code for word in ("Quota", "CapExceeded", "StorageFull", "TransactionCap")):
+        return "cap"
+    found = found or _STATUS.get(status, "again" if status >= 500 else "request" if code else "")
+    return "clock" if skewed and found in ("permission", "request", "signature") else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,56 +186,36 @@ class S3Objects(HttpObjects):
         raise problem
 
     def _explain(self, reply: Reply, operation: str) -> tuple[RemoteError, str]:
-        """What a refusal means, and the region that it names. The XML code decides before the status, because servers
-        agree on codes more than on statuses; what is no S3 makes nothing absent."""
-        status, url = reply.status_code, self.url
+        """The error that a refusal means, and the region that it names."""
         body = reply.document(1 << 20)
-        error: dict[str, str] = {}
+        error: dict[str, Any] = {}
         if b"<Error" in body[:4096]:
             error = self._parsed(operation, reply.status_code, reply.headers, body).get("Error") or {}
-        code, message = str(error.get("Code") or ""), str(error.get("Message") or "")
-        text = f"{code or status}: {message[:200]}" if message else code or f"HTTP {status}"
-        region = reply.headers.get("x-amz-bucket-region") or (error.get("Region") if code in _REGION else "") or ""
-        wait = retry_after(reply.headers)
-
-        def refused(kind: str, what: str, fix: str) -> tuple[RemoteError, str]:
-            return StoreRefused(kind, what, where=url, fix=fix), ""
-
-        if code in _DAMAGED:
-            return damaged_in_transit(url), ""
-        if code in _AGAIN or status in (408, 409, 429) or (status >= 500 and status not in (501, 507)):
-            return StoreOutage(f"the store is busy or broken ({text})", where=url, wait=wait), ""
-        if code in _EXPIRED:
-            return StoreOutage("the temporary credentials have expired", where=url, fix="renew them"), ""
-        if code in _REGION or (status in (301, 307) and region):
-            return StoreRefused("region", f"the bucket is in another region ({text})", where=url,
-                                fix="set [sync] s3_region"), str(region)  # fmt: skip
-        if code in ("NoSuchKey", "NoSuchVersion"):
-            return ObjectMissing(url), ""
-        if code == "NoSuchBucket":
-            return refused("bucket", "the bucket does not exist", "create it, or correct [sync] store")
-        if status == 507 or any(word in code for word in ("Quota", "CapExceeded", "StorageFull", "TransactionCap")):
-            return refused("cap", f"the account's space or quota is used up ({text})", "raise it, or remove old runs")
-        if code == "RequestTimeTooSkewed" or (status in (400, 403) and abs(self.skew or 0.0) > SIGNABLE_SKEW):
-            ahead = f"{abs(self.skew or 0.0):.0f} s {'ahead' if (self.skew or 0.0) > 0 else 'behind'}"
-            return refused("clock", f"this machine's clock is wrong ({ahead}), which the store refuses",
-                           "set the clock (chronyd, ntpdate)")  # fmt: skip
-        if code in _KEY:
-            return refused("key", f"the store does not know the access key ({text})", _CREDENTIALS_FIX)
-        if code == "SignatureDoesNotMatch":
-            return refused("key", "the store refuses the signature: the secret key is wrong",
-                           "check AWS_SECRET_ACCESS_KEY, and [sync] s3_region where the store has its own")  # fmt: skip
-        if code == "InvalidObjectState":
-            return refused("request", "the object is in the store's archive (Glacier) and cannot be read",
-                           "restore it there, and exclude podwatch's prefix from the rule that archives")  # fmt: skip
-        if code in ("NotImplemented", "MethodNotAllowed") or status in (405, 501):
-            return refused("unsupported", f"the store does not support this request ({text})", "report it")
-        if code == "AccessDenied":
-            return refused("permission", f"the credentials lack {_PERMISSIONS[operation]} here ({text})",
-                           "extend the policy (docs/s3.md has one)")  # fmt: skip
-        if not code:
-            return not_the_store(url), ""
-        return refused("request", f"the store refused a request ({text})", "correct what the store's answer names")
+        code, said, skew = str(error.get("Code") or ""), str(error.get("Message") or ""), self.skew or 0.0
+        text = f"{code or reply.status_code}: {said[:200]}" if said else code or f"HTTP {reply.status_code}"
+        region = str(reply.headers.get("x-amz-bucket-region") or error.get("Region") or "")
+        kind = meaning(code, reply.status_code, skewed=abs(skew) > SIGNABLE_SKEW)
+        if not kind and region and reply.status_code in (301, 307, 400):
+            kind = "region"
+        problem: RemoteError
+        if kind == "damaged":
+            problem = damaged_in_transit(self.url)
+        elif kind == "again":
+            wait = retry_after(reply.headers)
+            problem = StoreOutage(f"the store is busy or broken ({text})", where=self.url, wait=wait)
+        elif kind == "expired":
+            problem = StoreOutage("the temporary credentials have expired", where=self.url, fix="renew them")
+        elif kind == "absent":
+            problem = ObjectMissing(self.url)
+        elif kind:
+            what, fix = _REFUSALS[kind]
+            clock = f"{abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}"
+            what = what.format(text=text, clock=clock, action=_PERMISSIONS[operation])
+            name = {"signature": "key", "archived": "request"}.get(kind, kind)
+            problem = StoreRefused(name, what, where=self.url, fix=fix)
+        else:
+            problem = not_the_store(self.url)
+        return problem, region if kind == "region" else ""
 
     def _parsed(self, operation: str, status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
         """Raises StoreOutage for what is no answer of S3, among it what declares entities: those can expand."""
@@ -303,8 +325,3 @@ class S3Objects(HttpObjects):
                     raise
         self._checksum = ""
         return ""
-
-    @property
-    def endpoint(self) -> str:
-        """The host that requests go to, for messages."""
-        return urlsplit(str(self._made().meta.endpoint_url)).netloc
