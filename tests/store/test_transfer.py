@@ -16,12 +16,13 @@ import pytest
 from podwatch.domain.errors import HostError, IntegrityError, SaveGone
 from podwatch.store.objects.b2 import B2Access
 from podwatch.store.objects.base import ObjectInfo, Objects
+from podwatch.store.objects.directory import DirectoryObjects
 from podwatch.store.objects.errors import StoreOutage, StoreRefused
 from podwatch.store.objects.open import open_objects
 from podwatch.store.objects.s3 import S3Access
 from podwatch.store.transfer.job import MovedFile, Piece, SentPiece, TransferJob, read_sent, stored_pieces
-from podwatch.store.transfer.lanes import RateLimit
-from podwatch.store.transfer.send import SourceChanged, SourceForeign
+from podwatch.store.transfer.lanes import RateLimit, Report
+from podwatch.store.transfer.send import Sending, SourceChanged, SourceForeign
 from podwatch.store.transfer.start import Transfer
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.s3server import KEY as S3_KEY
@@ -228,6 +229,30 @@ def test_a_source_that_changed_voids_the_save(rig: Rig) -> None:
     shard.symlink_to("/etc/passwd")
     with pytest.raises(SourceChanged):
         rig.send(files=files)
+
+
+@only
+def test_a_piece_that_changes_on_its_way(rig: Rig) -> None:
+    """The store refuses its hash; the save is void, and no outage is reported."""
+    shard = rig.source / "model/shard0.bin"
+    with pytest.raises(SourceChanged):
+        rig.send(when_uploading(rig, lambda: shard.write_bytes(os.urandom(5 * MIB + 7))), connections=1, rate=4e6)
+
+
+@pytest.mark.parametrize("rig", ["file"], indirect=True)
+def test_no_piece_of_a_changed_file_is_noted(rig: Rig) -> None:
+    """Else a kill before the end of the file would leave old and new bytes that all count as sent."""
+
+    class Changing(DirectoryObjects):
+        def put(self, key: str, source: Any, hashes: Any = None) -> None:
+            super().put(key, source, hashes)
+            (rig.source / "model/shard0.bin").write_bytes(os.urandom(5 * MIB + 7))
+
+    pieces = tuple(piece for piece in rig.pieces() if piece.file == 0)
+    made = rig.job(rig.source, direction="send", files=rig.files(), pieces=pieces, connections=1)
+    with made as job, pytest.raises(SourceChanged):
+        Sending(job, Changing(rig.home / "store"), Report(dict)).run()
+    assert read_sent(rig.sent) == {}
 
 
 @only

@@ -6,7 +6,7 @@ import stat
 import threading
 from collections import Counter
 
-from podwatch.domain.errors import IntegrityError, PodwatchError
+from podwatch.domain.errors import PodwatchError, RemoteError
 from podwatch.store.objects.base import Objects, Slice
 from podwatch.store.transfer.job import Identity, MovedFile, Piece, SentPiece, TransferJob, append_sent
 from podwatch.store.transfer.lanes import RateLimit, Report, work_off
@@ -46,7 +46,7 @@ class Sending:
         try:
             hashes = slice_.hashes(self._store.hashes)
             self._store.put(piece.key, slice_, hashes)
-        except IntegrityError as error:
+        except RemoteError as error:  # also a store that refuses the hash of what was read before
             if _identity(os.fstat(source)) != file.identity:
                 raise _changed(file) from error
             raise
