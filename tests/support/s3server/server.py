@@ -110,6 +110,7 @@ class Handler(store_server.Handler):
         """The body, on disk, after the checks that this server makes."""
         traits = self.state.traits
         need256 = "sha256" in traits.verify and len(self.payload) == 64
+        wants_sha256 = need256 or bool(self.headers.get("x-amz-checksum-sha256"))
         md5, sha1 = hashlib.md5(), hashlib.sha1()
         sha256 = hashlib.sha256()
         wants_md5 = traits.etag == "md5" or self.headers.get("Content-MD5")
@@ -123,13 +124,13 @@ class Handler(store_server.Handler):
                     md5.update(data)
                 if wants_sha1:
                     sha1.update(data)
-                if need256:
+                if wants_sha256:
                     sha256.update(data)
                 size += len(data)
                 if not traits.discard:
                     out.write(data)
         try:
-            self._judge(md5.digest(), sha1.digest(), sha256.hexdigest() if need256 else "")
+            self._judge(md5.digest(), sha1.digest(), sha256.digest(), signed=need256)
         except ApiError:
             file.unlink()
             raise
@@ -153,7 +154,7 @@ class Handler(store_server.Handler):
         self.unread -= len(line)
         return line.strip()
 
-    def _judge(self, md5: bytes, sha1: bytes, sha256: str) -> None:
+    def _judge(self, md5: bytes, sha1: bytes, sha256: bytes, *, signed: bool) -> None:
         verify = self.state.traits.verify
         announced = self.headers.get("Content-MD5")
         checked = announced or any(name.lower().startswith("x-amz-checksum-") for name in self.headers)
@@ -165,10 +166,13 @@ class Handler(store_server.Handler):
             )
         if announced and "md5" in verify and base64.b64decode(announced) != md5:
             raise ApiError(400, "BadDigest", "The Content-MD5 you specified did not match what we received.")
+        announced = self.headers.get("x-amz-checksum-sha256")
+        if announced and "sha256" in verify and base64.b64decode(announced) != sha256:
+            raise ApiError(400, "BadDigest", "The SHA256 you specified did not match the calculated checksum.")
         announced = self.headers.get("x-amz-checksum-sha1")
         if announced and "sha1" in verify and base64.b64decode(announced) != sha1:
             raise ApiError(400, "BadDigest", "The SHA1 you specified did not match the calculated checksum.")
-        if sha256 and sha256 != self.payload:
+        if signed and sha256.hex() != self.payload:
             raise ApiError(
                 400, "XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match."
             )

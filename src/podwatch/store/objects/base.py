@@ -1,0 +1,414 @@
+"""The seven operations, and what every kind of store does alike: slices of files, hashes, repetition, ranges.
+
+An object is stored by one PUT, whole or not at all, with a hash that was computed before and that the store compares.
+Objects never change, except a few documents, so that a repeated PUT is harmless. Synchronous, used by several threads;
+nothing here runs on the event loop.
+"""
+
+import hashlib
+import os
+import random
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
+from podwatch.domain.safe_names import check_relative_path
+from podwatch.store.objects.errors import (
+    ObjectTooLarge,
+    StoreOutage,
+    StoreRefused,
+    became_shorter,
+    not_the_store,
+)
+from podwatch.store.objects.transport import BLOCK, Reply, Transport
+
+DOCUMENT = 8 << 20
+"""Bytes of the largest document: a manifest of 20,000 pieces has half of it."""
+MOST_LISTED = 1_000_000
+SEND_DAMAGED = 4
+"""How often a body that arrives damaged is sent; what still fails has its cause on this machine."""
+Take = Callable[[memoryview], object]
+"""Called with each block in order; it uses the bytes before it returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """An entry of a listing. ``wall``: when it was uploaded, by the store's clock, in epoch seconds; ``version``: the
+    store's name for exactly these bytes, empty where it has none."""
+
+    key: str
+    size: int
+    wall: float
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """``verifies``: the hash whose wrong value this store refuses, empty if none. ``skew``: seconds that this machine's
+    clock is ahead of the store's; None where the store has no clock of its own."""
+
+    verifies: str
+    can_delete: bool
+    skew: float | None
+    warnings: tuple[str, ...] = ()
+
+
+class Slice:
+    """``length`` bytes of an open file from ``offset`` on, as a stream that HTTP libraries send; read by position.
+
+    ``on_read`` is called with the number of bytes that are sent, and may wait; bytes that are sent again do not count
+    twice. ``failure``: what reading raised, which a library may hide in an error of its own.
+    """
+
+    def __init__(self, descriptor: int, offset: int, length: int, on_read: Callable[[int], object] | None = None):
+        self.descriptor, self.offset, self.length = descriptor, offset, length
+        self.failure: Exception | None = None
+        self._on_read, self._position, self._counted = on_read, 0, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self.length)[whence]
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        left = self.length - self._position
+        wanted = left if size < 0 else min(size, left)
+        try:
+            data = os.pread(self.descriptor, wanted, self.offset + self._position)
+            if wanted and not data:
+                raise became_shorter()
+            self._position += len(data)
+            if self._on_read is not None and self._position > self._counted:
+                new, self._counted = self._position - self._counted, self._position
+                self._on_read(new)
+        except Exception as error:
+            self.failure = error
+            raise
+        return data
+
+    def hashes(self, names: Iterable[str]) -> dict[str, str]:
+        """Read once, for all of them; in hex. Raises IntegrityError where the file ends early."""
+        digests = {name: hashlib.new(name, usedforsecurity=False) for name in names}
+        block, done = memoryview(bytearray(min(self.length, BLOCK))), 0
+        while done < self.length:
+            count = os.preadv(self.descriptor, [block[: self.length - done]], self.offset + done)
+            if not count:
+                raise became_shorter()
+            for digest in digests.values():
+                digest.update(block[:count])
+            done += count
+        return {name: digest.hexdigest() for name, digest in digests.items()}
+
+
+Source = bytes | Slice
+
+
+def hashes_of(source: Source, names: Iterable[str]) -> dict[str, str]:
+    if isinstance(source, Slice):
+        return source.hashes(names)
+    return {name: hashlib.new(name, source, usedforsecurity=False).hexdigest() for name in names}
+
+
+class Objects(Protocol):
+    """Every error is a RemoteError: StoreOutage, StoreRefused, ObjectMissing, ObjectTooLarge or IntegrityError."""
+
+    url: str
+    """Safe to print."""
+    calls: Counter[str]
+    """Billed calls of this object by price class: A is free, B costs as a small read, C as a listing."""
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        """The hashes that ``put`` needs; the first is the one to record."""
+        ...
+
+    @property
+    def skew(self) -> float | None:
+        """Seconds that this machine's clock is ahead of the store's, by its last answer."""
+        ...
+
+    def put(self, key: str, source: Source, hashes: Mapping[str, str] | None = None) -> None:
+        """One PUT. ``hashes``: those of ``self.hashes`` in hex, where they are known. A source with other bytes is not
+        stored: StoreOutage with ``damaged``. A directory keeps the mode of a slice's file."""
+        ...
+
+    def get(
+        self, key: str, take: Take, *, offset: int = 0, length: int | None = None, hash_name: str = "sha256"
+    ) -> str:
+        """Pass the bytes from ``offset`` on to ``take``; the hex hash of what was passed. ``length`` None: to the end.
+        A whole object (``offset`` 0) of another length raises IntegrityError, as does one that ends early. A broken
+        connection is resumed where it broke. What ``take`` raises passes unchanged."""
+        ...
+
+    def read(self, key: str, limit: int = DOCUMENT) -> bytes:
+        """A small document. Raises ObjectTooLarge above ``limit``."""
+        ...
+
+    def list(self, prefix: str, limit: int = MOST_LISTED) -> Iterator[ObjectInfo]:
+        """What is there now below ``prefix``, in the order of keys. More than ``limit`` raises ObjectTooLarge."""
+        ...
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete every version of these objects, in this order. Absent is success. One listing of what the keys'
+        common folder holds, then a free call for each version."""
+        ...
+
+    def check(self, prefix: str) -> Checked:
+        """Try out everything below ``prefix`` that a run needs, with one small object that is deleted again. A store
+        that refuses no wrong hash, and keys that cannot delete, are warnings. From then on ``put`` uses the hash that
+        this store was seen to compare."""
+        ...
+
+    def close(self) -> None: ...
+
+
+# -- repetition ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Exponential pauses with jitter; a store that asks for a longer one gets it, up to two minutes."""
+
+    attempts: int = 6
+    base: float = 1.0
+    cap: float = 30.0
+    sleep: Callable[[float], object] = time.sleep
+
+    def pause(self, attempt: int, asked: float) -> float:
+        wait = min(self.cap, self.base * 2.0 ** (attempt - 1)) * (0.5 + random.random() / 2)
+        return max(wait, min(asked, 120.0))
+
+
+T = TypeVar("T")
+
+
+def persist(call: Callable[[], T], retry: Retry) -> T:
+    """Repeat ``call`` while waiting can help. What arrived damaged is sent again at once, by a new connection."""
+    attempt = damaged = 0
+    while True:
+        try:
+            return call()
+        except StoreOutage as problem:
+            if problem.damaged and (damaged := damaged + 1) < SEND_DAMAGED:
+                continue
+            attempt += 1
+            if problem.damaged or attempt >= retry.attempts:
+                raise
+            retry.sleep(retry.pause(attempt, problem.wait))
+
+
+# -- stores that speak HTTP ------------------------------------------------------------------------------------------
+
+
+class HttpObjects:
+    """What B2 and S3 have in common; each adds one request of every kind."""
+
+    url: str
+    mark: str
+    """A header of every answer that has an object in it: a page in its place has none."""
+
+    def __init__(self, transport: Transport, retry: Retry) -> None:
+        self._transport, self._retry = transport, retry
+        self.calls = transport.calls
+
+    @property
+    def skew(self) -> float | None:
+        return self._transport.skew
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def put(self, key: str, source: Source, hashes: Mapping[str, str] | None = None) -> None:
+        check_relative_path(key)
+        known = dict(hashes or {})
+        missing = [name for name in self.hashes if name not in known]
+        known |= hashes_of(source, missing) if missing else {}
+        with self._about(key):
+            persist(lambda: self._put(key, source, known), self._retry)
+
+    def get(
+        self, key: str, take: Take, *, offset: int = 0, length: int | None = None, hash_name: str = "sha256"
+    ) -> str:
+        check_relative_path(key)
+        digest, done = hashlib.new(hash_name, usedforsecurity=False), 0
+        whole = offset == 0
+
+        def receive() -> None:
+            nonlocal done, length
+            at, left = offset + done, None if length is None else length - done
+            if left == 0 and not (whole and done == 0):
+                return
+            span = None if whole and done == 0 else (at, left)
+            with closing(self._open(key, span)) as reply:
+                size = self._size(reply, key, at, span is not None)
+                if whole and length is not None and size != length:
+                    raise IntegrityError("the object's size differs from the recorded one", where=self.where(key))
+                if length is None:
+                    length = max(0, size - offset)
+                    left = length - done
+                assert left is not None
+                if at + left > size:
+                    raise IntegrityError("the object is shorter than recorded", where=self.where(key))
+                for block in reply.blocks(left):
+                    digest.update(block)
+                    take(block)
+                    done += len(block)
+
+        while True:
+            before = done
+            try:
+                with self._about(key):
+                    persist(receive, self._retry)
+                return digest.hexdigest()
+            except StoreOutage:
+                if done == before:
+                    raise  # as long as bytes arrive it continues, however often the line breaks
+
+    def read(self, key: str, limit: int = DOCUMENT) -> bytes:
+        check_relative_path(key)
+
+        def receive() -> bytes:
+            with closing(self._open(key, None)) as reply:
+                size = self._size(reply, key, 0, False)
+                if size > limit:
+                    raise ObjectTooLarge(self.where(key))
+                return reply.document(limit)
+
+        with self._about(key):
+            return persist(receive, self._retry)
+
+    def list(self, prefix: str, limit: int = MOST_LISTED) -> Iterator[ObjectInfo]:
+        return self._ordered(self._pages(prefix, versions=False), prefix, limit)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        wanted = {check_relative_path(key): list[str]() for key in keys}
+        if not wanted:
+            return
+        common = os.path.commonprefix(list(wanted))  # noqa: RUF071 - of names
+        try:
+            for item in self._ordered(self._pages(common, versions=True), common, MOST_LISTED):
+                if item.key in wanted:
+                    wanted[item.key].append(item.version)
+        except StoreRefused as error:
+            if error.kind not in ("unsupported", "permission"):
+                raise
+            wanted = {key: [""] for key in wanted}  # without versions, or without the right to list them
+        for key, versions in wanted.items():
+            for version in reversed(versions):  # the oldest first: the name never shows an older one
+                with self._about(key):
+                    persist(lambda key=key, version=version: self._delete(key, version), self._retry)  # type: ignore[misc]
+
+    def check(self, prefix: str) -> Checked:
+        self._check_key(prefix)
+        key, body = f"{prefix}tmp/check-{secrets.token_hex(6)}", b"podwatch tries out this store\n"
+        warnings: list[str] = []
+        try:
+            verifies = self._find_hash(key, body)
+            self.put(key, body)
+            if self.read(key) != body:
+                raise IntegrityError("the store returns different bytes than podwatch wrote", where=self.where(key))
+            if key not in {item.key for item in self.list(key)}:
+                raise IntegrityError("a listing does not show what was just stored", where=self.where(key))
+        finally:
+            try:
+                self.delete([key])
+                can_delete = True
+            except RemoteError:
+                can_delete = False
+        if not verifies:
+            warnings.append("the store compares no hash: an upload that arrives damaged is found at its restore only")
+        if not can_delete:
+            warnings.append("the key cannot delete: old checkpoints stay in the store until you remove them")
+        if self.skew is not None and abs(self.skew) > 60:
+            warnings.append(f"this machine's clock differs from the store's by {self.skew:.0f} s: set it")
+        return Checked(verifies, can_delete, self.skew, tuple(warnings))
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def where(self, key: str) -> str:
+        return f"{self.url}/{key}"
+
+    @contextmanager
+    def _about(self, key: str) -> Iterator[None]:
+        """Errors about the store name the object."""
+        try:
+            yield
+        except PodwatchError as error:
+            if error.where == self.url:
+                error.where = self.where(key)
+            raise
+
+    def _refuses(self, key: str, body: bytes, name: str) -> bool:
+        """Whether a PUT with a wrong hash of this name is refused."""
+        wrong = hashes_of(b"podwatch did not send this", [name])
+
+        def send() -> bool:
+            try:
+                self._put(key, body, wrong)
+            except StoreOutage as problem:
+                if problem.damaged:
+                    return True
+                raise
+            return False
+
+        return persist(send, self._retry)
+
+    def _size(self, reply: Reply, key: str, at: int, ranged: bool) -> int:
+        """The whole object's size, by an answer that has its bytes from ``at`` on. Some servers answer a range with
+        status 200, so that only its header counts."""
+        if self.mark not in reply.headers:
+            raise not_the_store(self.where(key))
+        try:
+            if not ranged:
+                return int(reply.headers["Content-Length"])
+            span, _, total = reply.headers["Content-Range"].removeprefix("bytes ").partition("/")
+            if int(span.partition("-")[0]) != at:
+                raise ValueError
+            return int(total)
+        except (KeyError, ValueError):
+            raise not_the_store(self.where(key)) from None
+
+    def _ordered(self, items: Iterable[ObjectInfo], prefix: str, limit: int) -> Iterator[ObjectInfo]:
+        """A listing that goes backwards never ends; and a key outside was not asked for."""
+        last, count = "", 0
+        for item in items:
+            if not item.key.startswith(prefix) or item.key < last:
+                raise IntegrityError("the store's listing is in no order", where=self.where(prefix))
+            last, count = item.key, count + 1
+            if count > limit:
+                raise ObjectTooLarge(self.where(prefix))
+            yield item
+
+    # One request of every kind. Each raises StoreOutage, StoreRefused or ObjectMissing.
+
+    def _put(self, key: str, source: Source, hashes: Mapping[str, str]) -> None:
+        raise NotImplementedError
+
+    def _open(self, key: str, span: tuple[int, int | None] | None) -> Reply:
+        """The object, or (offset, length) of it; length None: to its end."""
+        raise NotImplementedError
+
+    def _pages(self, prefix: str, *, versions: bool) -> Iterator[ObjectInfo]:
+        """All pages of a listing, each request repeated. With ``versions`` all of each key, the newest first."""
+        raise NotImplementedError
+
+    def _delete(self, key: str, version: str) -> None:
+        raise NotImplementedError
+
+    def _check_key(self, prefix: str) -> None:
+        """Raises StoreRefused where the key itself tells that it cannot do what is needed."""
+
+    def _find_hash(self, key: str, body: bytes) -> str:
+        raise NotImplementedError

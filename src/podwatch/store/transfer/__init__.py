@@ -1,0 +1,1 @@
+"""The child process that sends and fetches the pieces of checkpoints."""

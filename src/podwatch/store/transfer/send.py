@@ -1,0 +1,112 @@
+"""Sends pieces of files. Each is hashed, sent with that hash, and noted; a source that changed voids the save."""
+
+import contextlib
+import os
+import stat
+import threading
+from collections import Counter
+
+from podwatch.domain.errors import PodwatchError, RemoteError
+from podwatch.store.objects.base import Objects, Slice
+from podwatch.store.transfer.job import Identity, MovedFile, Piece, SentPiece, TransferJob, append_sent
+from podwatch.store.transfer.lanes import RateLimit, Report, work_off
+from podwatch.system.files import open_dir_below
+from podwatch.system.open_by_descriptor import as_user, open_regular
+
+
+class SourceChanged(PodwatchError):  # noqa: N818
+    """A file is not as it was found complete: the save is void."""
+
+
+class SourceForeign(PodwatchError):  # noqa: N818
+    """A file does not belong to the training: nothing of the save is sent."""
+
+
+class Sending:
+    """``run`` returns when every piece is stored. The first failure ends it."""
+
+    def __init__(self, job: TransferJob, store: Objects, report: Report) -> None:
+        self._job, self._store, self._report = job, store, report
+        self._limit, self._lock = RateLimit(job.rate), threading.Lock()
+        self._left = Counter(piece.file for piece in job.pieces)
+        self._open: dict[int, int] = {}
+        self._sent = os.open(job.sent, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def run(self) -> None:
+        work_off([lambda piece=piece: self._send(piece) for piece in self._job.pieces], self._job.connections)  # type: ignore[misc]
+        os.fsync(self._sent)
+
+    def _send(self, piece: Piece) -> None:
+        file = self._job.files[piece.file]
+        with self._lock:
+            if piece.file not in self._open:
+                self._open[piece.file] = self._opened(file)
+            source = self._open[piece.file]
+        slice_ = Slice(source, piece.offset, piece.size, self._moved)
+        try:
+            hashes = slice_.hashes(self._store.hashes)
+            self._store.put(piece.key, slice_, hashes)
+        except RemoteError as error:  # also a store that refuses the hash of what was read before
+            if _identity(os.fstat(source)) != file.identity:
+                raise _changed(file) from error
+            raise
+        if _identity(os.fstat(source)) != file.identity:
+            raise _changed(file)
+        name = self._store.hashes[0]
+        sent = SentPiece(piece.key, f"{name}:{hashes[name]}", piece.size, file.identity)
+        append_sent(self._sent, sent)
+        self._report.say("piece", key=sent.key, hash=sent.hash, size=sent.size)
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(source, piece.offset, piece.size, os.POSIX_FADV_DONTNEED)  # training needs that memory
+        with self._lock:
+            self._left[piece.file] -= 1
+            if not self._left[piece.file]:
+                os.close(self._open.pop(piece.file))
+                os.close(self._opened(file))  # and the name still refers to it
+
+    def _moved(self, count: int) -> None:
+        self._limit.take(count)
+        self._report.count(count)
+
+    def _opened(self, file: MovedFile) -> int:
+        """Without following a link, with the rights of the trainer's user. Raises SourceChanged, SourceForeign."""
+        job = self._job
+        folder, _, name = file.path.rpartition("/")
+        with as_user(job.user) if job.user >= 0 else contextlib.nullcontext():
+            try:
+                directory = open_dir_below(job.roots[file.part], folder)
+                try:
+                    descriptor = open_regular(directory, name)
+                    around = os.fstat(directory)
+                finally:
+                    os.close(directory)
+            except OSError as error:
+                where = f"{file.part}/{file.path}"
+                raise SourceChanged(f"the file cannot be opened: {error.strerror}", where=where) from error
+        found = os.fstat(descriptor)
+        if _identity(found) != file.identity:
+            os.close(descriptor)
+            raise _changed(file)
+        if reason := self._foreign(found, around):
+            os.close(descriptor)
+            raise SourceForeign(reason, where=f"{file.part}/{file.path}")
+        return descriptor
+
+    def _foreign(self, found: os.stat_result, around: os.stat_result) -> str:
+        """Why this file must not leave the pod; empty if it may. One with several names can be a link to a file that
+        the linking user cannot even read: it must belong to one of the job's owners, or to the owner of its directory,
+        if only that owner can create entries in it."""
+        owners = self._job.owners
+        if owners is None or found.st_nlink < 2 or found.st_uid in owners:
+            return ""
+        if found.st_uid == around.st_uid and not around.st_mode & stat.S_IWOTH:
+            return ""
+        return f"the file is a hard link to one of user {found.st_uid}, and only its owner may decide that it is sent"
+
+
+def _changed(file: MovedFile) -> SourceChanged:
+    return SourceChanged("the file is not the one that was found complete", where=f"{file.part}/{file.path}")
+
+
+def _identity(found: os.stat_result) -> Identity:
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

@@ -1,0 +1,162 @@
+"""The seven operations, run against each kind of store."""
+
+import hashlib
+import os
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from podwatch.domain.errors import IntegrityError, RemoteError
+from podwatch.store.objects.base import Objects, Slice
+from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, StoreOutage
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def at() -> str:
+    """A prefix of its own: the servers are shared."""
+    return f"run-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(3 * MIB + 11))
+    path.chmod(0o640)
+    return path
+
+
+def fetched(store: Objects, key: str, offset: int = 0, length: int | None = None) -> bytes:
+    got = bytearray()
+    digest = store.get(key, got.extend, offset=offset, length=length)
+    assert digest == hashlib.sha256(got).hexdigest()
+    return bytes(got)
+
+
+def test_a_document(store: Objects, at: str) -> None:
+    before = time.time() - 5
+    store.put(f"{at}/a.json", b"{}")
+    assert store.read(f"{at}/a.json") == b"{}"
+    (found,) = store.list(f"{at}/")
+    assert (found.key, found.size) == (f"{at}/a.json", 2)
+    assert before < found.wall < time.time() + 5
+    store.put(f"{at}/a.json", b"[1]")
+    assert store.read(f"{at}/a.json") == b"[1]"
+    assert [item.size for item in store.list(f"{at}/")] == [3]
+
+
+def test_a_slice_of_a_file(store: Objects, at: str, file: Path) -> None:
+    data, counted = file.read_bytes(), list[int]()
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        piece = Slice(descriptor, MIB, 2 * MIB, counted.append)
+        store.put(f"{at}/dir/piece", piece, piece.hashes(store.hashes))
+        store.put(f"{at}/dir/empty", Slice(descriptor, 0, 0))
+        store.put(f"{at}/dir/unhashed", Slice(descriptor, 1, 5))
+    finally:
+        os.close(descriptor)
+    assert sum(counted) == 2 * MIB
+    assert fetched(store, f"{at}/dir/piece") == data[MIB : 3 * MIB]
+    assert fetched(store, f"{at}/dir/empty", length=0) == b""
+    assert fetched(store, f"{at}/dir/unhashed", length=5) == data[1:6]
+
+
+def test_ranges(store: Objects, at: str) -> None:
+    data = os.urandom(MIB + 7)
+    store.put(f"{at}/r", data)
+    for offset, length in ((0, len(data)), (0, None), (1, 1), (MIB, 7), (len(data) - 1, 1), (5, None)):
+        end = None if length is None else offset + length
+        assert fetched(store, f"{at}/r", offset, length) == data[offset:end]
+    for offset, length in ((0, 5), (0, len(data) + 1), (len(data) - 1, 2)):
+        with pytest.raises(RemoteError):
+            fetched(store, f"{at}/r", offset, length)
+
+
+def test_what_the_taker_raises_passes_unchanged(store: Objects, at: str) -> None:
+    store.put(f"{at}/x", b"0123456789")
+
+    def full(_: memoryview) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        store.get(f"{at}/x", full)
+    assert fetched(store, f"{at}/x") == b"0123456789", "and the store can be used on"
+
+
+def test_what_is_not_there(store: Objects, at: str) -> None:
+    for act in (lambda: store.read(f"{at}/none"), lambda: store.get(f"{at}/none", print)):
+        with pytest.raises(ObjectMissing) as caught:
+            act()
+        assert f"{at}/none" in str(caught.value)
+    assert list(store.list(f"{at}/")) == []
+    store.delete([f"{at}/none", f"{at}/deep/er/none"])
+
+
+def test_a_listing_is_in_order_and_by_prefix(store: Objects, at: str) -> None:
+    names = [f"{at}/{n}" for n in ("b", "a/x", "a.txt", "a/b/c", "ab/y", "umlaut-ä b+c", "100%41", "a&b<c>")]
+    for name in names:
+        store.put(name, b"1")
+    assert [o.key for o in store.list(f"{at}/")] == sorted(names)
+    assert [o.key for o in store.list(f"{at}/a/")] == [f"{at}/a/b/c", f"{at}/a/x"]
+    assert [o.key for o in store.list(f"{at}/a")] == sorted(n for n in names if n.startswith(f"{at}/a"))
+    with pytest.raises(ObjectTooLarge):
+        list(store.list(f"{at}/", limit=len(names) - 1))
+    assert store.read(f"{at}/umlaut-ä b+c") == b"1"
+    store.delete(names)
+    assert list(store.list(f"{at}/")) == []
+
+
+def test_delete_means_every_version_and_nothing_else(store: Objects, at: str) -> None:
+    for key in ("x", "x", "x", "xy", "w"):
+        store.put(f"{at}/{key}", key.encode())
+    store.delete([f"{at}/x"])
+    assert [o.key for o in store.list(f"{at}/")] == [f"{at}/w", f"{at}/xy"]
+    with pytest.raises(ObjectMissing):
+        store.read(f"{at}/x")
+    store.delete([f"{at}/xy", f"{at}/w"])
+    assert list(store.list(f"{at}/")) == []
+
+
+def test_limits(store: Objects, at: str) -> None:
+    store.put(f"{at}/big", b"x" * 100)
+    assert store.read(f"{at}/big", limit=100) == b"x" * 100
+    with pytest.raises(ObjectTooLarge):
+        store.read(f"{at}/big", limit=99)
+
+
+@pytest.mark.parametrize("key", ["/abs", "a/../b", "a//b", "", "a\0b", "a/./b"])
+def test_unsafe_keys(store: Objects, key: str) -> None:
+    for act in (lambda: store.put(key, b"x"), lambda: store.read(key), lambda: store.delete([key])):
+        with pytest.raises(IntegrityError, match="unsafe"):
+            act()
+
+
+def test_a_wrong_hash_is_not_stored_where_one_is_compared(store: Objects, at: str) -> None:
+    checked = store.check(f"{at}/")
+    assert list(store.list(f"{at}/")) == [], "a check leaves nothing"
+    assert checked.can_delete
+    wrong = {name: hashlib.new(name, b"other").hexdigest() for name in store.hashes}
+    if not checked.verifies:
+        assert any("compares no hash" in warning for warning in checked.warnings)
+        return
+    with pytest.raises(StoreOutage, match="damaged"):
+        store.put(f"{at}/x", b"these bytes", wrong)
+    assert list(store.list(f"{at}/")) == []
+
+
+def test_a_file_that_becomes_shorter(store: Objects, at: str, file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        piece = Slice(descriptor, 0, 3 * MIB)
+        known = piece.hashes(store.hashes)
+        os.truncate(file, MIB)
+        with pytest.raises(IntegrityError, match="shorter"):
+            store.put(f"{at}/x", piece, known)
+        with pytest.raises(IntegrityError, match="shorter"):
+            store.put(f"{at}/x", Slice(descriptor, 0, 2 * MIB))
+    finally:
+        os.close(descriptor)
+    assert list(store.list(f"{at}/")) == []
