@@ -1,0 +1,1 @@
+"""The store: objects, their transfer, and what a run keeps there."""
