@@ -112,7 +112,7 @@ class Lease:
             return self.decision  # watching costs one small read at a time; every decision rests on a fresh listing
         listed = self.clock.boottime()
         self._list(store, pointers=True)
-        if self._decide().act is LeaseAction.WATCH and self._view.watch.age is None:
+        if self._decide().act is LeaseAction.WATCH and self._view.watch.age is None and not self._view.watch.changed:
             self._view = replace(self._view, watch=replace(self._view.watch, age=self._age(store)))
             self._decide()
         if self.decision.act is LeaseAction.CLAIM:

@@ -172,7 +172,8 @@ def _decide(view: LeaseView, timing: LeaseTiming) -> Decision:
         return _without_store(view, timing)
     if own is not None and first is not None and _same(own.claim, first) and first.generation == top:
         return _ours(own, timing)
-    at_once = Decision(LeaseAction.CLAIM, generation=top + 1, at_once=True)
+    used = max(top, own.claim.generation if own is not None else 0)
+    at_once = Decision(LeaseAction.CLAIM, generation=used + 1, at_once=True)
     listed = own is not None and any(_same(own.claim, claim) for claim in view.claims)
     if own is not None and own.won and own.claim.generation >= top and not listed:
         return replace(at_once, reason="this pod's claim is no longer in the store")
@@ -187,7 +188,7 @@ def _decide(view: LeaseView, timing: LeaseTiming) -> Decision:
     who = _name(view.holder)
     if view.holder_left:
         return replace(at_once, reason=f"pod {who} has left the run")
-    claim = Decision(LeaseAction.CLAIM, _claiming(who), generation=top + 1, holder=who)
+    claim = Decision(LeaseAction.CLAIM, _claiming(who), generation=used + 1, holder=who)
     if control.holder:
         return replace(claim, reason="control.json gives the run to this pod")
     if view.watch.changed and view.training:

@@ -12,7 +12,7 @@ from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.store.documents import SaveExports
 from podwatch.store.interfaces import Ownership, Permit, RunObjects, StoreClock, read_or_none
 from podwatch.store.inventory import Inventory, SaveKey, Stored, Unfinished
-from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, RunKeys
+from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, Kind, RunKeys
 from podwatch.store.retention import RetentionPlan
 
 _BATCH = 200
@@ -59,7 +59,8 @@ class Remover:
     def _is_unchanged(self, known: set[str]) -> bool:
         """Whether no pointer was written since the plan was made."""
         self._permit = self.lease.confirm(self.store)
-        return all(item.key in known for item in self.store.list(self.keys.pointers))
+        listed = (item.key for item in self.store.list(self.keys.pointers))
+        return all(key in known for key in listed if self.keys.parse(key).kind is Kind.POINTER)
 
     def _remove_save(self, save: Stored) -> bool:
         folder = self.keys.save(*save.key)
