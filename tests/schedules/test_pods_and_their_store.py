@@ -1,7 +1,7 @@
 """Random schedules of pods that upload, publish, retain, die, freeze, lose their state and come back, on a store that
 delays, fails, carries requests out after their timeout, and lists what was there before.
 
-PODWATCH_SCHEDULES=10000 plays as many.
+Each takes a fifth of a second. PODWATCH_SCHEDULES=10000 plays as many.
 """
 
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.store_pods import Tale, run
 
-MANY = int(os.environ.get("PODWATCH_SCHEDULES", "150"))
+MANY = int(os.environ.get("PODWATCH_SCHEDULES", "30"))
 
 
 def played(seeds: range, pods: int) -> list[Tale]:

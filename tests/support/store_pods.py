@@ -343,6 +343,8 @@ class SimPod:
         self.running: greenlet | None = None
         self.next_save = self.next_beat = 0.0
         self.lives = 0
+        self.robbed = False
+        """Somebody deletes a piece of its next upload."""
         world.pods.append(self)
 
     # -- what the product asks ----------------------------------------------------------------------------------------
@@ -520,6 +522,10 @@ class SimPod:
             self.store.put(KEYS.save(save.step, save_id) + piece.name, data)
             sent[piece.name] = f"sha1:{hashlib.sha1(data).hexdigest()}"
             self._beat()
+        if self.robbed:
+            self.robbed = False
+            self.world.at(self.world.now + 1, lambda: _lose_a_piece(self.world, self))
+            self.sleep(40)
         while self.lease.decision.act is LeaseAction.SETTLE:
             self.sleep(min(30.0, self.lease.decision.wait))
             self.lease.look(self.store)
@@ -597,7 +603,7 @@ def _trouble(world: World) -> None:
     elif what == "stranger":
         _stranger(world)
     else:
-        _lose_a_piece(world, pod)
+        pod.robbed = True
 
 
 def _stranger(world: World) -> None:
@@ -617,8 +623,9 @@ def _lose_a_piece(world: World, pod: SimPod) -> None:
     pod.kill()
     for key in reversed(world.names):
         folder = "/".join(key.split("/")[:5]) + "/"
-        mine = key.startswith(KEYS.root + "step_") and folder + "intent.json" in world.objects
-        if mine and ".piece-" in key and folder + "manifest.json" not in world.objects:
+        intent = world.objects.get(folder + "intent.json")
+        own = intent is not None and parsed(intent.data)["writer_id"] == pod.name
+        if own and ".piece-" in key and folder + "manifest.json" not in world.objects:
             world.delete(key, "stranger")
             break
-    world.at(world.now + world.random.uniform(5, 100), pod.start)
+    world.at(world.now + world.random.uniform(STALEST, 100), pod.start)  # no listing shows it any more
