@@ -1,0 +1,294 @@
+"""What the store holds of a run: one listing, and each document once. The store is the only record of it.
+
+Whatever a stranger put there is at most a problem that is shown: a name that podwatch does not use is foreign, a
+document that cannot be read names nothing, and a save is whole only if its listing has each object of its manifest.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from podwatch.domain.document import Document
+from podwatch.domain.errors import IntegrityError
+from podwatch.store.documents import RunPointer, SavedFile, SaveIntent, SaveManifest, manifest_hash
+from podwatch.store.interfaces import Listed, RunObjects
+from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, SAVE_DOCUMENTS, Kind, ObjectName, RunKeys
+from podwatch.store.objects.errors import ObjectMissing
+
+MOST_POINTERS = 100
+"""Whose documents are read: the newest. Retention keeps no others that are older than a day."""
+_EXAMPLES = 5
+REUSED_SECONDS = 12 * 3600.0
+"""Half of the age at which an unfinished upload is swept."""
+SaveKey = tuple[int, str]
+"""(step, save_id)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A save with a manifest. ``wall``: when the manifest was stored, by the store's clock. ``problem``: why it cannot
+    be restored; ``manifest`` is None where it cannot be read."""
+
+    step: int
+    save_id: str
+    generation: int = 0
+    seq: int = 0
+    bytes: int = 0
+    files: int = 0
+    wall: float = 0.0
+    pinned: bool = False
+    exports: bool = False
+    problem: str = ""
+    manifest: SaveManifest | None = None
+    hash: str = ""
+
+    @property
+    def key(self) -> SaveKey:
+        return (self.step, self.save_id)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.generation, self.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An intent without a manifest. ``newest_wall``: of its newest object. ``intent`` is None where it cannot be read:
+    what it names is unknown then, and nothing of it is ever deleted."""
+
+    step: int
+    save_id: str
+    newest_wall: float
+    bytes: int
+    intent: SaveIntent | None = None
+    problem: str = ""
+
+    @property
+    def key(self) -> SaveKey:
+        return (self.step, self.save_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PointerSeen:
+    """``pointer`` is None where it cannot be read or contradicts its name, or was not read because it is old."""
+
+    key: str
+    generation: int
+    seq: int
+    nonce: str
+    wall: float
+    pointer: RunPointer | None = None
+    problem: str = ""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.generation, self.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """``saves`` in the order in which they were published, ``pointers`` the newest first. ``store_wall``: the newest
+    time that the store gave to a document of ours, so at most the store's present time. ``tmp``: (key, time)."""
+
+    saves: tuple[Stored, ...] = ()
+    unfinished: tuple[Unfinished, ...] = ()
+    pointers: tuple[PointerSeen, ...] = ()
+    latest: RunPointer | None = None
+    tmp: tuple[tuple[str, float], ...] = ()
+    store_wall: float = 0.0
+    foreign: int = 0
+    foreign_examples: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def newest(self) -> Stored | None:
+        """What the highest pointer names whose save is whole; None after a fresh start."""
+        for seen in self.pointers:
+            if seen.pointer is not None:
+                if seen.pointer.save is None:
+                    return None
+                if (found := self.named_by(seen.pointer)) is not None and not found.problem:
+                    return found
+        return None
+
+    def named_by(self, pointer: RunPointer) -> Stored | None:
+        """The save with exactly the manifest that the pointer names."""
+        return next((s for s in self.saves if s.key == pointer.save and s.hash == pointer.manifest_hash), None)
+
+    @property
+    def stored(self) -> frozenset[SaveKey]:
+        """Every save that is whole."""
+        return frozenset(save.key for save in self.saves if not save.problem)
+
+    def find_save(self, step: int, files: Sequence[SavedFile], identity: Collection[str] = ()) -> Stored | None:
+        """The whole save that consists of these files: it is not sent again, also after a resume from it."""
+        for save in reversed(self.saves):
+            same = save.step == step and save.manifest is not None and save.manifest.same_files(files, identity)
+            if same and not save.problem:
+                return save
+        return None
+
+    def find_unfinished(
+        self, step: int, files: Sequence[SavedFile], writer_id: str, *, within: float = REUSED_SECONDS
+    ) -> Unfinished | None:
+        """The upload of these files that this pod began, and continues. Not one that a sweep can already be removing,
+        so only one that is younger than half of a sweep's age."""
+        for one in self.unfinished:
+            own = one.step == step and one.intent is not None and one.intent.writer_id == writer_id
+            young = self.store_wall - one.newest_wall < within
+            if own and young and one.intent is not None and one.intent.same_files(files):
+                return one
+        return None
+
+
+@dataclass(slots=True)
+class DocumentCache:
+    """Documents by name, size and time: what lies under a name never changes, or gets another time."""
+
+    found: dict[tuple[str, int, float], tuple[Document | None, str, str]] = field(default_factory=dict)
+
+    def read(self, store: RunObjects, item: Listed, kind: type[Document]) -> tuple[Document | None, str, str]:
+        """(document or None, its hash, what is wrong). Raises RemoteError for trouble of the store."""
+        key = (item.key, item.size, item.wall)
+        if key not in self.found:
+            self.found[key] = _read(store, item.key, kind)
+        return self.found[key]
+
+    def keep_only(self, items: Iterable[Listed]) -> None:
+        names = {(item.key, item.size, item.wall) for item in items}
+        self.found = {key: found for key, found in self.found.items() if key in names}
+
+
+def _read(store: RunObjects, key: str, kind: type[Document]) -> tuple[Document | None, str, str]:
+    try:
+        data = store.read(key, kind.LARGEST)
+        return kind.from_bytes(data, where=f"{store.url}/{key}"), manifest_hash(data), ""
+    except ObjectMissing:
+        return None, "", "it was deleted while it was read"
+    except IntegrityError as error:
+        return None, "", str(error)
+
+
+def take_inventory(store: RunObjects, keys: RunKeys, cache: DocumentCache | None = None) -> Inventory:
+    """Blocks. Raises RemoteError."""
+    return _Taking(store, keys, cache if cache is not None else DocumentCache()).take()
+
+
+class _Taking:
+    def __init__(self, store: RunObjects, keys: RunKeys, cache: DocumentCache) -> None:
+        self._store, self._keys, self._cache = store, keys, cache
+        self._problems: list[str] = []
+
+    def take(self) -> Inventory:
+        items = list(self._store.list(self._keys.root))
+        named = [(self._keys.parse(item.key), item) for item in items]
+        self._cache.keep_only(items)
+        pointers = self._pointers([(name, item) for name, item in named if name.kind is Kind.POINTER])
+        saves, unfinished, foreign = self._saves(named)
+        own = (Kind.POINTER, Kind.CLAIM, Kind.DOCUMENT, Kind.TMP, Kind.LATEST)
+        return Inventory(
+            tuple(sorted(saves, key=lambda s: (s.order, s.wall, s.key))),
+            tuple(unfinished),
+            pointers,
+            self._latest([item for name, item in named if name.kind is Kind.LATEST]),
+            tuple((item.key, item.wall) for name, item in named if name.kind is Kind.TMP),
+            max((item.wall for name, item in named if name.kind in own), default=0.0),
+            len(foreign),
+            tuple(foreign[:_EXAMPLES]),
+            tuple(self._problems),
+        )
+
+    def _pointers(self, named: list[tuple[ObjectName, Listed]]) -> tuple[PointerSeen, ...]:
+        seen = [PointerSeen(i.key, n.generation, n.seq, n.nonce, i.wall) for n, i in named]
+        items = {item.key: item for _, item in named}
+        seen.sort(key=lambda p: (-p.generation, -p.seq, p.wall, p.nonce))
+        newest = max((p.wall for p in seen), default=0.0)
+        found = []
+        for number, one in enumerate(seen):
+            if number < MOST_POINTERS or newest - one.wall < 2 * 86400:
+                found.append(self._pointer(one, items[one.key]))
+            else:
+                found.append(one)
+        return tuple(found)
+
+    def _pointer(self, seen: PointerSeen, item: Listed) -> PointerSeen:
+        pointer, _, problem = self._cache.read(self._store, item, RunPointer)
+        if isinstance(pointer, RunPointer) and (pointer.order, pointer.run_id) != (seen.order, self._keys.run_id):
+            pointer, problem = None, "a pointer contradicts its own name"
+        if problem:
+            self._problems.append(f"{item.key}: {problem}")
+        found = pointer if isinstance(pointer, RunPointer) else None
+        return PointerSeen(seen.key, seen.generation, seen.seq, seen.nonce, seen.wall, found, problem)
+
+    def _latest(self, items: list[Listed]) -> RunPointer | None:
+        for item in items:
+            found, _, _ = self._cache.read(self._store, item, RunPointer)
+            if isinstance(found, RunPointer) and found.run_id == self._keys.run_id:
+                return found
+        return None
+
+    def _saves(self, named: list[tuple[ObjectName, Listed]]) -> tuple[list[Stored], list[Unfinished], list[str]]:
+        inside: dict[SaveKey, dict[str, Listed]] = {}
+        foreign = [name.rest for name, _ in named if name.kind is Kind.FOREIGN]
+        for name, item in named:
+            if name.kind is Kind.SAVE:
+                inside.setdefault((name.step, name.save_id), {})[name.rest] = item
+        saves, unfinished = list[Stored](), list[Unfinished]()
+        for key, objects in inside.items():
+            known = set[str]()
+            if MANIFEST in objects:
+                saves.append(save := self._save(key, objects))
+                known = {p.name for p, _ in save.manifest.objects()} if save.manifest is not None else set(objects)
+            elif INTENT in objects:
+                unfinished.append(one := self._unfinished(key, objects))
+                known = {p.name for p in one.intent.objects()} if one.intent is not None else set(objects)
+            documents = SAVE_DOCUMENTS if known else ()
+            foreign += [f"step_{key[0]}/{key[1]}/{n}" for n in objects if n not in known and n not in documents]
+        return saves, unfinished, foreign
+
+    def _save(self, key: SaveKey, objects: Mapping[str, Listed]) -> Stored:
+        item = objects[MANIFEST]
+        manifest, digest, problem = self._cache.read(self._store, item, SaveManifest)
+        mark = partial(Stored, *key, wall=item.wall, pinned=PINNED in objects, exports=EXPORTS in objects)
+        if not isinstance(manifest, SaveManifest) or _place(manifest) != (self._keys.run_id, *key):
+            problem = problem or "the manifest belongs to another save"
+            self._problems.append(f"{item.key}: {problem}")
+            return mark(problem=problem)
+        missing = missing_objects(manifest, objects)
+        return mark(
+            generation=manifest.generation,
+            seq=manifest.seq,
+            bytes=manifest.total_bytes,
+            files=len(manifest.files),
+            problem=f"{len(missing)} of its objects are missing or different, e.g. {missing[0]}" if missing else "",
+            manifest=manifest,
+            hash=digest,
+        )
+
+    def _unfinished(self, key: SaveKey, objects: Mapping[str, Listed]) -> Unfinished:
+        intent, _, problem = self._cache.read(self._store, objects[INTENT], SaveIntent)
+        if isinstance(intent, SaveIntent) and _place(intent) != (self._keys.run_id, *key):
+            intent, problem = None, "the intent belongs to another save"
+        if problem:
+            self._problems.append(f"{objects[INTENT].key}: {problem}")
+        own = {p.name for p in intent.objects()} | {INTENT} if isinstance(intent, SaveIntent) else set(objects)
+        parts = [item for name, item in objects.items() if name in own]
+        newest, size = max(item.wall for item in parts), sum(item.size for item in parts)
+        return Unfinished(*key, newest, size, intent if isinstance(intent, SaveIntent) else None, problem)
+
+
+def missing_objects(manifest: SaveManifest, objects: Mapping[str, Listed]) -> list[str]:
+    """The names of its objects that are not in ``objects`` (by name below the save) as they were sent."""
+    return [piece.name for piece, digest in manifest.objects() if not is_there(objects, piece.name, piece.size, digest)]
+
+
+def is_there(objects: Mapping[str, Listed], name: str, size: int, digest: str) -> bool:
+    item = objects.get(name)
+    if item is None or item.size != size:
+        return False
+    shown, _, _ = item.hash.partition(":")
+    return not shown or not digest.startswith(f"{shown}:") or item.hash == digest
+
+
+def _place(document: SaveManifest | SaveIntent) -> tuple[str, int, str]:
+    return (document.run_id, document.step, document.save_id)

@@ -1,0 +1,173 @@
+"""Publish a save: intent, pieces, then ownership confirmed, the save's objects listed and compared, manifest, pointer,
+``latest.json``. Blocking.
+
+Readers see nothing before the pointer. A crash at any point leaves an intent or a manifest that no pointer names: the
+next publication uses it, or a sweep removes it a day later. A request whose answer is lost may still be carried out
+later; so the manifest of a save has the same bytes each time, and no name of a pointer is used twice.
+"""
+
+import contextlib
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
+from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, SentSave, manifest_hash
+from podwatch.store.interfaces import Author, Ownership, Permit, RunObjects, StoreClock, read_or_none
+from podwatch.store.inventory import Stored, is_there
+from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, Kind, RunKeys
+from podwatch.store.objects.errors import ObjectMissing
+
+_POINTERS_TRIED = 5
+
+
+class LeaseLost(PodwatchError):  # noqa: N818
+    """Another pod holds the run: publish, upload and delete nothing more."""
+
+
+class LeaseUnsettled(RemoteError):  # noqa: N818
+    """It is not decided yet whether this pod holds the run, or what was known is too old: waiting can help."""
+
+
+class PiecesMissing(IntegrityError):  # noqa: N818
+    """``names``: objects of the save, or its intent, that the store does not show as they were sent."""
+
+    def __init__(self, names: list[str], *, where: str) -> None:
+        what = f"{len(names)} uploaded object(s) are missing or different in the store"
+        super().__init__(what, where=where, fix="podwatch sends them again")
+        self.names = tuple(names)
+
+
+@dataclass(slots=True)
+class Publisher:
+    """One per life of podwatch. ``named``: the saves that its own pointers have named, which a listing may not show
+    yet."""
+
+    store: RunObjects
+    keys: RunKeys
+    lease: Ownership
+    clock: StoreClock
+    nonce: Callable[[], str] = lambda: secrets.token_hex(4)
+    named: set[tuple[int, str]] = field(default_factory=set)
+    _seq: int = 0
+    _manifests: dict[tuple[int, str], tuple[SaveManifest, bytes]] = field(default_factory=dict)
+
+    def begin(self, intent: SaveIntent) -> None:
+        """Before the first piece of a save is sent, unless the store has this intent already."""
+        self.store.put(self.keys.save(intent.step, intent.save_id) + INTENT, intent.to_bytes())
+
+    def publish(self, sent: SentSave, author: Author, *, newest: bool = True) -> Stored:
+        """Not ``newest``: it is stored without becoming the newest. Raises PiecesMissing, LeaseLost, LeaseUnsettled or
+        what the store raises."""
+        permit = self.lease.confirm(self.store)
+        intent = sent.intent
+        folder = self.keys.save(intent.step, intent.save_id)
+        there = {item.key.removeprefix(folder): item for item in self.store.list(folder)}
+        lacks = [p.name for p in intent.objects() if not is_there(there, p.name, p.size, sent.hashes.get(p.name, "?"))]
+        lacks += [INTENT] if INTENT not in there else []
+        if lacks:
+            raise PiecesMissing(lacks, where=f"{self.store.url}/{folder}")
+        seq = self._next_seq(permit, author)
+        manifest, data = self._manifest(sent, author, permit.generation, seq if newest else 0, MANIFEST in there)
+        if MANIFEST not in there or read_or_none(self.store, folder + MANIFEST, SaveManifest) != data:
+            self._put(folder + MANIFEST, data, permit)
+        saved = Stored(
+            *(intent.step, intent.save_id), manifest.generation, manifest.seq, manifest.total_bytes,
+            len(manifest.files), self.clock.wall(), PINNED in there, EXPORTS in there,
+            manifest=manifest, hash=manifest_hash(data),
+        )  # fmt: skip
+        if newest:
+            self._point(saved, len(data), author, permit, seq)
+        return saved
+
+    def repoint(self, save: Stored | None, author: Author) -> None:
+        """Make a save that is whole in the store the newest, as after a step back; None: no save is, after a deliberate
+        fresh start. Raises as ``publish``, and IntegrityError for a save that is not whole any more."""
+        permit = self.lease.confirm(self.store)
+        size = 0
+        if save is not None:
+            size = self._check(save)
+        self._point(save, size, author, permit, self._next_seq(permit, author))
+
+    def _check(self, save: Stored) -> int:
+        """The size of its manifest, after a look at each of its objects."""
+        folder = self.keys.save(*save.key)
+        data = read_or_none(self.store, folder + MANIFEST, SaveManifest) or b""
+        if save.manifest is None or manifest_hash(data) != save.hash:
+            raise IntegrityError("the manifest is not in the store any more", where=f"{self.store.url}/{folder}")
+        there = {item.key.removeprefix(folder): item for item in self.store.list(folder)}
+        lacks = [p.name for p, digest in save.manifest.objects() if not is_there(there, p.name, p.size, digest)]
+        if lacks:
+            raise PiecesMissing(lacks, where=f"{self.store.url}/{folder}")
+        return len(data)
+
+    def _manifest(
+        self, sent: SentSave, author: Author, generation: int, seq: int, exists: bool
+    ) -> tuple[SaveManifest, bytes]:
+        """The same bytes each time: those of an earlier try, or of an earlier life if it lists the same objects."""
+        key = (sent.intent.step, sent.intent.save_id)
+        if key not in self._manifests and exists and (earlier := self._earlier(sent)) is not None:
+            self._manifests[key] = earlier
+        if key not in self._manifests:
+            intent = sent.intent
+            manifest = SaveManifest(
+                intent.run_id, *key, author.writer_id, generation, seq, self.clock.wall(), intent.layout,
+                intent.piece_size, intent.total_bytes, sent.files(), intent.symlinks, author.lineage, author.start_id,
+                author.from_step, author.world_size, author.config_digest, author.train_command, author.wandb,
+            )  # fmt: skip
+            self._manifests[key] = (manifest, manifest.to_bytes())
+        return self._manifests[key]
+
+    def _earlier(self, sent: SentSave) -> tuple[SaveManifest, bytes] | None:
+        folder = self.keys.save(sent.intent.step, sent.intent.save_id)
+        try:
+            data = read_or_none(self.store, folder + MANIFEST, SaveManifest) or b""
+            manifest = SaveManifest.from_bytes(data)
+        except IntegrityError:
+            return None
+        place = (manifest.run_id, manifest.step, manifest.save_id)
+        same = (sent.intent.run_id, sent.intent.step, sent.intent.save_id) == place
+        return (manifest, data) if same and manifest.files == sent.files() else None
+
+    def _next_seq(self, permit: Permit, author: Author) -> int:
+        """Never lower than that of any pointer, and used once in this life, whether or not its request succeeds.
+        Raises LeaseLost where a pointer shows that another pod has this run."""
+        names = [name for item in self.store.list(self.keys.pointers) if (name := self.keys.parse(item.key))]
+        pointers = sorted((n for n in names if n.kind is Kind.POINTER), key=lambda n: (n.generation, n.seq))
+        for name in reversed(pointers[-_POINTERS_TRIED:]):
+            found = self._readable(f"{self.keys.root}{name.rest}")
+            if found is None or found.order != (name.generation, name.seq):
+                continue
+            foreign = found.generation == permit.generation and found.writer_id != author.writer_id
+            if found.generation > permit.generation or foreign:
+                what = f"another pod has published generation {found.generation} of this run"
+                raise LeaseLost(what, where=self.keys.pointers, fix="podwatch run --take-over")
+            self._seq = max(self._seq, found.seq)
+            break
+        self._seq += 1
+        return self._seq
+
+    def _readable(self, key: str) -> RunPointer | None:
+        try:
+            return RunPointer.from_bytes(self.store.read(key, RunPointer.LARGEST))
+        except (ObjectMissing, IntegrityError):
+            return None
+
+    def _point(self, save: Stored | None, size: int, author: Author, permit: Permit, seq: int) -> None:
+        pointer = RunPointer(
+            self.keys.run_id, permit.generation, seq, None if save is None else save.step, author.writer_id,
+            self.clock.wall(), lineage=author.lineage, layout=author.layout, host=author.host, wandb=author.wandb,
+            save_id="" if save is None else save.save_id, manifest_hash="" if save is None else save.hash,
+            manifest_size=size, total_bytes=0 if save is None else save.bytes,
+        )  # fmt: skip
+        if save is not None:
+            self.named.add(save.key)
+        data = pointer.to_bytes()
+        self._put(self.keys.pointer(permit.generation, seq, self.nonce()), data, permit)
+        with contextlib.suppress(RemoteError):  # a copy, which can be one save behind: the pointer decides
+            self._put(self.keys.latest, data, permit)
+
+    def _put(self, key: str, data: bytes, permit: Permit) -> None:
+        if self.clock.boottime() > permit.until:
+            raise LeaseUnsettled("the store was too slow: ownership is confirmed again", where=self.keys.root)
+        self.store.put(key, data)

@@ -1,0 +1,99 @@
+"""A store in memory whose time a test sets, and a save that is stored there."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from podwatch.store.documents import SavedFile, SaveIntent, SentSave
+from podwatch.store.interfaces import Author, Permit, RunObjects
+from podwatch.store.keys import RunKeys
+from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge
+from podwatch.store.publish import Publisher
+
+KEYS = RunKeys("run", "p")
+AUTHOR = Author("run", "me", lineage="main")
+
+
+@dataclass(frozen=True)
+class MemoryItem:
+    key: str
+    size: int
+    wall: float
+    hash: str = ""
+
+
+@dataclass
+class MemoryObjects:
+    url: str = "memory://store"
+    wall: float = 1.7e9
+    data: dict[str, tuple[bytes, float]] = field(default_factory=dict)
+    hashes: bool = True
+    before: Callable[[str, str], None] = lambda _operation, _key: None
+    """Called before each operation; may raise."""
+    after: Callable[[str], None] = lambda _key: None
+    """Called after an object is stored; may raise."""
+    reads: int = 0
+
+    def put(self, key: str, source: bytes) -> None:
+        self.before("put", key)
+        self.data[key] = (source, self.wall)
+        self.after(key)
+
+    def read(self, key: str, limit: int) -> bytes:
+        self.before("read", key)
+        self.reads += 1
+        if key not in self.data:
+            raise ObjectMissing(key)
+        if len(self.data[key][0]) > limit:
+            raise ObjectTooLarge(key)
+        return self.data[key][0]
+
+    def list(self, prefix: str) -> Iterator[MemoryItem]:
+        self.before("list", prefix)
+        for key in sorted(key for key in self.data if key.startswith(prefix)):
+            data, wall = self.data[key]
+            digest = f"sha1:{hashlib.sha1(data).hexdigest()}" if self.hashes else ""
+            yield MemoryItem(key, len(data), wall, digest)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.before("delete", key)
+            self.data.pop(key, None)
+
+
+@dataclass
+class AlwaysHolds:
+    """``Ownership``, and a clock that stands still."""
+
+    generation: int = 1
+
+    def confirm(self, store: RunObjects) -> Permit:
+        return Permit(self.generation, 1e9)
+
+    def boottime(self) -> float:
+        return 0.0
+
+    def wall(self) -> float:
+        return 1.7e9
+
+
+def intent_of(step: int, save_id: str, data: bytes = b"weights " * 40) -> SaveIntent:
+    files = (SavedFile("w", "model", len(data), step), SavedFile("w", "sub/state", 0, step))
+    return SaveIntent("run", step, save_id, "me", 1, 1.7e9, "custom", 100, files)
+
+
+def send(store: MemoryObjects, intent: SaveIntent, data: bytes = b"weights " * 40) -> SentSave:
+    """The intent and every piece."""
+    folder = KEYS.save(intent.step, intent.save_id)
+    store.put(folder + "intent.json", intent.to_bytes())
+    hashes = {}
+    for piece in intent.objects():
+        body = data[piece.offset : piece.offset + piece.size]
+        store.put(folder + piece.name, body)
+        hashes[piece.name] = f"sha1:{hashlib.sha1(body).hexdigest()}"
+    return SentSave(intent, hashes)
+
+
+def publisher(store: MemoryObjects, lease: AlwaysHolds | None = None) -> Publisher:
+    lease = lease or AlwaysHolds()
+    return Publisher(store, KEYS, lease, lease)
