@@ -26,7 +26,7 @@ from podwatch.system.files import (
     sync_descriptor,
     sync_filesystem,
 )
-from podwatch.system.open_by_descriptor import as_user
+from podwatch.system.rights import applied, rights_of
 
 READINGS = 2
 """Reads of a piece before it counts as damaged in the store: a bit may flip in transit, hardly ever twice."""
@@ -64,7 +64,7 @@ class Fetching:
                 sync_filesystem(root)
 
     def _rights(self) -> contextlib.AbstractContextManager[None]:
-        return as_user(self._job.user) if self._job.user >= 0 else contextlib.nullcontext()
+        return applied(rights_of(self._job.user) if self._job.user >= 0 else None)
 
     def _check_names(self) -> None:
         """Links lead nowhere outside their part, and each file is covered by its pieces, once and in order."""

@@ -11,7 +11,8 @@ from podwatch.store.objects.base import Objects, Slice
 from podwatch.store.transfer.job import Identity, MovedFile, Piece, SentPiece, TransferJob, append_sent
 from podwatch.store.transfer.lanes import RateLimit, Report, work_off
 from podwatch.system.files import open_dir_below
-from podwatch.system.open_by_descriptor import as_user, open_regular
+from podwatch.system.open_by_descriptor import open_regular
+from podwatch.system.rights import applied, rights_of
 
 
 class SourceChanged(PodwatchError):  # noqa: N818
@@ -72,7 +73,7 @@ class Sending:
         """Without following a link, with the rights of the trainer's user. Raises SourceChanged, SourceForeign."""
         job = self._job
         folder, _, name = file.path.rpartition("/")
-        with as_user(job.user) if job.user >= 0 else contextlib.nullcontext():
+        with applied(rights_of(job.user) if job.user >= 0 else None):
             try:
                 directory = open_dir_below(job.roots[file.part], folder)
                 try:
