@@ -17,20 +17,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("attaching")]
 SECRET = "s3cr3t-s3cr3t-s3cr3t"
 
 
-def start_second(rig: Rig) -> None:
+def start_second(rig: Rig, name: str = "second") -> None:
     """From a shell that is gone, with our output_dir. It has locks and orders of its own."""
-    control = rig.root / "second"
+    control = rig.root / name
     control.mkdir()
     step = rig.saved[-1]
     argv = [sys.executable, "-S", str(TRAINER), "--output-dir", str(rig.output), "--control", str(control)]
     argv += ["--ckpt.resume-step", str(step), "--trainer.wandb.id", f"WANDB_API_KEY={SECRET}"]
-    script = f"setsid {shlex.join(argv)} > {rig.root}/second.log 2>&1 < /dev/null &"
+    script = f"setsid {shlex.join(argv)} > {rig.root}/{name}.log 2>&1 < /dev/null &"
     subprocess.run(["sh", "-c", script], check=True, cwd=rig.output.parent)
 
 
-def second_pid(rig: Rig) -> int:
+def second_pid(rig: Rig, name: str = "second") -> int:
     try:
-        return int((rig.root / "second" / "trainer.pid").read_text())
+        return int((rig.root / name / "trainer.pid").read_text())
     except (OSError, ValueError):
         return 0
 
@@ -96,6 +96,31 @@ def test_two_writers_are_told_and_nothing_of_that_time_is_published(rig: Rig, el
     assert kept[-1] in sent(daemon, alone)
     assert kept[-1] not in held(daemon)
     assert len(rig.starts) == 1
+
+
+def test_two_that_remain_when_ours_is_stopped_are_still_two_writers(rig: Rig) -> None:
+    daemon = rig.daemon().start()
+    ours = running(daemon, rig, step=10)
+    names = ("second", "third")
+    for name in names:
+        start_second(rig, name)
+    daemon.wait_for(lambda: all(second_pid(rig, name) for name in names), 20, "both run")
+    pids = [second_pid(rig, name) for name in names]
+
+    def summary() -> str:
+        found = reasons(daemon).get("two-writers")
+        return found["summary"] if found and found["severity"] == "critical" else ""
+
+    try:
+        daemon.wait_for(lambda: all(f"pid {pid} " in summary() for pid in pids), 30, "both are named")
+        assert daemon.command("stop-training", "--wait").returncode == 0
+        looks(daemon, 3)
+        assert all(f"pid {pid} " in summary() for pid in pids)
+        assert f"pid {ours} " not in summary()
+        end_all(lambda: [pid for pid in pids[1:] if alive(pid)])
+        daemon.wait_for(lambda: not summary(), 30, "only one is left")
+    finally:
+        end_all(lambda: [pid for pid in pids if alive(pid)])
 
 
 def test_what_was_held_back_stays_so_where_podwatch_began_without_its_database(rig: Rig, elsewhere: Path) -> None:

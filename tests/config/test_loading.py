@@ -9,7 +9,7 @@ from podwatch.config.reload_limits import refused_by_reload
 from podwatch.config.setting_names import looks_secret
 from podwatch.config.settings import Section
 from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
-from podwatch.system.open_by_descriptor import as_user
+from podwatch.system.rights import rights_of
 
 MINIMAL = 'run_id = "r1"\n[trainer]\noutput_dir = "/data/out"\n'
 
@@ -278,7 +278,10 @@ def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> N
 def test_a_named_file_below_a_closed_directory_is_a_permission_error_with_its_fix(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o700)
     file = write(tmp_path / "closed" / "p.toml", MINIMAL)
-    with as_user(61_018), pytest.raises(ConfigurationError, match="Permission denied: cannot read") as caught:
+    with (
+        rights_of(61_018).applied(),
+        pytest.raises(ConfigurationError, match="Permission denied: cannot read") as caught,
+    ):
         find_file(file, environ={})
     assert caught.value.where == str(file)
     assert "enter every directory" in caught.value.fix

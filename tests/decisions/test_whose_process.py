@@ -17,6 +17,7 @@ from podwatch.trainer.rules import (
     TreeAnswer,
     choose_trainer,
     classify_trees,
+    copies_of_environment,
     to_signal,
 )
 from tests.support.known_trainers import ROLES
@@ -306,7 +307,87 @@ def test_a_tree_ends_below_what_an_operator_or_a_service_uses(above: str, job: s
     found = classify_trees(processes, RUN)
     top = 11 if above == "cron" else 40
     assert [(tree.top.pid, tree.answer) for tree in found] == [(top, TreeAnswer.ATTACH)]
-    assert to_signal(processes, found[0].top, RUN) == {p.pid for p in processes if p.pid >= top}
+    members = below(found[0].top.pid, processes)
+    assert to_signal(members, RUN.users) == {p.pid for p in processes if p.pid >= top}
+
+
+def below(top: int, processes: list[PodProcess]) -> list[PodProcess]:
+    """The tree as podwatch reads it: this process and everything below it."""
+    found = [p for p in processes if p.pid == top]
+    for one in found:  # it grows
+        found += [p for p in processes if p.parent_pid == one.pid and p not in found]
+    return found
+
+
+# -- what a stop signals -----------------------------------------------------------------------------------------------
+
+PROMPTS = """
+bash;-bash;bash -l;bash -i;bash -il;bash --norc;bash -O extglob;bash +O extglob -i;bash -o vi;bash -x
+bash --rcfile /root/x.bash -i;bash --init-file /root/x/shellIntegration-bash.sh;bash --noediting -i;bash -s
+bash -s -- argument;bash -;bash --;bash /dev/stdin;/bin/rbash -l;sh;-sh;dash;ash -l;/bin/busybox sh;zsh;-zsh;zsh -il
+zsh -o extendedglob;ksh -o vi;fish;fish -l;fish -C true;tcsh;csh -l;nu
+python;python3;python3.12 -q;python -i;python -i train.py;python -u -i train.py;python -ic pass;python -W ignore
+python -X dev;/usr/bin/python3 /usr/bin/ipython;/usr/bin/python3 /usr/bin/ipython -i train.py;python -m IPython
+python -m ptpython;bpython;python -m pdb train.py;python -m ipykernel_launcher -f kernel-1.json;gdb -p 1
+"""
+SCRIPTS = """
+bash train.sh;bash -x train.sh;bash -l train.sh;bash -O extglob train.sh;bash -o pipefail train.sh
+bash --rcfile /x train.sh;bash -c uv\trun\trl;bash -lc uv\trun\trl;bash -ic uv\trun\trl;bash -- train.sh
+bash -euxo pipefail -c uv\trun\trl;bash --norc -c true;bash - train.sh;/bin/sh /app/train.sh;sh -e /start.sh
+/bin/busybox sh -c true;zsh train.zsh;fish -c true;fish --command=true
+python train.py;python -u train.py -i;python -O train.py;python -s train.py;python -Es train.py;python -c pass
+python -m prime_rl.trainer.rl.train;python -W ignore train.py;python -X dev -m train;python -Ximporttime train.py
+/usr/bin/python3 /usr/bin/ipython train.py;uv run rl @ c.toml;torchrun --nproc-per-node 2 train.py
+mpirun -np 8 python train.py;nohup bash train.sh;script -q -c bash\ttrain.sh;sudo -u ml torchrun train.py
+PRIME-RL::Launcher;VLLM::EngineCore;wandb-core --port-filename /x
+"""
+
+
+def lines(text: str) -> list[str]:
+    return text.strip().replace("\n", ";").split(";")
+
+
+@pytest.mark.parametrize("line", lines(PROMPTS))
+def test_where_an_operator_types_on_a_terminal_nothing_is_signalled(line: str) -> None:
+    tree = [proc(20, 10, TRAIN, **GPU), proc(21, 20, line, tty=TTY), proc(22, 21, "python x.py", tty=TTY, **GPU)]
+    assert to_signal(tree, RUN.users) == {20}
+    assert [t.top.pid for t in classify_trees([*tree[1:], replace(tree[0], parent_pid=21)], RUN)] == [20]
+
+
+@pytest.mark.parametrize("line", lines(SCRIPTS))
+def test_a_script_on_a_terminal_ends_with_its_tree(line: str) -> None:
+    tree = [proc(20, 10, line, tty=TTY), proc(21, 20, "python x.py", tty=TTY, **GPU)]
+    assert to_signal(tree, RUN.users) == {20, 21}
+
+
+@pytest.mark.parametrize(
+    ("line", "facts"),
+    [
+        ("torchrun --norc", {"exe": "/usr/bin/bash"}),
+        ("-torchrun", {"exe": "/usr/bin/fish"}),
+        ("sh", {"exe": "/usr/bin/busybox"}),
+        ("myshell", {"exe": "/opt/bin/myshell"}),
+        ("-myshell", {"exe": "/opt/bin/myshell"}),
+        ("julia", {"exe": "/usr/bin/julia", "cuda": True}),
+        ("nvtop", {"exe": "/usr/bin/nvtop", "gpus": frozenset({0})}),
+    ],
+)
+def test_a_prompt_by_another_name_is_left_alone(line: str, facts: dict[str, Any]) -> None:
+    tree = [proc(20, 10, TRAIN, **GPU), proc(21, 20, line, tty=TTY, **facts)]
+    assert to_signal(tree, RUN.users) == {20}
+
+
+def test_a_shell_without_a_terminal_is_a_sandbox() -> None:
+    for line in ("bash", "bash -s", "sh", "-bash"):
+        assert to_signal([proc(20, 10, TRAIN, **GPU), proc(21, 20, line)], RUN.users) == {20, 21}
+
+
+def test_what_gives_an_operators_shell_its_terminal_is_left_with_it() -> None:
+    """``script``, ``sudo`` with a terminal of its own: the shell would end with it. Not the trainer itself."""
+    for line in ("script -q log", "sudo -s"):
+        tree = [proc(20, 10, "bash train.sh"), proc(21, 20, line, tty=TTY), proc(22, 21, "bash -i", tty=TTY + 1)]
+        assert to_signal(tree, RUN.users) == {20}
+    assert to_signal([proc(20, 10, TRAIN, **GPU), proc(21, 20, "bash -i", tty=TTY + 1)], RUN.users) == {20}
 
 
 def test_a_stop_leaves_an_operators_shell_and_other_users_alone() -> None:
@@ -322,16 +403,58 @@ def test_a_stop_leaves_an_operators_shell_and_other_users_alone() -> None:
         proc(28, 25, "sleep 9", users=(1001, 1001)),
         proc(29, 25, "python -m ipykernel_launcher -f k"),
     ]
-    assert to_signal(tree, tree[0], RUN) == {20, 25, 27}
-    assert to_signal(tree, tree[0], RUN, started=True) == {20, 24, 25, 26, 27, 29}, (
-        "a sandbox of our own trainer is ours"
+    assert to_signal(tree, RUN.users) == {20, 25, 27}
+    assert to_signal(tree, RUN.users, started=True) == {20, 24, 25, 26, 27, 28, 29}, (
+        "what our own trainer opened is ours: its sandbox, and what it runs as another user"
     )
+    alone = [p for p in tree if p.pid not in (22, 23)]
+    assert to_signal(alone, started=True) == {p.pid for p in alone}, "nobody sits there: the server ends as well"
+
+
+def test_a_notebook_server_that_the_command_started_stays_with_everything_below() -> None:
+    tree = [
+        proc(20, 10, "bash start.sh"),
+        proc(21, 20, "python /usr/bin/jupyter-lab --port 8888"),
+        proc(22, 21, "python -m ipykernel_launcher -f k"),
+        proc(23, 22, "python worker.py"),
+        proc(24, 20, TRAIN, **GPU),
+    ]
+    assert to_signal(tree, started=True) == {20, 24}
+    assert to_signal(tree[:2], started=True) == {20}
 
 
 def test_a_shell_that_a_trainer_turned_into_is_no_trainer_any_more() -> None:
     """``bash -c 'uv run rl; exec bash'``, as people keep a pane open."""
+    before = proc(20, 10, "bash -c uv\trun\trl;\texec\tbash", tty=TTY)
+    assert to_signal([before], RUN.users) == {20}
     after = proc(20, 10, "bash", tty=TTY)
-    assert to_signal([after, proc(30, 20, "vim notes", tty=TTY)], after, RUN) == frozenset()
+    assert to_signal([after, proc(30, 20, "vim notes", tty=TTY)], RUN.users) == frozenset()
+
+
+def test_who_gave_a_process_the_trainers_environment() -> None:
+    """The topmost process that has it decides, and what is above that."""
+    pod = [
+        INIT,
+        SHELL,
+        proc(20, 1, "python worker.py"),  # an orphan
+        proc(21, 20, "bash", tty=TTY),  # its sandbox
+        proc(30, 10, "bash --norc", tty=TTY),
+        proc(31, 30, "python debug.py"),  # started away from that shell's terminal
+        proc(40, 10, "python debug.py"),
+        proc(50, 0, "python debug.py"),  # executed into the container
+        proc(60, 1, "python -m ipykernel_launcher -f k"),
+        proc(61, 60, "python debug.py"),
+        proc(70, 1, "slurmstepd"),
+        proc(71, 70, "python task.py"),
+        proc(80, 10, "python /s/supervise.py keep /s s7"),
+        proc(81, 80, "python worker.py"),
+    ]
+    marked = {20, 21, 30, 31, 40, 50, 61, 71, 81}
+    assert copies_of_environment(marked, pod) == {30, 31, 40, 50, 61}
+    assert copies_of_environment({60, 61}, pod) == {60, 61}
+    own = [replace(p, start_id="s7") if p.pid in marked else p for p in pod]
+    answers = {t.top.pid for t in classify_trees(own, RUN) if t.answer is TreeAnswer.OWN}
+    assert answers == {20, 71, 81}, "the same rule tells which trees are a start's survivors"
 
 
 # -- which one ---------------------------------------------------------------------------------------------------------
@@ -414,10 +537,9 @@ def pods(draw: st.DrawFn) -> list[PodProcess]:
 def test_nothing_of_another_user_or_at_an_operators_prompt_is_ever_signalled(processes: list[PodProcess]) -> None:
     by_pid = {p.pid: p for p in processes}
     for found in classify_trees(processes, RUN):
-        for pid in to_signal(processes, found.top, RUN):
+        for pid in to_signal(below(found.top.pid, processes), RUN.users):
             process = by_pid[pid]
             assert process.users == (0, 0)
-            assert not process.podwatch
             prompt = process.argv[0].lstrip("-") in ("bash", "fish") and process.argv[1:] in ((), ("--norc",))
             assert not (prompt and process.tty and process.exe in ("", "/usr/bin/bash")), process
             assert "ipykernel_launcher" not in process.argv
@@ -433,7 +555,7 @@ def test_a_tree_is_attached_to_only_with_a_tie_and_a_role_or_a_context(processes
             roles = {p.role for p in one.members}
             assert roles & {ProcessRole.LAUNCHER, ProcessRole.TRAINER} or any(p.cuda for p in one.members)
             assert one.top.start_id != "s7" or one.top.tty or not one.top.parent_pid
-            signalled = to_signal(processes, one.top, RUN)
+            signalled = to_signal(below(one.top.pid, processes), RUN.users)
             assert any(p.pid in signalled for p in one.members if p.cuda or p.writes or p.role in TRAINING)
         if one.answer is TreeAnswer.OWN:
             assert any(p.start_id == "s7" for p in one.members)

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import socket
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,6 +134,38 @@ async def test_several_are_told_and_one_is_taken_at_a_persons_word(world: World)
     assert podwatch.recovery.handle is not None
     assert podwatch.recovery.handle.launcher == second.launcher
     assert (podwatch.recovery.desired, notes(podwatch)) == (Desired.RUNNING, [])
+    await podwatch.leave()
+
+
+async def test_any_process_of_a_tree_names_it(world: World) -> None:
+    """``nvidia-smi`` shows the workers, not the launcher."""
+    podwatch = await idle(world, "stopped")
+    first, second = world.person_starts(), world.person_starts()
+    worker = replace(second.top, identity=replace(second.top.identity, pid=second.launcher.pid + 100_000_000))
+    world.trees[:] = [first, replace(second, members=(second.top, worker))]
+    await podwatch.recovery.requests.start(attach=worker.pid)
+    await podwatch.until(Phase.ATTACHED)
+    assert podwatch.recovery.handle is not None
+    assert podwatch.recovery.handle.launcher == second.launcher
+    await podwatch.leave()
+
+
+async def test_a_difference_of_the_command_ends_with_the_trainer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``bash -c 'rl; exec bash'``: training has ended, and its first process lives on as a shell."""
+    world.settings_extra = {"trainer": {"command": ["python", "other.py"]}}
+    podwatch = await idle(world, "stopped")
+    world.person_starts()
+    await podwatch.recovery.requests.start()
+    await podwatch.until(Phase.ATTACHED)
+    await podwatch.recovery.command.compare_command()
+    assert FindingKind.COMMAND_CHANGED in [kind for kind, _ in notes(podwatch)]
+
+    async def ended() -> ExitStatus:
+        return ExitStatus()
+
+    monkeypatch.setattr(podwatch.recovery.handle, "exit_status", ended)
+    await podwatch.recovery.command.compare_command()
+    assert FindingKind.COMMAND_CHANGED not in [kind for kind, _ in notes(podwatch)]
     await podwatch.leave()
 
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import boot_id, patiently, pid_namespace
 from podwatch.trainer import supervise
 from podwatch.trainer.find import read_pod
-from podwatch.trainer.process_tree import AllOurs, LocalTree, Process, in_session, marked
+from podwatch.trainer.process_tree import LocalTree, in_session, marked
 from podwatch.trainer.rules import SoughtRun
 from podwatch.trainer.start_and_adopt import SupervisorLauncher
 from tests.support.known_trainers import ROLES
@@ -44,15 +44,18 @@ class FakeProc:
         (root / str(os.getpid()) / "task" / str(os.getpid())).mkdir(parents=True)
         (root / "meminfo").write_text("no process")
 
-    def add(self, pid: int, *, ticks: int = 5, session: int = 0, stuck: bool = False, cuda: bool = False) -> None:
+    def add(
+        self, pid: int, *, ticks: int = 5, session: int = 0, tty: int = 0, stuck: bool = False, cuda: bool = False,
+        command: bytes = b"python\0x.py\0",
+    ) -> None:  # fmt: skip
         home = self.root / str(pid)
         (home / "task" / str(pid)).mkdir(parents=True)
         (home / "task" / str(pid) / "children").write_text("")
         (home / "fd").mkdir()
-        (home / "stat").write_text(f"{pid} (name {pid}) D {os.getpid()} 0 {session} 0 {'0 ' * 14} {ticks} 0\n")
+        (home / "stat").write_text(f"{pid} (name {pid}) D {os.getpid()} 0 {session} {tty} {'0 ' * 14} {ticks} 0\n")
         (home / "status").write_text(f"Uid:\t{os.geteuid()}\t{os.geteuid()}\t0\t0\n")
         (home / "fd" / "0").symlink_to("/dev/nvidia-uvm" if cuda else "/dev/null")
-        for name, value in (("cmdline", b"python\0x.py\0"), ("environ", MARK), ("maps", b"")):
+        for name, value in (("cmdline", command), ("environ", MARK), ("maps", b"")):
             if stuck:
                 os.mkfifo(home / name)
                 self.stuck.add(pid)
@@ -264,14 +267,8 @@ async def test_a_call_that_is_merely_long_is_let_finish(proc: FakeProc) -> None:
 
 def test_a_launcher_that_is_stuck_is_not_taken_for_a_shell(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is left to see of ``bash train.sh`` then is its name, as of an operator's shell."""
-    proc.add(301, ticks=7)
-    launcher = ProcessIdentity(301, 7, boot_id(), pid_namespace())
-
-    class AllAnOperators(AllOurs):
-        def spared(self, processes: Collection[Process]) -> frozenset[int]:
-            return frozenset(p.pid for p in processes)
-
-    local = LocalTree(launcher, ROLES, rules=AllAnOperators())
+    proc.add(301, ticks=7, command=b"bash\0", tty=34816)
+    local = LocalTree(ProcessIdentity(301, 7, boot_id(), pid_namespace()), ROLES)
     monkeypatch.setattr(procfs, "hangs", lambda pid: pid == 301)
     assert [p.identity.pid for p in local.living(sweep=True)] == [301]
     assert not local.turned

@@ -28,7 +28,7 @@ from podwatch.trainer.other_writers import (
     program_of,
     reads_only,
 )
-from podwatch.trainer.process_tree import Process
+from podwatch.trainer.rules import PodProcess
 from tests.support.known_trainers import ROLES
 
 OUT = "/work/out"
@@ -41,10 +41,13 @@ def seen(
     pid: int, argv: tuple[str, ...], *, parent: int = 1, cuda: bool | None = False, files: tuple[str, ...] = (),
     uid: int = 0, name: str = "", group: int = 0, session: int = 0,
 ) -> Seen:  # fmt: skip
-    process = Process(
-        ProcessIdentity(pid, 10 * pid), parent, name or argv[0].rpartition("/")[2], argv, "/work", cuda, roles=ROLES
-    )
-    return Seen(process, uid, group or pid, session or pid, files)
+    name = name or argv[0].rpartition("/")[2]
+    role = ROLES.classify(name, argv)
+    process = PodProcess(
+        ProcessIdentity(pid, 10 * pid), parent, name, argv, cwd="/work", cuda=cuda, role=role, group=group or pid,
+        session=session or pid,
+    )  # fmt: skip
+    return Seen(process, uid, files)
 
 
 def found(*others: Seen, programs: frozenset[tuple[str, str]] = frozenset({("train.py", "")})) -> tuple[Other, ...]:

@@ -25,10 +25,9 @@ from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import boot_id, from_here, is_alive, open_pidfd, pid_namespace, send_signal
 from podwatch.trainer import process_tree
-from podwatch.trainer.find import users_of
-from podwatch.trainer.operator_shells import find_interactive, terminal_server
+from podwatch.trainer.find import read_process, users_of
 from podwatch.trainer.process_roles import Roles
-from podwatch.trainer.process_tree import read
+from podwatch.trainer.rules import is_operators
 from podwatch.trainer.supervisor_files import SupervisorRecord, read_end, read_record
 
 TERM_SECONDS, KILL_SECONDS = 10.0, 5.0
@@ -136,9 +135,8 @@ def _tree(record: SupervisorRecord | None, attached: int) -> set[int]:
 def _interactive() -> frozenset[ProcessIdentity]:
     """All interactive processes on this pod, and the servers of their terminals."""
     roles = Roles(process_names())
-    seen = [found for pid in procfs.all_pids() if (found := read(pid, roles)) is not None]
-    pids = find_interactive(seen)
-    return frozenset(p.identity for p in seen if p.pid in pids or terminal_server(p))
+    seen = (read_process(pid, roles) for pid in procfs.all_pids())
+    return frozenset(process.identity for process in seen if process is not None and is_operators(process))
 
 
 def _left_in_session(record: SupervisorRecord | None) -> frozenset[ProcessIdentity]:

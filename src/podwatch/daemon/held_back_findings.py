@@ -60,6 +60,11 @@ class TwoWriters:
         me = identify(os.getpid())
         self._own = frozenset() if me is None else frozenset({me})
         self._looked_wall = 0.0
+        self._run, self._start_id = self._described(None, None), ""
+        """Of the trainer that podwatch watches, or watched last: what is left of it is no writer beside it."""
+        self._watched: TrainerHandle | None = None
+        self._writers: tuple[Other, ...] = ()
+        """Those that write beside the watched trainer; without one, those that write beside each other."""
         self.problem = ""
         self.found: tuple[Other, ...] = ()
         self.beside = Beside(looked_at=float("-inf"))
@@ -72,36 +77,42 @@ class TwoWriters:
         at, wall = self._clock.monotonic(), self._clock.wall()
         handle, sample = self._processes.handle, self._processes.latest().value
         suspected = {other.identity for other in self.found}
-        found: tuple[Other, ...] = ()
         try:
-            if handle is not None and is_alive(handle.launcher):
-                found = self._others.look(self._described(handle, sample), handle.start_id)
+            watched = handle if handle is not None and is_alive(handle.launcher) else None
+            if watched is not None:
+                self._run, self._start_id = self._described(watched, sample), watched.start_id
+            found = self._others.look(self._run, self._start_id)
         except OSError as error:  # out of descriptors or memory: no result this time
             self.problem = f"the processes of this pod cannot be read: {error}"
             return
         self.problem = ""
         writers = tuple(other for other in found if other.writes)
+        if watched is None and len(writers) < 2:
+            writers = ()
         who = ", ".join(f"pid {other.identity.pid}" for other in writers)
         born = {other.identity: started_wall(other.identity, self._clock) for other in found}
         # A process that was known and not suspected has written nothing before this look.
-        since = [
+        since = sorted(
             max(born[o.identity], self._looked_wall)
             if self._others.knew(o.identity) and o.identity not in suspected
             else born[o.identity]
             for o in writers
-        ]
-        if self.held.update(follow(self.held.spans, min(since, default=None), who, wall)):
+        )
+        second = since[0 if watched is not None else 1] if since else None
+        if self.held.update(follow(self.held.spans, second, who, wall)):
             self._keep()
-        first = at - (wall - min(born.values())) if born else None
+        first = at - (wall - min(born.values())) if born and watched is not None else None
         self.beside = Beside(at, follow(self.beside.spans, first, who, at))
-        self.found, self._looked_wall = found, wall
+        self.found, self._watched, self._writers, self._looked_wall = found, watched, writers, wall
 
-    def _described(self, handle: TrainerHandle, sample: TrainerSample | None) -> Run:
-        tree = sample.descendants if sample is not None and sample.start_id == handle.start_id else ()
-        kin = {handle.launcher, *(process.identity for process in tree)}
+    def _described(self, handle: TrainerHandle | None, sample: TrainerSample | None) -> Run:
+        started = "" if handle is None else handle.start_id
+        tree = sample.descendants if sample is not None and sample.start_id == started else ()
+        launcher = None if handle is None else handle.launcher
+        kin = {process.identity for process in tree} | ({launcher} if launcher is not None else set())
         if isinstance(handle, SupervisedTrainer):
             kin.add(handle.record.supervisor)
-        programs = {program_of(process.command.split()) for process in tree if process.identity == handle.launcher}
+        programs = {program_of(process.command.split()) for process in tree if process.identity == launcher}
         return Run(
             output_dir=os.path.realpath(self._output_dir),
             roots=tuple(os.path.realpath(root) for root in self._layout.watch_roots()),
@@ -115,9 +126,7 @@ class TwoWriters:
 
     def findings(self, sets: tuple[CheckpointSet, ...], now: float) -> tuple[Finding, ...]:
         """``now`` monotonic."""
-        handle = self._processes.handle
-        writers = tuple(other for other in self.found if other.writes)
-        found = (self._two(writers, handle, sets, now),) if writers and handle is not None else self._after(sets, now)
+        found = (self._two(self._writers, sets, now),) if self._writers else self._after(sets, now)
         if self.problem:
             text = f"podwatch cannot see whether a second trainer writes to {self._output_dir}: {self.problem}"
             found = (*found, Finding(FindingKind.SENSOR_BLIND, Severity.WARNING, text, now, subject="two-writers"))
@@ -144,23 +153,25 @@ class TwoWriters:
             ),
         )
 
-    def _two(
-        self, writers: tuple[Other, ...], handle: TrainerHandle, sets: tuple[CheckpointSet, ...], now: float
-    ) -> Finding:
+    def _two(self, writers: tuple[Other, ...], sets: tuple[CheckpointSet, ...], now: float) -> Finding:
         others = "; ".join(f"pid {o.identity.pid} ({shown(o.argv)}): {o.reason}" for o in writers)
         held = ", ".join(str(s.step) for s in sets if s.held_as is HeldAs.TWO_WRITERS)
-        sample = self._processes.latest().value
-        ours = next((p.command for p in (sample.descendants if sample else ()) if p.identity == handle.launcher), "")
-        command = shown(ours.split() or self._command)
         pids = " ".join(str(o.identity.pid) for o in writers)
+        who, fix = f"podwatch watches none of them: {others}", f"stop all but one: `kill {pids}`"
+        if (handle := self._watched) is not None:
+            sample = self._processes.latest().value
+            tree = sample.descendants if sample else ()
+            ours = next((p.command for p in tree if p.identity == handle.launcher), "")
+            command = shown(ours.split() or self._command)
+            who = f"podwatch watches pid {handle.launcher.pid} ({command}); the other is {others}"
+            fix = f"stop one of them: `kill {pids}`, or `podwatch stop-training` for the one that podwatch watches"
         return Finding(
             FindingKind.TWO_WRITERS,
             Severity.CRITICAL,
-            f"two trainers write to {self._output_dir}: podwatch watches pid {handle.launcher.pid} ({command}); the"
-            f" other is {others}. podwatch neither publishes nor resumes from checkpoints that are saved meanwhile"
-            + (f" (held back: step {held})" if held else ""),
+            f"two trainers write to {self._output_dir}: {who}. podwatch neither publishes nor resumes from checkpoints"
+            " that are saved meanwhile" + (f" (held back: step {held})" if held else ""),
             self.held.spans[-1].start - self._clock.wall() + now if self.held.spans else now,
-            f"stop one of them: `kill {pids}`, or `podwatch stop-training` for the one that podwatch watches",
+            fix,
             subject="writers",
         )
 

@@ -100,12 +100,14 @@ class CommandWatch:
         self._comparing: asyncio.Task[None] | None = None
 
     async def difference(self) -> Difference:
-        """Return how the watched trainer differs from the configured command; empty if none is watched."""
+        """Return how the watched trainer differs from the configured command; empty if none is watched or it ended."""
         tools, handle = self.context.tools, self.context.handle
         if handle is None:
             return Difference()
         start = self.context.run.last_start
         try:
+            if await handle.exit_status() is not None:
+                return Difference()
             return await tools.blocking(self._running.difference, handle, start, tools.settings, tools.layout)
         except (OSError, PodwatchError):  # nothing is known, so nothing differs
             return Difference()

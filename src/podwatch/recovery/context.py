@@ -312,6 +312,7 @@ class RecoveryContext:
         if self.handle is not None and self.run.ended_wall is None:
             self.note(ended_wall=self.tools.clock.wall())
         self.handle, self.attempt = None, None
+        self.command_looked_at = float("-inf")
         self.tools.track(None)
         self.free_since = self.looked_out_at = self.changed_at = self.tools.clock.monotonic()
 

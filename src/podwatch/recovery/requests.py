@@ -147,7 +147,7 @@ class Requests:
         there = choice.unclear if choice.attach is None else (choice.attach,)
         if attach is not None:  # an operator's decision needs no proof, but a terminal is never a trainer
             there = tuple(tree for tree in look.trees if tree.attachable)
-        chosen = there if attach is None else tuple(tree for tree in there if tree.launcher.pid == attach)
+        chosen = there if attach is None else tuple(tree for tree in there if tree.has(attach))
         if not chosen:
             known = (
                 f"running: {listed(there)}" if there else "no trainer runs here; without --attach, podwatch starts one"

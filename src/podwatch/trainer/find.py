@@ -15,7 +15,7 @@ from podwatch.trainer.rules import FoundTree, PodProcess, SoughtRun, classify_tr
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
 
-__all__ = ["find_trees", "read_pod", "sought_run", "users_of"]
+__all__ = ["find_trees", "read_pod", "read_process", "sought_run", "users_of"]
 
 _START_ID = "PODWATCH_START_ID"
 """Variable of each process that a supervisor of podwatch started, also another podwatch's."""
@@ -56,26 +56,27 @@ def find_trees(run: SoughtRun, roles: Roles, *, own_pid: int = 0) -> tuple[Found
     return classify_trees(read_pod(run, roles, own_pid=own_pid), run)
 
 
-def read_pod(run: SoughtRun, roles: Roles, *, own_pid: int = 0) -> list[PodProcess]:
-    """Return every process of the pod that runs, kernel threads left out. ``own_pid``: podwatch (0: this process)."""
-    own_pid, now = own_pid or os.getpid(), time.clock_gettime(time.CLOCK_BOOTTIME)
+def read_pod(run: SoughtRun | None, roles: Roles, *, own_pid: int = 0) -> list[PodProcess]:
+    """Return every process of the pod that runs, kernel threads left out. ``own_pid``: podwatch (0: this process).
+    Without ``run``, nothing is read that ties a process to it."""
+    own_pid = own_pid or os.getpid()
     own, above = {own_pid, *procfs.descendants(own_pid)}, procfs.ancestors(own_pid)
-    found = [process for pid in procfs.all_pids() if (process := _read(pid, run, roles, now)) is not None]
-    target = Target(run.output_dir, follow_links=True)
+    found = [process for pid in procfs.all_pids() if (process := read_process(pid, roles, run)) is not None]
+    target = Target(run.output_dir, follow_links=True) if run is not None else None
     return [
         replace(
             process,
             podwatch=process.pid in own or program(process.argv)[0] == _RUNS_COMMANDS,
             above_podwatch=process.pid in above,
-            names_output=_names_output(process, target) if _may_name(process, run, own) else "",
+            names_output=_names_output(process, target) if run and target and _may_name(process, run, own) else "",
         )
         for process in found
     ]
 
 
-def _read(pid: int, run: SoughtRun, roles: Roles, now: float) -> PodProcess | None:
+def read_process(pid: int, roles: Roles, run: SoughtRun | None = None) -> PodProcess | None:
     """Return the facts that /proc shows of one process; None if it has ended, or is a kernel thread. One that is stuck
-    in the kernel has its name as its command."""
+    in the kernel has its name as its command. Without ``run``, its open files and its environment are not read."""
     line = procfs.read_stat(pid)
     if line is None or line.state in "ZXx":
         return None
@@ -84,27 +85,34 @@ def _read(pid: int, run: SoughtRun, roles: Roles, now: float) -> PodProcess | No
         if not procfs.hangs(pid):
             return None
         argv = (line.name,)
-    links = procfs.open_files(pid)
-    use = None if links is None else procfs.cuda_use_of(links.values())
-    inside = {fd: path for fd, path in (links or {}).items() if _inside(path, run)}
     exe, role = procfs.executable(pid), roles.classify(line.name, argv)
-    return PodProcess(
+    process = PodProcess(
         identity=ProcessIdentity(pid, line.start_ticks, procfs.boot_id(), procfs.pid_namespace()),
         parent_pid=line.parent_pid,
         name=line.name,
         argv=argv,
         exe=exe,
-        cwd=procfs.working_directory(pid) or "",
         users=procfs.users(pid) or (),
         group=line.group,
         session=line.session,
         tty=line.tty,
         role=role if roles.runs_program(exe, argv) else ProcessRole.OTHER,
+    )
+    return process if run is None else _with_ties(process, run)
+
+
+def _with_ties(process: PodProcess, run: SoughtRun) -> PodProcess:
+    pid, links = process.pid, procfs.open_files(process.pid)
+    use = None if links is None else procfs.cuda_use_of(links.values())
+    inside = {fd: path for fd, path in (links or {}).items() if _inside(path, run)}
+    return replace(
+        process,
+        cwd=procfs.working_directory(pid) or "",
         cuda=None if use is None else use.context,
         gpus=frozenset() if use is None else use.gpus,
         writes=tuple(procfs.open_for_writing(pid, inside)),
         start_id=procfs.environment_value(pid, _START_ID) or "",
-        age=ProcessIdentity(pid, line.start_ticks).age(now),
+        age=process.identity.age(time.clock_gettime(time.CLOCK_BOOTTIME)),
     )
 
 

@@ -13,10 +13,8 @@ from pathlib import PurePosixPath
 from podwatch.domain.process import TICKS_PER_SECOND, ProcessIdentity, ProcessRole
 from podwatch.system import procfs
 from podwatch.system.procfs import boot_id, pid_namespace
-from podwatch.trainer.operator_shells import starter
 from podwatch.trainer.process_roles import SHELLS, Roles, program
-from podwatch.trainer.process_tree import Process
-from podwatch.trainer.rules import is_tool
+from podwatch.trainer.rules import PodProcess, is_operators, is_tool
 
 _READERS = ("eval", "lm_eval", "lm-eval", "vllm", "inference", "serve", "generate", "sample", "plot", "convert",
             "merge", "export", "predict", "test", "pytest")  # fmt: skip
@@ -59,10 +57,8 @@ class Run:
 class Seen:
     """One process at one look. ``files`` are those below output_dir that it has open for writing."""
 
-    process: Process
+    process: PodProcess
     uid: int
-    group: int
-    session: int
     files: tuple[str, ...] = ()
 
 
@@ -133,7 +129,7 @@ def judge(seen: Mapping[int, Seen], run: Run, looks: Mapping[int, Other | None] 
         other = looks[pid] if looks is not None else look_of(one, run)
         if other is None or pid in above:
             continue  # a wrapper that started ours (`timeout 10h python train.py ...`) is no second trainer
-        if one.group in pids or one.session in pids or _belongs(one.process, seen, kin):
+        if one.process.group in pids or one.process.session in pids or _belongs(one.process, seen, kin):
             continue  # orphans, too: a group and a session keep the pid of our process that led them
         found[pid] = other
     return tuple(found[pid] for pid in sorted(found) if not _below_another(pid, seen, found))
@@ -143,7 +139,7 @@ def look_of(one: Seen, run: Run) -> Other | None:
     """Return what this process is, wherever it is in the tree; None if it does not write there."""
     process = one.process
     name, _ = program_of(process.argv)
-    if is_tool(process.argv) or starter(process) or name in _COPIES or name in SHELLS or not process.argv:
+    if is_tool(process.argv) or is_operators(process) or name in _COPIES or name in SHELLS or not process.argv:
         return None
 
     def other(reason: str, *, writes: bool, sure: bool = True) -> Other:
@@ -173,9 +169,9 @@ def _ancestors(pid: int, seen: Mapping[int, Seen]) -> set[int]:
     return found
 
 
-def _belongs(process: Process, seen: Mapping[int, Seen], ours: Collection[ProcessIdentity]) -> bool:
+def _belongs(process: PodProcess, seen: Mapping[int, Seen], ours: Collection[ProcessIdentity]) -> bool:
     passed = set[int]()
-    now: Process | None = process
+    now: PodProcess | None = process
     while now is not None and now.identity.pid not in passed:
         if now.identity in ours:
             return True
@@ -245,7 +241,7 @@ class Others:
             if before is not None and before.mark == mark:
                 known[pid] = replace(before, line=line)
             elif ours.get(pid) == status.start_ticks:  # known to be ours: its open files do not matter here
-                bare = Seen(_bare(pid, status, self._roles), -1, status.group, status.session)
+                bare = Seen(_bare(pid, status), -1)
                 known[pid] = _Known(line, mark, bare, None)
             else:
                 seen = _read(pid, status, run.output_dir, self._roles)
@@ -270,8 +266,9 @@ class _Known:
     other: Other | None
 
 
-def _bare(pid: int, status: procfs.ProcStat, roles: Roles) -> Process:
-    return Process(_identity(pid, status), status.parent_pid, status.name, (), roles=roles)
+def _bare(pid: int, status: procfs.ProcStat) -> PodProcess:
+    identity = _identity(pid, status)
+    return PodProcess(identity, status.parent_pid, status.name, (), group=status.group, session=status.session)
 
 
 def _identity(pid: int, status: procfs.ProcStat) -> ProcessIdentity:
@@ -287,24 +284,22 @@ def _read(pid: int, status: procfs.ProcStat, output_dir: str, roles: Roles) -> S
     use = None if links is None else procfs.cuda_use_of(links.values())
     root = output_dir.rstrip("/") + "/"
     inside = {fd: target for fd, target in (links or {}).items() if target.startswith(root)}
-    identity = _identity(pid, status)
-    process = Process(
-        identity=identity,
+    argv = procfs.command(pid)
+    process = PodProcess(
+        identity=_identity(pid, status),
         parent_pid=status.parent_pid,
         name=status.name,
-        argv=procfs.command(pid),
+        argv=argv,
+        exe=procfs.executable(pid),
         cwd=procfs.working_directory(pid) or "",
+        group=status.group,
+        session=status.session,
+        tty=status.tty,
+        role=roles.classify(status.name, argv),
         cuda=None if use is None else use.context,
         gpus=frozenset() if use is None else use.gpus,
-        exe=procfs.executable(pid),
-        session=status.session,
-        group=status.group,
-        tty=status.tty,
-        foreground=status.foreground,
-        roles=roles,
     )
-    files = tuple(procfs.open_for_writing(pid, inside)) if inside else ()
-    return Seen(process, _uid(pid), status.group, status.session, files)
+    return Seen(process, _uid(pid), tuple(procfs.open_for_writing(pid, inside)) if inside else ())
 
 
 def _uid(pid: int) -> int:

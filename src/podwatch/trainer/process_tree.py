@@ -1,108 +1,19 @@
 """Processes and process trees, read from /proc."""
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Collection, Container, Iterable
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from podwatch.domain.errors import PermissionDenied
-from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.domain.process import ProcessIdentity, ProcessSample
 from podwatch.system import procfs
 from podwatch.system.procfs import boot_id, from_here, is_alive, pid_namespace, send_signal
+from podwatch.trainer.find import read_pod, read_process
 from podwatch.trainer.process_roles import Roles
-
-# -- facts about one process -----------------------------------------------------------------------------------------
-# Before any judgement; ``read`` reads them from /proc and blocks.
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """Facts about one process.
-
-    ``users`` are its real and effective user id, empty where unknown. ``exe`` is the program that the kernel runs,
-    whatever argv says (empty where denied). ``tty`` is 0 without a controlling terminal; ``foreground`` is the process
-    group that this terminal is given to. ``stdin`` is what descriptor 0 points at. ``cuda`` is None where it cannot be
-    read. ``writes`` are files of the run open for writing. ``above_us`` marks the ancestors of podwatch.
-    """
-
-    identity: ProcessIdentity
-    parent_pid: int
-    name: str
-    argv: tuple[str, ...]
-    cwd: str = ""
-    cuda: bool | None = None
-    gpus: frozenset[int] = frozenset()
-    writes: tuple[str, ...] = ()
-    users: tuple[int, ...] = ()
-    exe: str = ""
-    session: int = 0
-    group: int = 0
-    tty: int = 0
-    foreground: int = -1
-    stdin: str = ""
-    above_us: bool = False
-    roles: Roles = field(kw_only=True, compare=False, repr=False)
-    """The names that are known of trainers."""
-    links: dict[int, str] = field(default_factory=dict, compare=False, repr=False)
-    """Descriptor -> what it points at, for callers that need more."""
-
-    @property
-    def pid(self) -> int:
-        return self.identity.pid
-
-    @property
-    def role(self) -> ProcessRole:
-        return self.roles.classify(self.name, self.argv)
-
-    @property
-    def runs_what_it_says(self) -> bool:
-        """Whether the program that the kernel runs can be what argv says."""
-        return self.roles.runs_program(self.exe, self.argv)
-
-    @property
-    def launcher_like(self) -> bool:
-        """Whether its title or command is that of a known launcher or trainer, and its program can run one: a ``sleep``
-        that calls itself torchrun does not count."""
-        known = self.role in (ProcessRole.LAUNCHER, ProcessRole.TRAINER, ProcessRole.ORCHESTRATOR)
-        return known and self.runs_what_it_says
-
-
-def read(pid: int, roles: Roles) -> Process | None:
-    """Return the facts that tell whether ``pid`` is interactive and whose it is; None if it is gone, ended, or a kernel
-    thread. A process that is stuck in the kernel has its name as its command."""
-    status = procfs.read_stat(pid)
-    if status is None or status.state in "ZXx":
-        return None
-    argv = procfs.command(pid)
-    if not argv and procfs.hangs(pid):
-        argv = (status.name,)
-    if not argv and pid != 1:
-        return None
-    links = procfs.open_files(pid)
-    use = None if links is None else procfs.cuda_use_of(links.values())
-    return Process(
-        identity=ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace()),
-        parent_pid=status.parent_pid,
-        name=status.name,
-        argv=argv,
-        cwd=procfs.working_directory(pid) or "",
-        cuda=None if use is None else use.context,
-        gpus=frozenset() if use is None else use.gpus,
-        users=procfs.users(pid) or (),
-        exe=procfs.executable(pid),
-        session=status.session,
-        group=status.group,
-        tty=status.tty,
-        foreground=status.foreground,
-        stdin=(links or {}).get(0, ""),
-        links=links or {},
-        roles=roles,
-    )
-
-
-# -- trees -----------------------------------------------------------------------------------------------------------
+from podwatch.trainer.rules import copies_of_environment, serves_terminals, to_signal
+from podwatch.trainer.supervisor_files import SupervisorRecord, read_end
 
 _ENDED = frozenset("ZXx")
 
@@ -178,45 +89,13 @@ def in_session(
     return found if ours else []
 
 
-class TreeRules(Protocol):
-    """What depends on who started the trainer."""
-
-    def launcher_ended(self) -> float | None:
-        """Return when the launcher ended (seconds since boot), if that was recorded."""
-        ...
-
-    def spared(self, processes: Collection[Process]) -> frozenset[int]:
-        """Return the pids among ``processes`` that are below the trainer and not part of it: an operator's terminal.
-        They are neither listed nor signalled."""
-        ...
-
-    def copied(self, pids: Collection[int]) -> frozenset[int]:
-        """Return those of ``pids`` that are not below the trainer and have its environment because an operator gave it
-        to them."""
-        ...
-
-
-class AllOurs:
-    """No end was recorded, and everything below the trainer is part of it."""
-
-    def launcher_ended(self) -> float | None:
-        return None
-
-    def spared(self, processes: Collection[Process]) -> frozenset[int]:
-        return frozenset()
-
-    def copied(self, pids: Collection[int]) -> frozenset[int]:
-        return frozenset()
-
-
-_ALL_OURS = AllOurs()
-
-
 class LocalTree:
-    """A tree in which every descendant ever seen stays ours until it ends. Blocks: use a worker.
+    """A tree in which every descendant ever seen stays ours until it ends, an operator's terminal in it left out: that
+    is neither listed nor signalled. Blocks: use a worker.
 
-    ``supervisor`` is a living supervisor: its descendants are ours, it is not. ``start_id`` adds the processes with
-    that marker, ``own_session`` those in the session that the launcher opened: orphans of a supervisor that was killed.
+    ``record``: of the start, if a supervisor made it. The descendants of a living supervisor are ours, it is not. So
+    are processes with the start's marker, and with ``own_session`` those in the session that the launcher opened:
+    orphans of a supervisor that was killed. ``users``: whose processes count (None: anyone's).
     """
 
     def __init__(
@@ -224,23 +103,22 @@ class LocalTree:
         launcher: ProcessIdentity,
         roles: Roles,
         *,
-        start_id: str = "",
-        supervisor: ProcessIdentity | None = None,
+        record: SupervisorRecord | None = None,
         own_session: bool = False,
         users: frozenset[int] | None = None,
-        rules: TreeRules = _ALL_OURS,
     ) -> None:
-        self._launcher, self._roles = launcher, roles
+        self._launcher, self._roles, self._record = launcher, roles, record
         self._own_session, self._users = own_session, users
-        self._rules = rules
+        self._servers: set[ProcessIdentity] = set()
+        """The terminal servers in which an operator's shell was seen: they stay the operator's. One listing of
+        processes can miss the shell, because the kernel skips children while their siblings end."""
         self._seen: frozenset[tuple[ProcessIdentity, int, str]] = frozenset()
         self._spares: frozenset[int] = frozenset()
         self._missed_at: float | None = None
         self._turn = 0
         self._read: dict[int, tuple[tuple[object, ...], ProcessSample]] = {}
         """Of the last look: what shows that nothing has changed, and what was read."""
-        self._start_id = start_id
-        self._supervisor = supervisor
+        self._supervisor = None if record is None else record.supervisor
         self._known: set[ProcessIdentity] = {launcher}
         self._copies: set[ProcessIdentity] = set()
         """Processes with the marker that an operator gave it, as judged when they were first seen."""
@@ -248,8 +126,9 @@ class LocalTree:
     def _ended(self) -> float | None:
         """Return when the launcher ended: as recorded, or as first missed here. None at that first look: all processes
         in its session then count as its own."""
-        if (at := self._rules.launcher_ended()) is not None:
-            return at
+        with contextlib.suppress(OSError):
+            if self._record and (at := read_end(self._record.directory, self._record.start_id)) is not None:
+                return at
         before = self._missed_at
         if before is None and not is_alive(self._launcher):
             self._missed_at = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -257,8 +136,8 @@ class LocalTree:
 
     def living(self, *, sweep: bool = False) -> tuple[ProcessSample, ...]:
         """Return the launcher first (if it lives), then the rest by pid. ``sweep`` also searches marker and session."""
-        if sweep and self._start_id:
-            self._known.update(self._marked())
+        if sweep and self._record is not None:
+            self._known.update(self._marked(self._record.start_id))
         if sweep and self._own_session:
             self._known.update(in_session(self._launcher, self._ended(), self._known))
         roots = sorted(self._known, key=lambda identity: identity.start_ticks)
@@ -297,17 +176,17 @@ class LocalTree:
         self._read = fresh
         return [found for _, found in fresh.values()]
 
-    def _marked(self) -> set[ProcessIdentity]:
+    def _marked(self, start_id: str) -> set[ProcessIdentity]:
         """Return the processes that the marker proves to be ours. One that is not below the supervisor, or below a
         process that was, can have a copy of the environment: a shell or a debugger of an operator."""
-        found = set(marked(self._start_id, self._users)) - self._copies
+        found = set(marked(start_id, self._users)) - self._copies
         roots = [identity.pid for identity in self._known if is_alive(identity)]
         if self._supervisor is not None and is_alive(self._supervisor):
             roots.append(self._supervisor.pid)
         below = {pid for root in roots for pid in (root, *procfs.descendants(root))}
         if outside := {identity for identity in found if identity.pid not in below}:
             earlier = {one for one in outside if one.start_ticks < self._launcher.start_ticks}
-            pids = self._rules.copied([one.pid for one in outside - earlier])
+            pids = copies_of_environment([one.pid for one in outside - earlier], read_pod(None, self._roles))
             self._copies |= earlier | {one for one in outside if one.pid in pids}
         return found - self._copies
 
@@ -322,10 +201,13 @@ class LocalTree:
 
     def _judge(self, identities: Iterable[ProcessIdentity]) -> frozenset[int]:
         """Judge who is spared. A process that is stuck in the kernel keeps its last judgement."""
-        facts = {identity.pid: read(identity.pid, self._roles) for identity in identities}
-        stuck = frozenset(pid for pid in facts if procfs.hangs(pid))
-        judged = self._rules.spared([found for pid, found in facts.items() if found is not None and pid not in stuck])
-        return judged | (self._spares & stuck)
+        pids = [identity.pid for identity in identities]
+        stuck = frozenset(pid for pid in pids if procfs.hangs(pid))
+        tree = [found for pid in pids if pid not in stuck and (found := read_process(pid, self._roles)) is not None]
+        ours = to_signal(tree, self._users, started=self._record is not None)
+        self._servers.update(p.identity for p in tree if p.pid not in ours and serves_terminals(p))
+        spared = {p.pid for p in tree if p.pid not in ours or p.identity in self._servers}
+        return frozenset(spared | (self._spares & stuck))
 
     @property
     def turned(self) -> bool:

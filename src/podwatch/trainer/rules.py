@@ -15,7 +15,7 @@ a parent whose command line ends with the child's (``uv run``, ``timeout 10h``, 
 import posixpath
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -34,9 +34,12 @@ __all__ = [
     "begun_since",
     "choose_trainer",
     "classify_trees",
+    "copies_of_environment",
     "gpu_holders",
+    "is_operators",
     "is_tool",
     "may_belong",
+    "serves_terminals",
     "to_signal",
 ]
 
@@ -128,6 +131,10 @@ class FoundTree:
     def command(self) -> str:
         return " ".join(self.top.argv) or self.top.name
 
+    def has(self, pid: int) -> bool:
+        """Whether this process is part of it: ``nvidia-smi`` shows the processes below its top."""
+        return any(process.pid == pid for process in (self.top, *self.members))
+
     @property
     def hidden(self) -> bool:
         """Whether podwatch may not see if it holds a GPU."""
@@ -139,19 +146,24 @@ class FoundTree:
 TRAINING: Final = frozenset({ProcessRole.LAUNCHER, ProcessRole.TRAINER, ProcessRole.ORCHESTRATOR})
 _SERVING: Final = frozenset({ProcessRole.INFERENCE, ProcessRole.ENGINE})
 _SHELLS: Final = frozenset({"sh", "bash", "rbash", "dash", "ash", "zsh", "ksh", "fish", "csh", "tcsh", "nu"})
-_SERVERS: Final = frozenset(
-    {"tmux", "tmate", "screen", "zellij", "dtach", "abduco", "sshd", "sshd-session", "dropbear", "mosh-server", "ttyd",
-     "jupyter", "jupyter-lab", "jupyter-notebook", "jupyter-noteboo", "jupyter-server", "jupyterlab", "jupyterhub",
-     "notebook", "marimo", "code-server"}
+_TERMINALS: Final = frozenset(
+    {"tmux", "tmate", "screen", "zellij", "dtach", "abduco", "sshd", "sshd-session", "dropbear", "mosh-server", "ttyd"}
+)
+_NOTEBOOKS: Final = frozenset(
+    {"jupyter", "jupyter-lab", "jupyter-notebook", "jupyter-noteboo", "jupyter-server", "jupyter_server", "jupyterlab",
+     "jupyterhub", "jupyterhub-singleuser", "jupyterhub-sing", "notebook", "marimo", "code-server"}
 )  # fmt: skip
 """What serves terminals or notebooks, also by names that the kernel cut to 15 characters."""
-_CONSOLES: Final = frozenset({"ipykernel_launcher", "ipykernel", "colab_kernel_launcher", "pdb", "ipdb"})
-"""Python programs at which an operator types, whatever they run."""
+_CONSOLES: Final = frozenset(
+    {"ipykernel_launcher", "ipykernel", "colab_kernel_launcher", "pdb", "ipdb", "gdb", "cuda-gdb"}
+)
+"""Programs at which an operator types, whatever they run."""
 _TOOLS: Final = frozenset({"tensorboard", "tensorboard.main", "wandb", "podwatch", "pip", "http.server"})
 """Python programs that read what training wrote; other tools have neither a role nor a script."""
-_VALUES: Final = frozenset({"-o", "+o", "-O", "+O", "-C", "-W", "-X", "--rcfile", "--init-file", "--init-command"})
-"""Options of shells and of Python whose value is the next word."""
-_STDIN: Final = frozenset({"-", "/dev/stdin", "/dev/tty", "/dev/fd/0", "/proc/self/fd/0"})
+_SHELL_VALUES: Final = frozenset({"-o", "+o", "-O", "+O", "-C", "--rcfile", "--init-file", "--init-command"})
+_PYTHON_VALUES: Final = frozenset({"-W", "-X"})
+"""Options whose value is the next word."""
+_STDIN: Final = frozenset({"/dev/stdin", "/dev/tty", "/dev/fd/0", "/proc/self/fd/0"})
 _PYTHON: Final = re.compile(r"(?:python|pypy)[\d.]*t?")
 _CHECKPOINT: Final = re.compile(
     r"(?i)(?:step|checkpoint|ckpt|iter|epoch|version|state)[a-z]*[-_=.]?\d|\.(?:ckpt|pth?|safetensors|distcp)(?:\W|$)"
@@ -176,46 +188,66 @@ def _is_shell(process: PodProcess) -> bool:
     """By what the kernel runs, where that is known: ``exec -a torchrun bash`` is a shell."""
     if process.exe and _base(process.exe) != "busybox":
         return _base(process.exe) in _SHELLS
-    return any(_base(word).lstrip("-") in _SHELLS for word in (process.name, *process.argv[:1]))
+    applet = process.argv[1:2] if _base(process.argv[0] if process.argv else "") == "busybox" else process.argv[:1]
+    return any(_base(word).lstrip("-") in _SHELLS for word in (process.name, *applet))
 
 
-def _runs_a_file(process: PodProcess) -> bool:
-    """Return whether a shell or Python was given a script or a command to run, so that it asks for none."""
-    words = iter(process.argv[2:] if _base((process.argv or ("",))[0]) == "busybox" else process.argv[1:])
-    for word in words:
-        if word in _VALUES:
-            next(words, None)
-        elif word in _STDIN or re.fullmatch(r"-[a-z]*s[a-z]*", word):
-            return False
-        elif re.match(r"-[a-zA-Z]*[cm]|--command", word) or not word.startswith(("-", "+")):
-            return True
-    return False
+def _split_options(words: Sequence[str], values: frozenset[str]) -> tuple[list[str], Sequence[str]]:
+    """Return the options of an interpreter, and the words from the script, ``-c`` or ``-m`` on."""
+    options: list[str] = []
+    n = 0
+    while n < len(words) and words[n].startswith(("-", "+")) and words[n] not in ("-", "--"):
+        options.append(words[n])
+        if re.match(r"-[a-zA-Z]*[cm]|--command", words[n]):
+            break
+        n += 2 if words[n] in values else 1
+    return options, words[n:]
 
 
-def _is_operators(process: PodProcess) -> bool:
+def _shell_asks(process: PodProcess) -> bool:
+    """Return whether a shell was given neither a script nor a command to run, so that it asks for commands."""
+    words = process.argv[2:] if _base((process.argv or ("",))[0]) == "busybox" else process.argv[1:]
+    options, rest = _split_options(words, _SHELL_VALUES)
+    rest = rest[1:] if rest[:1] in (("-",), ("--",)) else rest
+    return not rest or rest[0] in _STDIN or any(re.fullmatch(r"-[a-z]*s[a-z]*", word) for word in options)
+
+
+def is_operators(process: PodProcess) -> bool:
     """Return whether an operator types commands there, or it serves terminals or notebooks."""
     running, arguments = program(process.argv)
-    if _serves_terminals(process) or running in _CONSOLES:
+    if serves_terminals(process) or running in _CONSOLES:
         return True
     if _is_shell(process):
-        return not _runs_a_file(process)
+        return _shell_asks(process)
     if running.lower() in ("ipython", "ipython3", "ptpython", "bpython"):
         return "-i" in arguments or not any(word.endswith((".py", ".ipy")) for word in arguments)
-    if not _PYTHON.fullmatch(_base((process.argv or ("",))[0])) or process.tty == 0:  # a title is no command
-        return False
-    asks = any(re.fullmatch(r"-[a-zA-Z]*i[a-zA-Z]*", word) for word in process.argv[1:2])
-    return asks or (not _runs_a_file(process) and "-" not in process.argv)
+    if not process.argv or not _PYTHON.fullmatch(_base(process.argv[0])):
+        return process.tty != 0 and bool(process.argv) and _is_bare(process)
+    options, rest = _split_options(process.argv[1:], _PYTHON_VALUES)
+    return any(re.match(r"-[a-bd-ln-zA-VY-Z]*i", word) for word in options) or (process.tty != 0 and not rest)
 
 
-def _serves_terminals(process: PodProcess) -> bool:
+def _is_bare(process: PodProcess) -> bool:
+    """Return whether it is a program on a terminal that was given nothing to run: a shell or a REPL that is not known,
+    a monitor. A title (``setproctitle``) is no such command."""
+    name = _base(process.argv[0]).lstrip("-")
+    return len(process.argv) == 1 and process.role is ProcessRole.OTHER and name == _base(process.exe)
+
+
+def serves_terminals(process: PodProcess) -> bool:
+    """Return whether it serves terminals or notebooks: tmux, sshd, Jupyter."""
+    return _is_named(process, _TERMINALS | _NOTEBOOKS)
+
+
+def _is_named(process: PodProcess, names: frozenset[str]) -> bool:
     running, _ = program(process.argv)
-    names = (process.name.split(":")[0].lower(), _base(process.exe), running, running.partition(".")[0])
-    return not _SERVERS.isdisjoint(names)
+    said = (process.name.split(":")[0].lower(), _base(process.exe), running, running.partition(".")[0])
+    return not names.isdisjoint(said)
 
 
 def _may_train(process: PodProcess) -> bool:
     """Return whether it is a known trainer, or Python with a script that is no tool and reads like no evaluation."""
-    if is_tool(process.argv) or looks_like_reader(process.argv) or _is_operators(process):
+    if is_tool(process.argv) or looks_like_reader(process.argv) or is_operators(process):
         return False
     return process.role in TRAINING or (_is_python(process) and bool(script_of(process.argv)))
 
@@ -342,20 +374,15 @@ class _Pod:
 
     def may_belong(self, process: PodProcess) -> bool:
         """Whether it can be part of a trainer of this run at all."""
-        if process.above_podwatch or self.of_podwatch(process) or _is_operators(process):
+        if process.above_podwatch or self.of_podwatch(process) or is_operators(process):
             return False
-        return _of_users(process, self.run)
+        return _of_users(process, self.run.users)
 
     def of_podwatch(self, process: PodProcess) -> bool:
         return any(p.podwatch for p in (process, *self.ancestors(process)) if p.pid != 1)
 
     def ancestors(self, process: PodProcess) -> list[PodProcess]:
-        found: list[PodProcess] = []
-        parent = self.by_pid.get(process.parent_pid)
-        while parent is not None and parent not in found:
-            found.append(parent)
-            parent = self.by_pid.get(parent.parent_pid)
-        return found
+        return _above(process, self.by_pid)
 
     def top(self, process: PodProcess) -> PodProcess:
         seen = [process]
@@ -385,6 +412,15 @@ class _Pod:
         return parent if _is_python(parent) else None
 
 
+def _above(process: PodProcess, by_pid: Mapping[int, PodProcess]) -> list[PodProcess]:
+    found: list[PodProcess] = []
+    parent = by_pid.get(process.parent_pid)
+    while parent is not None and parent not in found:
+        found.append(parent)
+        parent = by_pid.get(parent.parent_pid)
+    return found
+
+
 def _wraps(parent: PodProcess, child: PodProcess) -> bool:
     """``timeout 10h python train.py`` -> ``python train.py``; ``uv run rl @ x`` -> ``python /bin/rl @ x``."""
     name, arguments = program(child.argv)
@@ -392,8 +428,8 @@ def _wraps(parent: PodProcess, child: PodProcess) -> bool:
     return bool(name) and tuple(_base(word) for word in parent.argv[-len(words) :]) == words
 
 
-def _of_users(process: PodProcess, run: SoughtRun) -> bool:
-    return run.users is None or (bool(process.users) and run.users.issuperset(process.users))
+def _of_users(process: PodProcess, users: frozenset[int] | None) -> bool:
+    return users is None or (bool(process.users) and users.issuperset(process.users))
 
 
 def classify_trees(processes: Iterable[PodProcess], run: SoughtRun) -> tuple[FoundTree, ...]:
@@ -404,8 +440,8 @@ def classify_trees(processes: Iterable[PodProcess], run: SoughtRun) -> tuple[Fou
         trees.setdefault(pod.top(pod.by_pid[pid]).pid, []).append(pod.by_pid[pid])
     found = [judged for pid, tree in trees.items() if (judged := _judge(pod.by_pid[pid], tree, pod)) is not None]
     for process in pod.by_pid.values():
-        typed = _is_operators(process) and _of_users(process, run) and not pod.of_podwatch(process)
-        if typed and not _is_shell(process) and not _serves_terminals(process) and (path := _saves(process, run)):
+        typed = is_operators(process) and _of_users(process, run.users) and not pod.of_podwatch(process)
+        if typed and not _is_shell(process) and not serves_terminals(process) and (path := _saves(process, run)):
             reason = f"process {process.pid} ({process.name}) is interactive and writes {path}"
             found.append(FoundTree(process, TreeAnswer.ASK, reason, attachable=False))
     return tuple(sorted(found, key=lambda tree: tree.top.pid))
@@ -418,13 +454,14 @@ def _judge(top: PodProcess, tree: list[PodProcess], pod: _Pod) -> FoundTree | No
     context = next((text for p in tree if (text := _context(p, run))), "")
     training = any(p.role in TRAINING for p in tree)
     found = FoundTree(top, TreeAnswer.ASK, tie, bool(tie and (training or context)), members=tuple(tree))
-    if top.start_id in run.start_ids and _by_supervisor(top):
+    by_supervisor = bool(top.start_id) and not _given_by_operator(top, pod.ancestors(top))
+    if by_supervisor and top.start_id in run.start_ids:
         return replace(found, answer=TreeAnswer.OWN, reason="the run's supervisor started it")
     if run.attach is not None and any(p.identity == run.attach for p in tree):
         return replace(found, answer=TreeAnswer.ATTACH, reason="the operator named it")
     if not training and any(p.role in _SERVING for p in tree):
         return None
-    if top.start_id and _by_supervisor(top):
+    if by_supervisor:
         reason = f"another podwatch started it, and {tie}"
         return replace(found, reason=reason, attachable=False) if tie else None
     if _evaluates(tree) and not any(_saves(p, run) for p in tree):
@@ -457,10 +494,28 @@ def _untied(found: FoundTree, context: str, training: bool, run: SoughtRun) -> F
     return replace(found, answer=TreeAnswer.WAIT, reason=reason)
 
 
-def _by_supervisor(top: PodProcess) -> bool:
-    """Return whether a supervisor gave a tree its start id. The top decides: what an operator gave that environment to
-    is on a terminal, or was executed into the container (no parent), whatever it starts away from it."""
-    return top.tty == 0 and top.parent_pid != 0
+def _is_prompt(process: PodProcess) -> bool:
+    """Return whether an operator types there. A shell without a terminal is a sandbox, of a trainer or an agent."""
+    sandbox = _is_shell(process) and process.tty == 0
+    return is_operators(process) and not sandbox and not serves_terminals(process)
+
+
+def _given_by_operator(top: PodProcess, above: Iterable[PodProcess]) -> bool:
+    """Return whether an operator gave a process, the topmost that has it, the environment of a trainer, to repeat or
+    debug what the trainer did: it is on a terminal, was executed into the container (no parent), or an operator's shell
+    or server is above it, whatever it starts away from there."""
+    if top.tty != 0 or top.parent_pid == 0 or _is_prompt(top):
+        return True
+    for process in above:
+        if process.pid == 1 or process.podwatch or _supervises(process):
+            return False
+        if is_operators(process):
+            return True
+    return False
+
+
+def _supervises(process: PodProcess) -> bool:
+    return "keep" in process.argv and any(_base(word) in ("supervise.py", "supervise.pyc") for word in process.argv)
 
 
 def _context(process: PodProcess, run: SoughtRun) -> str:
@@ -491,29 +546,50 @@ def gpu_holders(processes: Iterable[PodProcess], run: SoughtRun) -> tuple[str, .
     return tuple(f"pid {p.pid} ({p.name}) has a context on {_devices(p)}" for p in processes if _context(p, run))
 
 
-def to_signal(
-    processes: Iterable[PodProcess], top: PodProcess, run: SoughtRun, *, started: bool = False
-) -> frozenset[int]:
-    """Return the pids of the tree below ``top`` that a stop may signal: not where an operator types commands, with
-    everything below, nor the servers of terminals, nor other users. ``started``: our supervisor started it; a shell on
-    a terminal is then the trainer's sandbox, unless a terminal server is above it."""
-    below: dict[int, list[PodProcess]] = {}
-    for process in processes:
-        below.setdefault(process.parent_pid, []).append(process)
+def copies_of_environment(marked: Collection[int], processes: Iterable[PodProcess]) -> frozenset[int]:
+    """Return the pids among ``marked`` (those with the environment of a trainer, outside its supervisor's tree) that an
+    operator gave it. ``processes``: all of the pod."""
+    by_pid = {p.pid: p for p in processes}
     found: set[int] = set()
-    queue = [(top, not started)]
-    while queue:
-        process, served = queue.pop()
-        if process.pid in found or not _of_users(process, run) or process.podwatch:
-            continue
-        server = _serves_terminals(process)
-        if server or (served and _is_operators(process) and not (_is_shell(process) and process.tty == 0)):
-            if not (server and started):
-                continue
-        else:
-            found.add(process.pid)
-        queue += [(child, served or server) for child in below.get(process.pid, ())]
+    for pid in by_pid.keys() & set(marked):
+        chain = [by_pid[pid], *_above(by_pid[pid], by_pid)]
+        last = max(n for n, process in enumerate(chain) if process.pid in marked)
+        if _given_by_operator(chain[last], chain[last + 1 :]):
+            found.add(pid)
     return frozenset(found)
+
+
+def to_signal(
+    tree: Collection[PodProcess], users: frozenset[int] | None = None, *, started: bool = False
+) -> frozenset[int]:
+    """Return the pids of a trainer's tree that a stop may signal: not where an operator types commands, with everything
+    below, nor what serves a terminal, nor other users (None: any).
+
+    ``started``: our supervisor started it, so by descent all of it is the trainer's, its sandboxes and what it runs as
+    other users included. The exception is a server of terminals that the command started: where an operator types in
+    it, that shell, everything below, and the server; and a server of notebooks, with everything below."""
+    by_pid = {p.pid: p for p in tree}
+    tops: set[int] = set()
+    servers: set[int] = set()
+    for process in tree:
+        above = _above(process, by_pid)
+        prompt = _is_prompt(process)
+        serving = [p.pid for p in above if serves_terminals(p)]
+        if started and ((prompt and serving) or _is_named(process, _NOTEBOOKS)):
+            tops.add(process.pid)
+            servers.update(serving)
+        elif not started and (prompt or serves_terminals(process) or not _of_users(process, users)):
+            tops.add(process.pid)
+            if prompt and process.session == process.pid and above and _serves_one(above[0]):
+                tops.add(above[0].pid)
+    left = tops | {p.pid for p in tree if any(above.pid in tops for above in _above(p, by_pid))}
+    return frozenset(by_pid.keys() - left - servers)
+
+
+def _serves_one(process: PodProcess) -> bool:
+    """Whether what is above a shell in a session of its own gives that shell its terminal (``script``, ``sudo``). A
+    Python program may be the trainer, and the shell its sandbox."""
+    return process.role is ProcessRole.OTHER and not _is_python(process) and not _is_shell(process)
 
 
 # -- which one ---------------------------------------------------------------------------------------------------------

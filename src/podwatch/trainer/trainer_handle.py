@@ -1,11 +1,9 @@
 """Handles of trainers, supervised or attached, with one way to stop them."""
 
 import contextlib
-import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 
 from podwatch.domain.errors import Busy
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
@@ -15,14 +13,12 @@ from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import is_alive, patiently
 from podwatch.trainer.base import Saving, StopReport
-from podwatch.trainer.operator_shells import ProcessKey, copied, served, spared, terminal_server
 from podwatch.trainer.operator_terminal import terminal_of
 from podwatch.trainer.process_roles import Roles
-from podwatch.trainer.process_tree import LocalTree, Process, leads_session, read
+from podwatch.trainer.process_tree import LocalTree, leads_session
 from podwatch.trainer.supervisor_files import (
     SupervisorRecord,
     SupervisorState,
-    read_end,
     read_exit,
     read_record,
     read_state,
@@ -140,43 +136,6 @@ class _Trainer(ABC):
         )
 
 
-class _Servers:
-    """The terminal servers in which an operator's shell was seen: they stay the operator's. One listing of processes
-    can miss the shell, because the kernel skips children while their siblings end."""
-
-    def __init__(self) -> None:
-        self._known: set[ProcessIdentity] = set()
-
-    def added_to(self, spared: frozenset[int], processes: Collection[Process]) -> frozenset[int]:
-        self._known.update(p.identity for p in processes if p.pid in spared and terminal_server(p))
-        return spared | {p.pid for p in processes if p.identity in self._known}
-
-
-@dataclass(frozen=True, slots=True)
-class _SupervisedTree:
-    record: SupervisorRecord
-    servers: _Servers = field(default_factory=_Servers)
-
-    def launcher_ended(self) -> float | None:
-        with contextlib.suppress(OSError):
-            return read_end(self.record.directory, self.record.start_id)
-        return None
-
-    def spared(self, processes: Collection[Process]) -> frozenset[int]:
-        return self.servers.added_to(served(processes), processes)
-
-    def copied(self, pids: Collection[int]) -> frozenset[int]:
-        return _copied_environment(pids)
-
-
-def _copied_environment(pids: Collection[int]) -> frozenset[int]:
-    """Return those of ``pids``, which have a trainer's environment, that an operator gave it. Blocks: reads every
-    process of the pod."""
-    above, roles = set(procfs.ancestors(os.getpid())), Roles(())
-    processes = [found for pid in procfs.all_pids() if (found := read(pid, roles)) is not None]
-    return copied(pids, [replace(process, above_us=process.pid in above) for process in processes])
-
-
 class SupervisedTrainer(_Trainer):
     """A trainer under a supervisor. It continues as an attached one if its supervisor is killed."""
 
@@ -194,15 +153,7 @@ class SupervisedTrainer(_Trainer):
             supervision=Supervision.SUPERVISED,
             launcher=record.launcher,
             started_wall=started_wall(record.launcher, clock),
-            local=LocalTree(
-                record.launcher,
-                roles,
-                start_id=record.start_id,
-                supervisor=record.supervisor,
-                own_session=True,
-                users=users,
-                rules=_SupervisedTree(record),
-            ),
+            local=LocalTree(record.launcher, roles, record=record, own_session=True, users=users),
             roles=roles,
             worker=worker,
             clock=clock,
@@ -284,24 +235,6 @@ class SupervisedTrainer(_Trainer):
             retire_record(self.record.directory)
 
 
-@dataclass(frozen=True, slots=True)
-class _AttachedTree:
-    """``known`` is the top of the tree when podwatch attached."""
-
-    users: frozenset[int] | None
-    known: ProcessKey
-    servers: _Servers = field(default_factory=_Servers)
-
-    def launcher_ended(self) -> float | None:
-        return None
-
-    def spared(self, processes: Collection[Process]) -> frozenset[int]:
-        return self.servers.added_to(spared(processes, self.users, known=self.known), processes)
-
-    def copied(self, pids: Collection[int]) -> frozenset[int]:
-        return frozenset()  # an operator's trainer has no marker
-
-
 class AttachedTrainer(_Trainer):
     """A trainer that podwatch did not start: its exit status stays unknown. Only processes of
     ``users`` are signalled (None: any)."""
@@ -321,12 +254,7 @@ class AttachedTrainer(_Trainer):
             supervision=Supervision.ATTACH,
             launcher=launcher,
             started_wall=started_wall,
-            local=LocalTree(
-                launcher,
-                roles,
-                own_session=leads_session(launcher),
-                rules=_AttachedTree(users, (launcher, procfs.command(launcher.pid))),
-            ),
+            local=LocalTree(launcher, roles, own_session=leads_session(launcher), users=users),
             roles=roles,
             worker=worker,
             clock=clock,
