@@ -370,6 +370,7 @@ def boot_wall() -> float:
     return 0.0
 
 
+@functools.cache
 def boot_id() -> str:
     """Random id of this boot of the kernel; empty where /proc does not show it."""
     try:
