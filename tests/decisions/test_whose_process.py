@@ -18,6 +18,7 @@ from podwatch.trainer.rules import (
     choose_trainer,
     classify_trees,
     copies_of_environment,
+    is_operators,
     to_signal,
 )
 from tests.support.known_trainers import ROLES
@@ -545,6 +546,15 @@ def test_nothing_of_another_user_or_at_an_operators_prompt_is_ever_signalled(pro
             assert "ipykernel_launcher" not in process.argv
 
 
+def above(process: PodProcess, processes: list[PodProcess]) -> list[PodProcess]:
+    by_pid = {p.pid: p for p in processes}
+    found = []
+    while process.parent_pid in by_pid:
+        process = by_pid[process.parent_pid]
+        found.append(process)
+    return found
+
+
 @given(pods())
 def test_a_tree_is_attached_to_only_with_a_tie_and_a_role_or_a_context(processes: list[PodProcess]) -> None:
     found = classify_trees(processes, RUN)
@@ -554,8 +564,11 @@ def test_a_tree_is_attached_to_only_with_a_tie_and_a_role_or_a_context(processes
             assert one.trains
             roles = {p.role for p in one.members}
             assert roles & {ProcessRole.LAUNCHER, ProcessRole.TRAINER} or any(p.cuda for p in one.members)
-            assert one.top.start_id != "s7" or one.top.tty or not one.top.parent_pid
-            signalled = to_signal(below(one.top.pid, processes), RUN.users)
+            given = one.top.tty or not one.top.parent_pid or any(map(is_operators, above(one.top, processes)))
+            assert one.top.start_id != "s7" or given
+            # What gives an operator's shell its terminal is left alone, whatever it does besides.
+            left = {p.parent_pid for p in processes if is_operators(p)}
+            signalled = to_signal(below(one.top.pid, processes), RUN.users) | left
             assert any(p.pid in signalled for p in one.members if p.cuda or p.writes or p.role in TRAINING)
         if one.answer is TreeAnswer.OWN:
             assert any(p.start_id == "s7" for p in one.members)

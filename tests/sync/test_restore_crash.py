@@ -82,7 +82,7 @@ def test_killed_and_taken_up(b2: World, tmp_path: Path) -> None:
 def _quick_lock(pod: World) -> None:
     seconds, stage_and_put_in_place.LOCK_SECONDS = stage_and_put_in_place.LOCK_SECONDS, 0.1
     try:
-        with StagingArea(Workspace(pod.output), None, None).alone():
+        with StagingArea(Workspace(pod.output), None).alone():
             pass
     finally:
         stage_and_put_in_place.LOCK_SECONDS = seconds
