@@ -130,8 +130,8 @@ async def test_an_attempt_is_refused_while_the_supervisor_of_an_earlier_one_live
 
 async def test_one_that_ended_before_its_owner_keeps_its_record(pod: Pod, owner: Owner) -> None:
     """A trainer that finished in the moment in which podwatch was killed has finished."""
-    await pod.launcher(job=owner.job(), linger=0.1).start(pod.script("exit 0"))
-    eventually(lambda: not pod.supervisors())
+    handle = await pod.launcher(job=owner.job(), linger=0.1).start(pod.script("exit 0"))
+    eventually(lambda: not procfs.is_alive(handle.record.supervisor))  # its command line is gone a little earlier
     owner.die()
     refuse_beside_earlier_attempt(pod.directory, next_job())
     assert read_record(pod.directory) is not None
