@@ -10,6 +10,8 @@ careful, never less: an evaluation, a tool, a server, a shell is never a trainer
 A tree is the trainer's own part of a chain of processes: it ends below shells at which commands are typed, terminal
 and notebook servers, other users, and podwatch. It continues through a parent that trains, a shell that runs a script,
 a parent whose command line ends with the child's (``uv run``, ``timeout 10h``, ``mpirun``), and a ``train.py``.
+
+One file, although long: what is attached to, what is waited for and what a stop may signal must never be two answers.
 """
 
 import posixpath
