@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints import completeness_check
-from podwatch.checkpoints.known_checkpoints import LOOK_AROUND, Catalogue
+from podwatch.checkpoints.inspector import INSPECTOR
+from podwatch.checkpoints.known_checkpoints import LOOK_AROUND, Catalogue, InspectionUnanswered
 from podwatch.checkpoints.settle_time import _look_up, is_slow
 from podwatch.checkpoints.trainers import PrimeRLLayout
 from podwatch.config.settings import CustomLayoutSettings
@@ -281,6 +282,17 @@ def test_verify_finds_what_sizes_cannot(out: Path) -> None:
         file.write(b"\0" * (status.st_size - status.st_size // 2))
     os.utime(shard, ns=(status.st_mtime_ns, status.st_mtime_ns))
     assert "records that are not written" in bench.catalogue.verify(5)[0]
+
+
+def test_an_inspection_without_an_answer_is_no_damage(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_prime_rl_step(out, 5)
+    bench = prime(out)
+    assert bench.settle()[5].complete
+    with monkeypatch.context() as patch:
+        patch.setattr(INSPECTOR, "_deadline", 0.0)
+        with pytest.raises(InspectionUnanswered, match="took longer"):
+            bench.catalogue.verify(5)
+    assert bench.catalogue.verify(5) == ()
 
 
 # -- contents -------------------------------------------------------------------------------------------------------

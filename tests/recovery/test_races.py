@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from podwatch.checkpoints.known_checkpoints import CHANGED, InspectionUnanswered
 from podwatch.domain.errors import HostError
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.snapshot import Desired
-from podwatch.policy.resume import Choice
+from podwatch.policy.resume import INSPECTIONS, Choice
 from podwatch.recovery import Phase
 from podwatch.recovery.context import Attempt
 from podwatch.trainer.base import Look, TrainerHandle
@@ -168,6 +169,46 @@ async def test_a_set_that_is_removed_while_it_is_chosen_is_not_started_from(
     assert world.plans[-1].step == 5
     assert protected == [frozenset({5})], "also in the moment before the start is recorded"
     assert podwatch.recovery.context.chosen is None
+    await podwatch.leave()
+
+
+def inspections(podwatch: Any, step: int, answers: list[tuple[str, ...] | None]) -> None:
+    """What the next inspections of this step before a start answer; None: nothing."""
+    verify = podwatch.catalogue.verify
+
+    def answer(chosen: int) -> tuple[str, ...]:
+        found = answers.pop(0) if chosen == step and answers else verify(chosen)
+        if found is None:
+            raise InspectionUnanswered("the inspection ended without an answer")
+        return tuple(found)
+
+    podwatch.catalogue.verify = answer
+
+
+@pytest.mark.parametrize("answers", [[None], [None, None], [(CHANGED,)], [(CHANGED,), None]])
+async def test_no_answer_and_a_change_are_no_damage(world: World, answers: list[tuple[str, ...] | None]) -> None:
+    podwatch = await running(world)
+    for step in (10, 15):
+        world.save(step)
+    inspections(podwatch, 15, answers)
+    world.kill()
+    podwatch.see(17, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert world.plans[-1].step == 15
+    assert answers == []
+    await podwatch.leave()
+
+
+async def test_without_any_answer_the_operator_is_asked(world: World) -> None:
+    podwatch = await running(world)
+    for step in (10, 15):
+        world.save(step)
+    inspections(podwatch, 15, [None] * INSPECTIONS)
+    world.kill()
+    podwatch.see(17, finding=death())
+    await podwatch.until(Phase.BLOCKED)
+    assert any("no inspection gave an answer" in f.summary for f in podwatch.recovery.findings())
+    assert len(world.plans) == 1
     await podwatch.leave()
 
 

@@ -109,7 +109,11 @@ _FRESH_NS = 2_000_000_000
 """Seconds. A directory that changed this recently can change again with the same time: file systems round times."""
 _PENDING_LIMIT = 2 * 3600.0
 """Seconds. The orchestrator saves up to two steps before the trainer, and no step takes an hour."""
-_CHANGED = "changed since it was found complete"
+CHANGED = "changed since it was found complete"
+
+
+class InspectionUnanswered(HostError):  # noqa: N818
+    """The files could not be read, or the inspection gave no answer: this is no evidence of damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +265,7 @@ class Catalogue:
         else:
             judgement, now = known.judgement, known.set
             if now.complete and now.save_id != checkpoint_identity.save_id(found, judgement):
-                now = replace(now, completeness=Completeness.WRITING, save_id="", reason=_CHANGED)
+                now = replace(now, completeness=Completeness.WRITING, save_id="", reason=CHANGED)
         others = [s for s in self._sets if s.step != step]
         now = next(s for s in self._held_back.mark((*others, now), self.records.decided) if s.step == step)
         travels = [p for p in found if p.part.uploaded]
@@ -277,11 +281,13 @@ class Catalogue:
 
     def verify(self, step: int) -> tuple[str, ...]:
         """Reasons not to start from this checkpoint, with all its files read again: damage that ``inspect`` finds, and
-        that it is no longer the save that was found complete (the next rescan then judges it again). HostError: there
-        is no such step."""
+        CHANGED: it is no longer the save that was found complete (the next rescan then judges it again). HostError:
+        there is no such step. InspectionUnanswered: it may be whole."""
         found = [s.found for s in self._settling.scan(self._parts_of(step))]
         with self.layout.reading():
             judgement = self._judge(step, found)
+        if judgement.unreadable:
+            raise InspectionUnanswered(judgement.reason, where=f"step {step}")
         problems = described(judgement).problems
         with self._lock:
             known = self._known.get(step)
@@ -290,7 +296,7 @@ class Catalogue:
             if checkpoint_identity.save_id(found, judgement) == known.set.save_id:
                 return problems
             known.settled, self._listed = False, None
-        return (*problems, _CHANGED)
+        return (*problems, CHANGED)
 
     def release(self, found: CheckpointSet) -> None:
         """Hold this checkpoint back no more: the operator named it. In the thread of the rescans."""

@@ -274,8 +274,12 @@ class Operations:
                 continue
             if choice.source == "store":
                 await self.starter.fetch(choice)
-                if await self.chooser.fetched_damaged(choice):
-                    continue
+                try:
+                    if await self.chooser.fetched_damaged(choice):
+                        continue
+                except NothingToResume as error:
+                    self._needs_person(error)
+                    return
                 why = await self.chooser.misfit(choice.step)
                 if why and self.context.run.wanted is None:
                     self._needs_person(NothingToResume(unfit(choice, why)))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from podwatch.checkpoints.known_checkpoints import CHANGED, InspectionUnanswered
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.resume_flags import Resumed, resumed
 from podwatch.checkpoints.scan import scan_part
@@ -190,9 +191,9 @@ def unfit(choice: Choice, why: str) -> Choice:
     return replace(choice, source="none", reason=f"step {choice.step} cannot be resumed from: {why}")
 
 
-def not_inspected(choice: Choice, unknown: CheckpointSet) -> Choice:
+def not_inspected(choice: Choice, step: int, why: str) -> Choice:
     """Return the choice refused: whether the newest checkpoint is whole is not known."""
-    reason = f"step {unknown.step} may be complete, but no inspection gave an answer: {unknown.reason}"
+    reason = f"step {step} may be complete, but no inspection gave an answer: {why}"
     return replace(choice, source="none", reason=reason)
 
 
@@ -266,7 +267,7 @@ class ResumeChooser:
                 ancestry=self.context.run.ancestry,
             )
             if unsure is not None and (choice.step is None or choice.step < unsure.step):
-                raise NothingToResume(not_inspected(choice, unsure))
+                raise NothingToResume(not_inspected(choice, unsure.step, unsure.reason))
             if choice.source == "none":
                 raise _unusable(choice, trouble, wanted, use)
             if unknown := self._unknown(choice, foreign):
@@ -288,11 +289,14 @@ class ResumeChooser:
             if choice.source == "store" or choice.step is None:
                 self.followed = next((r.lineage for r in remote if r.step == choice.step), "")
                 return choice
-            reasons = await tools.blocking(tools.catalogue.verify, choice.step)
+            reasons = await self._damage(choice)
             if not reasons:
                 if wanted is None and (why := await self.misfit(choice.step)):
                     raise NothingToResume(unfit(choice, why))
                 return choice
+            if reasons == (CHANGED,) and tools.clock.monotonic() <= end:  # the next rescan judges what it is now
+                await tools.clock.sleep(SETTLE_LOOK)
+                continue
             unsound[choice.step] = f"damaged: {reasons[0]}"
             tools.say(
                 EventName.CHECKPOINT_DAMAGED,
@@ -308,7 +312,7 @@ class ResumeChooser:
         tools = self.context.tools
         if choice.step is None or self.context.run.wanted is not None:
             return False
-        reasons = await tools.blocking(tools.catalogue.verify, choice.step)
+        reasons = await self._damage(choice)
         if not reasons:
             return False
         self.damaged_in_store.add((choice.step, choice.save_id))
@@ -320,6 +324,21 @@ class ResumeChooser:
             step=choice.step,
         )
         return True
+
+    async def _damage(self, choice: Choice) -> tuple[str, ...]:
+        """Return the reasons not to start from the chosen checkpoint on this pod. NothingToResume if no inspection
+        gives an answer: an older one would lose steps for a child that was killed."""
+        tools = self.context.tools
+        assert choice.step is not None
+        for count in range(1, INSPECTIONS + 1):
+            try:
+                return await tools.blocking(tools.catalogue.verify, choice.step)
+            except InspectionUnanswered as error:
+                unanswered = error
+            waits = f"{count} of {INSPECTIONS} inspections gave no answer: {unanswered.what}"
+            self.context.show(Phase.LOOKING, f"step {choice.step} may be complete; {waits}")
+            await tools.clock.sleep(SETTLE_POLL)
+        raise NothingToResume(not_inspected(choice, choice.step, unanswered.what))
 
     def _unknown(self, choice: Choice, foreign: Sequence[CheckpointSet]) -> str:
         """Return why the operator has to make this choice while the state database cannot be read (without it a run

@@ -136,7 +136,7 @@ def recovered(run: GuardedTraining, blow: Blow, number: int, before: dict[str, A
     step = start["step"] or 0
     saved = [line["step"] for line in run.told("saves", before["at"]) if line["at"] < start["at"]]
     newest = max([before["step"] or 0, *saved])
-    assert step >= newest, f"step {newest} was saved and passed over: {found.line()}"
+    assert step >= newest, f"step {newest} was saved and passed over: {found.line()}\n{run.daemon.tail()}"
     left = [n for n in start["present"] if n > step]
     assert not left, f"checkpoints above the resume step were left in place: {left}: {found.line()}"
     aside = {path: n for path, n in run.quarantined().items() if path not in run.judged}
