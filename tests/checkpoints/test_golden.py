@@ -25,7 +25,7 @@ from tests.drivers.checkpoints import (
 )
 from tests.drivers.checkpoints import catalogue_of as catalogue_over
 from tests.support.checkpoints import ManualClock
-from tests.support.golden import GOLDEN, GOLDENS, INDEX, Golden, files_of
+from tests.support.golden import GOLDEN, GOLDENS, INDEX, Golden, files_of, settle_times
 
 SETTLE, TRACKER, WEAK = 5.0, 15.0, 60.0
 each = pytest.mark.parametrize("golden", GOLDENS, ids=lambda g: g.name)
@@ -102,6 +102,35 @@ def test_complete_only_after_the_settle_time(golden: Golden, tmp_path: Path) -> 
             files_of(layout, step)
         )
         assert contents.files
+
+
+@each
+def test_a_step_whose_directories_were_made_long_before_its_files_is_found(golden: Golden, tmp_path: Path) -> None:
+    """A save that was killed leaves them empty, and the next one fills them: nothing changes in the directory above."""
+    layout, clock = golden.copy(tmp_path / "out"), ManualClock()
+    step = golden.steps[-1]
+    files = {path: path.read_bytes() for path in files_of(layout, step)}
+    roots = {Path(os.path.realpath(root)) for root in layout.watch_roots()}
+    for path in files:
+        if path.parent in roots:
+            path.write_bytes(b"")
+        else:
+            path.unlink()
+    for directory in (tmp_path, *(p for p in tmp_path.rglob("*") if p.is_dir())):
+        os.utime(directory, (1_700_000_000, 1_700_000_000))
+    catalogue = catalogue_of(golden.make(tmp_path / "out"), clock)
+    catalogue.rescan()
+    clock.advance(10_000)
+    catalogue.rescan()
+    catalogue.rescan()
+    for path, content in files.items():
+        path.write_bytes(content)
+    settle_times(golden, tmp_path / "out")
+    catalogue.rescan()
+    clock.advance(100)
+    found = {s.step: s for s in catalogue.rescan()}
+    assert step in found
+    assert found[step].complete, found[step].reason
 
 
 @each

@@ -227,6 +227,7 @@ class Catalogue:
                 roots = tuple((str(p), *stamp(str(p))) for p in (*self.layout.watch_roots(), self.layout.output_dir))
                 found = without_linked(self.layout, self._roots_known, self.layout.steps())
                 steps, linked, behind = found
+                roots += tuple((str(path), *seen) for path, seen in self.layout.unclear().items())
                 alone = {s: path for s, path in linked_out(self.layout, self._roots_known).items() if s not in steps}
                 self._linked, self._out_of_reach = (*linked, *alone.values()), behind | alone.keys()
             except OSError as error:

@@ -57,6 +57,8 @@ class Entry:
 
 
 Entries = Mapping[int, Sequence[Entry]]
+Stamps = dict[Path, tuple[int, int]]
+"""(mtime in ns, inode), from before it was read, of what has the name of a step and is no checkpoint yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Listing:
     table: TrainerTable
     entries: Mapping[str, Entries]
     steps: tuple[int, ...]
+    unclear: "Stamps"
 
     @property
     def existing(self) -> frozenset[str]:
@@ -109,14 +112,14 @@ class TablePlaces:
     # -- where things are ---------------------------------------------------------------------------------------------
 
     def _look(self) -> Listing:
-        table = self.table
-        entries = {part: self._entries(table, part) for part in (*table.parts, *table.optional)}
+        table, unclear = self.table, Stamps()
+        entries = {part: self._entries(table, part, unclear) for part in (*table.parts, *table.optional)}
         if table.either:
             used = next((part for part in table.parts if entries[part]), "")
             entries = {part: found if part == used else {} for part, found in entries.items()}
         self._steps_inside = {p: v for p, v in self._steps_inside.items() if status_of(p) is not None}
         makers = (*(table.identity or table.parts), *table.exports)
-        return Listing(table, entries, tuple(sorted({step for part in makers for step in entries[part]})))
+        return Listing(table, entries, tuple(sorted({step for part in makers for step in entries[part]})), unclear)
 
     def _parts(self, listing: Listing, step: int) -> tuple[PartDir, ...]:
         table = listing.table
@@ -232,7 +235,7 @@ class TablePlaces:
             else:
                 yield template
 
-    def _entries(self, table: TrainerTable, part: str) -> Entries:
+    def _entries(self, table: TrainerTable, part: str, unclear: Stamps) -> Entries:
         found: dict[int, list[Entry]] = {}
         seen: set[Path] = set()
         with self.inspector:
@@ -243,20 +246,21 @@ class TablePlaces:
                     entry = Entry(template, name)
                     if entry.top in seen or any(fnmatchcase(name, glob) for glob in table.not_names):
                         continue
-                    step = self._step_of(table, entry)
-                    if step is not None and self._belongs(table, entry):
+                    step = self._step_of(table, entry, unclear)
+                    if step is not None and self._belongs(table, entry, unclear):
                         seen.add(entry.top)
                         found.setdefault(step, []).append(entry)
         return {
             step: sorted(few, key=lambda e: _rank(table, e)) if len(few) > 1 else few for step, few in found.items()
         }
 
-    def _step_of(self, table: TrainerTable, entry: Entry) -> int | None:
+    def _step_of(self, table: TrainerTable, entry: Entry, unclear: Stamps) -> int | None:
         if table.hook != "lightning":
             return number_in(entry.template.name, entry.name)
         if pattern_of(entry.template.name).fullmatch(entry.name) is None:
             return None
-        file = entry.top
+        file, before = entry.top, Stamps()
+        _stamp(before, file)
         if file.is_dir():
             candidates = (file / "meta.pt", *sorted((file / "checkpoint").glob("*_model_states.pt"))[:1])
             file = next((c for c in candidates if c.is_file()), file)
@@ -269,9 +273,12 @@ class TablePlaces:
             if values is None:  # nobody knows yet: asked again
                 return special.lightning_step(entry.name, {})
             self._steps_inside[entry.top] = stamp, special.lightning_step(entry.name, values)
-        return self._steps_inside[entry.top][1]
+        step = self._steps_inside[entry.top][1]
+        if step is None:
+            unclear.update(before)
+        return step
 
-    def _belongs(self, table: TrainerTable, entry: Entry) -> bool:
+    def _belongs(self, table: TrainerTable, entry: Entry, unclear: Stamps) -> bool:
         """Whether it contains such a checkpoint, where names are not enough: one directory deep at most. A yes holds as
         long as the directory exists."""
         if not table.belongs:
@@ -280,12 +287,18 @@ class TablePlaces:
         key = (entry.top, status.st_ino if status else 0)
         if key in self._belonging:
             return True
+        before = Stamps()
+        _stamp(before, entry.top)
         names = listed(entry.top, files_too=True)
-        folders = [entry.top / name for name in names] if table.hook != "orbax" else []
-        deeper = [n for folder in folders if folder.is_dir() for n in listed(folder, files_too=True)]
+        folders = [entry.top / name for name in names if table.hook != "orbax" and (entry.top / name).is_dir()]
+        for folder in folders:
+            _stamp(before, folder)
+        deeper = [n for folder in folders for n in listed(folder, files_too=True)]
         found = any(fnmatchcase(n, glob) for n in (*names, *deeper) for glob in table.belongs)
         if found:
             self._belonging.add(key)
+        else:
+            unclear.update(before)
         return found
 
     def _beside(self, listing: Listing, step: int) -> tuple[Path, ...]:
@@ -335,7 +348,7 @@ class TablePlaces:
             for rule in table.trackers
             if not rule.part or self._tracker_path(table, rule).parent.is_dir()
         ]
-        own = self._entries(table, main_part(table)).get(step, ()) if table.pin_links else ()
+        own = self._entries(table, main_part(table), {}).get(step, ()) if table.pin_links else ()
         found += [Tracker(p, target=own[0].name) for p in self._links(table) if own and p.parent == own[0].top.parent]
         return tuple(found)
 
@@ -416,6 +429,11 @@ def status_of(path: Path) -> os.stat_result | None:
         return path.lstat()
     except OSError:
         return None
+
+
+def _stamp(stamps: Stamps, path: Path) -> None:
+    status = status_of(path)
+    stamps[path] = (status.st_mtime_ns, status.st_ino) if status is not None else (0, 0)
 
 
 def listed(root: Path, *, files_too: bool) -> list[str]:
