@@ -118,6 +118,9 @@ def test_a_step_whose_directories_were_made_long_before_its_files_is_found(golde
             path.unlink()
     for directory in (tmp_path, *(p for p in tmp_path.rglob("*") if p.is_dir())):
         os.utime(directory, (1_700_000_000, 1_700_000_000))
+    settle_times(golden, tmp_path / "out")
+    for path in filter(Path.exists, files):
+        os.utime(path, (1_600_000_000, 1_600_000_000))
     catalogue = catalogue_of(golden.make(tmp_path / "out"), clock)
     catalogue.rescan()
     clock.advance(10_000)
