@@ -288,8 +288,12 @@ def test_an_inspection_without_an_answer_is_no_damage(out: Path, monkeypatch: py
     write_prime_rl_step(out, 5)
     bench = prime(out)
     assert bench.settle()[5].complete
+
+    def no_answer(*_: object) -> bytes:
+        raise TimeoutError
+
     with monkeypatch.context() as patch:
-        patch.setattr(INSPECTOR, "_deadline", 0.0)
+        patch.setattr(INSPECTOR, "_exchange", no_answer)
         with pytest.raises(InspectionUnanswered, match="took longer"):
             bench.catalogue.verify(5)
     assert bench.catalogue.verify(5) == ()

@@ -185,6 +185,25 @@ def inspections(podwatch: Any, step: int, answers: list[tuple[str, ...] | None])
     podwatch.catalogue.verify = answer
 
 
+async def test_a_save_that_appears_after_the_choice_is_chosen_not_moved_to_quarantine(world: World) -> None:
+    podwatch = await running(world)
+    world.save(10)
+    verify = podwatch.catalogue.verify
+
+    def save_then_verify(step: int) -> tuple[str, ...]:
+        if step == 10:
+            world.save(15)
+        return verify(step)
+
+    podwatch.catalogue.verify = save_then_verify  # type: ignore[method-assign]
+    world.kill()
+    podwatch.see(17, finding=death())
+    await podwatch.until(Phase.CONFIRMING)
+    assert world.plans[-1].step == 15
+    assert not any(event.name == "quarantined" for event in world.events)
+    await podwatch.leave()
+
+
 @pytest.mark.parametrize("answers", [[None], [None, None], [(CHANGED,)], [(CHANGED,), None]])
 async def test_no_answer_and_a_change_are_no_damage(world: World, answers: list[tuple[str, ...] | None]) -> None:
     podwatch = await running(world)

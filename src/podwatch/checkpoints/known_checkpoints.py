@@ -211,14 +211,15 @@ class Catalogue:
         """Directories to watch for events now: the layout's roots and the steps that are not settled."""
         return (*self.layout.watch_roots(), *self._open)
 
-    def rescan(self, *, writers_ended: bool = False) -> tuple[CheckpointSet, ...]:
-        """Read everything that can have changed. Never raises for changes on disk meanwhile.
+    def rescan(self, *, writers_ended: bool = False, anew: bool = False) -> tuple[CheckpointSet, ...]:
+        """Read everything that can have changed. Never raises for changes on disk meanwhile. ``anew``: list the
+        directories whatever their times show, before a decision that moves what it does not know.
 
         ``writers_ended``: every process that could write here was seen to end. On a local filesystem a checkpoint is
         then complete after two equal scans, without a settle time.
         """
         with self._lock:
-            if self._nothing_new():
+            if not anew and self._nothing_new():
                 return self.sets
             if problem := replaced(self._tree):
                 return self._believe_nothing(problem)

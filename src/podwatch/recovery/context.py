@@ -322,7 +322,8 @@ class RecoveryContext:
         return self.tools.run.own.owns(found)
 
     async def rescan(self) -> tuple[CheckpointSet, ...]:
-        return await self.tools.blocking(partial(self.tools.catalogue.rescan, writers_ended=self.writers_ended))
+        look = partial(self.tools.catalogue.rescan, writers_ended=self.writers_ended, anew=True)
+        return await self.tools.blocking(look)
 
     def expected_step(self) -> int | None:
         """Return the step that the next start will resume from, by this pod's checkpoints; None: a fresh start."""

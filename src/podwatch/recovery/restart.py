@@ -287,8 +287,8 @@ class Operations:
             # The download may have taken an hour: look again before touching the trainer's files.
             if await self.checks.someone_there(await self.context.tools.launcher.look()):
                 return
-            if not self.context.tools.follows and not await self.chooser.still_there(choice):
-                continue  # pruned just before it was protected: choose again
+            if not self.context.tools.follows and not await self.chooser.still_holds(choice):
+                continue  # pruned just before it was protected, or a newer one has appeared: choose again
             if self.context.held() or self.checks.not_here():
                 continue  # paused, or the run belongs to another pod now: wait, then choose again
             lost_seconds = self.context.lost_seconds(choice.step)

@@ -266,6 +266,7 @@ class ResumeChooser:
                 below=below,
                 ancestry=self.context.run.ancestry,
             )
+            choice = replace(choice, rejected=(*unsound.items(), *choice.rejected))
             if unsure is not None and (choice.step is None or choice.step < unsure.step):
                 raise NothingToResume(not_inspected(choice, unsure.step, unsure.reason))
             if choice.source == "none":
@@ -361,12 +362,20 @@ class ResumeChooser:
         saved = None if asked is None else await tools.blocking(saved_by, layout, step)
         return other_world(saved, asked, counts_all=layout.counts_all)
 
-    async def still_there(self, choice: Choice) -> bool:
-        """Return whether the chosen checkpoint still exists and is complete, now that it is protected. A fetched one
-        was just verified; the catalogue calls it complete only once it has settled."""
-        if choice.step is None or choice.source == "store":
+    async def still_holds(self, choice: Choice) -> bool:
+        """Return whether the chosen checkpoint still exists and is complete, now that it is protected, and whether
+        every newer one was judged when it was chosen: the start moves those to quarantine. A fetched one was just
+        verified; the catalogue calls it complete only once it has settled."""
+        run = self.context.run
+        if choice.source == "store" or run.fresh:
             return True
-        return any(s.step == choice.step and s.complete for s in await self.context.rescan())
+        sets = await self.context.rescan()
+        judged = {step for step, _ in choice.rejected}
+        above = -1 if choice.step is None else choice.step
+        newer = (s for s in sets if s.step > above and s.step not in judged and self.context.owns(s))
+        if run.wanted is None and any(s.complete or s.settles_in is not None for s in newer):
+            return False
+        return choice.step is None or any(s.step == choice.step and s.complete for s in sets)
 
     async def _remote(self, wanted: int | None) -> tuple[tuple[StoredSave, ...], str]:
         """The newest checkpoint in the store, or the one that the operator named."""

@@ -215,6 +215,7 @@ class Starter:
             fresh_or_from,
             start_id=prepared.plan.start_id,
             step=step,
+            passed_over="; ".join(f"step {n}: {why}" for n, why in choice.rejected if step is None or n > step),
             waited_seconds=round(self.waited, 3),
         )
         if self._gang is not None and not tools.follows:
