@@ -1,16 +1,21 @@
 """The seven operations, run against each kind of store."""
 
 import hashlib
+import multiprocessing
 import os
+import signal
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.store.objects.base import Objects, Slice
-from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, StoreOutage
+from podwatch.store.objects.directory import DirectoryObjects
+from podwatch.store.objects.errors import LeaseUnsettled, ObjectMissing, ObjectTooLarge, StoreOutage
+from podwatch.store.objects.transport import boottime
 
 MIB = 1 << 20
 
@@ -117,6 +122,50 @@ def test_delete_means_every_version_and_nothing_else(store: Objects, at: str) ->
     with pytest.raises(ObjectMissing):
         store.read(f"{at}/x")
     store.delete([f"{at}/xy", f"{at}/w"])
+    assert list(store.list(f"{at}/")) == []
+
+
+def stops_itself(store_of: Callable[[], Objects], key: str, path: Path) -> None:
+    """In a child: freeze after the body's first block was read, and go on after the permission has ended."""
+    with path.open("rb") as file:
+        piece = Slice(file.fileno(), 0, 4 << 18, lambda _: os.kill(os.getpid(), signal.SIGSTOP))
+        try:
+            store_of().put(key, piece, until=boottime() + 1.0)
+        except LeaseUnsettled:
+            os._exit(42)
+    os._exit(1)
+
+
+@pytest.mark.parametrize("kind", ["file", "b2", "s3"])
+def test_a_call_that_was_frozen_sends_nothing_any_more(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, at: str, file: Path
+) -> None:
+    def make() -> Objects:
+        return DirectoryObjects(tmp_path / "store") if kind == "file" else request.getfixturevalue(kind)()
+
+    store = make()
+    store.put(f"{at}/before", b"1")
+    child = multiprocessing.get_context("fork").Process(target=stops_itself, args=(make, f"{at}/frozen", file))
+    child.start()
+    assert child.pid is not None
+    os.waitpid(child.pid, os.WUNTRACED)
+    time.sleep(1.2)
+    while child.exitcode is None:  # each block stops it again
+        os.kill(child.pid, signal.SIGCONT)
+        child.join(0.05)
+    assert child.exitcode == 42
+    assert [item.key for item in store.list(f"{at}/")] == [f"{at}/before"]
+
+
+def test_nothing_is_stored_or_deleted_after_the_given_time(store: Objects, at: str) -> None:
+    store.put(f"{at}/a", b"1", until=boottime() + 60)
+    with pytest.raises(LeaseUnsettled):
+        store.put(f"{at}/b", b"1", until=boottime() - 0.01)
+    with pytest.raises(LeaseUnsettled):
+        store.delete([f"{at}/a"], until=boottime() - 0.01)
+    assert [item.key for item in store.list(f"{at}/")] == [f"{at}/a"]
+    store.put(f"{at}/b", b"1")
+    store.delete([f"{at}/a", f"{at}/b"], until=boottime() + 60)
     assert list(store.list(f"{at}/")) == []
 
 

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from b2sdk.v3 import B2HttpApiConfig, B2Session, InMemoryAccountInfo
 from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.store.objects.base import HttpObjects, ObjectInfo, Retry, Source, persist
+from podwatch.store.objects.base import HttpObjects, ObjectInfo, Retry, Source
 from podwatch.store.objects.errors import (
     ObjectMissing,
     StoreOutage,
@@ -217,7 +218,7 @@ class B2Objects(HttpObjects):
                 found = [_entry(item) for item in page["files"] if versions or item["action"] == "upload"]
                 return found, page["nextFileName"], page.get("nextFileId")
 
-            found, following, number = persist(lambda ask=ask: self._call(ask), self._retry)  # type: ignore[misc]
+            found, following, number = self._persist(partial(self._call, ask))
             yield from found
             if not following:
                 return
@@ -232,7 +233,7 @@ class B2Objects(HttpObjects):
             return
 
     def _check_key(self, prefix: str) -> None:
-        persist(lambda: self._call(lambda: None), self._retry)
+        self._persist(lambda: self._call(lambda: None))
         allowed = self._session.account_info.get_allowed()
         has = set(allowed["capabilities"])
         missing = [f"{name} ({purpose})" for name, purpose in NEEDED.items() if name not in has]

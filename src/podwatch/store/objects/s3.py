@@ -17,7 +17,7 @@ from botocore.config import Config
 from botocore.parsers import ResponseParserError, create_parser
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.store.objects.base import HttpObjects, ObjectInfo, Retry, Source, persist
+from podwatch.store.objects.base import HttpObjects, ObjectInfo, Retry, Source
 from podwatch.store.objects.errors import (
     ObjectMissing,
     StoreOutage,
@@ -261,7 +261,7 @@ class S3Objects(HttpObjects):
                 reply = self._send(operation, "C", {"Prefix": prefix, "EncodingType": "url", **more})
                 return self._page(operation, reply, prefix)
 
-            found, following = persist(ask, self._retry)
+            found, following = self._persist(ask)
             yield from found
             if not following:
                 return
