@@ -12,10 +12,15 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import IntegrityError, RemoteError
+from podwatch.store.documents import SentSave
+from podwatch.store.inventory import take_inventory
+from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects, Slice
 from podwatch.store.objects.directory import DirectoryObjects
 from podwatch.store.objects.errors import LeaseUnsettled, ObjectMissing, ObjectTooLarge, StoreOutage
 from podwatch.store.objects.transport import boottime
+from podwatch.store.publish import PiecesMissing, Publisher
+from tests.support.memory_objects import AUTHOR, AlwaysHolds, intent_of
 
 MIB = 1 << 20
 
@@ -155,6 +160,28 @@ def test_a_call_that_was_frozen_sends_nothing_any_more(
         child.join(0.05)
     assert child.exitcode == 42
     assert [item.key for item in store.list(f"{at}/")] == [f"{at}/before"]
+
+
+def test_a_save_is_published_and_replaced_bytes_are_noticed_where_listings_show(store: Objects, at: str) -> None:
+    """The rules, on the real store."""
+    keys, holds, intent = RunKeys("run", at), AlwaysHolds(until=boottime() + 60), intent_of(1, "s1")
+    one = Publisher(store, keys, holds, holds)
+    one.begin(intent)
+    data, hashes = b"weights " * 40, {}
+    for piece in intent.objects():
+        body = data[piece.offset : piece.offset + piece.size]
+        store.put(keys.save(1, "s1") + piece.name, body)
+        hashes[piece.name] = f"{store.hashes[0]}:{hashlib.new(store.hashes[0], body).hexdigest()}"
+    one.publish(SentSave(intent, hashes), AUTHOR)
+    assert [save.problem for save in take_inventory(store, keys).saves] == [""]
+    shown = {item.key.rpartition("/")[2]: item.hash for item in store.list(keys.save(1, "s1") + "w/")}
+    known = {name.rpartition("/")[2]: digest for name, digest in hashes.items()}
+    assert shown == (known if store.url.startswith("b2:") else dict.fromkeys(known, ""))
+    store.put(keys.save(1, "s1") + "w/model.piece-00000", b"x" * 100)
+    assert (take_inventory(store, keys).saves[0].problem != "") is store.url.startswith("b2:")
+    if store.url.startswith("b2:"):
+        with pytest.raises(PiecesMissing):
+            one.publish(SentSave(intent, hashes), AUTHOR)
 
 
 def test_nothing_is_stored_or_deleted_after_the_given_time(store: Objects, at: str) -> None:

@@ -449,6 +449,8 @@ def test_a_piece_counts_if_its_line_and_the_listing_agree(tmp_path: Path) -> Non
     assert not counts(line, {"b": listing["b"]})
     assert not counts(line, {"a": ObjectInfo("a", 5, 0.0)})
     assert not counts(replace(line, size=5), listing)
+    assert not counts(line, {"a": ObjectInfo("a", 6, 0.0, "", "sha1:" + "9" * 40)}), "somebody's bytes"
+    assert counts(replace(line, hash="sha256:1"), {"a": ObjectInfo("a", 6, 0.0, "", "sha1:1")}), "not comparable"
     for changed in ((9, 7, 10, 5), (8, 9, 10, 5), (8, 7, 11, 5), (8, 7, 10, 6)):
         assert not counts(replace(line, identity=changed), listing)
     path = tmp_path / "sent"

@@ -8,8 +8,8 @@ import pytest
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.store.evidence import Evidence, EvidenceKeeper
-from podwatch.store.inventory import DocumentCache, take_inventory
 from podwatch.store.interfaces import Permit, RunObjects
+from podwatch.store.inventory import DocumentCache, take_inventory
 from podwatch.store.publish import LeaseLost, LeaseUnsettled, PiecesMissing
 from podwatch.store.remove import Remover
 from podwatch.store.retention import RetentionRules, plan

@@ -5,6 +5,7 @@ It has no conditional writes, and compares the SHA-1 of every upload.
 """
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ NEEDED = {"writeFiles": "upload", "readFiles": "restore", "listFiles": "list"}
 _KEY_FIX = "check B2_APPLICATION_KEY_ID and B2_APPLICATION_KEY (deleted, expired, or mistyped)"
 _PERMISSION_FIX = "create a key for this bucket and prefix with listFiles, readFiles, writeFiles (and deleteFiles)"
 _FREE = {"b2_upload_file", "b2_get_upload_url", "b2_delete_file_version", "b2_hide_file"}
+_SHA1 = re.compile(r"[0-9a-f]{40}")
 _EXPIRED = ("expired_auth_token", "bad_auth_token")
 
 
@@ -250,4 +252,6 @@ class B2Objects(HttpObjects):
 
 def _entry(item: Mapping[str, Any]) -> ObjectInfo:
     wall = int(item.get("uploadTimestamp") or 0) / 1000
-    return ObjectInfo(str(item["fileName"]), int(item.get("contentLength") or 0), wall, str(item["fileId"]))
+    sha1 = str(item.get("contentSha1") or "")  # "none" of a large file, "unverified:..." of what B2 did not compare
+    shown = f"sha1:{sha1}" if _SHA1.fullmatch(sha1) else ""
+    return ObjectInfo(str(item["fileName"]), int(item.get("contentLength") or 0), wall, str(item["fileId"]), shown)

@@ -43,12 +43,14 @@ Take = Callable[[memoryview], object]
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """An entry of a listing. ``wall``: when it was uploaded, by the store's clock, in epoch seconds; ``version``: the
-    store's name for exactly these bytes, empty where it has none."""
+    store's name for exactly these bytes, empty where it has none; ``hash``: ``sha1:<hex>`` where listings have what the
+    store itself compared (B2), else empty (S3's ETag is no hash of ours, and of a directory nothing is known)."""
 
     key: str
     size: int
     wall: float
     version: str = ""
+    hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from podwatch.domain.safe_names import check_relative_path
+from podwatch.store.keys import contradicts
 
 if TYPE_CHECKING:  # each brings its library: the child loads the one that it needs
     from podwatch.store.objects.b2 import B2Access
@@ -143,11 +144,11 @@ def stored_pieces(
     listing: "Mapping[str, ObjectInfo]",
 ) -> dict[str, SentPiece]:
     """The pieces that count as stored, by key: a line says that they were sent, from this very file, and the listing
-    shows them with that size. All others are sent (again)."""
+    shows them with that size and no other hash. All others are sent (again)."""
     found = {}
     for piece in pieces:
         line, entry = sent.get(piece.key), listing.get(piece.key)
-        if line is None or entry is None:
+        if line is None or entry is None or contradicts(entry.hash, line.hash):
             continue
         if (line.size, entry.size, line.identity) == (piece.size, piece.size, files[piece.file].identity):
             found[piece.key] = line
