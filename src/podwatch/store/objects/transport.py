@@ -4,6 +4,7 @@ B2's SDK and presigned S3 requests are sent by it. A credential goes to the addr
 """
 
 import math
+import os
 import threading
 import time
 from collections import Counter
@@ -21,8 +22,9 @@ from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
-from podwatch.domain.errors import PodwatchError
-from podwatch.store.objects.errors import NETWORK, ObjectTooLarge, StoreOutage, too_late
+from podwatch.config.aws_files import check_certificates
+from podwatch.domain.errors import PermissionDenied, PodwatchError
+from podwatch.store.objects.errors import NETWORK, ObjectTooLarge, StoreOutage, StoreRefused, too_late
 
 BLOCK = 1 << 18
 """Bytes sent or received at once. The library's 16 KiB halve the speed; a slow line must take one within a timeout."""
@@ -34,6 +36,9 @@ SLOWEST = 32 << 10
 
 _SOCKETS = [*HTTPConnection.default_socket_options, (IPPROTO_TCP, TCP_USER_TIMEOUT, 60_000)]
 """What lies in the kernel is given up after a minute without an answer, also while the process is frozen."""
+
+
+_CA_NAMES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class Transport:
         self.calls: Counter[str] = Counter()
         self.skew: float | None = None
         self.bounds = Bounds()
+        self._checked = False
         self._session = requests.Session()
         self._session.auth = lambda request: request  # else ~/.netrc replaces the key
         self._session.headers["Accept-Encoding"] = "identity"
@@ -89,6 +95,7 @@ class Transport:
         """The answer, whose body is still to be read. Raises StoreOutage without one; never shows the URL, which can
         be signed. What reading a Slice raised passes unchanged."""
         host = urlsplit(url).hostname or ""
+        self._check_certificates()
         timeout = self.bounds.left(self.patience.connect), self.bounds.left(self.patience.idle)
         try:
             response = self._session.request(
@@ -103,6 +110,20 @@ class Transport:
         with suppress(KeyError, TypeError, ValueError):
             self.skew = time.time() - parsedate_to_datetime(response.headers["Date"]).timestamp()
         return Reply(response, host, self.patience, self.bounds)
+
+    def trust(self, ca: str) -> None:
+        """Servers with certificates of this file; empty: leave it as it is. One that was given before stays."""
+        self._ca = self._ca or ca
+
+    def _check_certificates(self) -> None:
+        """Of the files that a request uses: the library takes those of the environment where none is given."""
+        if not self._checked:
+            try:
+                for path in (self._ca, *(os.environ.get(name, "") for name in _CA_NAMES)):
+                    check_certificates(path)
+            except PermissionDenied as error:
+                raise StoreRefused("key", error.what, where=error.where, fix=error.fix) from None
+            self._checked = True
 
     def close(self) -> None:
         self._session.close()
