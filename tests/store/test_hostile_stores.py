@@ -1,6 +1,7 @@
 """Servers that lie, drip, never end, redirect, or are no store: a clear error in bounded time, and no key elsewhere."""
 
 import json
+import os
 import socket
 import threading
 import time
@@ -415,6 +416,30 @@ def test_a_directory_that_vanishes_is_no_empty_store(tmp_path: Path) -> None:
         with pytest.raises(StoreOutage, match="mounted"):
             act()
     assert list(root.iterdir()) == []
+
+
+def test_folders_that_a_put_makes_survive_a_crash_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is durable once the folder that has it was synced, after it was made."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()).removeprefix(str(tmp_path)).lstrip("/"))
+        fsync(descriptor)
+
+    store = DirectoryObjects(tmp_path)
+    monkeypatch.setattr(os, "fsync", noting)
+    store.put("a/b/c/x", b"1")
+    assert {"", "a", "a/b", "a/b/c"} <= set(synced)
+    synced.clear()
+    store.put("a/b/c/y", b"1")
+    assert "a/b" not in synced, "once is enough"
+    store.delete(["a/b/c/x", "a/b/c/y"])
+    synced.clear()
+    store.put("a/b/c/x", b"1")
+    assert {"", "a", "a/b", "a/b/c"} <= set(synced), "made again"
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:

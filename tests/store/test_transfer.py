@@ -1,6 +1,7 @@
 """The child that moves pieces, real: there and back on every kind of store, killed, with sources and names that lie."""
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
@@ -253,6 +254,20 @@ def test_no_piece_of_a_changed_file_is_noted(rig: Rig) -> None:
     with made as job, pytest.raises(SourceChanged):
         Sending(job, Changing(rig.home / "store"), Report(dict)).run()
     assert read_sent(rig.sent) == {}
+
+
+@only
+def test_one_upload_runs_at_a_time(rig: Rig) -> None:
+    """The child of a podwatch that was killed may still be ending."""
+    lock = os.open(rig.home, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    sending = threading.Thread(target=rig.send)
+    sending.start()
+    time.sleep(1.5)
+    assert (sending.is_alive(), rig.done()) == (True, 0)
+    os.close(lock)
+    sending.join()
+    assert len(rig.stored()) == len(rig.pieces())
 
 
 @only

@@ -34,6 +34,7 @@ class MemoryObjects:
     after: Callable[[str], None] = lambda _key: None
     """Called after an object is stored; may raise."""
     reads: int = 0
+    calls: dict[str, int] = field(default_factory=dict)
     boottime: Callable[[], float] = lambda: 0.0
 
     def put(self, key: str, source: bytes, *, until: float = math.inf) -> None:

@@ -51,6 +51,8 @@ class DirectoryObjects:
         self.calls: Counter[str] = Counter()
         self._inode: int | None = None
         self._swept = False
+        self._durable: set[str] = {""}
+        """Folders whose names survive a crash of the machine."""
 
     def put(
         self, key: str, source: Source, hashes: Mapping[str, str] | None = None, *, until: float = math.inf
@@ -215,6 +217,7 @@ class DirectoryObjects:
         for attempt in range(3):  # a deletion may remove an empty folder before the rename
             directory = self._folder(target, create=True)
             try:
+                self._sync_above(target)
                 self._check_time(until)
                 os.rename(name, last, src_dir_fd=folder, dst_dir_fd=directory)
                 os.fsync(directory)
@@ -224,6 +227,17 @@ class DirectoryObjects:
                     raise
             finally:
                 os.close(directory)
+
+    def _sync_above(self, folder: str) -> None:
+        """A folder that was just made has its name in the one above."""
+        while folder not in self._durable:
+            self._durable.add(folder)
+            folder = folder.rpartition("/")[0]
+            above = self._folder(folder)
+            try:
+                os.fsync(above)
+            finally:
+                os.close(above)
 
     def _check_time(self, until: float) -> None:
         if boottime() > until:
@@ -242,6 +256,7 @@ class DirectoryObjects:
                 return
             finally:
                 os.close(directory)
+            self._durable.discard(folder)
             folder = above
 
     def _open(self, key: str) -> int:

@@ -54,7 +54,8 @@ class TransferJob:
     """``roots``: a directory descriptor for each part, which the child inherits; it touches nothing outside.
     ``rate``: bytes per second, 0 for no limit. ``user``: whose rights open the files, -1 for our own. ``owners``: users
     whose files may have several names; None: judged already. ``links``: (part, path, target), made by a fetch.
-    ``sent``: the file that gets a line for each stored piece."""
+    ``sent``: the file that gets a line for each stored piece. ``alone``: a directory, empty for that of ``sent``: of
+    the uploads that name it one runs at a time."""
 
     direction: Literal["send", "fetch"]
     store: str
@@ -63,6 +64,7 @@ class TransferJob:
     roots: Mapping[str, int]
     links: tuple[tuple[str, str, str], ...] = ()
     sent: str = ""
+    alone: str = ""
     checksum: str = "sha256"
     connections: int = 8
     rate: float = 0.0
